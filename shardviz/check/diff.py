@@ -125,7 +125,7 @@ def _is_trace_alone(dump: Dump) -> bool:
 
 
 def _is_of_values(one: NotChecked) -> bool:
-    """Whether a tensor's values could not be compared: those that two jobs' steps begin with are, in another way."""
+    """Whether a tensor's values could not be compared; where two jobs' steps are, their traces compare the values."""
     return bool(one.tensor) and one.about == "values"
 
 

@@ -10,6 +10,7 @@ from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped
 from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.formats.pickled import UnknownTypeError
+from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer
 from shardviz.checkpoint.spans import check_spans
 from shardviz.errors import DumpError
@@ -55,7 +56,7 @@ def _unread(checkpoint: Checkpoint) -> Iterator[NotChecked]:
     """Yield the files beside the weights that are not looked at."""
     if checkpoint.unread:
         some = listed(map(printable, checkpoint.unread), MAX_NAMES)
-        yield NotChecked("", f"what is in {some} beside the weights: give a file of torch.save by itself", "run")
+        yield NotChecked("", f"files beside the weights ({some}): {BY_ITSELF}", "run")
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:

@@ -614,11 +614,8 @@ def futures_answered() -> Iterator[None]:
         work = before(tensor, *args, **kwargs)
         return None if work is None else _Answered(work, tensor)
 
-    distributed.all_reduce = all_reduce
-    try:
+    with replaced(distributed, "all_reduce", all_reduce):
         yield
-    finally:
-        distributed.all_reduce = before
 
 
 def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:

@@ -408,7 +408,7 @@ def test_a_step_that_differs_from_those_before_and_after_it_is_the_odd_one(tmp_p
         assert why.endswith("have the same, before and after it")
 
 
-@pytest.mark.parametrize(("third", "says"), [(3, "again after step-100."), (2, "to see that by.")])
+@pytest.mark.parametrize(("third", "says"), [(3, "again after step-100."), (2, "only a third step would show that.")])
 def test_what_was_left_over_is_sure_where_a_third_step_shows_that_it_is_trained(tmp_path, third, says):
     steps = {"s100": 1, "s200": 2} | ({"s300": 3} if third == 3 else {})
     now = series(tmp_path, **steps)[1]

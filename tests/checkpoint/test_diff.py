@@ -105,6 +105,13 @@ def test_what_a_conversion_did_is_named(tmp_path, change, dtype):
     assert words in found["w"][1]
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.int16], ids=str)
+def test_a_permutation_of_narrow_numbers_is_named(tmp_path, dtype):
+    one = (weight(24, 16) * 100).abs().to(dtype)
+    turned = one.view(torch.uint8).flip(0).view(dtype) if one.itemsize == 1 else one.flip(0)
+    assert compared(*files(tmp_path, {"w": one}, {"w": turned}))["w"][0] == "permuted"
+
+
 def test_a_permutation_under_a_cast_is_named(tmp_path):
     one = weight(24, 16)
     found = compared(*files(tmp_path, {"w": one}, {"w": one.flip(0).bfloat16()}))
@@ -356,13 +363,13 @@ def test_objects_are_not_missed_where_the_other_side_has_none_of_their_kind(tmp_
         assert compared(tmp_path / other, tmp_path / "model") == {}
 
 
-def test_files_beside_the_weights_are_said_to_be_left_out(tmp_path, capsys):
+def test_files_beside_the_weights_are_reported_as_left_out(tmp_path, capsys):
     save_file({"w": weight(4, 4)}, tmp_path / "model.safetensors")
     torch.save({"state": {}}, tmp_path / "optimizer.bin")
     assert main(["check", str(tmp_path)]) == 0
-    assert "not checked: what is in optimizer.bin beside the weights" in capsys.readouterr().out
+    assert "not checked: files beside the weights (optimizer.bin)" in capsys.readouterr().out
     assert main(["diff", str(tmp_path), str(tmp_path / "model.safetensors")]) == 0
-    assert "not compared: optimizer.bin beside the weights" in capsys.readouterr().out
+    assert "not compared: files beside the weights (optimizer.bin)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,14 @@ CASES = {
     "two optimizers": (BOTH, ["optimizer 4 KiB 16 KiB"]),
     "no optimizer": (
         "def optimizer(model, mesh): return object.__new__(type('Own', (), {'step': None}))",
-        ["the optimizer's state is that of Adam: optimizer() or its step raised", "optimizer 16 KiB 64 KiB"],
+        [
+            "state is that of Adam: optimizer() returned Own, which has no state",
+            "optimizer 16 KiB 64 KiB",
+        ],
+    ),
+    "an optimizer that raises": (
+        "def optimizer(model, mesh): raise ValueError('no weights')",
+        ["the optimizer's state is that of Adam: optimizer() or its step raised", "no weights"],
     ),
     "compiled": (
         "def parallelize(model, mesh): model[0].compile(); fully_shard(model, mesh=mesh)",

@@ -1,7 +1,7 @@
-"""What it says that a tensor of one checkpoint is as another step has it: left over from that step, or something else.
+"""A tensor of one checkpoint that another step has, too: left over from that step, or frozen in between.
 
-Weights may be frozen for some steps, so that neighbours have the same. That one was left over is said where the two
-checkpoints are of one step by what else they share, or where all that differs is of the other step.
+Frozen weights are the same in neighbouring steps. A tensor counts as left over where the other tensors show that both
+checkpoints are of one step, or where all tensors that differ come from the same other step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARED = ("equal", "cast", "permuted", "padded")
 SIDES = ("first", "second")
 MAX_STEPS = 3
 FIX = "write it again, from the weights of this step"
-UNSURE = " Or training does not change it, and the {own} is wrong: there is no third step to see that by."
+UNSURE = " Or training does not change it, and the {own} is wrong: only a third step would show that."
 TELL = "name a third step with --also; then write it again, from the weights of this step"
 
 
@@ -67,7 +67,7 @@ class _Steps:
 
 
 def with_left_over(found: Found, before: Checkpoint, after: Checkpoint, also: Sequence[Checkpoint]) -> Found:
-    """Find tensors that are those of another step.
+    """Say which tensors are left over from another step.
 
     Args:
         found: What became of each tensor.
@@ -97,7 +97,7 @@ def _whole(seen: Sequence[tuple[int, tuple[Checkpoint, ...]] | None]) -> set[tup
 def _judged(
     outcome: Outcome, steps: _Steps, pair: Pair, held: int, there: tuple[Checkpoint, ...], whole: set[tuple[int, int]]
 ) -> Outcome:
-    """Say what it means that a side has what some other steps have."""
+    """Judge a tensor that one side has as some other steps have it."""
     own, step = 1 - held, there[0]
     number, last = steps.number(steps.sides[own], own), steps.number(steps.sides[held], own)
     numbers = [one for one in (steps.number(each, own) for each in there) if one is not None]
@@ -110,8 +110,8 @@ def _judged(
     earlier = last is None or not numbers or min(numbers) < last
     if earlier and (steps.is_same_step(own, step) or (last is None and (held, id(step)) in whole)):
         return _stale(outcome, steps, pair, held, step)
-    what = "does" if len(there) == 1 else "do"
-    why = f"{outcome.why}; the {SIDES[held]} has it as {named} {what}: it was frozen in between, or one is left over"
+    do = "does" if len(there) == 1 else "do"
+    why = f"{outcome.why}; the {SIDES[held]} has it as {named} {do}: it was frozen in between, or one is left over"
     return outcome.became("other", why)
 
 
@@ -120,8 +120,9 @@ def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpo
     own = 1 - held
     number, other = (steps.number(one, own) for one in (steps.sides[own], step))
     is_later = number is not None and other is not None and other > number
-    again = f"It was taken from {step.path.name}, a later step." if is_later else ""
-    cause = again or f"It was not gathered, written or loaded again after {step.path.name}."
+    cause = f"It was not gathered, written or loaded again after {step.path.name}."
+    if is_later:
+        cause = f"It was taken from {step.path.name}, a later step."
     mine = (pair.one, pair.other)[own]
     thirds = (one for one in steps.others[own] if one is not step)
     is_sure = mine is not None and any(stale.tensor_in(one, mine) is not None for one in thirds)

@@ -1,4 +1,7 @@
-"""What a checkpoint has beside tensors, such as a step, a learning rate or a loader's state: compared by value."""
+"""Objects of DCP folders other than tensors, such as a step, a learning rate or a loader's state: compared by value.
+
+Of safetensors and torch.save only tensors are compared.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.machine import Made
+from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import is_setting, state_names
 from shardviz.errors import DumpError
 from shardviz.text import counted, listed, printable
@@ -37,7 +41,7 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
     notes: list[str] = []
     for at, (own, other) in enumerate(((before, after), (after, before))):
         lone = [name for name in own.objects if name not in other.objects]
-        kept = set() if renamed or not both else set(_lost(lone, other))
+        kept = [] if renamed or not both else list(_lost(lone, other))
         side = ("first", "second")[at]
         found += [
             Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in kept
@@ -50,7 +54,7 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
 
 
 def _lost(names: Collection[str], other: Checkpoint) -> Iterator[str]:
-    """Yield the objects that another checkpoint should have, too."""
+    """Yield the objects that another checkpoint should have, too: no pieces, and settings only beside states."""
     has_states = bool(state_names(other))
     for name in names:
         if PIECE not in name and (has_states or not is_setting(name)):
@@ -61,7 +65,7 @@ def _files(before: Checkpoint, after: Checkpoint) -> Iterator[str]:
     names = list(dict.fromkeys([*before.unread, *after.unread]))
     if names:
         some = listed(map(printable, names), MAX_NAMES)
-        yield f"not compared: {some} beside the weights: give a file of torch.save by itself"
+        yield f"not compared: files beside the weights ({some}): {BY_ITSELF}"
 
 
 def _compared(name: str, before: Checkpoint, after: Checkpoint) -> Outcome | None:
@@ -75,7 +79,9 @@ def _compared(name: str, before: Checkpoint, after: Checkpoint) -> Outcome | Non
         return outcome.became("not-compared", f"an object whose bytes differ: {error.message}")
     if _has_types(old) or _has_types(new):
         return outcome.became("not-compared", "an object whose bytes differ, and that has more than plain values")
-    return None if old == new else outcome.became("other", f"{_short(old)} became {_short(new)}")
+    return (
+        None if old == new or repr(old) == repr(new) else outcome.became("other", f"{_short(old)} became {_short(new)}")
+    )
 
 
 def _bytes_of(checkpoint: Checkpoint, name: str) -> bytes | None:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 MAX_LOCATED = 1 << 26
 """Elements of a tensor whose places are looked for one by one."""
 
+LOW = np.uint16
+"""The low bits of a value: most values that are not looked for have others."""
+
 SAMPLES = 1024
 """Values of a tensor that are looked for in another, before all are."""
-
-LOW = 0xFFFF
-"""The bits by which most other values are left out."""
 
 MAX_PERMUTED = 4
 """Dims of a tensor whose dims are exchanged in every way."""
@@ -70,16 +70,16 @@ def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...
 
 
 def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
-    """Whether a tensor has some values of another: looking all of them up takes many times the memory of both."""
+    """Whether a tensor has a sample of another's values: looking all of them up takes many times the memory of both."""
     places = np.linspace(0, after.size - 1, SAMPLES).astype(np.int64)
     wanted = np.unique(after[np.unravel_index(places, after.shape)])
     like = np.zeros(1 << 16, np.bool_)
-    like[wanted & LOW] = True
+    like[wanted.astype(LOW)] = True
     found = np.zeros(len(wanted), np.bool_)
     rows = max(BLOCK * len(before) // before.size, 1)
     for at in range(0, len(before), rows):
         block = before[at : at + rows]
-        found |= np.isin(wanted, block[like[block & LOW]])
+        found |= np.isin(wanted, block[like[block.astype(LOW)]])
     return bool(found.all())
 
 

@@ -88,11 +88,15 @@ def states(
                     own.step()
                 return [one for part in parts for one in optimizer_states(part, unwrapped(built.model), params)]
         except Exception as error:
-            step.notes.append(
-                f"the optimizer's state is that of Adam: optimizer() or its step raised {one_line(error)}"
-            )
+            step.notes.append(f"the optimizer's state is that of Adam: {_reason(error)}")
     trained = {grad.name for grad in grads} - _again(unwrapped(built.model))
     return _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ShardvizError):
+        return error.message
+    return f"optimizer() or its step raised {one_line(error)}"
 
 
 def _parts(own: Any) -> list[Any]:
@@ -103,10 +107,16 @@ def _parts(own: Any) -> list[Any]:
     """
     if hasattr(own, "state") or hasattr(own, "optim"):
         return [own]
-    inside = [value for one in vars(own).values() for value in (one if isinstance(one, (list, tuple)) else [one])]
+    inside = [
+        value
+        for one in getattr(own, "__dict__", {}).values()
+        for value in (one if isinstance(one, (list, tuple)) else [one])
+    ]
     found = [one for one in inside if isinstance(one, torch.optim.Optimizer)]
     if not found:
-        raise ShardvizError(f"{type(own).__name__} has no state and no torch.optim.Optimizer")
+        raise ShardvizError(
+            f"optimizer() returned {type(own).__name__}, which has no state and no torch.optim.Optimizer"
+        )
     return found
 
 

@@ -67,4 +67,4 @@ def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:
             Row(title_of(ranks), (Cell(f"{name}={position}"), Cell(str(number), is_wrong=True)))
             for (position, number), ranks in found.items()
         ]
-    return exhibit("where ranks are on the mesh, and as which they were numbered", HEADS_OF_NUMBERS, rows)
+    return exhibit("where ranks are on the mesh, and their numbers in its groups", HEADS_OF_NUMBERS, rows)

@@ -278,3 +278,21 @@ def test_norms_that_are_near_one_do_not_hide_a_load_that_changed_nothing(mesh, t
         save_file(whole | noisy, tmp_path / "weights.safetensors")
     report = captured(tmp_path, mesh, norms)
     assert any("the model holds none of what it has" in note for note in notes_of(report))
+
+
+@spmd(mesh={"fsdp": 2})
+def test_weights_that_a_job_scales_after_sharding_are_blamed_on_no_file(mesh, tmp_path):
+    seen = Watch(tmp_path / "job.shardviz")
+    model = build(0)
+    seen.remember(model)
+    fully_shard(model, mesh=mesh)
+    with torch.no_grad():
+        model[0].wk.weight.mul_(81.3)
+    note = take(seen, model, tmp_path / "job.shardviz")
+    assert note.kind == "captured", note.text
+    torch.distributed.barrier()
+    report = check_dump(tmp_path / "job.shardviz")
+    assert not report.findings
+    (why,) = report.why_not_checked["0.wk.weight"]
+    assert "its values were written after it was sharded" in why
+    assert "opened" not in why

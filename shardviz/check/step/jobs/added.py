@@ -1,4 +1,4 @@
-"""A wrong value of a job that is the other job's and something near it once too often, or without it.
+"""A wrong value of a job that is the other job's with a term of it too often, or left out.
 
 As `live/step/trace/added` finds it in a probe's step: an output is a sum of what the module was given and of what
 modules in it return, the gradient of an input one of what the module sends back and of what flows around it.
@@ -27,7 +27,7 @@ FEWEST = 4
 
 
 def added_at(judging: Judging, place: Place, rank: int) -> tuple[str, int]:
-    """Return what is in a value a number of times too often, and that number; an empty name where nothing is."""
+    """Return the term that a value has too often, and how often (-1: it lacks it); empty where there is none."""
     whole, part = judging.whole[place].values, judging.ranks[rank][place].values
     if whole is None or part is None or not (whole.is_whole and part.is_whole) or part.values.size < FEWEST:
         return "", 0
@@ -54,7 +54,7 @@ def _terms(
 
 
 def _name_of_term(place: Place, other: Place) -> str:
-    """Return what a value is called of which another is a sum; empty where it is none."""
+    """Return the name of a term of a sum; empty where the value at `other` is not a term of that at `place`."""
     if place.what == "output" and other.what == "input" and (other.module, other.call) == (place.module, place.call):
         return "input"
     if place.what == "output":

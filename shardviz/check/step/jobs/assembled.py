@@ -139,7 +139,7 @@ class Assembling:
 
 
 def _with_added(judging: Judging, odd: Sequence[Place], rank: int) -> Iterator[PointRecord]:
-    """Yield what a rank has at every place; of the first wrong ones also what is in them too often."""
+    """Yield what a rank has at every place; of the first wrong ones also the term that they have too often."""
     for one in judging.records(rank):
         place = Place(one.module, one.call, one.what, one.index)
         name, times = added_at(judging, place, rank) if place in odd and one.state == "odd" else ("", 0)
@@ -189,7 +189,7 @@ class Weights:
     Attributes:
         params: Those of the job that the other is laid beside, whole.
         grads: Their gradients.
-        belongings: Where the other job's belong that claim nothing.
+        belongings: Where those of the other job's belong that claim nothing.
     """
 
     params: Mapping[str, Weight]

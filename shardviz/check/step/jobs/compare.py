@@ -50,7 +50,7 @@ class Attempt:
     """One job laid beside the other.
 
     Attributes:
-        difference: In what it differs.
+        difference: How it differs.
         is_explained: Whether a rule says why.
         is_complete: Whether all of both was compared.
     """
@@ -61,7 +61,7 @@ class Attempt:
 
     @property
     def worth(self) -> int:
-        """How much it says: a cause, then a place, then that all agrees, then that there is nothing to compare by."""
+        """How much it says, most first: a cause, a place, that both agree, that other weights or rows prevent it."""
         kinds = [one.kind for one in self.difference.departures]
         if not kinds:
             return AGREEING
@@ -127,7 +127,7 @@ def _compare(one: WholeJob, job: WholeJob) -> Attempt:
 
 
 def _rows_of(one: WholeJob, job: WholeJob) -> Rows:
-    """Return how the ranks of a job share the rows of the other, put together in the first way that they are shared."""
+    """Return how a job's ranks share the other's rows: of the ways to put those together, by the first that fits."""
     ranks = with_first_module(one.first_module, job.job.ranks)
     batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
     found = [rows_of(given, batches, job.mesh) for given in one.batches()]

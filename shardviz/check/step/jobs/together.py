@@ -1,6 +1,6 @@
 """What the ranks of a job have together: the parts of a tensor put together along the axes of the job's mesh.
 
-Nobody wrote down how plain activations are split. So every way is tried that the parts themselves allow: equal parts
+Plain activations do not say how they are split. So every way is tried that the parts themselves allow: equal parts
 are copies, others stand behind each other along a dim, or are terms of a sum. The other job says which way is right.
 """
 
@@ -110,11 +110,11 @@ def _joined(group: Sequence[Kept], placement: Placement) -> Kept | None:
 
 
 def put_together(parts: Mapping[int, Kept], layouts: Mapping[int, Layout]) -> Kept | None:
-    """Return the whole of a tensor of which ranks claim what they have.
+    """Return the whole of a tensor whose placements claim what each rank has.
 
     Args:
         parts: What each rank has.
-        layouts: What its placements claim.
+        layouts: The layout that each rank's placements claim.
 
     Returns:
         The elements that were kept; None where parts are not as claimed, leave gaps, or copies are not equal.

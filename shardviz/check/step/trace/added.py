@@ -1,4 +1,4 @@
-"""An output that has what the module was given, or what one in it returns, once too often or not at all."""
+"""A sum that has one of its terms too often or not at all: an output, or the gradient of an input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUT = "input"
 
 
 def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
-    """Return the finding if every wrong rank's output has one term too often, all of them as often."""
+    """Return the finding if the sum has the same term too often, or lacks it, on every wrong rank."""
     point = first.point
     if point is None or point.what not in ("output", "gradient of input"):
         return None
@@ -38,7 +38,7 @@ def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
 
 
 def _around(first: Divergence, added: str, ranks: tuple[int, ...]) -> Finding:
-    """Return that a gradient lacks what should flow around the modules of a call."""
+    """Return the finding that a gradient lacks the part of it that should flow back through a residual."""
     name = first.module or "the model itself"
     return Finding(
         "wrong-value",
@@ -46,9 +46,9 @@ def _around(first: Divergence, added: str, ranks: tuple[int, ...]) -> Finding:
         name,
         ranks,
         f"the gradient of the input of {name} lacks that of the output of {added}, which should flow back to it",
-        cause=f"{name} adds its input to the output of {added}, and the graph is cut there: a residual is taken by "
-        ".detach(), .data or no_grad, or passed through a collective without a backward",
-        fix=f"in {name}, add the input itself, or pass it through a collective of torch.distributed.nn.functional",
+        cause=f"The input of {name} is also added to an output, as a residual, and the graph is cut there: the "
+        "residual is taken by .detach(), .data or no_grad, or passed through a collective without a backward",
+        fix="add the tensor itself, or pass it through a collective of torch.distributed.nn.functional",
     )
 
 

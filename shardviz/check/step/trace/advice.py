@@ -73,8 +73,8 @@ def _in_forward(evidence: Evidence, first: Divergence, name: str) -> Advice:
     if pending is not None:
         return (
             f"{UNEXPLAINED} in {name}, although its inputs are right",
-            f"look at {name} first: whether it sums what {first.after} returns over {pending_axis(pending)}, before it "
-            "uses it, and what it does with the sum",
+            f"look at {name} first: check that it sums the output of {first.after} over {pending_axis(pending)} before "
+            "it uses it, and then how it uses the sum",
         )
     return (
         f"{UNEXPLAINED} in {name}, although its inputs are right",

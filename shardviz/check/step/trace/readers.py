@@ -1,4 +1,4 @@
-"""Which reader of a tensor is to blame for its wrong gradient, which all readers of it share.
+"""The reader of a tensor that is to blame for its wrong gradient, which is the sum over all its readers.
 
 A module whose output's gradient is right and whose own weights have right gradients did its part. Then another reader
 is at fault whose weights' gradients are wrong, or the module around them, which reads the tensor as well: a residual.
@@ -33,7 +33,7 @@ def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping
 
 
 def _around(calls: Calls, first: Divergence) -> Divergence:
-    """Return the divergence of the call around one, where that call lost a residual: it says so itself."""
+    """Return the divergence of the call around one, where a residual around the inner call has no backward."""
     point = first.point
     outer = next((one for one in calls.around(first.call) if one.is_bad(INPUT)), None)
     if outer is None or point is None or not point.added or not outer.tensors(INPUT) & first.call.tensors(INPUT):

@@ -90,9 +90,9 @@ def _advice(evidence: Evidence, first: Divergence, ratio: Fraction, axes: str) -
 
 def _on_the_way(after: str, name: str) -> Advice:
     return (
-        f"What {after} returns is right, and arrives at {name} times another number: it is scaled on the way, as where "
-        "one stage of a pipeline sends to the next",
-        f"look at what is done between {after} and {name}: what is sent and received, and what is divided there",
+        f"The output of {after} is right, and {name} receives it multiplied by a number: it is scaled on the way, as "
+        "where one stage of a pipeline sends to the next",
+        f"look at the code between {after} and {name} that sends, receives or divides",
     )
 
 

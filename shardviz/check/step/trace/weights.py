@@ -1,4 +1,4 @@
-"""A module that computes something else because ranks hold the rows or columns of its weight in another order.
+"""A module whose result is wrong because ranks hold the rows or columns of its weight in another order.
 
 The order itself may be right: a job may keep a weight permuted, and use it so. It is a cause where a module is the
 first wrong one, and where the modules of other layers have theirs in order.
@@ -61,8 +61,8 @@ def _finding(name: str, dims: Mapping[int, int]) -> Finding:
         name,
         ranks,
         f"dim {dim} of {name} is in another order on {named_ranks(ranks, MAX_LISTED)} than in the unsharded model; "
-        "that of other layers is not",
-        cause=f"Parts of dim {dim} of {name} were put together, flipped or loaded in another order than those of what "
-        "it is multiplied with",
-        fix=f"cut {name} as the other layers' are cut; where the order is meant, give it to what is multiplied, too",
+        "the weights of other layers are in order",
+        cause=f"Parts of dim {dim} of {name} were put together, flipped or loaded in another order than those of "
+        "the tensor it is multiplied with",
+        fix=f"cut {name} as the other layers' are cut; if the order is meant, put that tensor in the same order",
     )

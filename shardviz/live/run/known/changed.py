@@ -1,6 +1,7 @@
 """How a tensor differs from what a file has, where all of its elements follow one rule: a factor, a number, the type.
 
-Whether the rule was meant is the job's business: weights are scaled on purpose, and scales of quantised ones forgotten.
+Whether the rule was meant is the job's business: weights are scaled on purpose, and scales of quantized
+ones are forgotten.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ if TYPE_CHECKING:
     from shardviz.reference.files import Entry
 
 EXACT = 8.0
-"""How many rounding steps of the narrower type a rule may be off by, as a multiplication and a sum round."""
+"""Rounding steps of the job's element type by which a value may miss a rule: a multiplication and a sum round."""
 
 HALVES = (torch.float16, torch.bfloat16)
 
 LEAST = 8
-"""Elements that must follow a rule: of a few numbers any rule may be true."""
+"""Elements that a rule needs: a few numbers may follow any rule by chance."""
 
 
 def changes(locals_: Iterable[Local], entries: Mapping[str, Entry]) -> Callable[[Collection[str]], dict[str, str]]:
-    """Return what says of some tensors how they differ from a reference, where all ranks agree. Every rank calls it."""
+    """Return a function that says how tensors differ from a reference, where all ranks agree. Every rank calls it."""
     own = {local.name: local for local in locals_}
 
     def found(names: Collection[str]) -> dict[str, str]:
         mine = {name: _how(own[name], entries[name]) for name in names if name in own and own[name].values.numel()}
-        said: dict[str, set[str]] = {}
+        by_name: dict[str, set[str]] = {}
         for of_rank in of_all_ranks(mine):
             for name, text in of_rank.items():
-                said.setdefault(name, set()).add(text)
-        return {name: texts.pop() for name, texts in said.items() if len(texts) == 1 and texts != {""}}
+                by_name.setdefault(name, set()).add(text)
+        return {name: texts.pop() for name, texts in by_name.items() if len(texts) == 1 and texts != {""}}
 
     return found
 
@@ -75,7 +76,7 @@ def _by_number(own: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> st
 
 
 def _by_type(own: torch.Tensor, stored: torch.Tensor) -> str:
-    """Return the element type that the bytes of the file were taken for, be it cast afterwards."""
+    """Return the element type as which the file's bytes were read, whether or not they were cast afterwards."""
     for taken in HALVES:
         is_another = taken != stored.dtype and taken.itemsize == stored.dtype.itemsize
         if is_another and torch.equal(stored.view(taken).to(own.dtype).nan_to_num(), own.nan_to_num()):

@@ -22,7 +22,7 @@ from shardviz.live.run.known.files import Opened
 from shardviz.live.run.known.sources import Loaded
 from shardviz.reference.lookup import is_alike
 from shardviz.reference.names import matched
-from shardviz.text import counted, listed, printable
+from shardviz.text import counted, named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -55,7 +55,9 @@ class Moments:
 def with_moments(
     known: Chosen, sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
 ) -> tuple[Chosen, tuple[Local, ...]]:
-    """Return what is compared with, moments too, and those of this rank that are. Every rank calls this.
+    """Return the values to compare with, moments included, and this rank's moments that are compared.
+
+    Every rank calls this.
 
     Args:
         known: What the model's tensors are compared with.
@@ -71,7 +73,7 @@ def with_moments(
     if not any(of_all_ranks(bool(named or numbered))):  # no value has to be read
         return replace(known, notes=(*known.notes, *notes)), ()
     notes += _notes_on_none_loaded(mine, sources, named)
-    wanted = _on_all_that_train(mine, locals_, named | numbered)
+    wanted = _on_all_ranks(mine, locals_, named | numbered)
     kept = [local for local in mine.locals if local.name in wanted]
     found, more = fitting({name: wanted[name] for name in sorted(wanted)}, kept)
     entries = dict(known.reference.entries) | {name: one.entry for name, one in found.items()}
@@ -162,12 +164,13 @@ def _by_position(states: Mapping[str, Mapping[str, Entry]], mine: Moments) -> di
     return {}
 
 
-def _on_all_that_train(
+def _on_all_ranks(
     mine: Moments, locals_: Sequence[Local], candidates: Mapping[str, list[Candidate]]
 ) -> dict[str, list[Candidate]]:
-    """Return what any rank knows of the states that all ranks have whose part of the parameter has elements.
+    """Return the candidates for states that every rank with elements of the parameter has.
 
-    One that is the same number throughout on a rank was not loaded there, or says nothing of its order.
+    A state that is the same number throughout on a rank is left out: it was not loaded there, or shows no order.
+    Every rank calls this.
     """
     own = {local.name: local for local in locals_ if local.role == "param" and local.values.numel()}
     have = {local.name: is_alike(bits_of_tensor(local.values)) for local in mine.locals if local.values.numel()}
@@ -201,7 +204,7 @@ def _notes_on_none_loaded(mine: Moments, sources: Sequence[Source], named: Mappi
 
 
 def _notes_on_ranks_without(mine: Moments, locals_: Sequence[Local]) -> list[str]:
-    """Return a note on ranks without any state of parameters of which others have some. Every rank calls this."""
+    """Return a note on ranks that have no state of a parameter while others have some. Every rank calls this."""
     own = {local.name for local in locals_ if local.role == "param" and local.values.numel()}
     have = {local.name.rpartition(".")[0] for local in mine.locals if local.values.numel()} & own
     of_all = of_all_ranks((own, have))
@@ -213,8 +216,8 @@ def _notes_on_ranks_without(mine: Moments, locals_: Sequence[Local]) -> list[str
     ranks = sorted({rank for some in without.values() for rank in some})
     if not ranks:
         return []
-    who = f"rank{'s' * (len(ranks) > 1)} {listed(map(str, ranks), MOST_RANKS)}"
+    were = "were" if len(ranks) > 1 else "was"
     return [
-        f"whether {who} {'were' if len(ranks) > 1 else 'was'} to begin without the optimizer state of "
+        f"whether {named_ranks(ranks, MOST_RANKS)} {were} to begin without the optimizer state of "
         f"{counted(len(without), 'parameter')} that other ranks have"
     ]

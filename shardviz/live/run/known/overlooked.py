@@ -137,7 +137,7 @@ def notes_on(found: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]],
 
 
 def _is_unlike(some: Collection[Misfit]) -> bool:
-    """Whether tensors hold nothing of a file, as far as chance lets it be told."""
+    """Whether tensors hold nothing of a file, apart from likeness by chance."""
     states = Counter(one.state for one in some)
     return not states["another"] and states["unlike"] >= MOST_OF * len(some)
 
@@ -223,7 +223,7 @@ def _misfit(local: Local, at: int, entry: Entry, others: Mapping[str, Entry]) ->
 def _is_similar(local: Local, entry: Entry) -> bool:
     """Whether a shard goes up and down where the slice does that it claims: not one that was drawn by itself.
 
-    What all elements have in common tells nothing: the weights of any two norms are near 1.
+    Means are taken away first, as they show nothing: the weights of any two norms are near 1.
     """
     bits = claimed_slice(local, entry)
     if bits is None or not local.values.dtype.is_floating_point:

@@ -71,7 +71,7 @@ class Sifting:
                 not_known[name] = DIFFERED
             elif not any(found.get(name) for found, _ in of_all):  # NONE is false
                 not_known[name] = self._written(name)
-        written = [name for name, why in not_known.items() if why == self._written(name)]
+        written = [name for name, why in not_known.items() if why == self._written(name) != WRITTEN]
         by_rule = self._how(written) if self._how is not None else {}
         return not_known | {name: f"{self._opened(name)} {how}" for name, how in by_rule.items()}
 

@@ -1,4 +1,4 @@
-"""A wrong value that is the unsharded model's and something near it once too often, or without it.
+"""A wrong value that is the unsharded model's with a term of it too often, or left out.
 
 What a module returns is often a sum: of what it was given and what modules in it return. Where each rank adds one of
 these before ranks are summed, or one is left out, the difference is that one times a whole number. The gradient of an
@@ -25,7 +25,7 @@ FEWEST = 4
 
 
 def added_at(judged: Judged, place: Place) -> tuple[str, int]:
-    """Return what is in a value a number of times too often, and that number; an empty name where nothing is.
+    """Return the term that a value has too often, and how often (-1: it lacks it); empty where there is none.
 
     Args:
         judged: The step.
