@@ -28,10 +28,13 @@ from shardviz.picture.model.palette import (
     SHADES,
     SKY,
     VERMILLION,
+    WHITE,
     ink_on,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardviz.check.verdicts import Verdict
     from shardviz.picture.text.paint import Look
 
@@ -50,12 +53,15 @@ ANSI = {
 }
 """What Rich rounds to these of a terminal's 16 colours, and to no other; Textual would replace the numbers."""
 
+RED_16 = "#aa0000"
+"""The same for red; a tint of vermillion would be the background's colour."""
+
 
 @lru_cache(maxsize=1024)
 def block_style(look: Look, background: str, colours: str = "truecolor") -> Style:
     """Return the style of a block on a background, in a palette for so many colours as `Console.color_system` says."""
     if look.tone == "nobody":
-        return _tinted(VERMILLION, background, 0.25)
+        return _filled(RED_16, WHITE) if colours == "standard" else _tinted(VERMILLION, background, 0.25)
     if look.tone in ("in place", "unlit") or look.colour < 0:
         return _tinted(GREY, background, 0.15 if look.tone in ("in place", "unlit") else 0.3)
     return rank_style(look.colour, colours)
@@ -109,18 +115,33 @@ Of 16 colours these are green, red and yellow; others of the same names are grey
 """
 
 
-class LightInk(LineFilter):
-    """Writes text in the colours of verdicts darker, for light themes."""
+ON_DARK_16 = {GREEN: "#55ff55", VERMILLION: "#ff5555", ORANGE: "#ffff55"}
+"""What Rich rounds to light green, red and yellow of 16 colours; vermillion would be yellow, as warnings are."""
+
+
+class Inks(LineFilter):
+    """Writes text in the colours of verdicts in others, where those cannot be read or told apart.
+
+    Args:
+        inks: What stands for each colour.
+    """
+
+    def __init__(self, inks: Mapping[str, str]) -> None:
+        super().__init__()
+        self._inks = inks
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         """Return the segments of a line with other inks."""
-        return [Segment(text, style and _on_light(style), control) for text, style, control in segments]
+        return [Segment(text, style and self._changed(style), control) for text, style, control in segments]
+
+    def _changed(self, style: Style) -> Style:
+        ink_of = self._inks.get(_hex(style))
+        return style + Style(color=ink_of) if ink_of else style
 
 
 @lru_cache(maxsize=4096)
-def _on_light(style: Style) -> Style:
-    colour = style.color.get_truecolor().hex if style.color is not None else ""
-    return style + Style(color=ON_LIGHT[colour]) if colour in ON_LIGHT else style
+def _hex(style: Style) -> str:
+    return style.color.get_truecolor().hex if style.color is not None else ""
 
 
 def verdict_style(verdict: Verdict) -> Style:
@@ -148,6 +169,6 @@ def _theme(name: str, accent: str, foreground: str, behind: tuple[str, str, str]
 
 THEMES = (
     _theme("shardviz-dark", SKY, "#d8dee6", ("#11151a", "#171c23", "#1f262f"), dark=True),
-    _theme("shardviz-light", BLUE, "#1d2430", ("#fbfbf9", "#f3f3f0", "#e6e7e4"), dark=False),
+    _theme("shardviz-light", BLUE, "#262626", ("#fbfbf9", "#f3f3f0", "#e6e7e4"), dark=False),
 )
 """shardviz's own themes; the viewer starts in the first."""

@@ -23,7 +23,7 @@ from shardviz.text import printable
 from .abstract import Abstract
 from .changes import Stamps, stamps_of
 from .clipboard import copy
-from .colours import THEMES, LightInk
+from .colours import ON_DARK_16, ON_LIGHT, THEMES, Inks
 from .keys import MOVES, keys
 from .plain import PlainCharacters, shows_unicode
 from .saving import save_picture, save_screen
@@ -86,7 +86,7 @@ class Viewer(App[None], metaclass=Abstract):
         self._reading = 0
         gc.set_threshold(*COLLECT)
         self._plain = PlainCharacters(enabled=not shows_unicode())
-        self._light_ink = LightInk()
+        self._on_light, self._on_dark_16 = Inks(ON_LIGHT), Inks(ON_DARK_16)
         for theme in THEMES:
             self.register_theme(theme)
         known = remembered_theme()
@@ -137,9 +137,15 @@ class Viewer(App[None], metaclass=Abstract):
         return self._in_use[1]
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Add one that writes ASCII where the terminal shows nothing else, and one for light themes."""
+        """Add one that writes ASCII where the terminal shows nothing else, and one for the colours of verdicts."""
         own = [self._plain] if self._plain.enabled else []
-        return [*super().get_line_filters(), *own, *([] if self.current_theme.dark else [self._light_ink])]
+        return [*super().get_line_filters(), *own, *self._inks()]
+
+    def _inks(self) -> list[Inks]:
+        """Return what changes the colours of verdicts: for light themes, and where there are 16 colours."""
+        if not self.current_theme.dark:
+            return [self._on_light]
+        return [self._on_dark_16] if self.console.color_system == "standard" else []
 
     def watch_files(self) -> None:
         """Notice from now on when a file changes."""

@@ -161,7 +161,7 @@ def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
             said.setdefault(pair, []).append(rank)
     num_ranks = dump.files.run.num_ranks
     for (name, why), ranks in said.items():
-        where = "" if len(ranks) == num_ranks else f" (on {len(ranks)} of {num_ranks} ranks)"
+        where = "" if len(ranks) == num_ranks else f" (on {len(ranks):,} of {num_ranks:,} ranks)"
         yield NotChecked(name, why + where, _about(dump, name, ranks))
 
 

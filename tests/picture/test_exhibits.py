@@ -10,7 +10,9 @@ import pytest
 from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.dump.records.step import CallRecord
 from shardviz.dump.records.tensors import Position
+from shardviz.dump.write import rank_file
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, exhibit, title_of
 from shardviz.picture.exhibits.of_finding import exhibit_of
@@ -151,3 +153,44 @@ def test_ranks_that_were_numbered_otherwise_are_shown_by_coordinate_and_number(t
         ("ranks 1,3", "tp=1", "0"),
     ]
     assert all(row.cells[1].is_wrong for row in found.rows)
+
+
+def test_ranks_without_a_file_are_named_by_their_place_on_the_mesh(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": Made("[8/fsdp, 4/tp]")})
+    (folder / rank_file(3)).unlink()
+    dump = dump_of(read_files(folder))
+    found = exhibit_of(dump, of_kind(report_on(dump), "incomplete"))
+    assert found is not None
+    assert [(row.title, *(cell.text for cell in row.cells)) for row in found.rows] == [
+        ("rank 3", "fsdp=1, tp=1", "no file"),
+        ("ranks 0-2", "", "a file"),
+    ]
+    assert [cell.is_wrong for row in found.rows for cell in row.cells] == [False, True, False, False]
+
+
+def test_a_rank_without_a_shard_is_shown_with_the_part_it_should_hold(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), {"w": Made("[8/tp, 4]")})
+    change_rank(folder, 2, bodies=(), tensors=(), layouts=())
+    dump = dump_of(read_files(folder))
+    found = exhibit_of(dump, of_kind(report_on(dump), "incomplete"))
+    assert found is not None
+    assert [cell.text for cell in found.rows[0].cells] == ["tp=2", "[4:6, 0:4]", "no shard"]
+
+
+def test_a_collective_is_shown_as_had_got_and_expected(tmp_path: Path) -> None:
+    step = Step(tmp_path)
+    for rank in (0, 1):
+        step.put(rank, "sum.before", "activation", "step", [1.0 + rank])
+        step.put(rank, "sum", "activation", "step", [3.0 - rank])
+    step.dump()
+    for rank in (0, 1):
+        change_rank(tmp_path / "step", rank, calls=(CallRecord("sum", "all_reduce", (0, 1)),))
+    dump = dump_of(read_files(tmp_path / "step"))
+    found = exhibit_of(dump, of_kind(report_on(dump), "collective-mismatch"))
+    assert found is not None
+    assert found.caption == "all_reduce over ranks 0-1"
+    assert [(row.title, *(cell.text for cell in row.cells)) for row in found.rows] == [
+        ("rank 1", "[2]", "[2]", "[3]"),
+        ("rank 0", "[1]", "[3]", ""),
+    ]
+    assert [cell.is_wrong for cell in found.rows[0].cells] == [False, True, False]

@@ -27,7 +27,7 @@ from shardviz.picture.model.palette import (
     rank_colour,
 )
 from shardviz.picture.text.terminal import Terminal, line
-from shardviz.tui.colours import ANSI, ON_LIGHT, THEMES, LightInk, ink, rank_style
+from shardviz.tui.colours import ANSI, ON_DARK_16, ON_LIGHT, RED_16, THEMES, Inks, ink, rank_style
 from tests.picture.contrast import contrast
 
 MESHES = [
@@ -220,7 +220,7 @@ def codes_of(escape: str) -> list[str]:
 
 def test_verdicts_can_be_read_on_the_light_theme() -> None:
     (theme,) = (theme for theme in THEMES if not theme.dark)
-    filtered = LightInk().apply([Segment("x", ink(colour)) for colour in ON_LIGHT], Behind.parse("#ffffff"))
+    filtered = Inks(ON_LIGHT).apply([Segment("x", ink(colour)) for colour in ON_LIGHT], Behind.parse("#ffffff"))
     for segment in filtered:
         assert segment.style is not None
         assert segment.style.color is not None
@@ -231,3 +231,12 @@ def test_verdicts_can_be_read_on_the_light_theme() -> None:
 def test_inks_of_light_themes_keep_their_hues_in_16_colours() -> None:
     found = {name: Color.parse(colour).downgrade(ColorSystem.STANDARD).number for name, colour in ON_LIGHT.items()}
     assert found == {GREEN: 2, VERMILLION: 1, ORANGE: 3}
+
+
+def test_an_error_is_red_in_16_colours_on_dark_themes_and_not_the_yellow_of_warnings() -> None:
+    found = {name: Color.parse(colour).downgrade(ColorSystem.STANDARD).number for name, colour in ON_DARK_16.items()}
+    assert found == {GREEN: 10, VERMILLION: 9, ORANGE: 11}
+    (written,) = Inks(ON_DARK_16).apply([Segment("x", ink(VERMILLION))], Behind.parse("#000000"))
+    assert written.style is not None
+    assert written.style.color == Color.parse(ON_DARK_16[VERMILLION])
+    assert Color.parse(RED_16).downgrade(ColorSystem.STANDARD).number == 1

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardviz.check.run import report_on
+from shardviz.check.verdicts import verdict_on
 from shardviz.cli import main
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import fake_world
 from shardviz.live.plan.forks import ask
@@ -97,3 +101,12 @@ def test_fsdp_makes_one_empty_part_for_all_ranks_that_have_none() -> None:
             return weight.to_local().numel(), len({id(one) for one in chunks})
 
     assert ask([0], work)[0] == (0, 3)
+
+
+def test_no_tensor_of_a_plan_is_called_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD)
+    assert main(["plan", "mine.py", "-o", "mine.shardviz"]) == 0
+    dump = dump_of(read_files(tmp_path / "mine.shardviz"))
+    report = report_on(dump)
+    assert {verdict_on(dump, tensor, tensor.names, report) for tensor in dump.tensors} == {"unknown"}

@@ -146,6 +146,20 @@ def test_a_reason_for_not_checking_is_listed_once_for_identical_layers_and_witho
     assert lines == ["? not checked: no values", "? not checked: layers.[0-1].w: no values"]
 
 
+def test_tensors_that_were_not_looked_at_are_not_said_to_match(tmp_path: Path) -> None:
+    doc = document(tmp_path / "a.shardviz", "tp=2", {"w": "[4/tp]", "b": "[2]"})
+    assert verdict_text(doc).plain.startswith("✓ no findings: all 2 tensors match their placements")
+    changed = replace(doc, report=replace(doc.report, not_checked=(NotChecked("w", "no values", "values"),)))
+    assert verdict_text(changed).plain.startswith("? no findings: 1 of 2 tensors not checked")
+
+
+def test_a_rank_without_a_known_host_is_named_without_one(tmp_path: Path) -> None:
+    doc = document(tmp_path / "a.shardviz", "tp=2", {"w": "[4/tp]"})
+    add_to_ranks(doc.path, lambda rank: structs.replace(rank, hostname=""))
+    changed = Document(doc.path, dump_of(read_files(doc.path)))
+    assert rank_text(changed, 0).plain.splitlines()[0] == "rank 0 of 2"
+
+
 def test_memory_shows_elements_in_the_order_in_which_they_lie(tmp_path: Path) -> None:
     doc = document(tmp_path / "a.shardviz", "tp=2", {"cube": "[2, 4/tp, 3]", "strided": "[8/2/tp]", "none": "[1/tp]"})
     cube, strided, none = (entry.tensor for entry in doc.entries)

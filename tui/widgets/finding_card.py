@@ -15,7 +15,7 @@ from shardviz.picture.model.palette import GREEN, VERMILLION
 from shardviz.picture.text.report import uncompared_text
 from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.terminal import BAD, UNICODE, Terminal
-from shardviz.text import printable
+from shardviz.text import counted, printable
 
 from ..colours import ink, verdict_style
 from ..model.names import shortened
@@ -23,7 +23,7 @@ from ..model.names import shortened
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from shardviz.check.finding import Finding
+    from shardviz.check.finding import Finding, Report
     from shardviz.picture.exhibits.exhibit import Exhibit
 
     from ..model.document import Document
@@ -110,12 +110,22 @@ def verdict_text(document: Document) -> Text:
         return Text.assemble(("? not checked: ", verdict_style("unknown")), printable(document.failed))
     if document.report is None:
         return Text("… reading" if document.is_partial else "… checking", "dim")
-    count = document.report.num_tensors
-    text = Text.assemble(
-        ("✓ no findings", verdict_style("good")),
-        f": all {count} tensors match their placements" if count > 1 else ": the tensor matches its placements",
-        (uncompared_text(not_compared(document.dump)), "dim"),
-    )
+    text = _no_findings(document.report)
+    text.append(uncompared_text(not_compared(document.dump)), "dim")
     for reason in document.report.reasons:
         text.append(f"\n? not checked: {printable(reason)}", "dim")
     return text
+
+
+def _no_findings(report: Report) -> Text:
+    """Say that tensors are in order only where all of them were looked at."""
+    count, unchecked = report.num_tensors, len({one.tensor for one in report.not_checked if one.tensor})
+    if unchecked or not count:
+        return Text.assemble(
+            ("? no findings", verdict_style("unknown")),
+            f": {unchecked:,} of {counted(count, 'tensor')} not checked" if count else ": the dump has no tensors",
+        )
+    return Text.assemble(
+        ("✓ no findings", verdict_style("good")),
+        f": all {count:,} tensors match their placements" if count > 1 else ": the tensor matches its placements",
+    )

@@ -37,7 +37,8 @@ def rank_text(document: Document, rank: int) -> Text:
     if rank in files.ranks:
         found = [one for one in document.counted if rank in one.tensor.shards]
         count, taken = sum(len(one.widths) for one in found), sum(one.on(rank) for one in found)
-        text.append(f" on {printable(files.ranks[rank].hostname)}")
+        host = printable(files.ranks[rank].hostname)
+        text.append(f" on {host}" if host else "")
         text.append(f"\nholds {bytes_text(taken)} in {counted(count, 'tensor')}")
     elif document.is_partial:
         text.append("\n… not read yet", "dim")

@@ -60,17 +60,21 @@ DEFINITIONS: Mapping[str, Callable[[Values, int], Values | None]] = {
 
 def check_collectives(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield the collectives of a step that did not give what they are defined to give, once for all groups."""
-    calls = dict.fromkeys(call for rank in dump.files.ranks.values() for call in rank.calls)
     wrong: dict[tuple[str, str], dict[int, Wrong]] = {}
-    for call in calls:
+    for call in calls_of(dump):
         try:
-            wrong.setdefault((call.module, call.op), {}).update(_wrong(dump, call))
+            wrong.setdefault((call.module, call.op), {}).update(wrong_after(dump, call))
         except (DumpError, ValueError) as error:
             yield NotChecked(call.module, f"{call.op} over ranks {listed(call.ranks, MAX_SHOWN)}: {error}", "step")
     yield from (_finding(module, op, ranks) for (module, op), ranks in wrong.items() if ranks)
 
 
-def _wrong(dump: Dump, call: CallRecord) -> dict[int, Wrong]:
+def calls_of(dump: Dump) -> list[CallRecord]:
+    """Return the calls of a step whose results were written down, each once."""
+    return list(dict.fromkeys(call for rank in dump.files.ranks.values() for call in rank.calls))
+
+
+def wrong_after(dump: Dump, call: CallRecord) -> dict[int, Wrong]:
     """Return the ranks of a group that have something else than is defined.
 
     Raises:
@@ -79,18 +83,23 @@ def _wrong(dump: Dump, call: CallRecord) -> dict[int, Wrong]:
     """
     if call.op not in DEFINITIONS:
         raise ValueError(f"shardviz has no definition of {call.op}")
-    before = np.stack([_values(dump, f"{call.module}.before", rank) for rank in call.ranks])
+    before = np.stack([values_of(dump, f"{call.module}.before", rank) for rank in call.ranks])
     found = {}
     for me, rank in enumerate(call.ranks):
         wanted = DEFINITIONS[call.op](before, me)
         if wanted is not None:
-            after = _values(dump, call.module, rank)
+            after = values_of(dump, call.module, rank)
             if after.shape != wanted.shape or not np.allclose(after, wanted, rtol=RTOL, atol=0):
                 found[rank] = Wrong(call, after, wanted)
     return found
 
 
-def _values(dump: Dump, name: str, rank: int) -> Values:
+def values_of(dump: Dump, name: str, rank: int) -> Values:
+    """Return what a rank had in a step under a name.
+
+    Raises:
+        DumpError: It wrote none.
+    """
     tensor = dump.find("step", "activation", name)
     if tensor is None or rank not in tensor.shards:
         raise DumpError(f"rank {rank} wrote no {name}")

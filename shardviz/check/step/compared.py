@@ -140,7 +140,7 @@ class Compared:
                 whole = list(self.wanted.shape)
                 return f"rank {rank} claims a part that lies outside {whole}, the unsharded model's shape"
         if num_odd := int(np.count_nonzero(~np.isfinite(self.wanted))):
-            return f"{num_odd} of {self.wanted.size} elements of {self.whose} are NaN or infinite"
+            return f"{num_odd:,} of {self.wanted.size:,} elements of {self.whose} are NaN or infinite"
         unknown = [op for _, op in self.claimed.partial if op not in REDUCTIONS] if self.claimed else []
         return f"shardviz cannot make up for a pending {unknown[0]}" if unknown else ""
 

@@ -85,7 +85,7 @@ def _finding(dump: Dump, num_equal: int, count: int, seeded: list[tuple[Row, str
         "",
         tuple(dump.files.ranks),
         f"ranks along {along} drop the same elements of different parts of an activation, in {num_equal} of {count} "
-        f"dropout masks: {one.size - one.num_kept} of {one.size} elements on every rank",
+        f"dropout masks: {one.size - one.num_kept:,} of {one.size:,} elements on every rank",
         held=f"equal masks along {along}",
         cause=f"The model seeds its ranks alike before it draws the mask, though {along} splits what it drops",
         fix=f"seed by the coordinate along {along} where an activation is split over it (a generator of its own, or a "

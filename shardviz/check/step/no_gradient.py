@@ -60,8 +60,8 @@ def _absent(name: str, absent: tuple[int, ...], num_present: int) -> Finding:
         "error",
         name,
         absent,
-        f"{len(absent)} of {len(absent) + num_present} ranks that hold it have no gradient after the step (.grad is "
-        f"None): {_ranks(absent)}",
+        f"{len(absent):,} of {len(absent) + num_present:,} ranks that hold it have no gradient after the step (.grad "
+        f"is None): {_ranks(absent)}",
         cause="These ranks did not use the weight in their forward, or froze it (requires_grad is False there), or "
         "nothing sent them its gradient; their optimizer leaves it alone while the others step it",
         fix="compare requires_grad on these ranks with the others; let every rank use the weight, if only times zero, "

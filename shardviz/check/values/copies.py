@@ -111,8 +111,8 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
         "error",
         tensor.names[index],
         tuple(sorted(others)),
-        f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
-        f"{len(tensor.shards)} ranks differ from the other copies ({named_ranks(others, MAX_LISTED)})",
+        f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others):,} of "
+        f"{len(tensor.shards):,} ranks differ from the other copies ({named_ranks(others, MAX_LISTED)})",
         details=(first,) if first else (),
         claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
         held=f"different values along {' and '.join(axes)}" if axes else "different values",

@@ -34,7 +34,7 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
             "warning",
             "",
             missing,
-            f"{len(missing)} of {files.run.num_ranks} ranks wrote no file: {listed(missing, MAX_LISTED)}",
+            f"{len(missing):,} of {files.run.num_ranks:,} ranks wrote no file: {listed(missing, MAX_LISTED)}",
             cause="A rank died, hung or wrote to a disk that was not collected",
             fix="copy the rank_* files of every rank into the folder, or run again",
         )
@@ -53,7 +53,7 @@ def _absent_shards(files: DumpFiles, tensor: Tensor, known: Collection[str]) -> 
     absent = tuple(sorted(rank for rank in wanted - set(tensor.shards) if rank in files.ranks))
     for name in [name for name in tensor.names if name not in known] if absent else ():
         ranks = listed(absent, MAX_LISTED)
-        what = f"{len(absent)} of {len(wanted)} ranks of its mesh have no {tensor.moment} shard of it: {ranks}"
+        what = f"{len(absent):,} of {len(wanted):,} ranks of its mesh have no {tensor.moment} shard of it: {ranks}"
         cause = "The module was dropped or renamed on these ranks"
         yield Finding(
             "incomplete", "warning", name, absent, what, cause=cause, fix="build the same modules on every rank"

@@ -31,7 +31,7 @@ def check_rank_order(dump: Dump) -> Iterator[Finding]:
             "error",
             "",
             tuple(sorted(ranks)),
-            f"{len(ranks)} ranks have a number in the group along {name} that is not their coordinate on mesh "
+            f"{len(ranks):,} ranks have a number in the group along {name} that is not their coordinate on mesh "
             f"{mesh_of(record)}: rank {rank} is {name}={position} but number {in_group} of its group",
             cause="The mesh was built from ranks that do not rise, and process groups number their ranks by rank",
             fix="build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis",

@@ -130,10 +130,10 @@ def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | 
         return
     absent = [rank for rank in range(min(world, 1 << 16)) if rank not in ranks]
     if absent:
-        text = f"{len(absent)} of {world} ranks have no optimizer file: {listed(absent, 8)}"
+        text = f"{len(absent):,} of {world:,} ranks have no optimizer file: {listed(absent, 8)}"
         yield Problem("incomplete", "", text, cause, _COPY)
     if models is not None and (gone := [rank for rank in range(min(world, 1 << 16)) if rank not in models]):
-        text = f"{len(gone)} of {world} ranks have no model file: {listed(gone, 8)}"
+        text = f"{len(gone):,} of {world:,} ranks have no model file: {listed(gone, 8)}"
         yield Problem("incomplete", "", text, cause, _COPY)
     others = {one.file: one.world for one in ranks.values() if one.world not in (0, world)}
     extra = [one.file for rank, one in ranks.items() if rank >= world]

@@ -189,8 +189,8 @@ def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
     over = min((module.process_group.size() for module in _of_ddp(root)), default=num_ranks)
     if over < num_ranks:
         raise MeshError(
-            f"DistributedDataParallel averages over {over} of {num_ranks} ranks, and the model has no DTensor: nothing "
-            f"says whether the others have copies or other parts",
+            f"DistributedDataParallel averages over {over:,} of {num_ranks:,} ranks, and the model has no DTensor: "
+            f"nothing says whether the others have copies or other parts",
             "make what is split a DTensor (DTensor.from_local with its placements), or shard it by parallelize_module",
         )
     device = next((tensor.device.type for tensor in (*root.parameters(), *root.buffers())), "cpu")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.errors import ShardvizError
-from shardviz.picture.exhibits import copies, names, orders, steps
+from shardviz.picture.exhibits import absent, calls, copies, names, orders, steps
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding
@@ -49,6 +49,10 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
             return names.owners(dump, finding, cases)
         case "rank-order":
             return names.numbers_in_groups(dump, finding)
+        case "incomplete":
+            return absent.absent_ranks(dump, finding)
+        case "collective-mismatch":
+            return calls.beside_definition(dump, finding)
         case "wrong-shape":
             return names.shapes(dump, finding)
         case _:

@@ -5,7 +5,7 @@ The result is a grid of cells, each with one character and one look; the rendere
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import groupby
 from operator import or_
@@ -145,7 +145,13 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
     due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("nobody",) for mask, mixed in sides)
     shorter = f"≠ → {has[0]}" if many else f"{due[0]}→{has[0]}"
     went = [f"≠ {due[0]} → {has[0]}" if many else f"≠ {due[0]}→{has[0]}", shorter]
-    return _look(frame, (*went, "≠"), "elsewhere", cell.held)
+    look = _look(frame, (*went, "≠"), "elsewhere", cell.held)
+    return replace(look, colour=_colour_of(cell.claimed, colouring)) if _is_hueless(cell, look) else look
+
+
+def _is_hueless(cell: Cell, look: Look) -> bool:
+    """Whether the holders of a cell have no hue of their own, so that it has that of the ranks that should hold it."""
+    return bool(cell.held and cell.claimed) and look.colour < 0
 
 
 def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:

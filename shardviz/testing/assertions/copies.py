@@ -68,5 +68,5 @@ def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
 
 def _reworded(finding: Finding, mesh: Mesh, axis: str) -> Finding:
     """Count over all groups along the axis, and leave out when copies began to differ: an assertion cannot know."""
-    sentence = f"copies differ along {axis}: {len(finding.ranks)} of {mesh.size} ranks differ from the other copies"
+    sentence = f"copies differ along {axis}: {len(finding.ranks):,} of {mesh.size:,} ranks differ from the other copies"
     return replace(finding, sentence=sentence, intended=f"={axis}")

@@ -136,8 +136,8 @@ def _value(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
         "error",
         one.name,
         tuple(far),
-        f"{len(far)} of {len(one.reduced)} ranks differ from the reference: at {_index(one, rank, at)} rank {rank} has "
-        f"{got:.6g}, the reference has {wanted:.6g} ({tolerance})",
+        f"{len(far):,} of {len(one.reduced):,} ranks differ from the reference: at {_index(one, rank, at)} rank {rank} "
+        f"has {got:.6g}, the reference has {wanted:.6g} ({tolerance})",
         claimed=write(one.claimed) if one.claimed else "",
         cause=cause,
         fix=fix,

@@ -90,7 +90,7 @@ def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator
             "error",
             name,
             tuple(shard.rank for shard in shards),
-            f"{len(shards)} of {len(tensor.shards)} ranks {does}, not the intended {text}",
+            f"{len(shards):,} of {len(tensor.shards):,} ranks {does}, not the intended {text}",
             claimed=own,
             intended=text,
             fix=_remedy(tensor, layout, local, pattern),

@@ -135,7 +135,7 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
 
 
 def _where(received: Received, name: str, parts: Sequence[Part]) -> str:
-    return f"{len(parts)} of {len(received.parts[name])} ranks"
+    return f"{len(parts):,} of {len(received.parts[name]):,} ranks"
 
 
 def _rows(parts: Sequence[Part]) -> str:

@@ -74,7 +74,7 @@ def check_states(saved: Facts, before: Contents, after: Contents, of: Collection
     size = distributed.get_world_size()
     for (name, kind, text), ranks in found.items():
         cause, fix = ADVICE[kind]
-        sentence = f"{text}, on {len(ranks)} of {size} ranks"
+        sentence = f"{text}, on {len(ranks):,} of {size:,} ranks"
         yield Finding(_KINDS[kind], "error", name, tuple(ranks), sentence, details=(trips,), cause=cause, fix=fix)  # type: ignore[arg-type]
 
 

@@ -89,7 +89,7 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
         "error",
         case.name,
         tuple(sorted(wrong)),
-        f"{len(wrong)} of {len(case.shards)} ranks do not hold the intended elements{advice.clause}",
+        f"{len(wrong):,} of {len(case.shards):,} ranks do not hold the intended elements{advice.clause}",
         details=advice.details,
         claimed=case.claimed_text,
         held=held,

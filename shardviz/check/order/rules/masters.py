@@ -61,7 +61,7 @@ def check_master(case: Case) -> Iterator[Finding]:
     texts = {case.rank(coord): _held(case, coord, ids) for coord, ids in wrong.items()}
     found = {rank: text for rank, text in texts.items() if text}
     ranks = tuple(sorted(texts))
-    of = f"{len(ranks)} of {len(case.shards)} ranks"
+    of = f"{len(ranks):,} of {len(case.shards):,} ranks"
     if found:
         sentence = "; ".join(f"rank {rank} has {text}" for rank, text in sorted(found.items())[:MAX_LISTED])
         yield Finding(

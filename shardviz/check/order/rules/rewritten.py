@@ -82,8 +82,8 @@ def check_zeros(case: Case) -> Iterator[NotChecked]:
     if _is_whole_in_shape(case) and case.regions and not any(map(np.any, case.ids.values())):
         ranks = sorted(map(case.rank, case.ids))
         why = (
-            f"{len(ranks)} of {len(case.shards)} ranks hold only zeros (rank {ranks[0]} first) where the others hold "
-            "all of it: terms of a sum, or copies that were never written"
+            f"{len(ranks):,} of {len(case.shards):,} ranks hold only zeros (rank {ranks[0]} first) where the others "
+            "hold all of it: terms of a sum, or copies that were never written"
         )
         yield NotChecked(case.name, why, "values")
 

@@ -145,8 +145,8 @@ def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Fi
         "error",
         one.name,
         wrong,
-        f"{len(wrong)} of {len(one.held)} ranks hold different positions of the sequence here than in {usual.name}: "
-        f"rank {rank} has {own} where {usual.name} has {others}",
+        f"{len(wrong):,} of {len(one.held):,} ranks hold different positions of the sequence here than in "
+        f"{usual.name}: rank {rank} has {own} where {usual.name} has {others}",
         held=_in_words(dump.files.mesh, one),
         intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
         cause=advice.cause,

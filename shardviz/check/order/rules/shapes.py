@@ -46,7 +46,7 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
         _with_label(laid_out, tensor, name, claimed, wanted),
         tensor=name,
         ranks=tuple(others),
-        sentence=f"{len(others)} of {len(tensor.shards)} ranks see a different global shape: {list(shape)} on rank "
+        sentence=f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: {list(shape)} on rank "
         f"{rank}, where {whose} {list(wanted)}",
         claimed=write(claimed) if claimed is not None else "",
     )
@@ -115,7 +115,7 @@ def check_dtype(tensor: Tensor) -> Iterator[Finding]:
         "error",
         tensor.names[0],
         tuple(others),
-        f"{len(others)} of {len(tensor.shards)} ranks have a different element type: {dtype} on rank {rank}, where "
+        f"{len(others):,} of {len(tensor.shards):,} ranks have a different element type: {dtype} on rank {rank}, where "
         f"most ranks have {usual}",
         cause="The tensor was cast, or loaded, by a rule that depends on the rank",
         fix=f"cast to torch.{usual} on every rank before the model is sharded",
@@ -143,8 +143,8 @@ def _disagreeing(case: Case) -> Finding:
         "error",
         case.name,
         tuple(others),
-        f"{len(others)} of {len(case.shards)} ranks claim a different layout: {own} on rank {rank}, where most claim "
-        f"{case.claimed_text}",
+        f"{len(others):,} of {len(case.shards):,} ranks claim a different layout: {own} on rank {rank}, where most "
+        f"claim {case.claimed_text}",
         claimed=case.claimed_text,
         cause="The placements were chosen by a rule that depends on the rank",
         fix="give every rank of the mesh the same placements",
@@ -164,7 +164,7 @@ def _wrong_local_shape(case: Case) -> Finding:
         "error",
         case.name,
         tuple(sorted(case.rank(coord) for coord in wrong)),
-        f"{len(wrong)} of {len(case.shards)} ranks have a local shape that does not match their placements: "
+        f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
         f"{list(own)} on rank {case.rank(coord)}, where {case.claimed_text} gives {list(wanted)}"
         + (f": {fits.sentence}" if named else ""),
         claimed=case.claimed_text,

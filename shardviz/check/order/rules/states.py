@@ -52,7 +52,7 @@ def _compared(tensor: Tensor, name: str, text: str) -> Finding | None:
         "error",
         name,
         tuple(sorted(shard.rank for shard in wrong)),
-        f"the optimizer's state is {own} on {len(wrong)} of {len(tensor.shards)} ranks, not the intended {text}",
+        f"the optimizer's state is {own} on {len(wrong):,} of {len(tensor.shards):,} ranks, not the intended {text}",
         claimed=write(first.layout) if first.layout is not None else "",
         held=own,
         intended=text,

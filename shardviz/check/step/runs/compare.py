@@ -102,7 +102,7 @@ def _of_batch(points: Mapping[Place, Pair]) -> list[Departure]:
 def _weights(kind: Kind, differ: Sequence[tuple[str, Pair]], total: int, why: str) -> Departure:
     name, pair = differ[0]
     names = listed([one for one, _ in differ], MAX_LISTED)
-    sentence = f"{len(differ)} of {total} weights differ before the step: {names}; {_apart(pair)}"
+    sentence = f"{len(differ):,} of {total:,} weights differ before the step: {names}; {_apart(pair)}"
     return Departure(kind, name, "", sentence, why)
 
 

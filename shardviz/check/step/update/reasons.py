@@ -222,8 +222,8 @@ def of_another_order(one: Compared, ranks: Sequence[int]) -> Why | None:
     got, due = parts[0]
     moved = int(np.count_nonzero(np.abs(got - due) > one.tolerance))
     return Why(
-        f"the optimizer's state is in another order within its part: {moved} of {got.size} elements of rank {ranks[0]} "
-        "are out of place",
+        f"the optimizer's state is in another order within its part: {moved:,} of {got.size:,} elements of rank "
+        f"{ranks[0]} are out of place",
         "The state was cut, joined or flattened in another order than its weight: rows of another layout, or a "
         "permutation of the weight that its state did not go through",
         "do with the state what was done with the weight: the same permutation, the same split, the same transposition",

@@ -216,7 +216,9 @@ def _finding(dump: Dump, one: Compared, wrong: Mapping[int, tuple[float, float]]
     held, due = wrong[ranks[0]]
     off = f"rank {ranks[0]} has {number(held)} where {number(due)} is due"
     why = _why(dump, one, ranks)
-    text = f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks)} of {len(one.reduced)} ranks"
+    text = (
+        f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks):,} of {len(one.reduced):,} ranks"
+    )
     return Finding(
         "wrong-value",
         "error",

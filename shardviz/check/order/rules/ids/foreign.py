@@ -114,7 +114,7 @@ def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Se
         "error",
         case.name,
         _ranks(case, foreign),
-        f"{len(foreign)} of {len(case.shards)} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
+        f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
         f"{case.rank(coord)} starts with element {at} of {of_it}",
         claimed=case.claimed_text,
         held=f"the elements of {listed(names, MAX_RANKS)}",

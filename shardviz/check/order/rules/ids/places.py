@@ -128,7 +128,7 @@ def _explained(case: Case) -> Finding:
     what = "do not hold the elements their placements claim"
     if kind == "misordered-within-shard":
         what = "hold the right elements in the wrong order"
-    text = f"{len(wrong)} of {len(case.shards)} ranks {what}{advice.clause}"
+    text = f"{len(wrong):,} of {len(case.shards):,} ranks {what}{advice.clause}"
     return _finding(case, kind, wrong, text, explanations[0].held, advice)
 
 

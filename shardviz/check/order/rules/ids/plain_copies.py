@@ -77,7 +77,7 @@ def _zeros(case: Case, odd: list[Coord]) -> Finding:
         case.name,
         tuple(sorted(map(case.rank, odd))),
         f"{_ranks(case, odd)} hold{'s' if len(odd) == 1 else ''} only zeros where the other "
-        f"{len(case.shards) - len(odd)} of {len(case.shards)} ranks hold all of it",
+        f"{len(case.shards) - len(odd):,} of {len(case.shards):,} ranks hold all of it",
         held=f"zeros on {_ranks(case, odd)}",
         cause="The buffer was made again there (to_empty, zeros_like, a module built again) and never written: buffers "
         "are neither sharded nor synchronised, and one with persistent=False is in no checkpoint",
@@ -95,8 +95,8 @@ def _reordered(case: Case, odd: list[Coord]) -> Finding:
         "error",
         case.name,
         tuple(sorted(map(case.rank, odd))),
-        f"{len(odd)} of {len(case.shards)} ranks hold all of it in another order than the others, whose copies are in "
-        f"order: on {where} {fits.held}",
+        f"{len(odd):,} of {len(case.shards):,} ranks hold all of it in another order than the others, whose copies are "
+        f"in order: on {where} {fits.held}",
         held=f"on {where}: {fits.held}",
         cause="The copies were not made by the same code: what made or changed these depends on the rank",
         fix=f"make it alike on every rank, or torch.distributed.broadcast it; where {where} is to read it in another "
