@@ -220,6 +220,7 @@ class Checkpoint:
         kind: Which format it is in: `DCP`, `safetensors`.
         tensors: Its tensors by name.
         objects: What else it has, such as an optimizer's settings, by name.
+        values: Such objects that were read together with its headers.
         indexed: The file that an index names for each tensor; empty without an index.
         tied: Whether its own settings say that input and output embeddings are one tensor.
         problems: What was found wrong while its files were laid out.
@@ -231,6 +232,7 @@ class Checkpoint:
     kind: str
     tensors: Mapping[str, Saved]
     objects: Mapping[str, Place] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     indexed: Mapping[str, str] = field(default_factory=dict)
     tied: bool = False
     problems: tuple[Problem, ...] = ()

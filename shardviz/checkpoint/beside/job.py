@@ -150,6 +150,7 @@ class Job:
         tensors: Its weights by name, as they were captured first.
         without_values: Names of which it says where their elements are, and not what they are.
         objects: Nothing: a dump has no other objects.
+        values: Nothing, too.
     """
 
     path: Path
@@ -157,6 +158,7 @@ class Job:
     tensors: Mapping[str, Live]
     without_values: tuple[str, ...] = ()
     objects: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:

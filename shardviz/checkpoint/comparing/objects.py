@@ -1,7 +1,4 @@
-"""Objects of DCP folders other than tensors, such as a step, a learning rate or a loader's state: compared by value.
-
-Of safetensors and torch.save only tensors are compared.
-"""
+"""Objects of DCP folders and torch.save's files other than tensors, such as a step or a learning rate: by value."""
 
 from __future__ import annotations
 
@@ -36,11 +33,11 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
         after: The second.
         renamed: Whether names of the one stand for others of the second: then an object may have another name, too.
     """
-    both = [name for name in before.objects if name in after.objects]
+    both = [name for name in _names(before) if name in _names(after)]
     found = [one for name in both if (one := _compared(name, before, after)) is not None]
     notes: list[str] = []
     for at, (own, other) in enumerate(((before, after), (after, before))):
-        lone = [name for name in own.objects if name not in other.objects]
+        lone = [name for name in _names(own) if name not in _names(other)]
         kept = [] if renamed or not both else list(_lost(lone, other))
         side = ("first", "second")[at]
         found += [
@@ -51,6 +48,10 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
             some = listed(map(printable, rest), MAX_NAMES)
             notes.append(f"not compared: {counted(len(rest), 'object')} that only the {side} has, such as {some}")
     return found, [*notes, *_files(before, after)]
+
+
+def _names(checkpoint: Checkpoint) -> dict[str, None]:
+    return dict.fromkeys([*checkpoint.objects, *checkpoint.values])
 
 
 def _lost(names: Collection[str], other: Checkpoint) -> Iterator[str]:
@@ -78,15 +79,18 @@ def _compared(name: str, before: Checkpoint, after: Checkpoint) -> Outcome | Non
     except DumpError as error:
         return outcome.became("not-compared", f"an object whose bytes differ: {error.message}")
     if _has_types(old) or _has_types(new):
-        return outcome.became("not-compared", "an object whose bytes differ, and that has more than plain values")
+        differs = "whose bytes differ, and " if name in before.objects and name in after.objects else ""
+        return outcome.became("not-compared", f"an object {differs}that has more than plain values")
     return (
         None if old == new or repr(old) == repr(new) else outcome.became("other", f"{_short(old)} became {_short(new)}")
     )
 
 
 def _bytes_of(checkpoint: Checkpoint, name: str) -> bytes | None:
-    place = checkpoint.objects[name]
+    place = checkpoint.objects.get(name)
     try:
+        if place is None:
+            return None
         with (checkpoint.folder / place.file).open("rb") as file:
             file.seek(place.start)
             return file.read(place.size)
@@ -95,6 +99,8 @@ def _bytes_of(checkpoint: Checkpoint, name: str) -> bytes | None:
 
 
 def _value(checkpoint: Checkpoint, name: str) -> Any:
+    if name in checkpoint.values:
+        return checkpoint.values[name]
     place = checkpoint.objects[name]
     return read_object(checkpoint.folder / place.file, place.start, place.size, name)
 

@@ -40,8 +40,12 @@ def read_torch_file(path: Path) -> Checkpoint:
     archive = open_archive(path)
     tensors: dict[str, Saved] = {}
     problems: list[Problem] = []
+    values: dict[str, Any] = {}
     for parts, made in _leaves(archive.found, ()):
         name = printable(".".join(parts))
+        if type(made) is not Made:
+            values[name] = made
+            continue
         saved = whole(archive, made, name, path.parent)
         if saved is not None:
             tensors[name] = saved
@@ -49,7 +53,7 @@ def read_torch_file(path: Path) -> Checkpoint:
             problems.append(Problem("", name, "it is not stored row by row: save it with .contiguous()"))
     if not tensors and not problems:
         raise DumpError(f"{path} has no tensor in a state dict", "save model.state_dict(), not the model itself")
-    return Checkpoint(path, "torch.save", tensors, problems=tuple(problems))
+    return Checkpoint(path, "torch.save", tensors, values=values, problems=tuple(problems))
 
 
 def _refuse_bare_pickle(path: Path) -> None:
@@ -62,16 +66,17 @@ def _refuse_bare_pickle(path: Path) -> None:
             )
 
 
-def _leaves(found: Any, parts: Parts) -> Iterator[tuple[Parts, Made]]:
-    """Yield what may be a tensor, each with its names level by level; no deeper than `MAX_DEPTH`."""
+def _leaves(found: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
+    """Yield what is not a dict, each with its names level by level; no deeper than `MAX_DEPTH`."""
     stack = [(parts, found)]
     seen = 0
     while stack and seen < MAX_TENSORS:
         at, one = stack.pop()
         seen += 1
-        if type(one) is Made and at:
-            yield at, one
-        elif type(one) is dict and len(at) < MAX_DEPTH:
+        if type(one) is not dict:
+            if at:
+                yield at, one
+        elif len(at) < MAX_DEPTH:
             names = [(str(key), value) for key, value in one.items() if type(key) in (str, int)]
             stack += [((*at, name), value) for name, value in reversed(names)]
 
