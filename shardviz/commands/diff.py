@@ -35,6 +35,8 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     import argparse
 
+    from shardviz.check.step.runs.departure import StepDifference
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
@@ -93,6 +95,15 @@ def run(args: argparse.Namespace) -> int:
     return compared(args.before, args.after, style, args.color, **where)
 
 
+def _refuse_steps_that_began_apart(step: StepDifference) -> None:
+    """Say why two jobs' steps have no picture: other weights or rows went in, so that no module was compared."""
+    if step.departures and step.departures[0].kind in ("weights", "batch"):
+        raise ShardvizError(
+            f"a picture shows where two steps part, and these begin apart: {step.departures[0].sentence}",
+            "leave out -o for the whole report; trace both jobs again from the same weights and rows",
+        )
+
+
 def compared(
     before: Path, after: Path, style: str, colour: str, *, strict: bool = False, output: Path | None = None
 ) -> int:
@@ -125,6 +136,7 @@ def compared(
         write_json(found | {"step": found["step"] | step_json(difference.step)}, output)
     elif style == "html":
         if difference.step.beside is None:
+            _refuse_steps_that_began_apart(difference.step)
             refuse_picture("dumps without the steps of two jobs")
         write_markup(difference_html(f"{before.name} and {after.name}", difference.step), output)
     else:

@@ -218,3 +218,14 @@ def test_a_tensor_of_which_a_rank_left_no_file_is_not_said_to_be_in_order(tmp_pa
     assert {name: row.verdict for name, row in listed_rows(dump, report)} == {"cut": "unknown", "bias": "unknown"}
     whole = dump_of(read_files(make_dump(tmp_path / "e.shardviz", parse_mesh("tp=4"), tensors)))
     assert {row.verdict for _, row in listed_rows(whole, report_on(whole))} == {"good"}
+
+
+def test_many_names_of_one_finding_are_wrapped_at_the_terminals_width() -> None:
+    names = ("embed.weight", "layers.0.attn.wqkv.weight", "layers.0.up.weight", "layers.1.down.bias", "head.weight")
+    one = Finding("misordered", "error", names[0], (0, 1), "rows are elsewhere", held="[8/tp]")
+    whole = replace(one, members=tuple(replace(one, tensor=name) for name in names))
+    lines = [text.plain for text in findings_lines([whole], Terminal(width=80))]
+    at = next(number for number, text in enumerate(lines) if text.startswith("  tensors "))
+    assert len(lines[at]) <= 80
+    assert lines[at + 1].startswith("            ")
+    assert "head.weight" in lines[at + 1]

@@ -41,7 +41,11 @@ def headline(finding: Finding, terminal: Terminal) -> list[Text]:
 def _finding_lines(finding: Finding, terminal: Terminal) -> list[Text]:
     lines = headline(finding, terminal)
     for title, text in finding.layouts:
-        lines.append(line((f"  {title:<{INDENT - 2}}", DIM), (printable(text), "bold")))
+        if title == "tensors":
+            start = line((f"  {title:<{INDENT - 2}}", DIM))
+            lines += wrapped(printable(text), terminal.width, start, INDENT)
+        else:  # layouts are copied, so no line breaks inside
+            lines.append(line((f"  {title:<{INDENT - 2}}", DIM), (printable(text), "bold")))
     for title, text in finding.advice:
         start = line((f"  {title:<{INDENT - 2}}", DIM))
         lines += wrapped(printable(text), terminal.width, start, INDENT)

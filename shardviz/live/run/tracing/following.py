@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -71,7 +73,7 @@ class Follower:
 
         register_optimizer_step_pre_hook(before)
         register_optimizer_step_post_hook(after)
-        atexit.register(quietly, "the trace of a step", self._finish, "no optimizer stepped after it")
+        atexit.register(quietly, "the trace of a step", self._end_with_process)
 
     def visit(self, module: nn.Module) -> None:
         """Begin if the module that is called is the model that is trained, or a part of it, and its step has come."""
@@ -106,7 +108,15 @@ class Follower:
             if wanted & _parameters(optimizer):
                 self._finish("")
 
-    def _finish(self, problem: str) -> None:
+    def _end_with_process(self) -> None:
+        # Python keeps here what it printed a traceback of.
+        raised: BaseException | None = getattr(sys, "last_value", None)
+        if raised is None:
+            self._finish("no optimizer stepped after it")
+        else:
+            self._finish(f"the job raised {type(raised).__name__} before an optimizer stepped", broke_off=True)
+
+    def _finish(self, problem: str, *, broke_off: bool = False) -> None:
         step, self._step = self._step, None
         if step is None or os.getpid() != self._process:
             return
@@ -114,7 +124,7 @@ class Follower:
         for handle in self._handles:
             handle.remove()
         with nested(), torch.no_grad():
-            self.write(step, problem)
+            self.write(replace(step, broke_off=broke_off), problem)
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:

@@ -44,6 +44,7 @@ class Step:
         number: Which optimizer step it is, counted from 1.
         most: Of each weight and its gradient no more elements are kept.
         weights: This rank's part of the weights before the step.
+        broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
     """
 
     root: nn.Module
@@ -51,6 +52,7 @@ class Step:
     number: int
     most: int
     weights: Sequence[Local]
+    broke_off: bool = False
 
 
 def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
@@ -73,13 +75,14 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     """
     rank, num_ranks = _place()
     seen = Capture(rank, num_ranks, run_id=_run_id())
-    for local in (*step.weights, *_gradients(step)):
+    for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
         seen.add_values(local, "step")
     _add_points(seen, step.trace)
     for name, ranks in _groups(num_ranks):
         seen.add_group(name, ranks)
     if problem:
-        seen.not_checked.append(("", f"the end of the step: {problem}"))
+        unseen = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
+        seen.not_checked.append(("", f"{unseen}: {problem}"))
     if step.trace.left_out:
         seen.not_checked.append(("", step.trace.left_out))
     folder.mkdir(exist_ok=True)

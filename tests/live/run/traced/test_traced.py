@@ -209,6 +209,45 @@ def test_two_jobs_of_one_process_are_compared(alone, tmp_path):
     assert done.returncode == 0
 
 
+BROKEN_OFF = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(8, 8)).square().mean().backward()
+if "raise" in sys.argv:
+    model[0].weight.grad *= 2
+    raise RuntimeError("a reduction failed")
+optimizer.step()
+"""
+
+
+@nightly
+def test_gradients_of_a_step_in_which_the_job_raised_are_not_judged(tmp_path):
+    (tmp_path / "train.py").write_text(BROKEN_OFF)
+    one, other = (
+        run(tmp_path, name, sys.executable, "train.py", *does) for name, does in (("a", ()), ("b", ["raise"]))
+    )
+    step, _ = diff(one, other)
+    assert step["departures"] == []
+    assert "gradients of weights: the job raised RuntimeError before an optimizer stepped" in str(step["not_compared"])
+
+
+@nightly
+def test_a_picture_of_steps_that_begin_with_other_weights_is_refused_with_their_names(tmp_path):
+    (tmp_path / "train.py").write_text(BROKEN_OFF)
+    (tmp_path / "seeded.py").write_text(BROKEN_OFF.replace("seed(0)", "seed(1)"))
+    one, other = (run(tmp_path, name, sys.executable, f"{name}.py") for name in ("train", "seeded"))
+    command = (sys.executable, "-m", "shardviz", "diff", str(one), str(other), "-o", str(tmp_path / "x.html"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "these begin apart: " in done.stderr
+    assert "weights differ already before the step" in done.stderr
+
+
 WATCHED = """
 import sys
 import torch
