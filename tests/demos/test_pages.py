@@ -14,9 +14,9 @@ from tests.demos.pages import pictures, rewritten, steps, without_what_varies
 from tests.lanes import at_night
 
 ROOT = Path(__file__).parents[2]
-AT_NIGHT = ("live_bug", "plan", "to_3d", "convert", "two_jobs", "checkpoints", "jobs")
+AT_NIGHT = ("live_bug", "plan", "to_3d", "convert", "two_jobs", "checkpoints", "jobs", "round_trips", "hsdp")
 SLOW = [ROOT / "demos" / name / "README.md" for name in AT_NIGHT]
-"""Pages whose commands take ten seconds to half a minute: a plan of 16,384 ranks, jobs of their own, many files."""
+"""Pages whose commands take five seconds to half a minute: a plan of 16,384 ranks, jobs of their own, many files."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "demos").rglob("*.md"))]
 DIFFERS = "the page differs; SHARDVIZ_GOLDEN=write pytest tests/demos writes it again, look at the difference"
