@@ -32,14 +32,14 @@ class Row:
     Attributes:
         mesh: The mesh.
         bytes: Bytes of the fullest rank.
-        crossing: Bytes that the busiest rank receives in groups that cross nodes.
+        crossing: Bytes the busiest rank receives in groups that cross nodes; None where the size of a node is not given.
         failed: Why it was not planned; empty where it was.
         without_step: Why activations and collectives are not in it; empty where they are.
     """
 
     mesh: Mesh
     bytes: int = 0
-    crossing: int = 0
+    crossing: int | None = None
     failed: str = ""
     without_step: str = ""
 
@@ -49,7 +49,8 @@ def row_of(ranks: PlannedRanks) -> Row:
     amounts = Amounts(ranks)
     has_step = all(part.peak is not None for part in ranks.plan.parts)
     without = "" if has_step else ranks.plan.without_step or NO_STEP
-    return Row(ranks.mesh, int(amounts.together.max()), crossing(ranks.plan, ranks.mesh), without_step=without)
+    across = crossing(ranks.plan, ranks.mesh) if ranks.plan.node else None
+    return Row(ranks.mesh, int(amounts.together.max()), across, without_step=without)
 
 
 def bytes_of(text: str) -> int:
@@ -81,10 +82,12 @@ def choice_lines(rows: Sequence[Row], memory: int) -> Iterator[Text]:
     """
     planned = [row for row in rows if not row.failed]
     fits = [row for row in planned if not memory or row.bytes <= memory]
-    fits.sort(key=lambda row: (bool(row.without_step), row.crossing, row.bytes))
-    cells = [[str(row.mesh), bytes_text(row.bytes), _crossing(row)] for row in fits]
-    if cells:
-        yield from table([["mesh", "fullest rank", "crosses nodes"], *cells])
+    fits.sort(key=lambda row: (bool(row.without_step), row.crossing or 0, row.bytes))
+    if fits:
+        cells = [["mesh", "fullest rank", "crosses nodes"]]
+        cells += [[str(row.mesh), bytes_text(row.bytes), _crossing(row)] for row in fits]
+        has_nodes = any(row.crossing is not None for row in fits)
+        yield from table(cells if has_nodes else [own[:2] for own in cells])
     yield from _without_step(fits)
     large = [row for row in planned if row not in fits]
     if large:
@@ -106,4 +109,4 @@ def _without_step(rows: Sequence[Row]) -> Iterator[Text]:
 
 
 def _crossing(row: Row) -> str:
-    return "not known" if row.without_step else bytes_text(row.crossing)
+    return "not known" if row.without_step or row.crossing is None else bytes_text(row.crossing)

@@ -276,6 +276,8 @@ def test_meshes_that_fit_are_listed_and_each_is_what_its_own_plan_says(
     alone = printed(capfd, "plan", str(mine), "--mesh", "2,2", "--node", "2")
     together = next(line for line in alone.splitlines() if line.startswith("together")).split()[1:3]
     assert " ".join(together) in next(line for line in table.splitlines() if line.startswith("(dp=2, tp=2)"))
+    assert "crosses nodes" in table
+    assert "crosses nodes" not in printed(capfd, "plan", str(mine), "--gpus", "2")
     none = printed(capfd, "plan", str(mine), "--gpus", "4", "--memory", "1KB", code=1)
     assert "3 meshes need more than 1000 B" in none
 
