@@ -32,7 +32,7 @@ class Row:
     Attributes:
         mesh: The mesh.
         bytes: Bytes of the fullest rank.
-        crossing: Bytes the busiest rank receives in groups that cross nodes; None where the size of a node is not given.
+        crossing: Bytes the busiest rank receives in groups that cross nodes; None where no node size is given.
         failed: Why it was not planned; empty where it was.
         without_step: Why activations and collectives are not in it; empty where they are.
     """
