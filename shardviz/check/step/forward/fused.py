@@ -91,9 +91,9 @@ def _of_segments(name: str, shape: tuple[int, ...], odd: str, axis: str, sizes: 
         f"{name} in one stretch",
         f"The model reads {name} as {count} fused segments ({listed}, {called}), and one stretch gives a rank all of "
         "one segment and nothing of another",
-        f"cut every segment by itself, here and in layers that are cut alike, which is {due}: torch.cat(["
-        f"segment.chunk(n)[rank] for segment in weight{split}]){local}. If the model reads segments side by side (head by head, unflatten), the cut is "
-        f"right: then look at {odd} and what it is given",
+        f"cut every segment by itself, which is {due}, here and in layers cut alike: "
+        f"torch.cat([segment.chunk(n)[rank] for segment in weight{split}]){local}. If the model reads segments side by "
+        f"side (head by head, unflatten), the cut is right: then look at {odd} and what it is given",
         tensor=name,
         claimed=due if equal else "",
         held=f"[{shape[0]}/{axis}, {rest}]",
