@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
 Kept = Literal["stamped", "initial"]
+LAYOUT = ("shape", "claimed")
+"""What is another where ranks hold other parts; a tensor that was cut by hand has the shape of one rank's part."""
 MOMENTS: tuple[Kept, ...] = ("stamped", "initial")
 ROLES = ("param", "buffer")
 KEPT = tuple((moment, role) for moment in MOMENTS for role in ROLES)
@@ -58,6 +60,7 @@ class Difference:
 
     Attributes:
         changes: Tensor by tensor, in the first dump's order.
+        relaid: Layouts that two jobs claim differently, as they may where their steps are what is compared.
         gained: Findings that only the second has.
         lost: Findings that only the first has.
         not_compared: What could not be compared, and why.
@@ -71,6 +74,7 @@ class Difference:
     not_compared: tuple[NotChecked, ...]
     num_compared: int = 0
     step: StepDifference = field(default_factory=StepDifference)
+    relaid: tuple[Change, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.gained or self.lost or self.step)
@@ -88,6 +92,7 @@ class Difference:
         return {
             "schema": 1,
             "changes": [asdict(change) for change in self.changes],
+            "relaid": [asdict(change) for change in self.relaid],
             "gained": [finding.to_json() for finding in self.gained],
             "lost": [finding.to_json() for finding in self.lost],
             "not_compared": [asdict(unchecked) for unchecked in self.not_compared],
@@ -107,15 +112,17 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
     elif not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
         results += [result for role in ROLES for result in _layout_changes(before, after, role)]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
+    relaid = [change for change in changes if step.is_of_jobs and change.aspect in LAYOUT]
     left = [result for result in results if isinstance(result, NotChecked)]
-    not_compared = (*(one for one in left if not (_is_of_values(one) and step.beside)), *step.not_compared)
+    not_compared = (*(one for one in left if not (_is_of_values(one) and step.is_of_jobs)), *step.not_compared)
     return Difference(
-        tuple(changes),
+        tuple(change for change in changes if change not in relaid),
         _only_in(other, one, after),
         _only_in(one, other, before),
         tuple(dict.fromkeys(not_compared)),
         sum(len(_kept(before, role).keys() & _kept(after, role).keys()) for role in ROLES),
         step,
+        tuple(relaid),
     )
 
 
@@ -146,7 +153,7 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
     for name in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(name), theirs.get(name)
         if one is None or other is None:
-            yield Change(name, "presence", _present(one), _present(other))
+            yield from _only_one_has(name, one or _kept(before, role).get(name), other or _kept(after, role).get(name))
             continue
         yield from _tensor_changes(name, one, other)
         if moment == "stamped":
@@ -155,6 +162,16 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
                 yield from _change(name, "held", was, now)
         elif before.files.planned is None and after.files.planned is None:
             yield from _value_changes(name, (before, one), (after, other))
+
+
+def _only_one_has(name: str, one: Tensor | None, other: Tensor | None) -> Iterator[Change | NotChecked]:
+    """Yield how a tensor compares that one dump has at a moment, and the other at another or not at all."""
+    if one is None or other is None:
+        yield Change(name, "presence", _present(one), _present(other))
+        return
+    yield from _tensor_changes(name, one, other)
+    which = "first" if one.moment == "stamped" else "second"
+    yield NotChecked(name, f"where its elements are: only the {which} dump has them", "values")
 
 
 def _kept(dump: Dump, role: str) -> dict[str, Tensor]:

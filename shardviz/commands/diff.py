@@ -6,7 +6,8 @@ rank claims which part, and which bytes of which file have it.
 
 Of two jobs that `shardviz run --trace` followed, on one rank or on many, their
 steps are compared, too: the weights and rows that they start from, then the
-first module, forward or backward, that is wrong in one, and why. The page of
+first module, forward or backward, that is wrong in one, and why. Such jobs may
+lay their weights out differently; that is no difference. The page of
 -o FILE.html has the step as a tree, with that module opened.
 
 Exits with 1 where they differ, with --strict also where a tensor could not be

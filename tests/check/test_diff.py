@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardviz.check.diff import compare
+from shardviz.check.diff import Change, Difference, compare
+from shardviz.check.step.runs.departure import StepDifference
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
@@ -105,6 +106,31 @@ def test_layouts_are_compared_where_only_one_dump_has_ids(tmp_path):
     same = [replace(tensor, moment="initial") for tensor in whole.tensors]
     difference = compare(whole, replace(whole, tensors=same))
     assert (difference.changes, difference.num_compared, difference.nothing_compared) == ((), 1, "")
+
+
+def test_a_tensor_whose_ids_one_dump_lacks_is_in_both(tmp_path):
+    whole = made(tmp_path / "a", {"w": "float32[12/tp, 12]", "norm": "float32[12]"})
+    ids, values = whole.tensors, [replace(tensor, moment="initial") for tensor in whole.tensors]
+    one = replace(whole, tensors=[ids[0], values[1]])
+    difference = compare(replace(whole, tensors=[*ids, values[0]]), replace(one, tensors=[*one.tensors, values[0]]))
+    assert difference.changes == ()
+    assert {left.tensor: left.why for left in difference.not_compared}["norm"] == (
+        "where its elements are: only the first dump has them"
+    )
+
+
+def test_layouts_of_two_jobs_whose_steps_agree_are_shown_and_change_nothing():
+    change = Change("w", "claimed", "[8/tp] on (tp=2)", "[8/tp] on (tp=4)")
+    others = [replace(change, tensor=name, before="[8] on (tp=2)") for name in ("layers.0.b", "layers.1.b")]
+    agree = StepDifference((), 3, agreement="the jobs agree", is_of_jobs=True)
+    difference = Difference((), (), (), (), 3, agree, (change, *others))
+    assert not difference
+    assert [line.plain for line in difference_lines(difference, Terminal())] == [
+        "✓ step: the jobs agree at 3 places, exactly",
+        "  layouts differ, as two jobs' may: w [8/tp] on (tp=2) and [8/tp] on (tp=4), and 1 other layout",
+        "✓ the jobs agree",
+    ]
+    assert [found["tensor"] for found in difference.to_json()["relaid"]] == ["w", "layers.0.b", "layers.1.b"]
 
 
 def test_two_dumps_that_share_nothing_to_compare_are_an_error(tmp_path, capsys):

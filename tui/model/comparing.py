@@ -49,7 +49,7 @@ def pairs(here: Document, there: Document, difference: Difference) -> list[Pair]
 
     compared = {role for _, role in KEPT}
     changes: dict[str, list[Change]] = {}
-    for change in difference.changes:
+    for change in (*difference.changes, *difference.relaid):
         changes.setdefault(change.tensor, []).append(change)
     ours, theirs = _entries(here), _entries(there)
     found = []

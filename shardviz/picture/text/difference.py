@@ -12,11 +12,13 @@ from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrappe
 from shardviz.text import counted, fold, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.text import Text
 
-    from shardviz.check.diff import Difference
+    from shardviz.check.diff import Change, Difference
     from shardviz.check.step.runs.departure import StepDifference
-from shardviz.picture.text.terminal import Terminal
+    from shardviz.picture.text.terminal import Terminal
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
@@ -27,6 +29,8 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
         lines += wrapped(printable(change.before), terminal.width, line(("  before  ", DIM)), 10)
         lines += [*wrapped(printable(change.after), terminal.width, line(("  after   ", DIM)), 10), line("")]
     lines += _step_lines(difference.step, terminal)
+    if difference.relaid:
+        lines += wrapped(printable(_relaid(difference.relaid)), terminal.width, line(("  ", DIM)), 2)
     for title, findings in (("findings lost", difference.lost), ("findings gained", difference.gained)):
         if findings:
             lines += [line((title, "bold")), *findings_lines(findings, terminal), line("")]
@@ -75,16 +79,25 @@ def agreement(step: StepDifference) -> str:
     return f"{text}: at most {step.farthest:.2g} of the size apart, where {step.allowed:.2g} is allowed"
 
 
+def _relaid(changes: Sequence[Change]) -> str:
+    """Say that two jobs lay tensors out differently, and show the first of them."""
+    (name, first), *others = fold((change.tensor, replace(change, tensor="")) for change in changes)
+    others_too = f", and {counted(len(others), 'other layout')}" if others else ""
+    return f"layouts differ, as two jobs' may: {name} {first.before} and {first.after}{others_too}"
+
+
 def _verdict(difference: Difference, terminal: Terminal) -> Text:
     but = counted(len(difference.not_compared), "comparison") + " not made" if difference.not_compared else ""
     if not difference and but:
         return line((f"{terminal.glyphs.unknown} no changes found; {but}", WARNING))
     if not difference:
-        return line((f"{terminal.glyphs.good} nothing changed", GOOD))
-    counts = (
-        counted(len(difference.changes), "change"),
-        *([counted(len(difference.step.departures), "difference") + " of the step"] if difference.step else []),
-        f"{counted(len(difference.gained), 'finding')} gained",
-        f"{counted(len(difference.lost), 'finding')} lost",
+        text = "the jobs agree" if difference.step.is_of_jobs else "nothing changed"
+        return line((f"{terminal.glyphs.good} {text}", GOOD))
+    found = (
+        (len(difference.changes), "change", ""),
+        (len(difference.step.departures), "difference", " of the step"),
+        (len(difference.gained), "finding", " gained"),
+        (len(difference.lost), "finding", " lost"),
     )
-    return line((f"{terminal.glyphs.differs} {', '.join(counts)}{f'; {but}' if but else ''}", BAD))
+    counts = ", ".join(f"{counted(count, what)}{which}" for count, what, which in found if count)
+    return line((f"{terminal.glyphs.differs} {counts}{f'; {but}' if but else ''}", BAD))

@@ -5,9 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.check.step.jobs.grid import mesh_of_groups
+from shardviz.check.step.jobs.starts import other_weights
+from shardviz.check.step.jobs.traces import Weight
 from shardviz.check.step.jobs.values import Kept, in_both, joined
 from shardviz.dump.arrays.sample import kept, strides_between, strides_for
 from shardviz.layout.mesh import Mesh
+from shardviz.layout.notation import parse
 from shardviz.layout.region import Region
 
 SHAPES = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
@@ -75,3 +78,23 @@ def test_rounding_on_a_gpu_may_be_that_of_tf32():
 def test_values_of_another_shape_are_no_sample():
     assert Kept.of((2, 2), np.ones((4, 2)), "float32") is None
     assert Kept.of((2, 2), np.ones(4), "float32") is None
+
+
+def weights(*parts, layouts=(None, None, None, None)):
+    made = [Kept.of(values.shape, values, "float64") for values in parts]
+    return {rank: Weight((64,), layout, part) for rank, (part, layout) in enumerate(zip(made, layouts, strict=False))}
+
+
+def test_rows_elsewhere_are_a_permutation_and_numbers_drawn_later_are_not():
+    drawn = np.random.default_rng(0).normal(size=80)
+    layout = parse("[64/dp]").layout(Mesh(("dp",), (4,)))
+    whole = weights(drawn[:64])[0]
+    for parts, is_permuted in (
+        ((drawn[32:64], drawn[:32]), True),  # two ranks' shards are exchanged
+        ((drawn[:16], drawn[:16], drawn[32:48], drawn[48:64]), True),  # one rank has another's
+        ((drawn[16:32], drawn[32:48], drawn[48:64], drawn[64:80]), False),  # a tensor less was drawn before it
+    ):
+        own = dict(zip(range(4), np.split(np.concatenate(parts), 4), strict=True))
+        ranks = weights(*own.values(), layouts=(layout,) * 4)
+        ((other,), count) = other_weights({"b": whole}, {"b": ranks}, {})
+        assert (other.name, other.is_permuted, count) == ("b", is_permuted, 1)

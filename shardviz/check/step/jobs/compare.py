@@ -116,12 +116,12 @@ def _compare(one: WholeJob, job: WholeJob) -> Attempt:
     others, num_weights = other_weights(params, parts, belongings)
     if others:
         departure = _of_weights(others, num_weights, job.name)
-        return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS))
+        return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS, is_of_jobs=True))
     rows = _rows_of(one, job)
     if rows.problem:
         why = "another batch, another order of data or another batch size per rank: give both jobs the same rows in all"
         departure = Departure("batch", "", "", f"{job.name}: {rows.problem}", why)
-        return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS))
+        return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
     judging = _judging(one, job, rows.order)
     return _beside(one, job, judging, Weights(params, grads, belongings))
 
@@ -205,6 +205,7 @@ def _beside(one: WholeJob, job: WholeJob, judging: Judging, weights: Weights) ->
         tuple(not_compared),
         "the jobs agree",
         Beside(evidence, tuple(found), other),
+        is_of_jobs=True,
     )
     return Attempt(difference, bool(found) and not found[0].generic, not not_compared)
 

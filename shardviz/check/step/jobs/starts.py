@@ -15,7 +15,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,7 +32,7 @@ class OtherWeight:
         name: Its name.
         rank: The first rank that has something else.
         apart: How far it is off, relative to the largest element; infinite where its shape fits nothing.
-        is_permuted: Whether the rank has the numbers of the first job's, at other places.
+        is_permuted: Whether ranks have the first job's numbers and no others, at other places.
     """
 
     name: str
@@ -169,9 +169,14 @@ def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Bel
             continue
         apart = _apart_as_laid_out(whole, part, belonging, rank)
         if apart > _allowed(whole.values, part.values):
-            is_permuted = bool(np.all(np.isin(part.values.values, whole.values.values)))
-            return OtherWeight(name, rank, apart, is_permuted and float(np.ptp(part.values.values)) > 0)
+            return OtherWeight(name, rank, apart, _is_permuted(whole.values, parts.values()))
     return None
+
+
+def _is_permuted(whole: Kept, parts: Iterable[Weight]) -> bool:
+    """Whether every rank has a weight's numbers and no others; a few ranks may where a seed drew them later."""
+    kept = [part.values.values for part in parts if part.values is not None]
+    return all(np.isin(one, whole.values).all() for one in kept) and any(np.ptp(one) > 0 for one in kept)
 
 
 def _apart_as_laid_out(whole: Weight, part: Weight, belonging: Belonging | None, rank: int) -> float:

@@ -68,6 +68,7 @@ class StepDifference:
         not_compared: What was not compared, and why.
         agreement: Who agrees at the places that were compared.
         beside: One job's step beside the other's; None where probes' steps, or nothing, was compared.
+        is_of_jobs: Whether the steps are two jobs', which may lay tensors out differently.
     """
 
     departures: tuple[Departure, ...] = ()
@@ -78,6 +79,7 @@ class StepDifference:
     not_compared: tuple[NotChecked, ...] = ()
     agreement: str = "the unsharded models agree"
     beside: Beside | None = field(default=None, compare=False, repr=False)
+    is_of_jobs: bool = False
 
     def __bool__(self) -> bool:
         return any(not one.is_expected for one in self.departures)

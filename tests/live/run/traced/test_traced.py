@@ -175,10 +175,11 @@ def run_on_ranks(folder, name, job):
 @nightly
 @pytest.mark.parametrize("pair", TWO_RIGHT, ids=lambda pair: f"{pair[0]} beside {pair[1]}")
 def test_right_jobs_on_several_ranks_agree(tmp_path, pair):
-    step, _ = diff(*(run_on_ranks(tmp_path, name, job) for name, job in zip(("one", "other"), pair, strict=True)))
+    step, done = diff(*(run_on_ranks(tmp_path, name, job) for name, job in zip(("one", "other"), pair, strict=True)))
     assert step["departures"] == []
     assert step["num_compared"] > 40
     assert step["not_compared"] == []
+    assert done.returncode == 0, done.stdout
 
 
 @nightly
