@@ -100,3 +100,29 @@ def test_a_tie_that_to_empty_broke_before_sharding_is_named(mesh, tmp_path, ties
     torch.distributed.barrier()
     found = [(one.kind, one.tensor) for one in check_dump(tmp_path / "job.shardviz").findings]
     assert found == ([] if ties else [("untied", "head.weight")])
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("differs", [True, False])
+def test_a_job_that_ties_what_a_file_has_as_two_tensors_is_noted_where_they_differ(mesh, tmp_path, differs):
+    torch.manual_seed(1)
+    whole = {name: value.detach().clone() for name, value in Tied().state_dict().items() if "scale" not in name}
+    whole["head.weight"] += differs * torch.randn(32, 16)
+    if mesh.get_rank() == 0:
+        save_file(whole, tmp_path / "weights.safetensors")
+    torch.distributed.barrier()
+    model, seen = Tied(), Watch(tmp_path / "job.shardviz")
+    seen.sources.append(Opened(tmp_path / "weights.safetensors"))
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            one.copy_(whole[name])
+    seen.remember(model)
+    fully_shard(model, mesh=mesh)
+    assert take(seen, model, tmp_path / "job.shardviz").kind == "captured"
+    torch.distributed.barrier()
+    report = check_dump(tmp_path / "job.shardviz")
+    assert not report.findings
+    assert [one.why for one in report.not_checked if not one.tensor] == [
+        "whether head.weight should be tied: the job has it as embed.weight, and weights.safetensors has two different "
+        "tensors under these names"
+    ] * differs

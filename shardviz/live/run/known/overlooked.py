@@ -55,12 +55,13 @@ class Misfit:
 
     Attributes:
         at: The file's place among the tensor's candidates.
-        state: `similar` to the file's values, of `another` tensor of the file, or `unlike` anything in it.
+        state: `similar` to the file's values, of `another` tensor of the file, `unlike` anything in it, or `tied` to a
+            tensor that holds what the file has of that one.
         holds: The name of that other tensor, or its own where its elements are in another order.
     """
 
     at: int
-    state: Literal["similar", "another", "unlike"]
+    state: Literal["similar", "another", "unlike", "tied"]
     holds: str = ""
 
     @property
@@ -86,12 +87,15 @@ def misfits(
             if one.path in of_files:
                 of_files[one.path][name] = one.entry
     mine: dict[str, Misfit] = {}
-    tied = {local.values.data_ptr() for local in locals_ if local.name in held}
+    tied = {local.values.data_ptr(): local.name for local in locals_ if local.name in held and local.values.numel()}
     for local in locals_:
         some = of_all.get(local.name, [])
         at = _file_of(local, some, used)
-        is_open = local.name not in held and local.values.data_ptr() not in tied
-        if is_open and at is not None and _was_loaded_before(local, some):
+        if at is None or local.name in held:
+            continue
+        if local.values.data_ptr() in tied:
+            mine[local.name] = Misfit(at, "tied", tied[local.values.data_ptr()])
+        elif _was_loaded_before(local, some):
             mine[local.name] = _misfit(local, at, some[at].entry, of_files.get(some[at].path, {}))
     found: dict[str, Misfit] = {}
     for of_rank in of_all_ranks(mine):
@@ -178,6 +182,11 @@ def _of_a_part(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterato
         yield (
             f"whether all of {name} was to be loaded: {counted(num_used, 'tensor')} {hold} what it has of them, but "
             f"{_names(unlike)} {have} the values from before sharding, which are not in it"
+        )
+    for one, holds in ((one, misfit.holds) for one, misfit in some.items() if misfit.state == "tied"):
+        yield (
+            f"whether {printable(one)} should be tied: the job has it as {printable(holds)}, and {name} has two "
+            "different tensors under these names"
         )
     others = {one: misfit.holds for one, misfit in some.items() if misfit.state == "another"}
     for one, holds in islice(others.items(), MOST_NAMES):
