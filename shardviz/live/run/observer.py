@@ -218,10 +218,11 @@ class Observer:
         self._end_if_done()
 
     def stepping(self, optimizer: Any) -> None:
-        """Capture the sharded models that an optimizer is about to change, if none of their modules was called."""
+        """Capture the sharded models of which no module was called: those that it changes, and averages of weights."""
         wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
-            if module not in self._captured and any(id(one) in wanted for one in module.parameters()):
+            is_due = any(id(one) in wanted for one in module.parameters()) or _is_frozen(module)
+            if module not in self._captured and is_due:
                 self._take(module)
 
     # Calls of modules
@@ -306,6 +307,11 @@ def _loads(options: Options) -> Loads | None:
 
 def _failed(root: nn.Module) -> Note:
     return Note("not-captured", rank_here(), f"{name_of(root)}: the capture failed, as was reported when it did")
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether a model has its values and no optimizer will change them: a moving average of another's, for one."""
+    return not _is_on_meta(module) and not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_on_meta(module: nn.Module) -> bool:

@@ -129,6 +129,27 @@ def test_two_models_of_the_same_names_are_two_dumps(tmp_path):
     assert findings(ran, 2) == [("misordered", "2.weight")]
 
 
+AVERAGED = (
+    SHARDED
+    + """
+average = build().requires_grad_(False)
+fully_shard(average)
+if sys.argv[1:]:
+    exchange(average[0].weight)
+train(model)
+"""
+)
+
+
+@nightly
+@pytest.mark.parametrize(("words", "found"), [((), []), (("broken",), [("misordered", "0.weight")])])
+def test_a_moving_average_that_is_never_called_is_captured_too(tmp_path, words, found):
+    ran = run(tmp_path, AVERAGED, words=words)
+    assert ran.code == bool(found), ran.err
+    assert findings(ran) == []
+    assert findings(ran, 2) == found
+
+
 @nightly
 def test_a_job_that_never_shards_is_not_silent(tmp_path):
     ran = run(tmp_path, "train(build())\n")
