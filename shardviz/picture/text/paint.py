@@ -118,10 +118,11 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
     mask, mixed = (cell.claimed, cell.claimed_mixed) if is_claimed else (cell.held, cell.held_mixed)
     if frame.lit is not None and not mask >> frame.lit & 1:
         return _look(frame, (), "unlit", mask)
+    is_marked = frame.sides.marks and cell.different
     if not mask:
-        return _look(frame, ("nobody", "?"), "nobody", mask)
+        return _look(frame, ("≠ nobody", "≠") if is_marked else ("nobody", "?"), "nobody", mask)
     names = rank_labels(mask, frame.sides.colouring, many=mixed)
-    if frame.sides.marks and cell.different:
+    if is_marked:
         return _look(frame, (*(f"≠ {name}" for name in names), "≠"), "elsewhere", mask)
     own = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
