@@ -121,7 +121,7 @@ def test_parts_that_lack_a_sum_lie_above_their_sum(tmp_path: Path) -> None:
     finding = of_kind(report_on(dump), "unreduced-gradient")
     found = exhibit_of(dump, finding)
     assert found is not None
-    assert found.caption == "one element of the gradient on each rank, and their sum over dp and tp"
+    assert found.caption == "one element of the gradient on ranks 0-3, and their sum over dp and tp"
     assert [row.title for row in found.rows] == ["rank 0", "rank 1", "rank 2", "rank 3", "their sum"]
     assert [row.cells[-2].text for row in found.rows] == ["0.1", "0.2", "0.3", "0.4", "1"]
     assert [row.cells[-2].is_wrong for row in found.rows] == [True] * 4 + [False]

@@ -68,6 +68,11 @@ class Exhibit:
     left_out: int = 0
     sums_up: bool = False
 
+    @property
+    def shown(self) -> int:
+        """How many rows come before those that are left out."""
+        return len(self.rows) - self.sums_up
+
 
 def exhibit(
     caption: str, heads: Sequence[str], rows: Sequence[Row], left_out: int = 0, *, sums_up: bool = False

@@ -101,11 +101,11 @@ def _parts_and_whole(
     due = one.wanted_of(ranks[0]).ravel()
     at = int(np.argmax(np.max([_off(one.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
     rows = [_row_at(one, [rank], "", at) for rank in ranks[: MOST_ROWS - 1]]
-    left_out = len(one.reduced) - len(rows)
+    left_out = len(ranks) - len(rows)
     what, words = WHAT[one.role], REDUCTION_WORDS[kind]
     rows.append(_whole_row(f"their {words}", whole.ravel()[at], due[at], one.tolerance))
     caption = f"one element of the {what}" if one.wanted.ndim else f"the {what}"
-    caption += f" on each rank, and their {words} over {' and '.join(axes)}"
+    caption += f" on {title_of(ranks)}, and their {words} over {' and '.join(axes)}"
     return exhibit(caption, HEADS, rows, left_out, sums_up=True)
 
 

@@ -235,7 +235,7 @@ def _about_layout(subject: Subject) -> list[str]:
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
         count = math.prod(layout.mesh.axis_size(axis) for axis in copied)
-        equal = "" if subject.findings else "equal "
+        equal = "equal " if subject.is_checked and not subject.findings else ""
         found.append(f"{equal}copies along {' and '.join(copied)}: {count:,} ranks hold each part")
     for axis, op in layout.partial:
         found.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")

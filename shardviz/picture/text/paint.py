@@ -144,8 +144,8 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
         return _look(frame, (*(f"≠ among {name}" for name in among), "≠"), "elsewhere", cell.held)
     sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
     due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("nobody",) for mask, mixed in sides)
-    shorter = f"≠ → {has[0]}" if many else f"{due[0]}→{has[0]}"
-    went = [f"≠ {due[0]} → {has[0]}" if many else f"≠ {due[0]}→{has[0]}", shorter]
+    shorter = [f"≠ → {has[0]}", f"≠ {due[-1]} → {has[-1]}"] if many else [f"{due[0]}→{has[0]}"]
+    went = [f"≠ {due[0]} → {has[0]}" if many else f"≠ {due[0]}→{has[0]}", *shorter]
     look = _look(frame, (*went, "≠"), "elsewhere", cell.held)
     return replace(look, colour=_colour_of(cell.claimed, colouring)) if _is_hueless(cell, look) else look
 

@@ -66,6 +66,7 @@ class Subject:
         intended: The layout that its author wants, where the ranks do not hold it, in the notation.
         findings: What was found about it.
         exhibits: What these findings are seen by, beside the map.
+        is_checked: Whether no check of it was left out; where one was, its copies may not be equal.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Subject:
     intended: str = ""
     findings: tuple[Finding, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
+    is_checked: bool = True
 
     @property
     def marked(self) -> frozenset[int]:
@@ -144,6 +146,7 @@ def of_tensor(
         sides=_counted(sides_of(dump, tensor, name, laid_out), findings, cases),
         claims=claims,
         holds=_holds(dump, tensor, cases),
+        is_checked=report is None or name not in report.why_not_checked,
     )
     if not findings:
         return plain
