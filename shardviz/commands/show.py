@@ -261,7 +261,7 @@ def overview(dump: Dump, terminal: Terminal) -> list[Text]:
     report = checked(dump)
     files = dump.files
     lines = [
-        line((f"mesh {files.mesh}", "bold"), f"  {files.run.num_ranks:,} ranks, torch {files.run.torch}"),
+        line((f"mesh {files.mesh}", "bold"), f"  {counted(files.run.num_ranks, 'rank')}, torch {files.run.torch}"),
         *mesh_lines(files.mesh, terminal.width, terminal.glyphs, report.named_ranks),
         line(""),
         *table_lines(dump, report, terminal),
