@@ -255,19 +255,19 @@ def overview(dump: Dump, terminal: Terminal) -> list[Text]:
     from shardviz.check.verdicts import not_compared
     from shardviz.commands.common.dumps import checked
     from shardviz.picture.text.meshes import mesh_lines
-    from shardviz.picture.text.report import step_results, summary_line, table_lines
+    from shardviz.picture.text.report import step_results, summary_lines, table_lines
     from shardviz.picture.text.terminal import line
 
     report = checked(dump)
     files = dump.files
     lines = [
-        line((f"mesh {files.mesh}", "bold"), f"  {files.run.num_ranks:,} ranks, torch {files.run.torch}"),
+        line((f"mesh {files.mesh}", "bold"), f"  {counted(files.run.num_ranks, 'rank')}, torch {files.run.torch}"),
         *mesh_lines(files.mesh, terminal.width, terminal.glyphs, report.named_ranks),
         line(""),
         *table_lines(dump, report, terminal),
         line(""),
         *_of_no_tensor(dump, report, terminal),
-        summary_line(report, terminal, step_results(dump), not_compared(dump)),
+        *summary_lines(report, terminal, step_results(dump), not_compared(dump)),
     ]
     if report.findings or report.not_checked:
         print(f"shardviz check {files.path} says why", file=sys.stderr)

@@ -52,5 +52,6 @@ def _meant(name: str, names: Sequence[str]) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(printable, names[:3]))
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3:,} more"
+    known = [name for name in names if name]
+    shown = ", ".join(map(printable, known[:3]))
+    return shown if len(known) <= 3 else f"{shown} and {len(known) - 3:,} more"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.validate import check_rank, mesh_of
 from shardviz.errors import DumpError
 from shardviz.plan.ranks import PlannedRanks
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from shardviz.dump.records.files import RunRecord
@@ -24,16 +25,16 @@ def check_plan(plan: PlanRecord, run: RunRecord, stamped: StampedShapes) -> Plan
         raise DumpError("run.json has no mesh, and a plan needs one")
     mesh = mesh_of(run.mesh)
     if mesh.size != run.num_ranks:
-        raise DumpError(f"the mesh has {mesh.size:,} ranks, expected {run.num_ranks:,}")
+        raise DumpError(f"the mesh has {counted(mesh.size, 'rank')}, expected {run.num_ranks:,}")
     for index, part in enumerate(plan.parts):
         try:
             _check_part(part, run, stamped)
         except DumpError as error:
             raise DumpError(f"parts[{index}]: {error.message}") from error
     ranks = PlannedRanks(plan, mesh)
-    counted = sum(len(part.ranks) for part in ranks.parts)
-    if counted != mesh.size or len(ranks) != mesh.size:
-        raise DumpError(f"its parts stand for {counted:,} ranks, {len(ranks):,} of them different, of {mesh.size:,}")
+    counts = sum(len(part.ranks) for part in ranks.parts)
+    if counts != mesh.size or len(ranks) != mesh.size:
+        raise DumpError(f"its parts stand for {counts:,} ranks, {len(ranks):,} of them different, of {mesh.size:,}")
     return ranks
 
 

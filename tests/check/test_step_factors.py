@@ -37,7 +37,7 @@ def test_a_factor_of_all_gradients_is_one_finding_of_another_loss(tmp_path: Path
         .add("w", "grad", on_all(WANTED[:1] * 1024), WANTED[:1])
     )
     found = the_one(step)
-    assert found.summary == "all 2 gradients are 1024 times the unsharded model's; the loss is right"
+    assert found.summary == "both gradients are 1024 times the unsharded model's; the loss is right"
     assert "loss scale" in found.cause
     assert "ReduceOp" not in found.fix
 

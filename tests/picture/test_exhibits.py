@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.step import CallRecord
-from shardviz.dump.records.tensors import Position
+from shardviz.dump.records.tensors import GatherRecord, Position
 from shardviz.dump.write import rank_file
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, exhibit, title_of
@@ -22,7 +22,7 @@ from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.terminal import ASCII, Terminal
-from tests.check.records import change_rank
+from tests.check.records import change_rank, change_run
 from tests.check.steps import WANTED, Step, on_all
 from tests.dumps import Made, make_dump
 
@@ -113,6 +113,83 @@ def test_a_bias_that_is_added_too_often_lies_beside_the_excess(tmp_path: Path) -
     assert found.heads[-2:] == ("out.bias", "times")
     assert [row.cells[-1] for row in found.rows] == [Cell("3", is_wrong=True)] * len(bias)
     assert [row.cells[-2].text for row in found.rows] == ["0.5", "1", "-1", "2"]
+
+
+def test_parts_that_lack_a_sum_lie_above_their_sum(tmp_path: Path) -> None:
+    shares = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
+    dump = Step(tmp_path).add("w", "grad", {rank: share * WANTED for rank, share in shares.items()}).dump()
+    finding = of_kind(report_on(dump), "unreduced-gradient")
+    found = exhibit_of(dump, finding)
+    assert found is not None
+    assert found.caption == "one element of the gradient on ranks 0-3, and their sum over dp and tp"
+    assert [row.title for row in found.rows] == ["rank 0", "rank 1", "rank 2", "rank 3", "their sum"]
+    assert [row.cells[-2].text for row in found.rows] == ["0.1", "0.2", "0.3", "0.4", "1"]
+    assert [row.cells[-2].is_wrong for row in found.rows] == [True] * 4 + [False]
+    assert [row.title for row in cut_to(found, 3).rows] == ["rank 0", "rank 1", "their sum"]
+    assert cut_to(found, 3).left_out == 2
+
+
+def test_values_that_no_sum_makes_right_lie_beside_their_reference_alone(tmp_path: Path) -> None:
+    held = {0: WANTED, 1: WANTED + 1, 2: WANTED, 3: WANTED - 3}
+    dump = Step(tmp_path).add("w", "grad", held).dump()
+    found = exhibit_of(dump, of_kind(report_on(dump), "wrong-value"))
+    assert found is not None
+    assert not any("their" in row.title for row in found.rows)
+
+
+def test_segments_are_shown_as_each_rank_has_them_and_should(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {"w": "[24/tp, 8]"})
+    change_run(folder, intended={"w": "[*/3/tp, *]"})
+    dump = dump_of(read_files(folder))
+    found = exhibit_of(dump, of_kind(report_on(dump), "wrong-segment"))
+    assert found is not None
+    assert found.heads == ("", "segment 0 [0:8]", "segment 1 [8:16]", "segment 2 [16:24]")
+    due, has = found.rows[:2]
+    assert (due.title, [cell.text for cell in due.cells]) == ("rank 0 should hold", ["[0:4]", "[8:12]", "[16:20]"])
+    assert has.cells == (Cell("[0:8]", is_wrong=True), Cell("[8:12]"), Cell("nothing", is_wrong=True))
+
+
+def test_a_layout_without_segments_is_left_to_the_map(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {"w": "[24/tp, 8]"})
+    change_run(folder, intended={"w": "[*, */tp]"})
+    dump = dump_of(read_files(folder))
+    assert exhibit_of(dump, of_kind(report_on(dump), "wrong-placement")) is None
+
+
+@pytest.mark.parametrize(
+    ("gathered", "cells"),
+    [
+        (
+            {"held": (((2, 4), (0, 2)),)},
+            [("2 elements", "from [0]", "from [2]"), ("2 elements", "from [2]", "from [0]")],
+        ),
+        ({"runs": ((1, 1, 3), (9, 1, 1))}, [("1 element", "from [3]", "no element of the tensor")]),
+        ({"runs": ((1, 1, 3),)}, [("4 elements", "3 elements")]),
+        ({"error": "RuntimeError: no"}, [("4 elements", "raised RuntimeError: no")]),
+    ],
+)
+def test_what_is_gathered_is_shown_as_expected_and_got(
+    tmp_path: Path, gathered: dict[str, Any], cells: list[tuple[str, ...]]
+) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {"w": "[4/tp]"})
+    for rank in range(2):
+        change_rank(folder, rank, gathered=(GatherRecord("w", "full_tensor", **gathered),))
+    dump = dump_of(read_files(folder))
+    found = exhibit_of(dump, of_kind(report_on(dump), "collective-mismatch"))
+    assert found is not None
+    assert found.caption == "what full_tensor() gives, stretch by stretch"
+    assert [tuple(cell.text for cell in row.cells) for row in found.rows] == cells
+    assert found.rows[0].title == "ranks 0-1"
+    assert all(row.cells[-1].is_wrong for row in found.rows)
+
+
+def test_a_plain_tensor_marks_what_all_ranks_hold_and_what_none_does(tmp_path: Path) -> None:
+    first = np.arange(1, 4)
+    dump, report = checked(tmp_path, Made(None, shape=(12,), ids=dict.fromkeys(range(4), first)), "tp=4")
+    text = "".join(row.plain + "\n" for row in page_lines(of_tensor(dump, dump.tensors[0], "w", report), Terminal()))
+    assert "≠ 0-3" in text
+    assert "≠ nobody" in text
+    assert "≠ held by too many ranks, or by none" in text
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:

@@ -18,7 +18,7 @@ from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.machine import report_github, report_json, report_junit
 from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.report import listed_rows, report_lines, summary_line
+from shardviz.picture.text.report import listed_rows, report_lines, summary_line, summary_lines
 from shardviz.picture.text.terminal import Terminal
 from tests.dumps import Made, make_dump
 from tests.picture.golden import check_golden
@@ -229,3 +229,14 @@ def test_many_names_of_one_finding_are_wrapped_at_the_terminals_width() -> None:
     assert len(lines[at]) <= 80
     assert lines[at + 1].startswith("            ")
     assert "head.weight" in lines[at + 1]
+
+
+def test_what_was_not_compared_comes_below_the_verdict_where_both_do_not_fit() -> None:
+    whole, things = report(), ["activations", "optimizer state"]
+    assert [row.plain for row in summary_lines(whole, Terminal(100), uncompared=things)] == [
+        summary_line(whole, Terminal(100), (), things).plain
+    ]
+    assert [row.plain for row in summary_lines(whole, Terminal(50), uncompared=things)] == [
+        summary_line(whole, Terminal(50)).plain,
+        "  not compared: activations, optimizer state",
+    ]

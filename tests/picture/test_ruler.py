@@ -76,3 +76,9 @@ def test_more_blocks_than_room_share_cells(blocks: int) -> None:
 
 def test_a_dim_of_size_zero_has_no_cells() -> None:
     assert Ruler.fitted(np.array([0], np.int64), 20).extent == 0
+
+
+def test_a_block_too_small_for_its_share_takes_a_cell_of_the_largest() -> None:
+    ruler = Ruler.fitted(np.array([0, 8, 8192], np.int64), 12)
+    assert (ruler.extent, ruler.lines) == (12, True)
+    assert ruler.stretched == (1, 8)

@@ -12,7 +12,7 @@ from shardviz.dump.costs.memory import Counted, counted
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.mesh.heat import Heat, heats_of
-from shardviz.picture.model.subjects.subject import OF_PLACES, drawn_sides
+from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 
@@ -229,11 +229,8 @@ class Document:
         return self._sides[key]
 
     def is_seen_in_its_card(self, finding: int) -> bool:
-        """Whether a finding is seen by numbers, under its words, and not on the map."""
-        if finding >= len(self.findings) or self.exhibit(finding) is None:
-            return False
-        kind = self.findings[finding].kind
-        return kind not in OF_PLACES or kind == "name-collision"
+        """Whether a finding is seen by a table under its words, and not by the map alone."""
+        return finding < len(self.findings) and self.exhibit(finding) is not None
 
     def exhibit(self, finding: int) -> Exhibit | None:
         """Return what a finding is seen by, made once."""

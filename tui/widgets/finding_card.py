@@ -21,8 +21,6 @@ from ..colours import ink, verdict_style
 from ..model.names import shortened
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from shardviz.check.finding import Finding, Report
     from shardviz.picture.exhibits.exhibit import Exhibit
 
@@ -49,9 +47,9 @@ class FindingCard(Static):
         if document is None or not document.findings:
             self.update(verdict_text(document) if document else Text("reading …", "dim"))
         else:
-            seen_here, seen_by = document.is_seen_in_its_card(finding), document.exhibit(finding)
+            seen_by = document.exhibit(finding)
             seen_by = cut_to(seen_by, self.FEWER) if seen_by and short else seen_by
-            self.update(finding_body(document.findings[finding], seen_by, seen_first=seen_here))
+            self.update(finding_body(document.findings[finding], seen_by))
 
 
 def finding_head(document: Document | None, index: int) -> Text:
@@ -66,23 +64,23 @@ def finding_head(document: Document | None, index: int) -> Text:
     )
 
 
-def finding_body(finding: Finding, exhibit: Exhibit | None = None, *, seen_first: bool = False) -> Group:
-    """Write a finding: what is wrong, then its rows under each other, and what it is seen by.
+def finding_body(finding: Finding, exhibit: Exhibit | None = None) -> Group:
+    """Write a finding: what is wrong, what it is seen by, the fix right after that, and its other rows.
 
     Args:
         finding: The finding.
-        exhibit: What it is seen by.
-        seen_first: Whether that comes before the rows: no map shows it.
+        exhibit: What it is seen by; without it the layouts come before the fix.
     """
     details = [("more", "; ".join(finding.details))] if finding.details else []
     # The fix before the cause: on a small terminal nothing below it is in view.
     fixes = [row for row in finding.advice if row[0] == "fix"]
     others = [row for row in finding.advice if row[0] != "fix"]
     label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fixes else 0
-    above = _rows([*finding.layouts, *fixes], label)
+    layouts = [(title, text) for title, text in finding.layouts if text not in finding.sentence]
     seen_by = [_inked(line) for line in exhibit_lines(exhibit, Terminal(MOST_COLUMNS))] if exhibit else []
-    body: list[RenderableType] = [*seen_by, above] if seen_first else [above, *seen_by]
-    return Group(Text(printable(finding.sentence)), *body, _rows([*others, *details], label))
+    above = [*fixes, *layouts] if seen_by else [*layouts, *fixes]
+    rows = _rows([*above, *others, *details], label)
+    return Group(Text(printable(finding.sentence)), *seen_by, rows)
 
 
 def _inked(line: Text) -> Text:

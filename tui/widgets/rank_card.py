@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from shardviz.picture.model.holders import mask_of, ranks_text
+from shardviz.picture.model.holders import ranks_in_words
 from shardviz.text import bytes_text, counted, printable
 
 from ..colours import verdict_style
@@ -47,6 +47,6 @@ def rank_text(document: Document, rank: int) -> Text:
     if rank in mesh:
         width = max(map(len, mesh.axes))
         for axis, position in zip(mesh.axes, mesh.coord_of(rank), strict=True):
-            group = ranks_text(mask_of(mesh.group_of(rank, axis)))
-            text.append(f"\n{axis:<{width}} ", "dim").append(f"{position} among ranks {group}")
+            group = ranks_in_words(mesh.group_of(rank, axis))
+            text.append(f"\n{axis:<{width}} ", "dim").append(f"{position} among {group}")
     return text

@@ -68,6 +68,10 @@ def _with_loss_first(found: Sequence[Found]) -> Iterator[Finding]:
     alike = {id(finding) for one, finding in grads if ratio_to_wanted(one, one.reduced) == ratio}
     for one, finding in found:
         if alike and one.name == "loss":
-            yield replace(finding, sentence=f"{finding.sentence}, and so are {len(alike)} gradients")
+            yield replace(finding, sentence=f"{finding.sentence}, and so {_gradients(len(alike))}")
         elif id(finding) not in alike:
             yield finding
+
+
+def _gradients(number: int) -> str:
+    return "is one gradient" if number == 1 else f"are {number:,} gradients"

@@ -167,7 +167,7 @@ def watch(probe: Path, run: Callable[[Watched], object]) -> NoReturn:
                 say_error(error)
             is_first = False
             if not watched.changed():
-                talk(f"watching {_all_of(watched.paths)}; Ctrl-C ends")
+                talk(f"watching {_all_of(probe, watched.paths)}; Ctrl-C ends")
             names = listed((printable(path.name) for path in watched.wait()), MOST_NAMES)
             talk(f"\n{datetime.now().astimezone():%H:%M:%S} {names} changed")
 
@@ -178,8 +178,8 @@ def _end_with_parent() -> None:
         sys.exit()
 
 
-def _all_of(paths: Sequence[Path]) -> str:
+def _all_of(probe: Path, paths: Sequence[Path]) -> str:
     """Name the probe's file, and say how many others there are."""
-    others = len(paths) - 1
-    name = printable(paths[0].name) if paths else "a file that is gone"
+    others = sum(path != probe for path in paths)
+    name = printable(probe.name) + ("" if probe in paths else ", which is gone,")
     return f"{name} and {counted(others, 'file')} that it imports" if others > 0 else name

@@ -47,7 +47,9 @@ def _beside(
     ]
     others = [Row(title_of(there), (Cell(""), Cell(""), Cell(words[1])))] if there else []
     heads = ("", "on the mesh", "should hold", "has")
-    return exhibit("what ranks left in the dump", heads, [*rows, *others], len(missing) - len(shown))
+    return exhibit(
+        "what ranks left in the dump", heads, [*rows, *others], len(missing) - len(shown), sums_up=bool(others)
+    )
 
 
 def _place(mesh: Mesh, rank: int) -> str:

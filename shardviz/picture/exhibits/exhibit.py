@@ -59,15 +59,24 @@ class Exhibit:
         heads: The titles of its columns, that of the rows' own titles first.
         rows: Its rows.
         left_out: How many rows more there are.
+        sums_up: Whether the last row is what the others are held against, and stays where there is room for few.
     """
 
     caption: str
     heads: tuple[str, ...]
     rows: tuple[Row, ...]
     left_out: int = 0
+    sums_up: bool = False
+
+    @property
+    def shown(self) -> int:
+        """How many rows come before those that are left out."""
+        return len(self.rows) - self.sums_up
 
 
-def exhibit(caption: str, heads: Sequence[str], rows: Sequence[Row], left_out: int = 0) -> Exhibit | None:
+def exhibit(
+    caption: str, heads: Sequence[str], rows: Sequence[Row], left_out: int = 0, *, sums_up: bool = False
+) -> Exhibit | None:
     """Make an exhibit of the first rows, without columns that say nothing; None where there are no rows.
 
     Args:
@@ -75,19 +84,26 @@ def exhibit(caption: str, heads: Sequence[str], rows: Sequence[Row], left_out: i
         heads: The titles of its columns.
         rows: The rows, those that are wrong first where not all can be shown.
         left_out: How many rows there are beside these.
+        sums_up: Whether the last row stays where there is room for few.
     """
     if not rows:
         return None
-    shown = rows[:MOST_ROWS]
+    shown = _first(rows, MOST_ROWS, sums_up=sums_up)
     said = [any(row.cells[at].text for row in shown if at < len(row.cells)) for at in range(len(heads) - 1)]
     kept = tuple(Row(row.title, tuple(compress(row.cells, said))) for row in shown)
-    return Exhibit(caption, (heads[0], *compress(heads[1:], said)), kept, len(rows) - len(shown) + left_out)
+    return Exhibit(caption, (heads[0], *compress(heads[1:], said)), kept, len(rows) - len(shown) + left_out, sums_up)
+
+
+def _first(rows: Sequence[Row], most: int, *, sums_up: bool) -> Sequence[Row]:
+    """Return the first rows, with the last one among them where it sums up the others."""
+    return rows[:most] if len(rows) <= most or not sums_up else [*rows[: most - 1], rows[-1]]
 
 
 def cut_to(whole: Exhibit, most: int) -> Exhibit:
     """Return the first rows of an exhibit, where there is room for no more."""
     over = max(len(whole.rows) - most, 0)
-    return replace(whole, rows=whole.rows[:most], left_out=whole.left_out + over) if over else whole
+    rows = tuple(_first(whole.rows, most, sums_up=whole.sums_up))
+    return replace(whole, rows=rows, left_out=whole.left_out + over) if over else whole
 
 
 def title_of(ranks: Sequence[int]) -> str:

@@ -52,7 +52,8 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
     ]
     if stamp is not None:
         rows.append(Row("unsharded model", plain((wanted,))))
-    return exhibit("shapes", ("", "of the whole tensor", "so of its shard", "has"), rows)
+    heads = ("", "of the whole tensor", "so of its shard", "has")
+    return exhibit("shapes", heads, rows, sums_up=stamp is not None)
 
 
 def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:

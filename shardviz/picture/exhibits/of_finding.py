@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.errors import ShardvizError
-from shardviz.picture.exhibits import absent, calls, copies, names, orders, steps
+from shardviz.picture.exhibits import absent, calls, copies, gathered, names, orders, segments, steps
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding
@@ -39,10 +39,18 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
             return copies.untied(dump, finding)
         case "wrong-scale":
             return steps.added_too_often(dump, finding) or steps.beside_reference(dump, finding)
-        case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output" | "wrong-value":
+        case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output":
+            return steps.lacking_reduction(dump, finding) or steps.beside_reference(dump, finding)
+        case "wrong-value":
             return steps.beside_reference(dump, finding)
         case "misordered" | "misordered-within-shard":
-            return orders.along_shards(dump, finding, cases) or steps.beside_reference(dump, finding)
+            return (
+                orders.along_shards(dump, finding, cases)
+                or segments.of_each_segment(dump, finding, cases)
+                or steps.beside_reference(dump, finding)
+            )
+        case "wrong-segment":
+            return segments.of_each_segment(dump, finding, cases)
         case "sequence-order":
             return orders.along_sequence(finding, cases)
         case "name-collision" | "foreign":
@@ -52,7 +60,7 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "incomplete":
             return absent.absent_ranks(dump, finding)
         case "collective-mismatch":
-            return calls.beside_definition(dump, finding)
+            return gathered.out_of_place(dump, finding) or calls.beside_definition(dump, finding)
         case "wrong-shape":
             return names.shapes(dump, finding)
         case _:

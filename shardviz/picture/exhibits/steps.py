@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.compared import compared, laid_out, rounding_of
+from shardviz.check.step.rules.reductions import missing_reduction, reduced_over
 from shardviz.check.step.rules.terms import vector_added
 from shardviz.layout.region import index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Finding
     from shardviz.check.step.compared import Compared
+    from shardviz.check.step.rules.reductions import Reduction
     from shardviz.check.step.rules.terms import Added
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment
@@ -43,6 +45,8 @@ REFERENCES: tuple[tuple[Moment, str], ...] = (
     *(("updated", role) for role in ("optim", "param", "buffer")),
 )
 """What results of a step are compared with, before and after the optimizer's step, causes first."""
+
+REDUCTION_WORDS: dict[Reduction, str] = {"mean": "mean", "sum": "sum", "norm": "root of the sum of squares"}
 
 HEADS = ("", "element", "has", "unsharded model", "ratio", "off along the shard")
 
@@ -79,9 +83,49 @@ def _beside_vector(one: Compared, added: Added) -> Exhibit | None:
     return exhibit(caption, ("element", "has", "unsharded model", "too much", added.name, "times"), rows)
 
 
+def lacking_reduction(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return one element of a result as each rank of a group has it, and what it would be once they are reduced."""
+    for one in _wrong(dump, finding) if finding.tensor else ():
+        fit = missing_reduction(one)
+        whole = reduced_over(one, *fit[:2]) if fit is not None else {}
+        first = next((rank for rank in one.wrong if rank in whole and whole[rank].size), None)
+        if fit is not None and first is not None:
+            return _parts_and_whole(one, *fit[:2], _group(one, fit[1], first), whole[first])
+    return None
+
+
+def _parts_and_whole(
+    one: Compared, kind: Reduction, axes: tuple[str, ...], ranks: list[int], whole: NDArray[np.float64]
+) -> Exhibit | None:
+    """Lay the parts of a group of ranks above their sum or their mean, for the element that is farthest off on any."""
+    due = one.wanted_of(ranks[0]).ravel()
+    at = int(np.argmax(np.max([_off(one.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
+    rows = [_row_at(one, [rank], "", at) for rank in ranks[: MOST_ROWS - 1]]
+    left_out = len(ranks) - len(rows)
+    what, words = WHAT[one.role], REDUCTION_WORDS[kind]
+    rows.append(_whole_row(f"their {words}", whole.ravel()[at], due[at], one.tolerance))
+    caption = f"one element of the {what}" if one.wanted.ndim else f"the {what}"
+    caption += f" on {title_of(ranks)}, and their {words} over {' and '.join(axes)}"
+    return exhibit(caption, HEADS, rows, left_out, sums_up=True)
+
+
+def _whole_row(title: str, got: float, due: float, tolerance: float) -> Row:
+    is_wrong = not abs(got - due) <= tolerance
+    ratio = _ratio_text(got / due) if due else ""
+    return Row(title, (Cell(""), Cell(f"{got:.6g}", is_wrong), Cell(f"{due:.6g}"), Cell(ratio, is_wrong), Cell("")))
+
+
+def _group(one: Compared, axes: tuple[str, ...], rank: int) -> list[int]:
+    """Return the ranks that a rank would be reduced with, itself among them."""
+    group = {rank}
+    for axis in axes:
+        group |= {other for ranks in one.mesh.groups(axis) if group & set(ranks) for other in ranks}
+    return sorted(group)
+
+
 def beside_reference(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return what ranks have of a result, beside the unsharded model's; of several results a row each."""
-    wrong = [one for one in _results(dump, finding) if not one.incomparable and one.wrong]
+    wrong = _wrong(dump, finding)
     if not wrong:
         return None
     if not finding.tensor:
@@ -89,6 +133,10 @@ def beside_reference(dump: Dump, finding: Finding) -> Exhibit | None:
         return exhibit("the element of each gradient that is farthest off", HEADS, rows)
     caption = f"the element of the {WHAT[wrong[0].role]} that is farthest off, rank by rank"
     return exhibit(caption if wrong[0].wanted.ndim else f"the {WHAT[wrong[0].role]}", HEADS, _rows(wrong[0]))
+
+
+def _wrong(dump: Dump, finding: Finding) -> list[Compared]:
+    return [one for one in _results(dump, finding) if not one.incomparable and one.wrong]
 
 
 def _results(dump: Dump, finding: Finding) -> Iterator[Compared]:
@@ -112,11 +160,15 @@ def _rows(one: Compared, name: str = "") -> list[Row]:
 
 
 def _row(one: Compared, ranks: list[int], name: str) -> Row:
+    """Return the row of ranks that have the same values, for the element that is farthest off."""
+    off = _off(one.reduced[ranks[0]].ravel(), one.wanted_of(ranks[0]).ravel())
+    return _row_at(one, ranks, name, int(np.argmax(off)))
+
+
+def _row_at(one: Compared, ranks: list[int], name: str, at: int) -> Row:
     got, due = one.reduced[ranks[0]].ravel(), one.wanted_of(ranks[0]).ravel()
     ids = one.regions[ranks[0]].flat_ids(one.wanted.shape).ravel()
     with np.errstate(invalid="ignore", divide="ignore"):
-        off = np.where(np.isfinite(got), np.abs(got - due), np.inf)
-        at = int(np.argmax(off))
         ratio = got[at] / due[at]
     is_wrong = ranks[0] in one.wrong
     element = str(index_of(int(ids[at]), one.wanted.shape)) if one.wanted.ndim else ""
@@ -126,10 +178,20 @@ def _row(one: Compared, ranks: list[int], name: str) -> Row:
             Cell(" ".join(filter(None, (name, element)))),
             Cell(f"{got[at]:.6g}", is_wrong),
             Cell(f"{due[at]:.6g}"),
-            Cell(f"{ratio:.4g}" if np.isfinite(ratio) else "", is_wrong),
-            Cell(_strip(off, one.tolerance)),
+            Cell(_ratio_text(ratio), is_wrong),
+            Cell(_strip(_off(got, due), one.tolerance)),
         ),
     )
+
+
+def _ratio_text(ratio: float) -> str:
+    return f"{ratio:.4g}" if np.isfinite(ratio) else ""
+
+
+def _off(got: NDArray[np.float64], due: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far values are off, infinitely far where they are no numbers."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(got), np.abs(got - due), np.inf)
 
 
 def _strip(off: NDArray[np.float64], tolerance: float) -> str:

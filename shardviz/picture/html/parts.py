@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
-from shardviz.text import bytes_text
+from shardviz.text import bytes_text, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -135,10 +135,12 @@ def exhibit_table(exhibit: Exhibit) -> str:
     for row in exhibit.rows:
         cells = (element("td", words(_marked(cell)), class_="wrong" if cell.is_wrong else None) for cell in row.cells)
         body.append(element("tr", element("th", words(row.title), scope="row"), *cells))
+    if exhibit.left_out:
+        more = element("th", counted(exhibit.left_out, "more row"), scope="row", class_="soft")
+        body.insert(exhibit.shown, element("tr", more))
     caption = element("caption", words(exhibit.caption))
-    more = element("p", f"{exhibit.left_out:,} more rows", class_="soft") if exhibit.left_out else ""
     head = element("thead", element("tr", *heads))
-    return scrolled(element("table", caption, head, element("tbody", *body), class_="exhibit"), exhibit.caption) + more
+    return scrolled(element("table", caption, head, element("tbody", *body), class_="exhibit"), exhibit.caption)
 
 
 _SIGNS = {"differs": "≠", "same": "="}

@@ -13,7 +13,7 @@ from shardviz.picture.html.parts import bar, bytes_cell, ranks_cell, section, ta
 from shardviz.picture.markup import element, words
 from shardviz.picture.svg.schedule import schedule_drawing
 from shardviz.picture.text.tables.comms import groups_text
-from shardviz.text import bytes_text, fold
+from shardviz.text import bytes_text, counted, fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,7 +70,8 @@ def _schemes(found: MemoryTable, num_ranks: int) -> str:
         [one.name, words(one.formula), bytes_cell(one.bytes), bar([(colour, one.bytes, "")], most)]
         for one, colour in zip(found.schemes, colours, strict=True)
     ]
-    about = f"Parameters, gradients and Adam per rank, for P = {bytes_text(found.params)} over N = {num_ranks:,} ranks"
+    size = f"P = {bytes_text(found.params)} over N = {counted(num_ranks, 'rank')}"
+    about = f"Parameters, gradients and Adam per rank, for {size}"
     heads = ("Scheme", "Formula", "Per rank", "")
     return element("h3", words(about)) + table(heads, rows, "Schemes of data parallel", left=2)
 

@@ -76,8 +76,11 @@ class Colouring:
     def colour_of(self, ranks: Iterable[int]) -> int:
         """Return the colour of what several ranks hold parts of: the hue of most, or -1 where they are not a third.
 
-        The first shade stands for all of a hue's.
+        The first shade stands for all of a hue's. What nothing splits, and all ranks hold, has the first colour.
         """
+        ranks = tuple(ranks)
+        if self.mesh is not None and not self.axes and len(ranks) == self.mesh.size:
+            return 0
         colours = [self.colour(rank) for rank in ranks]
         if len(set(colours)) == 1:
             return colours[0]

@@ -74,7 +74,7 @@ class Ruler:
         lengths, size = np.diff(edges), int(edges[-1])
         for lines in (len(edges), 0):
             ends = (edges * (room - lines) + size // 2) // size
-            counts = np.clip(np.diff(ends), 1, lengths * most)
+            counts = _trimmed(np.clip(np.diff(ends), 1, lengths * most), room - lines)
             cells = int(counts.sum())
             if cells + lines <= room and (not lines or cells >= min(lines, size)):
                 return cls(edges, -(-size // cells), 1, bool(lines), tuple(counts.tolist()))
@@ -152,3 +152,11 @@ class Ruler:
         """Return the first index of the block that an index is in, and one past its last."""
         block = int(np.searchsorted(self.edges, index, side="right")) - 1
         return int(self.edges[block]), int(self.edges[block + 1])
+
+
+def _trimmed(counts: Indices, room: int) -> Indices:
+    """Take what blocks too small for their share of the room have too much from the largest, cell by cell."""
+    trimmed: Indices = counts.copy()
+    for _ in range(max(int(counts.sum()) - room, 0)):
+        trimmed[int(trimmed.argmax())] -= int(trimmed.max() > 1)
+    return trimmed

@@ -65,6 +65,7 @@ class Sides:
         mesh: What it is on, for the colours of ranks.
         axes: The axes that split it, outermost first, for the colours of ranks.
         titles: What the two sides are: claimed and held, or held and intended.
+        copies: How many ranks should hold each element of a plain tensor; 0 where no finding says that some do not.
     """
 
     holders: Holders
@@ -74,11 +75,12 @@ class Sides:
     mesh: Mesh | None = None
     titles: tuple[str, str] = CLAIMED_AND_HELD
     axes: tuple[str, ...] = ()
+    copies: int = 0
 
     @property
     def marks(self) -> bool:
         """Whether each side by itself marks what is different."""
-        return False
+        return bool(self.copies)
 
     @property
     def colouring(self) -> Colouring:
@@ -89,8 +91,10 @@ class Sides:
         """Sum up the holders that a window gives for a cell."""
         low = (1 << self.shift) - 1
         claimed, held = {mask & low for mask in masks}, {mask >> self.shift for mask in masks}
-        both = self.has_claimed and self.has_held
-        different = both and any(mask & low != mask >> self.shift for mask in masks)
+        if self.has_claimed and self.has_held:
+            different = any(mask & low != mask >> self.shift for mask in masks)
+        else:
+            different = bool(self.copies) and any(mask.bit_count() != self.copies for mask in held)
         return Cell(reduce(or_, claimed), reduce(or_, held), len(claimed) > 1, len(held) > 1, different)
 
     def at(self, index: Sequence[int]) -> Cell:

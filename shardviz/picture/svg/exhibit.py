@@ -33,13 +33,13 @@ def exhibit_drawing(exhibit: Exhibit) -> Drawn:
             for row in exhibit.rows
         ),
     ]
+    if exhibit.left_out:
+        rows.insert(1 + exhibit.shown, [(f"{exhibit.left_out:,} more", "sv-soft")])
     widths = [max(cell_len(text) for text, _ in column) for column in zip_longest(*rows, fillvalue=("", ""))]
     lefts = list(accumulate((round(width * CHAR) + GAP for width in widths), initial=0))
     markup = element("text", words(exhibit.caption), x=0, y=14, class_="sv-h")
     for at, row in enumerate(rows, 1):
         for left, (text, style) in zip(lefts, row, strict=False):
             markup += element("text", words(text), x=left, y=14 + at * LINE, class_=style) if text else ""
-    if exhibit.left_out:
-        markup += element("text", f"{exhibit.left_out:,} more", x=0, y=14 + (len(rows) + 1) * LINE, class_="sv-soft")
-    height = LINE * (len(rows) + 1 + bool(exhibit.left_out))
+    height = LINE * (len(rows) + 1)
     return Drawn(markup, max(lefts[-1] - GAP, round(cell_len(exhibit.caption) * CHAR)), height)

@@ -171,7 +171,8 @@ def describe(drawing: Drawing, subject: Subject) -> str:
     parts = [f"{_sizes(subject)} on mesh {subject.mesh}", *(f"{title} {text}" for title, text, _ in _sides(subject))]
     wrong = subject.misplaced.difference(subject.silent)
     if wrong:
-        parts.append(f"{len(wrong):,} of {len(subject.claims):,} ranks do not hold what they claim")
+        what = "what is intended" if subject.intended else "what they claim"
+        parts.append(f"{len(wrong):,} of {len(subject.claims):,} ranks do not hold {what}")
     return ". ".join([*parts, *notes(drawing, subject, Glyphs())]) + "."
 
 

@@ -181,7 +181,8 @@ def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
     """Return notes on the picture, one sentence each: its signs, the parts it leaves out, copies and pending sums."""
     found = [*_about_drawing(drawing), *_about_layout(subject)]
     if drawing.is_different:
-        found.insert(0, f"{glyphs.differs} {_WRONG[subject.sides.titles]}")
+        wrong = _NOT_AS_OFTEN if subject.sides.copies else _WRONG[subject.sides.titles]
+        found.insert(0, f"{glyphs.differs} {wrong}")
     elif subject.misplaced:
         found.insert(0, f"{glyphs.differs} holds its elements in another order, or too few: see the list")
     elif subject.marked:
@@ -196,6 +197,8 @@ _WRONG = {
     HELD_AND_INTENDED: "held by other ranks than intended",
 }
 """What the glyph `differs` means on a map, by the map's sides."""
+
+_NOT_AS_OFTEN = "held by too many ranks, or by none"
 
 
 def _has_mixed(panel: Panel) -> bool:
@@ -232,7 +235,7 @@ def _about_layout(subject: Subject) -> list[str]:
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
         count = math.prod(layout.mesh.axis_size(axis) for axis in copied)
-        equal = "" if subject.findings else "equal "
+        equal = "equal " if subject.is_checked and not subject.findings else ""
         found.append(f"{equal}copies along {' and '.join(copied)}: {count:,} ranks hold each part")
     for axis, op in layout.partial:
         found.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")

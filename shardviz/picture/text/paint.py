@@ -118,10 +118,11 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
     mask, mixed = (cell.claimed, cell.claimed_mixed) if is_claimed else (cell.held, cell.held_mixed)
     if frame.lit is not None and not mask >> frame.lit & 1:
         return _look(frame, (), "unlit", mask)
+    is_marked = frame.sides.marks and cell.different
     if not mask:
-        return _look(frame, ("nobody", "?"), "nobody", mask)
+        return _look(frame, ("≠ nobody", "≠") if is_marked else ("nobody", "?"), "nobody", mask)
     names = rank_labels(mask, frame.sides.colouring, many=mixed)
-    if frame.sides.marks and cell.different:
+    if is_marked:
         return _look(frame, (*(f"≠ {name}" for name in names), "≠"), "elsewhere", mask)
     own = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
@@ -143,8 +144,8 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
         return _look(frame, (*(f"≠ among {name}" for name in among), "≠"), "elsewhere", cell.held)
     sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
     due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("nobody",) for mask, mixed in sides)
-    shorter = f"≠ → {has[0]}" if many else f"{due[0]}→{has[0]}"
-    went = [f"≠ {due[0]} → {has[0]}" if many else f"≠ {due[0]}→{has[0]}", shorter]
+    shorter = [f"≠ → {has[0]}", f"≠ {due[-1]} → {has[-1]}"] if many else [f"{due[0]}→{has[0]}"]
+    went = [f"≠ {due[0]} → {has[0]}" if many else f"≠ {due[0]}→{has[0]}", *shorter]
     look = _look(frame, (*went, "≠"), "elsewhere", cell.held)
     return replace(look, colour=_colour_of(cell.claimed, colouring)) if _is_hueless(cell, look) else look
 

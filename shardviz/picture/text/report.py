@@ -62,7 +62,7 @@ def report_lines(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
         *([*found, line("")] if found else []),
         *([*unchecked, line("")] if unchecked else []),
         *([line((f"  step: {step}", DIM))] if step else []),
-        summary_line(report, terminal, step_results(dump), not_compared(dump)),
+        *summary_lines(report, terminal, step_results(dump), not_compared(dump)),
     ]
 
 
@@ -192,6 +192,17 @@ def summary_line(
         return line((f"{terminal.glyphs.unknown} {text}", WARNING))
     many = f"all {counted(report.num_tensors, 'tensor')} are" if report.num_tensors > 1 else "the tensor is"
     return line((f"{terminal.glyphs.good} {many} in order on {ranks}{but}", GOOD), (uncompared_text(uncompared), DIM))
+
+
+def summary_lines(
+    report: Report, terminal: Terminal, results: Container[str] = (), uncompared: Sequence[str] = ()
+) -> list[Text]:
+    """Sum up as `summary_line` does; what was not compared comes below the verdict where the line is too narrow."""
+    whole = summary_line(report, terminal, results, uncompared)
+    if whole.cell_len <= terminal.width or not uncompared or report.findings:
+        return [whole]
+    below = wrapped(f"not compared: {', '.join(uncompared)}", terminal.width, line("  "), 2)
+    return [summary_line(report, terminal, results), *(line((row.plain, DIM)) for row in below)]
 
 
 def uncompared_text(things: Sequence[str]) -> str:

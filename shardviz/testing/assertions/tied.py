@@ -12,6 +12,7 @@ from shardviz.check.values.ties import check_ties
 from shardviz.dump.dump import Dump
 from shardviz.dump.records.tensors import Stamp
 from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,5 +41,5 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
 
 def _reworded(finding: Finding, first: str) -> Finding:
     """Leave out the state before sharding, which an assertion cannot know."""
-    sentence = f"it does not share storage with {first} on {len(finding.ranks)} ranks"
+    sentence = f"it does not share storage with {first} on {counted(len(finding.ranks), 'rank')}"
     return replace(finding, sentence=sentence)

@@ -6,6 +6,7 @@ import pytest
 
 from shardviz.errors import MeshError
 from shardviz.testing.plugin.marks import spmd_of
+from shardviz.text import counted
 
 
 def check_item(item: pytest.Item) -> None:
@@ -32,7 +33,7 @@ def check_item(item: pytest.Item) -> None:
         )
     limit = item.config.getoption("shardviz_ranks")
     if limit is not None and spmd.mesh.size > limit:
-        pytest.skip(f"mesh {spmd.mesh} has {spmd.mesh.size} ranks, --shardviz-ranks allows {limit}")
+        pytest.skip(f"mesh {spmd.mesh} has {counted(spmd.mesh.size, 'rank')}, --shardviz-ranks allows {limit}")
 
 
 def _unittest_class(item: pytest.Function) -> str | None:

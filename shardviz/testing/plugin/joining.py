@@ -12,6 +12,7 @@ from shardviz.live import world
 from shardviz.testing.plugin import compat
 from shardviz.testing.plugin.launching import MESH
 from shardviz.testing.plugin.options import ranks_seed, ranks_timeout
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from shardviz.live.world import World
@@ -26,7 +27,7 @@ def run(item: pytest.Function, spmd: Spmd) -> None:
     joined = world.torchrun_world(spmd.backend)
     assert joined is not None
     if joined.num_ranks != spmd.mesh.size:
-        pytest.skip(f"mesh {spmd.mesh} has {spmd.mesh.size} ranks, this job has {joined.num_ranks}")
+        pytest.skip(f"mesh {spmd.mesh} has {counted(spmd.mesh.size, 'rank')}, this job has {joined.num_ranks}")
     from shardviz.testing.plugin.on_ranks import ranks
 
     _join(item.config, joined)

@@ -91,7 +91,7 @@ def _holders(index: tuple[int, ...], sides: Sides, cell: Cell, mesh: Mesh | None
 def _in_its_place(entry: TensorEntry, index: tuple[int, ...], cell: Cell) -> str:
     if not cell.different or not cell.claimed:
         return ""
-    rank = ranks_of(cell.claimed)[0]
+    rank = ranks_of(cell.claimed & ~cell.held or cell.claimed)[0]
     found = found_in_place_of(entry.tensor, index, rank)
     return f"rank {rank} holds [{', '.join(map(str, found))}] instead" if found else ""
 

@@ -41,7 +41,7 @@ def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[F
         placed: What the checks of the shards themselves found.
     """
     placed = list(placed)
-    wrong, seen = _gathered(dump)
+    wrong, seen = wrongly_gathered(dump)
     unknown = {one.tensor for one in placed if isinstance(one, NotChecked) and one.about == "order"}
     shards = [_with_consequence(dump, one, wrong, seen) if isinstance(one, Finding) else one for one in placed]
     return [
@@ -50,22 +50,32 @@ def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[F
     ]
 
 
-def _gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
-    """Return the results that are wrong, and the names and collectives of all results."""
+def wrongly_gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
+    """Return the results that are wrong, and the names and collectives of all results.
+
+    What several ranks got alike is looked at once: laid out it is as large as the tensor.
+    """
     wrong: Wrong = {}
     seen: set[tuple[str, str]] = set()
-    whole = {name: Region.whole(stamp.shape).dims for name, stamp in dump.stamps.items()}
+    judged: dict[GatherRecord, bool] = {}
     for rank, record in sorted(dump.files.ranks.items()):
         for gathered in record.gathered:
             key = (gathered.name, gathered.collective)
             seen.add(key)
-            stamp = dump.stamps.get(gathered.name)
-            is_whole = gathered.held is not None and gathered.held == whole.get(gathered.name)
-            is_whole = is_whole and order_of(dump, gathered.name) is None
-            if not gathered.error and (is_whole or stamp is None or _is_in_order(dump, stamp, gathered)):
-                continue
-            wrong.setdefault(key, {})[rank] = gathered
+            if gathered not in judged:
+                judged[gathered] = _is_right(dump, gathered)
+            if not judged[gathered]:
+                wrong.setdefault(key, {})[rank] = gathered
     return wrong, seen
+
+
+def _is_right(dump: Dump, gathered: GatherRecord) -> bool:
+    """Whether a collective gave a tensor in order, or of which nothing is known."""
+    stamp = dump.stamps.get(gathered.name)
+    if gathered.error or stamp is None:
+        return not gathered.error
+    is_whole = gathered.held is not None and gathered.held == Region.whole(stamp.shape).dims
+    return (is_whole and order_of(dump, gathered.name) is None) or _is_in_order(dump, stamp, gathered)
 
 
 def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, seen: set[tuple[str, str]]) -> Finding:
@@ -108,14 +118,14 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
 
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:
     """Whether the gathered tensor is in its own or the intended order, in whichever form its ids are written."""
-    ids = _ids(dump, stamp, gathered)
+    ids = gathered_ids(dump, stamp, gathered)
     return ids is not None and np.array_equal(ids, np.arange(1, math.prod(stamp.shape) + 1))
 
 
 def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> str:
     """Say how many elements are out of place, and where the first one is."""
     numel = math.prod(stamp.shape)
-    ids = _ids(dump, stamp, gathered)
+    ids = gathered_ids(dump, stamp, gathered)
     if ids is None:
         return "a tensor of another shape than the one that was split"
     if len(ids) != numel:
@@ -129,7 +139,7 @@ def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> 
     return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank}, position {where} holds {found}"
 
 
-def _ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
+def gathered_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
     """Return the ids that came back, from 1 as the tensor is meant to be ordered; None where they are too many."""
     order = order_of(dump, gathered.name)
     ids = _own_ids(stamp, gathered)

@@ -41,12 +41,13 @@ def _fitting(one: Compared) -> Iterator[tuple[Reduction, tuple[str, ...], Fracti
     for count in range(1, len(axes) + 1):
         for over in combinations(axes, count):
             for kind in kinds:
-                ratio = ratio_to_wanted(one, _reduced(one, kind, over))
+                ratio = ratio_to_wanted(one, reduced_over(one, kind, over))
                 if ratio is not None and (ratio == 1 or one.role != "scalar"):
                     yield kind, over, ratio
 
 
-def _reduced(one: Compared, kind: Reduction, axes: tuple[str, ...]) -> Mapping[int, NDArray[np.float64]]:
+def reduced_over(one: Compared, kind: Reduction, axes: tuple[str, ...]) -> Mapping[int, NDArray[np.float64]]:
+    """Return what each rank would have after a reduction over axes; a rank whose group is not whole has nothing."""
     values: Values = dict(one.reduced)
     if kind == "norm":
         values = {rank: value**2 for rank, value in values.items()}

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 FEW = 16
 """Of so many ranks the first and the last say more than how many they are."""
 
+HANDFUL = 3
+"""So many ranks are named by their numbers, also where they hold different parts."""
+
 SHORT = 12
 """Rank numbers up to this many characters are written out wherever they fit."""
 
@@ -43,7 +46,7 @@ def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tupl
         return ("nobody",)
     numbers, count = ranks_text(mask), mask.bit_count()
     coords = _coords(mask, colouring, many=many) if count > 1 else ()
-    is_brief = len(numbers) <= SHORT and "…" not in numbers and not many
+    is_brief = len(numbers) <= SHORT and "…" not in numbers and (not many or count <= HANDFUL)
     names = [numbers, *coords] if is_brief else [*coords, numbers]
     if count > 1:
         ends = [f"{ranks_of(mask)[0]}…{ranks_of(mask)[-1]}"] if many and count <= FEW else []

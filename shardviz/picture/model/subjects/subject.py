@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import named_ranks
+from shardviz.check.order.rules.ids.counts import CountError, count_ids
 from shardviz.check.order.rules.intent import wanted_layout
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.layout.notation import write
@@ -40,6 +41,9 @@ OF_PLACES = frozenset(
 OF_VALUES = frozenset({"unreplicated", "identical-shards"})
 """Kinds of findings whose elements are in place, and whose values are not what they should be."""
 
+OF_COUNTS = frozenset({"duplicated", "missing"})
+"""Kinds of findings about elements that too many or too few ranks hold."""
+
 MAX_DRAWN_RANKS = 1 << 14
 """A layout over more ranks than this is described in words only."""
 
@@ -62,6 +66,7 @@ class Subject:
         intended: The layout that its author wants, where the ranks do not hold it, in the notation.
         findings: What was found about it.
         exhibits: What these findings are seen by, beside the map.
+        is_checked: Whether no check of it was left out; where one was, its copies may not be equal.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Subject:
     intended: str = ""
     findings: tuple[Finding, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
+    is_checked: bool = True
 
     @property
     def marked(self) -> frozenset[int]:
@@ -137,9 +143,10 @@ def of_tensor(
         mesh=tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh,
         claimed=tensor.claimed,
         held=cases[0].held if cases else None,
-        sides=sides_of(dump, tensor, name, laid_out),
+        sides=_counted(sides_of(dump, tensor, name, laid_out), findings, cases),
         claims=claims,
         holds=_holds(dump, tensor, cases),
+        is_checked=report is None or name not in report.why_not_checked,
     )
     if not findings:
         return plain
@@ -169,7 +176,17 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
     wanted = _intended_layout(tensor, findings, laid_out) if findings else None
     if wanted is not None:
         return sides_of_intended(dump, tensor, name, wanted, laid_out)
-    return sides_of(dump, tensor, laid_out=laid_out)
+    return _counted(sides_of(dump, tensor, laid_out=laid_out), findings, laid_out.cases(tensor, name))
+
+
+def _counted(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
+    """Let a plain tensor mark what too few or too many ranks hold, where that is found; no claim says who should."""
+    if sides.has_claimed or len(cases) != 1 or not any(one.kind in OF_COUNTS for one in findings):
+        return sides
+    try:
+        return replace(sides, copies=count_ids(cases[0]).copies)
+    except CountError:
+        return sides
 
 
 def _beside_intended(

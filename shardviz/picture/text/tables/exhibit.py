@@ -35,7 +35,8 @@ def exhibit_lines(exhibit: Exhibit, terminal: Terminal) -> list[Text]:
         parts = ((" " * GAP + padded(column[at], width), style) for column, width, style in cells)
         lines.append(line(INDENT, (padded(title, widths[0]), "" if at else DIM), *parts))
     if exhibit.left_out:
-        lines.append(line((f"{INDENT}{terminal.glyphs.more} {exhibit.left_out:,} more", DIM)))
+        more = line((f"{INDENT}{terminal.glyphs.more} {exhibit.left_out:,} more", DIM))
+        lines.insert(2 + exhibit.shown, more)
     return lines
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.costs.memory import memory_table
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line
-from shardviz.text import printable
+from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,5 +83,9 @@ def _range(sizes: Iterable[int]) -> str:
 
 def _formulas(found: MemoryTable, num_ranks: int) -> list[Text]:
     """Return the memory that DDP and ZeRO would take, and that of the fullest rank without its activations."""
-    heads = [f"P = {found.params:,} bytes, N = {num_ranks} ranks, Adam", "param + grad + optim", "bytes per rank"]
+    heads = [
+        f"P = {found.params:,} bytes, N = {counted(num_ranks, 'rank')}, Adam",
+        "param + grad + optim",
+        "bytes per rank",
+    ]
     return table([heads, *([one.name, one.formula, _number(one.bytes)] for one in found.schemes)], left=2)

@@ -89,9 +89,13 @@ def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
         finding,
         tensor="",
         ranks=tuple(sorted({rank for one in gradients for rank in one.wrong})),
-        sentence=finding.sentence.replace("the gradient is", f"all {len(gradients)} gradients are", 1),
+        sentence=finding.sentence.replace("the gradient is", f"{_all(len(gradients))} gradients are", 1),
         members=tuple(replace(finding, tensor=one.name, ranks=one.wrong) for one in gradients),
     )
+
+
+def _all(number: int) -> str:
+    return "both" if number == 2 else f"all {number:,}"
 
 
 def _advice(gradients: Sequence[Compared], factor: float, times: str) -> tuple[str, str]:

@@ -1,0 +1,71 @@
+"""What torch gathers of a tensor beside what it was split from: each stretch of elements that is out of place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.order.rules.reassembly import gathered_ids, wrongly_gathered
+from shardviz.layout.region import index_of
+from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit, title_of
+from shardviz.text import counted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardviz.check.finding import Finding
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records.tensors import GatherRecord, Stamp
+
+HEADS = ("", "stretch", "expected", "got")
+
+
+def out_of_place(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return what ranks got of a collective, stretch by stretch, where it is not the tensor in order."""
+    stamp = dump.stamps.get(finding.tensor)
+    for (name, call), ranks in wrongly_gathered(dump)[0].items() if stamp is not None else ():
+        if name == finding.tensor and stamp is not None:
+            alike: dict[GatherRecord, list[int]] = {}
+            for rank, record in ranks.items():
+                alike.setdefault(record, []).append(rank)
+            found = [_rows(dump, stamp, record, own) for record, own in alike.items()]
+            shown = [row for rows, _ in found for row in rows]
+            return exhibit(f"what {call}() gives, stretch by stretch", HEADS, shown, sum(more for _, more in found))
+    return None
+
+
+def _rows(dump: Dump, stamp: Stamp, record: GatherRecord, ranks: list[int]) -> tuple[list[Row], int]:
+    """Return a row for each of the first stretches that are out of place, and how many there are beside these."""
+    title, numel = title_of(ranks), math.prod(stamp.shape)
+    ids = gathered_ids(dump, stamp, record) if not record.error else None
+    if ids is None or len(ids) != numel:
+        cells = (Cell(counted(numel, "element")), Cell(""), Cell(_in_words(record, ids), is_wrong=True))
+        return [Row(title, cells)], 0
+    stretches = _stretches(ids)
+    rows = [_row(stamp, ids, *stretch) for stretch in stretches[:MOST_ROWS]]
+    return [replace(rows[0], title=title), *rows[1:]], len(stretches) - len(rows)
+
+
+def _in_words(record: GatherRecord, ids: NDArray[np.int64] | None) -> str:
+    if record.error:
+        return f"raised {record.error}"
+    return counted(len(ids), "element") if ids is not None else "a tensor of another shape"
+
+
+def _row(stamp: Stamp, ids: NDArray[np.int64], start: int, stop: int) -> Row:
+    own = int(ids[start])
+    is_own = 1 <= own <= len(ids)
+    got = f"from {index_of(own - 1, stamp.shape)}" if is_own else "no element of the tensor"
+    expected = Cell(f"from {index_of(start, stamp.shape)}")
+    return Row("", (Cell(counted(stop - start, "element")), expected, Cell(got, is_wrong=True)))
+
+
+def _stretches(ids: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return where stretches of neighbours that are out of place together begin and end."""
+    shift = ids - np.arange(1, len(ids) + 1)
+    cuts = [0, *(np.flatnonzero(np.diff(shift)) + 1).tolist(), len(ids)]
+    return [(start, stop) for start, stop in pairwise(cuts) if shift[start]]
