@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.errors import LayoutError
-from shardviz.layout.everywhere import Sizes, parts_of, spread
+from shardviz.layout.everywhere import Sizes, lengths, parts_of, same_parts, spread
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard
 from shardviz.layout.region import Ranges, Region, merged
 from shardviz.layout.splits import (
@@ -34,6 +36,8 @@ from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from shardviz.layout.mesh import Coord, Mesh
 
@@ -217,6 +221,15 @@ class Layout:
             ranks_of[number].append(rank)
         return {region: tuple(ranks) for region, ranks in found.items()}
 
+    def local_shapes(self) -> NDArray[np.int64]:
+        """Return the shape of every region, a row for each rank in mesh order."""
+        if self.flat is not None:
+            regions, numbers = self._regions
+            return np.array([region.shape for region in regions], np.int64)[list(numbers)]
+        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
+        dims = [lengths(size, chain, sizes) for size, chain in zip(self.shape, self.chains, strict=True)]
+        return np.stack(dims, axis=1) if dims else np.zeros((self.mesh.size, 0), np.int64)
+
     def placements(self) -> tuple[Placement, ...] | None:
         """Return torch's spelling, one placement for each axis; None where torch cannot say this layout."""
         by_axis: dict[str, Placement] = {axis: Partial(op) for axis, op in self.partial}
@@ -235,7 +248,11 @@ class Layout:
             return False
         if (self.chains, self.shape, self.flat) == (other.chains, other.shape, other.flat):
             return True
-        return all(self.region(coord) == other.region(coord) for coord in self.mesh.coords())
+        if self.flat is not None or other.flat is not None:
+            return list(self.regions()) == list(other.regions())
+        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
+        dims = zip(self.shape, self.chains, other.chains, strict=True)
+        return all(same_parts(size, one, another, sizes) for size, one, another in dims)
 
 
 @lru_cache(maxsize=MOST_LAYOUTS)
@@ -247,7 +264,7 @@ def _regions(
     dims = []
     for size, chain in zip(shape, chains, strict=True):
         parts = parts_of(size, chain, sizes)
-        parts = parts if flat is None else [flat.window(part) for part in parts]
+        parts = parts if flat is None else tuple(map(flat.window, parts))
         dims.append([parts[number] for number in spread(split, [axis for axis in axes if axis in chain]).tolist()])
     regions = tuple(map(Region, zip(*dims, strict=True))) if dims else (Region(()),)
     return regions, tuple(spread(sizes, axes).tolist())

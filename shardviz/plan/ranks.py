@@ -111,10 +111,9 @@ class PlannedPart:
             if layout is None or number is None or self._even[number]:
                 yield ranks[0]
                 continue
-            own, lowest = set(ranks), dict[tuple[int, ...], int]()
-            for rank, region in layout.regions():
-                if rank in own:
-                    lowest[region.shape] = min(rank, lowest.get(region.shape, rank))
+            own, shapes = set(ranks), layout.local_shapes().tolist()
+            by_rank = sorted(zip(layout.mesh.ranks, map(tuple, shapes), strict=True), reverse=True)
+            lowest = {shape: rank for rank, shape in by_rank if rank in own}
             yield from {*lowest.values(), self.part.record.rank} & own or {ranks[0]}
 
     def record(self, rank: int) -> RankRecord:

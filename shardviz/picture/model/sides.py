@@ -168,7 +168,7 @@ def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Regio
 def _add(regions: dict[Region, Mask], runs: dict[Ranges, Mask], region: Region, flat: bool, mask: Mask) -> None:
     if flat:
         runs[region.dims[0]] = runs.get(region.dims[0], 0) | mask
-    elif region.size:
+    elif all(region.dims):
         regions[region] = regions.get(region, 0) | mask
 
 
