@@ -74,11 +74,13 @@ most.
         if self.plan is None or self.plan.mesh != mesh:
             self.plan = MeshPlan(mesh)
             lines, columns = self.plan.size
+            width = self.virtual_size.width
             titles = [mesh.axes[axis] for axis in self.plan.grid.across]
             titles += map(self.plan.grid.row_title, range(self.plan.grid.num_rows))
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.grid.across)
             self.extend(Size(self._gutter + columns, self._heads + lines))
-            if self.is_attached and self.styles.is_auto_width:
+            is_clipped = min(width, self.virtual_size.width) > self.size.width > 0
+            if self.is_attached and self.styles.is_auto_width and width != self.virtual_size.width and not is_clipped:
                 self.refresh(layout=True)
         elif (lights, colouring) == (self.lights, self.colouring):
             if rank != self.rank:
