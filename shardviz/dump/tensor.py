@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,8 +12,6 @@ from shardviz.dump.records.base import DIGEST_LENGTH
 from shardviz.layout.region import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shardviz.dump.records.base import Moment, Role
     from shardviz.dump.records.tensors import Body
     from shardviz.layout.layout import Layout
@@ -44,6 +44,18 @@ class Shard:
         return self.digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
 
 
+class MadeShards(Mapping[int, Shard]):
+    """Shards that are made when they are asked for, and sum themselves up without making those of every rank."""
+
+    @abstractmethod
+    def claims(self) -> dict[Layout | None, tuple[int, ...]]:
+        """Return the ranks, rising, by what they claim."""
+
+    @abstractmethod
+    def distinct(self) -> list[Shard]:
+        """Return one shard for each claim and each shape of a part, by rank, rising."""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One tensor over all ranks, or several layers' whose records are the same on every rank.
@@ -70,7 +82,7 @@ class Tensor:
         """Every name."""
         return self.fold.names()
 
-    @property
+    @cached_property
     def first(self) -> Shard:
         """The shard of the lowest rank that has the tensor."""
         return next(iter(self.shards.values()))
@@ -93,15 +105,19 @@ class Tensor:
     @cached_property
     def distinct(self) -> list[Shard]:
         """One shard for each claim and each shape of a part, by rank, rising."""
+        if isinstance(self.shards, MadeShards):
+            return self.shards.distinct()
         found: dict[tuple[int, tuple[int, ...]], Shard] = {}
         for shard in self.shards.values():
             found.setdefault((id(shard.layout), shard.body.local_shape), shard)
         return list(found.values())
 
     @cached_property
-    def by_claim(self) -> dict[Layout | None, list[Shard]]:
-        """The shards by what they claim: more than one key where ranks disagree or meshes are disjoint."""
-        groups: dict[Layout | None, list[Shard]] = {}
-        for shard in self.shards.values():
-            groups.setdefault(shard.layout, []).append(shard)
-        return groups
+    def claims(self) -> dict[Layout | None, tuple[int, ...]]:
+        """The ranks, rising, by what they claim: more than one key where ranks disagree or meshes are disjoint."""
+        if isinstance(self.shards, MadeShards):
+            return self.shards.claims()
+        groups: dict[Layout | None, list[int]] = {}
+        for rank, shard in self.shards.items():
+            groups.setdefault(shard.layout, []).append(rank)
+        return {layout: tuple(ranks) for layout, ranks in groups.items()}

@@ -10,12 +10,14 @@ and gives every coordinate the same indices.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.errors import LayoutError
-from shardviz.layout.mesh import Mesh
+from shardviz.layout.everywhere import Sizes, lengths, parts_of, same_parts, spread
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard
 from shardviz.layout.region import Ranges, Region, merged
 from shardviz.layout.splits import (
@@ -35,7 +37,9 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.layout.mesh import Coord
+    from numpy.typing import NDArray
+
+    from shardviz.layout.mesh import Coord, Mesh
 
 __all__ = ["JOIN", "Chain", "FlatView", "Layout", "Link", "check_placements", "chunk"]
 
@@ -54,6 +58,12 @@ class FlatView:
 
     shape: tuple[int, ...]
     offset: int = 0
+
+    def window(self, ranges: Ranges) -> Ranges:
+        """Cut the tensor's own stretch out of ranges of the concatenation, and count from its start."""
+        begin, numel = self.offset, math.prod(self.shape)
+        cut = ((max(start - begin, 0), min(stop - begin, numel)) for start, stop in ranges)
+        return merged((start, stop) for start, stop in cut if start < stop)
 
 
 @dataclass(frozen=True)
@@ -189,26 +199,36 @@ class Layout:
         dims = tuple(
             held(size, bound(chain, position, sizes)) for size, chain in zip(self.shape, self.chains, strict=True)
         )
-        return Region(dims) if self.flat is None else Region((self._window(dims[0]),))
-
-    def _window(self, ranges: Ranges) -> Ranges:
-        """Cut the tensor's own stretch out of ranges of the concatenation, and count from its start."""
-        assert self.flat is not None
-        begin, numel = self.flat.offset, math.prod(self.flat.shape)
-        cut = ((max(start - begin, 0), min(stop - begin, numel)) for start, stop in ranges)
-        return merged((start, stop) for start, stop in cut if start < stop)
+        return Region(dims) if self.flat is None else Region((self.flat.window(dims[0]),))
 
     def regions(self) -> Iterator[tuple[int, Region]]:
         """Yield every rank of the mesh with the region it holds, in mesh order."""
-        alike = replace(self, mesh=Mesh(self.mesh.axes, self.mesh.shape))  # of every stage of a pipeline
-        yield from zip(self.mesh.ranks, _regions(alike), strict=True)
+        regions, numbers = self._regions
+        yield from zip(self.mesh.ranks, map(regions.__getitem__, numbers), strict=True)
+
+    @property
+    def _regions(self) -> tuple[tuple[Region, ...], tuple[int, ...]]:
+        """Some regions, and for every coordinate the number of its own; every stage of a pipeline has the same ones."""
+        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
+        return _regions(sizes, self.shape, self.chains, self.flat)
 
     def holders(self) -> dict[Region, tuple[int, ...]]:
         """Return the distinct regions, each with the ranks that hold it."""
+        regions, numbers = self._regions
         found: dict[Region, list[int]] = {}
-        for rank, region in self.regions():
-            found.setdefault(region, []).append(rank)
+        ranks_of = [found.setdefault(region, []) for region in regions]
+        for rank, number in zip(self.mesh.ranks, numbers, strict=True):
+            ranks_of[number].append(rank)
         return {region: tuple(ranks) for region, ranks in found.items()}
+
+    def local_shapes(self) -> NDArray[np.int64]:
+        """Return the shape of every region, a row for each rank in mesh order."""
+        if self.flat is not None:
+            regions, numbers = self._regions
+            return np.array([region.shape for region in regions], np.int64)[list(numbers)]
+        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
+        dims = [lengths(size, chain, sizes) for size, chain in zip(self.shape, self.chains, strict=True)]
+        return np.stack(dims, axis=1) if dims else np.zeros((self.mesh.size, 0), np.int64)
 
     def placements(self) -> tuple[Placement, ...] | None:
         """Return torch's spelling, one placement for each axis; None where torch cannot say this layout."""
@@ -228,12 +248,26 @@ class Layout:
             return False
         if (self.chains, self.shape, self.flat) == (other.chains, other.shape, other.flat):
             return True
-        return all(self.region(coord) == other.region(coord) for coord in self.mesh.coords())
+        if self.flat is not None or other.flat is not None:
+            return list(self.regions()) == list(other.regions())
+        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
+        dims = zip(self.shape, self.chains, other.chains, strict=True)
+        return all(same_parts(size, one, another, sizes) for size, one, another in dims)
 
 
 @lru_cache(maxsize=MOST_LAYOUTS)
-def _regions(layout: Layout) -> tuple[Region, ...]:
-    return tuple(map(layout.region, layout.mesh.coords()))
+def _regions(
+    sizes: Sizes, shape: tuple[int, ...], chains: tuple[Chain, ...], flat: FlatView | None
+) -> tuple[tuple[Region, ...], tuple[int, ...]]:
+    axes = [axis for axis, _ in sizes if any(axis in chain for chain in chains)]
+    split = tuple((axis, size) for axis, size in sizes if axis in axes)
+    dims = []
+    for size, chain in zip(shape, chains, strict=True):
+        parts = parts_of(size, chain, sizes)
+        parts = parts if flat is None else tuple(map(flat.window, parts))
+        dims.append([parts[number] for number in spread(split, [axis for axis in axes if axis in chain]).tolist()])
+    regions = tuple(map(Region, zip(*dims, strict=True))) if dims else (Region(()),)
+    return regions, tuple(spread(sizes, axes).tolist())
 
 
 def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Placement]) -> None:

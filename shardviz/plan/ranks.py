@@ -42,6 +42,7 @@ class PlannedPart:
         self.mesh = mesh
         self.sizes: dict[tuple[int | None, tuple[int, ...]], NDArray[np.int64]] = {}
         self._bodies: dict[tuple[int, Coord], Body] = {}
+        self._claims: dict[int, dict[Layout | None, tuple[int, ...]]] = {}
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -81,6 +82,39 @@ class PlannedPart:
             shape = layout.region(coord).shape
             self._bodies[index, coord] = body if shape == body.local_shape else structs.replace(body, local_shape=shape)
         return self._bodies[index, coord]
+
+    def claims(self, index: int) -> dict[Layout | None, tuple[int, ...]]:
+        """Return its ranks, rising, by the layout that they claim for one of its bodies."""
+        number = self.part.record.bodies[index].layout
+        if number is None:
+            return {None: self.ranks}
+        if number not in self._claims:
+            self._claims[number] = self._claiming(number)
+        return self._claims[number]
+
+    def _claiming(self, number: int) -> dict[Layout | None, tuple[int, ...]]:
+        found: dict[Layout | None, list[int]] = {}
+        left = dict.fromkeys(self.ranks)
+        while left:
+            rank = next(iter(left))
+            layout = self.layout(rank, number)
+            group = [rank] if rank not in layout.mesh else [one for one in layout.mesh.ranks if one in left]
+            found.setdefault(layout, []).extend(group)
+            for one in group:
+                del left[one]
+        return {layout: tuple(sorted(ranks)) for layout, ranks in found.items()}
+
+    def unlike(self, index: int) -> Iterator[int]:
+        """Yield the lowest rank of each claim and each shape of one of its bodies, and the rank that was asked."""
+        number = self.part.record.bodies[index].layout
+        for layout, ranks in self.claims(index).items():
+            if layout is None or number is None or self._even[number]:
+                yield ranks[0]
+                continue
+            own, shapes = set(ranks), layout.local_shapes().tolist()
+            by_rank = sorted(zip(layout.mesh.ranks, map(tuple, shapes), strict=True), reverse=True)
+            lowest = {shape: rank for rank, shape in by_rank if rank in own}
+            yield from {*lowest.values(), self.part.record.rank} & own or {ranks[0]}
 
     def record(self, rank: int) -> RankRecord:
         """Return a rank's record."""

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from shardviz.layout.region import length
-from shardviz.layout.splits import bound, held
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,22 +63,8 @@ def _places(mesh: Mesh) -> dict[int, int]:
 @lru_cache(maxsize=256)
 def _on_mesh(layout: Layout) -> NDArray[np.int64]:
     """Return the elements that every coordinate of a layout's mesh holds, in the order of its ranks."""
-    if layout.flat is not None:
-        return np.array([region.size for _, region in layout.regions()], np.int64)
-    found = np.ones(layout.mesh.shape, np.int64)
-    for size, chain in zip(layout.shape, layout.chains, strict=True):
-        found *= _lengths(layout.mesh, size, chain)
-    return found.ravel()
-
-
-def _lengths(mesh: Mesh, size: int, chain: Chain) -> NDArray[np.int64]:
-    """Return how much of a dim every coordinate holds, with one position along the axes that do not split it."""
-    shape = tuple(of if axis in chain else 1 for axis, of in zip(mesh.axes, mesh.shape, strict=True))
-    if is_even(mesh, size, chain):
-        return np.full(shape, size // math.prod(shape), np.int64)
-    sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
-    places = (dict(zip(mesh.axes, coord, strict=True)) for coord in product(*map(range, shape)))
-    return np.array([length(held(size, bound(chain, place, sizes))) for place in places], np.int64).reshape(shape)
+    found: NDArray[np.int64] = layout.local_shapes().prod(axis=1)
+    return found
 
 
 def is_even(mesh: Mesh, size: int, chain: Chain) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.dump.dump import Shard, Tensor
+from shardviz.dump.tensor import MadeShards, Shard, Tensor
 from shardviz.text import Fold, fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardviz.layout.layout import Layout
     from shardviz.plan.ranks import PlannedPart, PlannedRanks
 
 Bodies = tuple[tuple[int, int], ...]
@@ -20,7 +21,7 @@ Place = tuple[str, str]
 """Role and moment."""
 
 
-class PlannedShards(Mapping[int, Shard]):
+class PlannedShards(MadeShards):
     """The shards of one tensor on all ranks of some parts.
 
     Args:
@@ -39,15 +40,35 @@ class PlannedShards(Mapping[int, Shard]):
         return Shard(rank, body, None if body.layout is None else part.layout(rank, body.layout))
 
     def __iter__(self) -> Iterator[int]:
+        return iter(self._sorted)
+
+    @cached_property
+    def _sorted(self) -> tuple[int, ...]:
         if len(self._bodies) == 1:
-            return iter(next(iter(self._bodies)).ranks)
-        return iter(sorted(rank for part in self._bodies for rank in part.ranks))
+            return next(iter(self._bodies)).ranks
+        return tuple(sorted(rank for part in self._bodies for rank in part.ranks))
 
     def __len__(self) -> int:
         return sum(len(part.ranks) for part in self._bodies)
 
     def __contains__(self, rank: object) -> bool:
         return rank in self._ranks and self._ranks.part_of(rank) in self._bodies  # type: ignore[arg-type]
+
+    def claims(self) -> dict[Layout | None, tuple[int, ...]]:
+        """Return the ranks, rising, by what they claim."""
+        found: dict[Layout | None, tuple[int, ...]] = {}
+        for part, index in self._bodies.items():
+            for layout, ranks in part.claims(index).items():
+                found[layout] = (*found.get(layout, ()), *ranks)
+        return {layout: tuple(sorted(ranks)) for layout, ranks in found.items()}
+
+    def distinct(self) -> list[Shard]:
+        """Return one shard for each claim and each shape of a part, by rank, rising."""
+        found: dict[tuple[Layout | None, tuple[int, ...]], Shard] = {}
+        for rank in sorted(rank for part, index in self._bodies.items() for rank in part.unlike(index)):
+            shard = self[rank]
+            found.setdefault((shard.layout, shard.body.local_shape), shard)
+        return list(found.values())
 
 
 def tensors_of(ranks: PlannedRanks) -> list[Tensor]:

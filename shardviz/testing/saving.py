@@ -131,6 +131,6 @@ def _layouts(dump: Dump) -> Iterator[tuple[str, str]]:
 
 
 def _layout(tensor: Tensor) -> str:
-    if len(tensor.by_claim) > 1:
+    if len(tensor.claims) > 1:
         return "None"
     return f'"{write(tensor.claimed)}"' if tensor.claimed else f'"{list(tensor.first.body.local_shape)}"'

@@ -209,7 +209,7 @@ def test_ranks_that_claim_differently_are_kept_apart(tmp_path: Path):
     other = make_dump(tmp_path / "b.shardviz", MESH, {"w": Made("[4, 2/tp]", held="[4/tp, 2]")})
     (path / "rank_00001.json").write_bytes((other / "rank_00001.json").read_bytes())
     (tensor,) = dump_of(read_files(path)).tensors
-    claims = {write(layout): [shard.rank for shard in of] for layout, of in tensor.by_claim.items() if layout}
+    claims = {write(layout): list(ranks) for layout, ranks in tensor.claims.items() if layout}
     assert claims == {"[4/tp, 2]": [0], "[4, 2/tp]": [1]}
 
 

@@ -65,6 +65,11 @@ def test_the_same_regions_are_those_that_are_equal_everywhere(one: Layout, other
 
 
 @given(layouts())
+def test_what_is_worked_out_for_all_ranks_at_once_is_what_each_holds(layout: Layout):
+    assert list(layout.regions()) == [(rank, layout.region(layout.mesh.coord_of(rank))) for rank in layout.mesh.ranks]
+
+
+@given(layouts())
 def test_holders_name_every_rank_once(layout: Layout):
     holders = layout.holders()
     assert sorted(rank for ranks in holders.values() for rank in ranks) == sorted(layout.mesh.ranks)

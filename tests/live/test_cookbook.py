@@ -110,7 +110,7 @@ def _lanes():
 
 def _holds_what_it_claims(model):
     for tensor in model.at("stamped"):
-        for claimed in filter(None, tensor.by_claim):  # a plain tensor claims nothing
+        for claimed in filter(None, tensor.claims):  # a plain tensor claims nothing
             assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(claimed.regions())
     for gathered in (gathered for rank in model.files.ranks.values() for gathered in rank.gathered):
         whole = next(stamp.shape for stamp in model.files.run.stamps if stamp.name == gathered.name)

@@ -108,19 +108,19 @@ def test_what_is_wrong_comes_first_when_asked_for_in_every_module() -> None:
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("a.b", [("a", None), ("b", None)]),
-        ("a.0.b", [("a", 0), ("b", None)]),
-        ("a.0.1", [("a", 0), ("", 1)]),
-        ("0", [("", 0)]),
-        ("a.007", [("a", None), ("007", None)]),
-        ("a." + "9" * 40, [("a", None), ("9" * 40, None)]),
-        ("a.[x.y].b", [("a", None), ("[x.y]", None), ("b", None)]),
-        ("", [("(no name)", None)]),
-        ("...", [("(no name)", None)]),
+        ("a.b", (("a", None), ("b", None))),
+        ("a.0.b", (("a", 0), ("b", None))),
+        ("a.0.1", (("a", 0), ("", 1))),
+        ("0", (("", 0),)),
+        ("a.007", (("a", None), ("007", None))),
+        ("a." + "9" * 40, (("a", None), ("9" * 40, None))),
+        ("a.[x.y].b", (("a", None), ("[x.y]", None), ("b", None))),
+        ("", (("(no name)", None),)),
+        ("...", (("(no name)", None),)),
     ],
 )
 def test_names_are_split_at_dots_and_numbers_stay_with_their_module(
-    name: str, parts: list[tuple[str, int | None]]
+    name: str, parts: tuple[tuple[str, int | None], ...]
 ) -> None:
     assert parts_of(name) == parts
 
@@ -131,7 +131,7 @@ def test_a_tensor_and_a_module_of_one_name_are_both_there() -> None:
 
 
 def test_a_states_name_stays_beside_its_parameter() -> None:
-    assert parts_of("m.weight.exp_avg", "optim", is_state=True) == [("m", None), ("weight.exp_avg (optim)", None)]
+    assert parts_of("m.weight.exp_avg", "optim", is_state=True) == (("m", None), ("weight.exp_avg (optim)", None))
 
 
 def test_the_first_number_of_a_name_is_its_layer() -> None:

@@ -12,6 +12,7 @@ from shardviz.dump.costs.memory import Counted, counted
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.mesh.heat import Heat, heats_of
+from shardviz.picture.model.palette import Colouring
 from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
@@ -106,7 +107,7 @@ class TensorEntry:
     @cached_property
     def axes(self) -> frozenset[str]:
         """The mesh axes that split it or over which it is pending."""
-        layouts = [layout for layout in self.tensor.by_claim if layout is not None]
+        layouts = [layout for layout in self.tensor.claims if layout is not None]
         return frozenset(a for one in layouts for a in (*one.split_axes, *(axis for axis, _ in one.partial)))
 
 
@@ -198,12 +199,17 @@ class Document:
         """What the mesh can show as heat."""
         return heats_of(self.dump, self.report)
 
-    def axes_of(self, entry: int) -> tuple[str, ...]:
-        """Return the axes that split an entry's tensor, outermost first, for the colours of ranks."""
+    def colouring_of(self, entry: int) -> Colouring:
+        """Return what ranks of the dump's mesh get their colours by, as they have them on the map of a tensor.
+
+        A stage's mesh has some of the dump's axes; one with axes of its own, such as two flattened into one, is used.
+        """
+        mesh = self.dump.files.mesh
         try:
-            return self.sides(entry).axes if self.entries else ()
+            own = self.sides(entry).colouring if self.entries else Colouring(mesh)
         except ShardvizError:
-            return ()
+            return Colouring(mesh)
+        return Colouring(mesh, own.axes) if own.mesh is None or {*own.axes} <= {*mesh.axes} else own
 
     @cached_property
     def step(self) -> Step:

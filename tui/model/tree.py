@@ -60,7 +60,7 @@ class Listed(Protocol):
         """Return the verdict on one of its names."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Node:
     """A module, or a tensor with its entry.
 
@@ -104,21 +104,21 @@ class TreeLine:
     nodes: tuple[Node, ...] = field(default=(), compare=False, repr=False)
 
 
-def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> list[Part]:
+@lru_cache(maxsize=1 << 16)
+def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> tuple[Part, ...]:
     """Split a name into modules at its dots; a number stays with the module before it.
 
     An optimizer's state of a parameter, `weight.exp_avg`, is beside that parameter.
     """
-    parts = list(_split(name))
+    parts = _split(name)
     if is_state and len(parts) > 1:
         parts[-2:] = [(".".join(map(_label, parts[-2:])), None)]
     if suffix and parts:
         parts[-1] = (f"{_label(parts[-1])} ({suffix})", None)
-    return parts or [("(no name)", None)]
+    return tuple(parts) or (("(no name)", None),)
 
 
-@lru_cache(maxsize=1 << 16)
-def _split(name: str) -> tuple[Part, ...]:
+def _split(name: str) -> list[Part]:
     parts: list[Part] = []
     for text in _PARTS.findall(printable(name)):
         if not _NUMBER.fullmatch(text):
@@ -127,7 +127,7 @@ def _split(name: str) -> tuple[Part, ...]:
             parts[-1] = (parts[-1][0], int(text))
         else:
             parts.append(("", int(text)))
-    return tuple(parts)
+    return parts
 
 
 def _label(part: Part) -> str:
@@ -142,22 +142,30 @@ def tree_of(entries: Sequence[Listed], shown: Iterable[int], keep: Callable[[int
         shown: The indices of those that are in the tree.
         keep: Whether a name of an entry is in the tree; all are by default.
     """
-    root, alike = Node(), dict[object, int]()
+    root = Node()
+    modules: dict[tuple[Part, ...], Node] = {(): root}
     for index in shown:
         entry = entries[index]
+        suffix, is_state = entry.suffix, entry.is_state
         for name in entry.names:
             if keep is None or keep(index, name):
-                parts = parts_of(name, entry.suffix, is_state=entry.is_state)
-                _put(root, parts, Node(entry=index, names=[name], verdict=entry.verdict_of(name)))
+                parts = parts_of(name, suffix, is_state=is_state)
+                leaf = Node(entry=index, names=[name], verdict=entry.verdict_of(name))
+                _put(_module(modules, parts[:-1]), parts[-1], leaf)
     _align([root])
-    _settle(root, alike)
+    _settle(root, {})
     return root
 
 
-def _put(root: Node, parts: list[Part], leaf: Node) -> None:
-    module, (prefix, number) = root, parts[-1]
-    for part in parts[:-1]:
-        module = module.parts.setdefault(part, Node())
+def _module(modules: dict[tuple[Part, ...], Node], path: tuple[Part, ...]) -> Node:
+    """Return the module at a path from the root, made where it is not there yet."""
+    if path not in modules:
+        modules[path] = _module(modules, path[:-1]).parts.setdefault(path[-1], Node())
+    return modules[path]
+
+
+def _put(module: Node, part: Part, leaf: Node) -> None:
+    prefix, number = part
     while (prefix, number) in module.parts:  # a tensor and a module of one name, or two tensors
         prefix += " "
     module.parts[prefix, number] = leaf

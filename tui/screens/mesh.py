@@ -71,7 +71,7 @@ class MeshView(View):
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         heat = document.heats[self._heat - 1] if 0 < self._heat <= len(document.heats) else None
         grid = self.query_one(MeshGrid)
-        grid.show(mesh, rank, lights_of(document, selection, rank, axis), document.axes_of(selection.entry))
+        grid.show(mesh, rank, lights_of(document, selection, rank, axis), document.colouring_of(selection.entry))
         grid.heat = heat
         below = f"underlined: the group along {axis}" if axis else ""
         self.query_one("#mesh-box", Box).entitle(f"mesh {mesh}", str(heat) if heat else below)

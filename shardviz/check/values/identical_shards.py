@@ -34,7 +34,7 @@ def check_identical_shards(dump: Dump) -> Iterator[Finding]:
     for tensor in dump.at("initial"):
         if "float" not in tensor.dtype and "complex" not in tensor.dtype:
             continue
-        for layout in tensor.by_claim:
+        for layout in tensor.claims:
             if layout is not None and layout.split_axes:
                 yield from _check(tensor, layout)
 

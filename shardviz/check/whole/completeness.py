@@ -49,7 +49,7 @@ def _absent_shards(files: DumpFiles, tensor: Tensor, known: Collection[str]) -> 
     """Yield ranks whose file is there but has no shard of a DTensor on their mesh, and no word of why."""
     if tensor.moment not in ("initial", "stamped") or len(tensor.shards) == files.run.num_ranks:
         return
-    wanted = {rank for layout in tensor.by_claim if layout is not None for rank in layout.mesh.ranks}
+    wanted = {rank for layout in tensor.claims if layout is not None for rank in layout.mesh.ranks}
     absent = tuple(sorted(rank for rank in wanted - set(tensor.shards) if rank in files.ranks))
     for name in [name for name in tensor.names if name not in known] if absent else ():
         ranks = listed(absent, MAX_LISTED)

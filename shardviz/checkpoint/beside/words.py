@@ -69,7 +69,7 @@ def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> Named | 
         dump: The job's dump.
     """
     claimed = live.dumped.claimed
-    is_one = len(live.dumped.by_claim) == 1 and claimed is not None
+    is_one = len(live.dumped.claims) == 1 and claimed is not None
     found = next(iter(_findings(live, parts, dump)), None) if is_one else None
     if found is None:
         texts = (f"rank {rank} has {part}" for rank, part in parts.items())

@@ -25,7 +25,7 @@ def absent_ranks(dump: Dump, finding: Finding) -> Exhibit | None:
         has = "a damaged file" if set(finding.ranks) & set(dump.files.damaged) else "no file"
         return _beside(dump.files.mesh, None, finding.ranks, (has, "a file"), there)
     tensor = _tensor_without(dump, finding)
-    layout = next((layout for layout in tensor.by_claim if layout is not None), None) if tensor is not None else None
+    layout = next((layout for layout in tensor.claims if layout is not None), None) if tensor is not None else None
     if tensor is None or layout is None:
         return None
     return _beside(layout.mesh, layout, finding.ranks, ("no shard", "a shard"), sorted(tensor.shards))

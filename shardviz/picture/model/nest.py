@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.picture.model.mesh.labels import coords_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -62,8 +64,8 @@ def nest(sides: Sides, dim: int, *, held: bool = False) -> tuple[Indices, ...]:
     is_first = sides.has_claimed and not (held and sides.has_held)
     masks = [mask & low if is_first else mask >> sides.shift for mask in stripes.masks]
     lowest = [(mask & -mask).bit_length() - 1 for mask in masks]
-    nowhere = (-1,) * sides.mesh.ndim
-    coords = np.array([sides.mesh.coord_of(rank) if rank in sides.mesh else nowhere for rank in lowest], np.int64)
+    known, nowhere = coords_of(sides.mesh), (-1,) * sides.mesh.ndim
+    coords = np.array([known.get(rank, nowhere) for rank in lowest], np.int64)
     return _levels(np.diff(coords[stripes.kinds], axis=0), stripes.edges)
 
 

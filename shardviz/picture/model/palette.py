@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from shardviz.layout.mesh import Coord, Mesh
+    from numpy.typing import NDArray
+
+    from shardviz.layout.mesh import Mesh
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#e69f00", "#009e73", "#cc79a7"
 SKY, GREY, VERMILLION = "#56b4e9", "#999999", "#d55e00"
@@ -102,20 +106,23 @@ def _colours(mesh: Mesh, axes: tuple[str, ...]) -> Mapping[int, int]:
     Hues are for the outermost axes, as many as have no more parts than there are hues. If the first alone has more,
     neighbours share a hue, and shades tell them apart.
     """
-    order = [mesh.axis_index(axis) for axis in axes or mesh.axes if mesh.axis_size(axis) > 1]
-    sizes = [mesh.shape[axis] for axis in order]
+    order = [axis for axis in axes or mesh.axes if mesh.axis_size(axis) > 1]
+    sizes = [mesh.axis_size(axis) for axis in order]
     leading = max((count for count in range(1, len(sizes) + 1) if math.prod(sizes[:count]) <= HUES), default=1)
-    return {rank: _colour(mesh.coord_of(rank), order, sizes, leading) for rank in mesh.ranks}
-
-
-def _colour(coord: Coord, order: list[int], sizes: list[int], leading: int) -> int:
-    part = 0
+    part = np.zeros(mesh.shape, np.int64)
     for axis, size in zip(order[:leading], sizes, strict=False):
-        part = part * size + coord[axis]
+        part = part * size + _along(mesh, axis)
     parts = math.prod(sizes[:leading])
     hue = part * HUES // parts
     within_hue = part - -(-hue * parts // HUES)
-    return hue * SHADES + (within_hue + sum(coord[axis] for axis in order[leading:])) % SHADES
+    shade = sum((_along(mesh, axis) for axis in order[leading:]), within_hue) % SHADES
+    return dict(zip(mesh.ranks, (hue * SHADES + shade).ravel().tolist(), strict=True))
+
+
+def _along(mesh: Mesh, axis: str) -> NDArray[np.int64]:
+    """Return the position along an axis of every coordinate, in a shape that spreads over the mesh."""
+    shape = [size if name == axis else 1 for name, size in zip(mesh.axes, mesh.shape, strict=True)]
+    return np.arange(mesh.axis_size(axis)).reshape(shape)
 
 
 def ink_on(colour: str) -> str:

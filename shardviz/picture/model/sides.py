@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.errors import DumpError
-from shardviz.picture.model.holders import Holders
+from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.palette import Colouring
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     shift = dump.files.run.num_ranks
     regions: dict[Region, Mask] = {}
     runs: dict[Ranges, Mask] = {}
-    for rank, region, flat in claimed_parts(dump, tensor):
-        _add(regions, runs, region, flat, 1 << rank)
+    for ranks, region, flat in claimed_parts(dump, tensor):
+        _add(regions, runs, region, flat, mask_of(ranks))
     has_claimed = bool(regions or runs)
     cases = (laid_out or LaidOut(dump)).cases(tensor, name or tensor.names[0])
     for case in cases:
@@ -151,25 +151,28 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
     runs: dict[Ranges, Mask] = {}
     for case in laid_out.cases(tensor, name):
         _add_held(regions, runs, case, 0)
-    for rank, region in wanted.regions():
-        _add(regions, runs, region, wanted.flat is not None, 1 << shift + rank)
+    for region, ranks in wanted.holders().items():
+        _add(regions, runs, region, wanted.flat is not None, mask_of(ranks) << shift)
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
     return Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, HELD_AND_INTENDED, wanted.nested_axes)
 
 
-def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:
-    """Yield each rank with the part that its own placements claim, and whether that is of a flat parameter."""
-    missing = set(dump.files.missing_ranks)
-    for layout, shards in tensor.by_claim.items():
+def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Region, bool]]:
+    """Yield ranks with the part that their own placements claim, and whether that is of a flat parameter."""
+    missing = dump.files.missing_ranks
+    for layout, claiming in tensor.claims.items():
         if layout is not None:
-            own = {shard.rank for shard in shards} | missing
-            yield from ((rank, region, layout.flat is not None) for rank, region in layout.regions() if rank in own)
+            own = {*claiming, *missing}
+            for region, holders in layout.holders().items():
+                ranks = [rank for rank in holders if rank in own]
+                if ranks:
+                    yield ranks, region, layout.flat is not None
 
 
 def _add(regions: dict[Region, Mask], runs: dict[Ranges, Mask], region: Region, flat: bool, mask: Mask) -> None:
     if flat:
         runs[region.dims[0]] = runs.get(region.dims[0], 0) | mask
-    elif region.size:
+    elif all(region.dims):
         regions[region] = regions.get(region, 0) | mask
 
 

@@ -133,7 +133,7 @@ def layout_text(tensor: Tensor, dtype: str = "") -> str:
         dtype: The model's own element type, where that is another than the one captured.
     """
     dtype = dtype or tensor.dtype
-    claims = list({id(shard.layout): shard.layout for shard in tensor.distinct}.values())
+    claims = list(tensor.claims)
     texts = {notation.write(claim) if claim else "" for claim in claims}
     if len(texts) > 1:
         return f"{len(texts)} different claims"

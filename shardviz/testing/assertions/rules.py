@@ -79,8 +79,8 @@ def _rule_of(rules: Mapping[str, str], name: str) -> str | None:
 
 def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator[Finding]:
     """Yield a finding for each layout of a tensor that is not the intended one: ranks may disagree."""
-    for layout, shards in tensor.by_claim.items():
-        local = shards[0].body.local_shape
+    for layout, ranks in tensor.claims.items():
+        local = tensor.shards[ranks[0]].body.local_shape
         if pattern.matches(layout, tensor.dtype) if layout else _is_whole(pattern, local):
             continue
         own = write(layout, tensor.dtype) if layout else f"{tensor.dtype}{list(local)}, plain"
@@ -89,8 +89,8 @@ def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator
             "wrong-placement",
             "error",
             name,
-            tuple(shard.rank for shard in shards),
-            f"{len(shards):,} of {len(tensor.shards):,} ranks {does}, not the intended {text}",
+            ranks,
+            f"{len(ranks):,} of {len(tensor.shards):,} ranks {does}, not the intended {text}",
             claimed=own,
             intended=text,
             fix=_remedy(tensor, layout, local, pattern),

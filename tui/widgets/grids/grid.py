@@ -28,6 +28,7 @@ class Grid(ScrollView, can_focus=True):
         self._behind = ""
         self._colours = ""
         self._laid_out = Size(0, 0)
+        self._scrolled: tuple[object, ...] = ()
 
     @property
     def base(self) -> Style:
@@ -96,6 +97,14 @@ class Grid(ScrollView, can_focus=True):
         if bars[1]:
             self.horizontal_scrollbar.window_virtual_size = size.width
         self.scroll_x, self.scroll_y = self.validate_scroll_x(self.scroll_x), self.validate_scroll_y(self.scroll_y)
+
+    def _size_updated(self, size: Size, virtual_size: Size, container_size: Size, layout: bool = True) -> bool:
+        """Fit the scroll bars; Textual would paint them at each layout, and with them all lines that they cross."""
+        scrolled = (size, self.virtual_size, self.show_vertical_scrollbar, self.show_horizontal_scrollbar)
+        if scrolled == self._scrolled:
+            return False
+        self._scrolled = scrolled
+        return super()._size_updated(size, virtual_size, container_size, layout)
 
     def _bars(self, size: Size) -> tuple[bool, bool]:
         """Return whether there are bars for down and across, which take room from each other."""

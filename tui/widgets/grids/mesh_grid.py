@@ -52,7 +52,7 @@ most.
         self.plan: MeshPlan | None = None
         self.rank: int | None = None
         self.lights = Lights()
-        self.axes: tuple[str, ...] = ()
+        self.colouring = Colouring()
         self._heat: Heat | None = None
         self._gutter = 0
         self._heads = 1
@@ -68,22 +68,25 @@ most.
             self._heat = heat
             self.refresh()
 
-    def show(self, mesh: Mesh, rank: int | None, lights: Lights, axes: tuple[str, ...] = ()) -> None:
-        """Show a mesh, with the cursor on one rank; `axes` give ranks their colours, as in `Colouring`."""
+    def show(self, mesh: Mesh, rank: int | None, lights: Lights, colouring: Colouring | None = None) -> None:
+        """Show a mesh, with the cursor on one rank; by default ranks get their colours by all of its axes."""
+        colouring = colouring or Colouring(mesh)
         if self.plan is None or self.plan.mesh != mesh:
             self.plan = MeshPlan(mesh)
             lines, columns = self.plan.size
+            width = self.virtual_size.width
             titles = [mesh.axes[axis] for axis in self.plan.grid.across]
             titles += map(self.plan.grid.row_title, range(self.plan.grid.num_rows))
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.grid.across)
             self.extend(Size(self._gutter + columns, self._heads + lines))
-            if self.is_attached and self.styles.is_auto_width:
+            is_clipped = min(width, self.virtual_size.width) > self.size.width > 0
+            if self.is_attached and self.styles.is_auto_width and width != self.virtual_size.width and not is_clipped:
                 self.refresh(layout=True)
-        elif (lights, axes) == (self.lights, self.axes):
+        elif (lights, colouring) == (self.lights, self.colouring):
             if rank != self.rank:
                 self._move_to(rank)
             return
-        self.rank, self.lights, self.axes = rank, lights, axes
+        self.rank, self.lights, self.colouring = rank, lights, colouring
         self.refresh()
         self._scroll_to_cursor()
 
@@ -118,14 +121,13 @@ most.
         """Write the ranks of a row, neighbours that look alike together."""
         segments: list[Segment] = []
         text, before, column = "", self.base, left
-        colouring = Colouring(plan.mesh, self.axes)
         while column < min(left + self.size.width - self._gutter, plan.size[1]):
             col, cell, style = plan.col_at(column), " ", self.base
             if col is not None:
                 rank = plan.grid.rank_at(row, col)
                 sign = self._sign(rank)
                 cell = f"{f'{sign}{rank}':>{plan.cell - 1}} "[column - plan.place(row, col)[1] :]
-                style = self._style(colouring, rank, sign)
+                style = self._style(rank, sign)
             if style is not before:
                 segments.append(Segment(text, before))
                 text, before = "", style
@@ -133,11 +135,11 @@ most.
             column += len(cell)
         return [*segments, Segment(text, before)]
 
-    def _style(self, colouring: Colouring, rank: int, sign: str) -> Style:
+    def _style(self, rank: int, sign: str) -> Style:
         if self._heat is not None:
             fill = heat_style(self._heat.level(rank), self.colours) or self.base
         else:
-            fill = rank_style(colouring.colour(rank), self.colours)
+            fill = rank_style(self.colouring.colour(rank), self.colours)
         return _style(fill, sign != " ", rank in self.lights.group, rank == self.rank)
 
     def _sign(self, rank: int) -> str:

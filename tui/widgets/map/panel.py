@@ -76,7 +76,7 @@ class MapPanel(Box):
         self.query_one(Inspector).show(document, selection, sides, why)
         mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.dump.files.mesh
         grid = self.query_one("#small-mesh", MeshGrid)
-        grid.show(mesh, selection.rank, lights_of(document, selection), sides.axes if sides else ())
+        grid.show(mesh, selection.rank, lights_of(document, selection), sides.colouring if sides else None)
         grid.tooltip = LEGEND
 
     def focus_map(self) -> None:

@@ -78,7 +78,7 @@ def _along(axis: str, positions: list[int]) -> str:
 
 def _positions(mask: Mask, mesh: Mesh) -> dict[str, list[int]]:
     """Return the positions along each axis whose product is exactly this set; nothing where it is not a product."""
-    ranks, known = ranks_of(mask), _coords_of(mesh)
+    ranks, known = ranks_of(mask), coords_of(mesh)
     coords = [known[rank] for rank in ranks if rank in known]
     if len(coords) < len(ranks):
         return {}
@@ -89,5 +89,6 @@ def _positions(mask: Mask, mesh: Mesh) -> dict[str, list[int]]:
 
 
 @lru_cache(maxsize=16)
-def _coords_of(mesh: Mesh) -> dict[int, Coord]:
+def coords_of(mesh: Mesh) -> dict[int, Coord]:
+    """Return the coordinate of every rank of a mesh."""
     return dict(zip(mesh.ranks, mesh.coords(), strict=True))

@@ -12,7 +12,7 @@ from shardviz.check.order.rules.intent import wanted_layout
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
-from shardviz.picture.model.holders import Holders
+from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.sides import Sides, claimed_parts, sides_of, sides_of_intended
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def of_tensor(
     laid_out = (report.laid_out if report else laid_out) or LaidOut(dump)
     findings = report.findings_of.get(name, ()) if report else ()
     cases = laid_out.cases(tensor, name)
-    claims = {rank: region_text(region) for rank, region, _ in claimed_parts(dump, tensor)}
+    parts = ((region_text(region), ranks) for ranks, region, _ in claimed_parts(dump, tensor))
+    claims = {rank: text for text, ranks in parts for rank in ranks}
     plain = Subject(
         name=name,
         shape=tensor.shape,
@@ -143,8 +144,13 @@ def of_tensor(
         mesh=tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh,
         claimed=tensor.claimed,
         held=cases[0].held if cases else None,
+<<<<<<< HEAD
         sides=_counted(sides_of(dump, tensor, name, laid_out), findings, cases),
         claims=claims,
+=======
+        sides=sides_of(dump, tensor, name, laid_out),
+        claims=dict(sorted(claims.items())),
+>>>>>>> plankeys
         holds=_holds(dump, tensor, cases),
         is_checked=report is None or name not in report.why_not_checked,
     )
@@ -216,14 +222,13 @@ def _holds(dump: Dump, tensor: Tensor, cases: Sequence[Case]) -> dict[int, str]:
 
 def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
     """Describe a layout on its own."""
-    found = dict(layout.regions())
     regions: dict[Region, int] = {}
     runs: dict[Ranges, int] = {}
-    for rank, region in found.items() if layout.mesh.size <= MAX_DRAWN_RANKS else ():
+    for region, ranks in layout.holders().items() if layout.mesh.size <= MAX_DRAWN_RANKS else ():
         if layout.flat:
-            runs[region.dims[0]] = runs.get(region.dims[0], 0) | 1 << rank
+            runs[region.dims[0]] = mask_of(ranks)
         elif region.size:
-            regions[region] = regions.get(region, 0) | 1 << rank
+            regions[region] = mask_of(ranks)
     shape = (1,) * (2 - len(layout.tensor_shape)) + layout.tensor_shape
     return Subject(
         name="",
@@ -240,7 +245,7 @@ def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
             mesh=layout.mesh,
             axes=layout.nested_axes,
         ),
-        claims={rank: region_text(region) for rank, region in found.items()},
+        claims={rank: region_text(region) for rank, region in layout.regions()},
         holds={},
     )
 
