@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -85,6 +86,7 @@ def answer(question: Question, rank: int) -> Reply:
     """Build and shard the model as a rank does, step it without values, and write down what there is."""
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("torch._subclasses").setLevel(logging.CRITICAL)  # what it raises is in the reply
     torch.set_num_threads(1)
     with fake_world(rank, question.mesh.size), without_compiling():
         return _Rank(question, rank).reply()

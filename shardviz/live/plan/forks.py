@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import multiprocessing
 import os
 import pickle
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
+    from types import FrameType
 
 Answer = TypeVar("Answer")
 
@@ -113,6 +115,17 @@ def one_line(error: BaseException) -> str:
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
     return named + where
+
+
+def own_line() -> str:
+    """Return the line of the user's code that runs, in parentheses; empty where none of it does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    return f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
 
 
 def is_own(file: str) -> bool:

@@ -21,6 +21,7 @@ from shardviz.live.compat import (
     real_tensors,
     without_pinned_memory,
 )
+from shardviz.live.plan.choices import OF_VALUES, Choices
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.memory import Memory
 from shardviz.live.plan.optimizers import dtype_of
@@ -39,10 +40,9 @@ if TYPE_CHECKING:
     from shardviz.live.plan.building import Built
     from shardviz.live.step.comms import Comms
 
-OF_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
-"""What FakeTensorMode raises where code reads values, or the size of a result depends on them."""
-
 UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
+
+EVENLY = "the step reads what {} chose: planned as if it chose all equally often, on every rank"
 
 Shape = tuple[tuple[int, ...], str]
 """Sizes and element type."""
@@ -136,7 +136,9 @@ def _stepped(
         stages = stages_of(probe, model, device_mesh)
     torch.manual_seed(2)
     buckets = ddp_alone(model)
+    choices = contextlib.nullcontext() if built.means == "values" else Choices()
     with (
+        choices,
         quiet_redistribution(),
         pipelines_alone(),
         futures_answered(),
@@ -148,4 +150,5 @@ def _stepped(
         else:
             torch.autograd.backward(loss_of(probe, model, own))
     saved = tuple(SavedRecord(name, size) for name, size in memory.log.kept().items() if size)
-    return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode)
+    notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
+    return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode, notes)

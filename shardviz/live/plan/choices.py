@@ -1,0 +1,232 @@
+"""What a router chooses in a step without values: every expert equally often, so that the rest of the step can be run.
+
+Numbers that follow from such choices alone are worked out beside the tensors without values: how many tokens an expert
+gets, where they go, how many arrive. Code may then read them. Other ranks are taken to choose the same as this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardviz.live.compat import DTensor, ranks_of_operator, real_tensors, working_out_shapes
+from shardviz.live.plan.exchanges import flows, received
+from shardviz.live.plan.forks import own_line
+from shardviz.live.step.running import tensors_in
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+ATEN = torch.ops.aten
+
+OF_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
+"""What FakeTensorMode raises where code reads values, or the size of a result depends on them."""
+
+MOST = 1 << 24
+"""Elements of a tensor whose numbers are worked out at most."""
+
+CHOOSES = {ATEN.topk.default: 2, ATEN.max.dim: 1, ATEN.argmax.default: 1}
+"""Operators that return positions, each with the number of the argument that says along which dim."""
+
+FILLS: dict[Any, int] = {
+    **{getattr(ATEN, name).default: 0 for name in ("zeros", "zeros_like", "new_zeros")},
+    **{getattr(ATEN, name).default: 1 for name in ("ones", "ones_like", "new_ones")},
+}
+FILLS_WITH = {ATEN.full.default: 1, ATEN.full_like.default: 1, ATEN.new_full.default: 2, ATEN.scalar_tensor.default: 0}
+"""Operators that fill a new tensor, with the number, or the number of the argument that says it."""
+
+COUNTS = (ATEN.arange.default, ATEN.arange.start, ATEN.arange.start_step)
+
+BY_INDEX = (ATEN.index.Tensor, ATEN.index_put.default, ATEN.index_put_.default, ATEN._index_put_impl_.default)
+"""Operators that take masks as indices."""
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where the numbers of a storage come from.
+
+    Attributes:
+        choices: The calls that chose, a line each; empty where no number depends on a choice.
+        is_lost: Whether something has been written to it that is not known.
+    """
+
+    choices: dict[str, None]
+    is_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The numbers of a tensor without values."""
+
+    values: Tensor
+    origin: Origin
+
+
+class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives a step's choices numbers, and works out what follows from them.
+
+    Attributes:
+        read: The calls whose choices the step has read, a line each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known: Any = WeakIdKeyDictionary()
+        self._shapes: AbstractContextManager[Any] = working_out_shapes()
+        self._only_shapes = bool
+        self.read: dict[str, None] = {}
+
+    def __enter__(self) -> Choices:
+        self._only_shapes = self._shapes.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._shapes.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator without values, and on those of its inputs that are known."""
+        kwargs = kwargs or {}
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented  # then its operators on plain tensors come by, one after the other
+        if self._only_shapes():
+            return func(*args, **kwargs)
+        if func in CHOOSES:
+            return self._chosen(func, func(*args, **kwargs), args)
+        if func in FILLS or func in FILLS_WITH or func in COUNTS:
+            return self._filled(func, func(*args, **kwargs), args, kwargs)
+        if "c10d" in getattr(func, "namespace", ""):
+            return self._exchanged(func, func(*args, **kwargs), args)
+        known = [self._of(one) for one in tensors_in((args, kwargs))]
+        if known and None not in known and _is_pure(func):
+            return self._worked_out(func, args, kwargs, [one for one in known if one])
+        self._lose(func, args)
+        if func is ATEN._grouped_mm.default:
+            return _grouped_product(func, *args, **kwargs)
+        return func(*self._with_positions(func, args), **kwargs)
+
+    def _of(self, tensor: Tensor) -> Known | None:
+        found: Known | None = self._known.get(tensor)
+        return None if found is None or found.origin.is_lost else found
+
+    def _chosen(self, func: Any, returned: Any, args: Any) -> Any:
+        """Choose every position along a dim equally often, in turn."""
+        indices = returned if torch.is_tensor(returned) else returned[1]
+        dim = args[CHOOSES[func]] if len(args) > CHOOSES[func] else -1
+        if 0 < indices.numel() <= MOST and dim is not None:
+            with real_tensors():
+                turns = torch.arange(indices.numel()).remainder(args[0].shape[dim]).view(indices.shape)
+            self._known[indices] = Known(turns, Origin({f"{func.__name__.partition('.')[0]}(){own_line()}": None}))
+        return returned
+
+    def _filled(self, func: Any, returned: Tensor, args: Any, kwargs: Any) -> Tensor:
+        """Know the numbers of a new tensor, but for those of floating point, which nobody counts with."""
+        if returned.numel() > MOST or returned.is_floating_point() or returned.is_complex():
+            return returned
+        with real_tensors():
+            if func in COUNTS:
+                values = func(*args, **{**kwargs, "device": "cpu", "pin_memory": None})
+            else:
+                number = FILLS[func] if func in FILLS else args[FILLS_WITH[func]]
+                values = torch.full(returned.shape, number, dtype=returned.dtype)
+        self._known[returned] = Known(values, Origin({}))
+        return returned
+
+    def _exchanged(self, func: Any, returned: Any, args: Any) -> Any:
+        """Work out what is received where every rank sends what this one does."""
+        ranks = ranks_of_operator(func, args)
+        at = ranks.index(torch.distributed.get_rank())
+        for sent, into in flows(func, args, returned, at):
+            known = self._of(sent)
+            with real_tensors():
+                values = None if known is None else received(func, known.values, args, len(ranks), at)
+            if known is not None and values is not None and values.shape == into.shape:
+                self._known[into] = Known(values, Origin(known.origin.choices))
+            else:
+                self._known.pop(into, None)
+        return returned
+
+    def _worked_out(self, func: Any, args: Any, kwargs: Any, known: list[Known]) -> Any:
+        """Run an operator on numbers as well; where the size of its result depends on them, it is what they say."""
+        choices = {line: None for one in known for line in one.origin.choices}
+        if func is not ATEN._local_scalar_dense.default:
+            try:
+                returned = func(*args, **kwargs)
+            except Exception as error:
+                if type(error).__name__ not in OF_VALUES:
+                    raise
+                returned = None
+            if any(one.numel() > MOST for one in tensors_in(returned)):
+                self._lose(func, args)
+                return returned
+        values_of = {"args": args, "kwargs": kwargs}
+        with real_tensors():
+            own = tree_map_only(torch.Tensor, lambda one: self._known[one].values, values_of)
+            values = func(*own["args"], **own["kwargs"])
+        if not torch.is_tensor(values) and not isinstance(values, (tuple, list)):
+            self.read |= choices
+            return values
+        if returned is None:
+            self.read |= choices
+            returned = tree_map_only(torch.Tensor, _without_values, values)
+        for one, number in zip(tensors_in(returned), tensors_in(values), strict=True):
+            self._known[one] = Known(number, _origin(number, known, choices))
+        return returned
+
+    def _lose(self, func: Any, args: Any) -> None:
+        """Forget what an operator overwrites with what is not known."""
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for one in tensors_in(value):
+                    found = self._known.get(one)
+                    if found is not None:
+                        found.origin.is_lost = True
+
+    def _with_positions(self, func: Any, args: Any) -> Any:
+        """Return arguments with the positions that known masks select in place of the masks."""
+        if func not in BY_INDEX:
+            return args
+        indices: list[Any] = []
+        for one in args[1]:
+            known = self._of(one) if one is not None and one.dtype == torch.bool else None
+            indices += [one] if known is None else self._positions(known)
+        return (args[0], indices, *args[2:])
+
+    def _positions(self, known: Known) -> list[Tensor]:
+        self.read |= known.origin.choices
+        with real_tensors():
+            positions = known.values.nonzero(as_tuple=True)
+        return [_without_values(one) for one in positions]
+
+
+def _is_pure(func: Any) -> bool:
+    """Whether an operator's result follows from its inputs."""
+    return func.namespace in ("aten", "prims") and torch.Tag.nondeterministic_seeded not in func.tags
+
+
+def _grouped_product(func: Any, left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Return a grouped product in float32, which a CPU has and torch's shape function does not know."""
+    if left.dtype != torch.float32 or right.dtype != torch.float32:
+        return func(left, right, *args, **kwargs)
+    return func(left.bfloat16(), right.bfloat16(), *args, **kwargs).float()
+
+
+def _without_values(values: Tensor) -> Tensor:
+    return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype)
+
+
+def _origin(values: Tensor, known: list[Known], choices: dict[str, None]) -> Origin:
+    """Return the origin of what an operator has returned: that of the input whose storage it is in."""
+    for one in known:
+        if one.values.untyped_storage().data_ptr() == values.untyped_storage().data_ptr():
+            one.origin.choices |= choices
+            return one.origin
+    return Origin(choices)
