@@ -13,7 +13,7 @@ from shardviz.checkpoint.beside.shapes import of_another_shape
 from shardviz.checkpoint.beside.words import AS_HASHED, DIFFERENT, holding, in_words, name_places, ranks_of
 from shardviz.checkpoint.comparing.agreement import can_cast
 from shardviz.checkpoint.comparing.casts import cast, is_narrower
-from shardviz.checkpoint.comparing.numbers import NARROW, WIDE
+from shardviz.checkpoint.comparing.changed.numbers import NARROW, WIDE
 from shardviz.errors import DumpError
 from shardviz.layout.region import index_of
 from shardviz.text import counted, named_ranks, printable

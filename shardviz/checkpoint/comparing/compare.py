@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
 from shardviz.checkpoint.comparing.casts import is_narrower
-from shardviz.checkpoint.comparing.changes import change_of
-from shardviz.checkpoint.comparing.contents import Contents
-from shardviz.checkpoint.comparing.factors import overflown
-from shardviz.checkpoint.comparing.left_over import with_left_over
-from shardviz.checkpoint.comparing.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.changed.changes import change_of
+from shardviz.checkpoint.comparing.changed.factors import overflown
+from shardviz.checkpoint.comparing.elsewhere.contents import Contents
+from shardviz.checkpoint.comparing.elsewhere.left_over import with_left_over
+from shardviz.checkpoint.comparing.elsewhere.moved import with_fused, with_moved
 from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.pairs import paired

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing import stale
+from shardviz.checkpoint.comparing.elsewhere import stale
 from shardviz.reference.lookup import is_alike
 from shardviz.text import listed
 

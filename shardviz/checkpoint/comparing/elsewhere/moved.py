@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.contents import Contents
-from shardviz.checkpoint.comparing.fused import find_fused
+from shardviz.checkpoint.comparing.elsewhere.contents import Contents
+from shardviz.checkpoint.comparing.elsewhere.fused import find_fused
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.numbering import against, renumbered
 from shardviz.checkpoint.records import Saved

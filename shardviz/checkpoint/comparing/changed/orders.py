@@ -14,7 +14,7 @@ import numpy as np
 from shardviz.check.order.infer.orders import name_order, transposed_digits
 from shardviz.check.order.infer.transpositions import transpositions
 from shardviz.checkpoint.comparing.agreement import BLOCK
-from shardviz.checkpoint.comparing.slices import orders_of_slices
+from shardviz.checkpoint.comparing.changed.slices import orders_of_slices
 from shardviz.reference.lookup import is_alike, locate
 from shardviz.reference.windows import UNPLACED
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.casts import cast
-from shardviz.checkpoint.comparing.factors import blocks
+from shardviz.checkpoint.comparing.changed.factors import blocks
 from shardviz.layout.region import index_of
 from shardviz.reference.lookup import is_alike
 
