@@ -29,6 +29,17 @@ _COPY = "copy the checkpoint again, and compare the sizes of its files"
 _SAVE = "save the checkpoint again; load none of this one before it is understood"
 
 
+def are_embeddings(one: str, other: str) -> bool:
+    """Whether two names are those of an input and an output embedding, in either order.
+
+    Example:
+        >>> are_embeddings("lm_head.weight", "model.embed_tokens.weight"), are_embeddings("a.weight", "b.weight")
+        (True, False)
+    """
+    pairs = (one, other), (other, one)
+    return any(first.endswith(EMBEDDINGS) and second.endswith(HEADS) for first, second in pairs)
+
+
 def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], object] = lambda done, of: None) -> Report:
     """Return every finding that a checkpoint's metadata and the headers of its chunks show.
 
