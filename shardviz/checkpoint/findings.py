@@ -9,15 +9,17 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped
 from shardviz.checkpoint.coverage import coverage_of
+from shardviz.checkpoint.foreign import foreign_files
 from shardviz.checkpoint.formats.pickled import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer
 from shardviz.checkpoint.spans import check_spans
+from shardviz.checkpoint.states import check_states
 from shardviz.errors import DumpError
 from shardviz.text import counted, listed, natural_key, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
 
@@ -53,10 +55,12 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
         *_problems(checkpoint),
         *_unread(checkpoint),
     ]
+    foreign = foreign_files(checkpoint)
+    results += foreign.values()
     for done, tensor in enumerate(checkpoint.tensors.values()):
         progress(done, len(checkpoint.tensors))
-        results += [*_chunks(tensor), *_stored(checkpoint, tensor)]
-    results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint)]
+        results += [*_chunks(tensor), *_stored(checkpoint, tensor, foreign)]
+    results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint), *check_states(checkpoint)]
     findings = [result for result in results if isinstance(result, Finding)]
     findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
     unchecked = [result for result in results if isinstance(result, NotChecked)]
@@ -164,14 +168,17 @@ def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
     return Finding("incomplete", "error", name, (), error.message, cause=cause, fix=error.hint)
 
 
-def _stored(checkpoint: Checkpoint, tensor: Saved) -> Iterator[Finding | NotChecked]:
-    """Yield chunks that are stored in another element type or shape than the checkpoint says, or damaged."""
+def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> Iterator[Finding | NotChecked]:
+    """Yield chunks that are stored in another element type or shape than the checkpoint says, or damaged.
+
+    Those in files of another save are reported with the file.
+    """
     others: list[tuple[Chunk, str]] = []
     for chunk in tensor.chunks:
         if chunk.place is None:
             text = f"the checkpoint does not say which file has {chunk.region}"
             yield Finding("incomplete", "error", tensor.name, (), text, cause="A save that ended early", fix=_SAVE)
-        elif not chunk.place.transformed and _is_there(checkpoint, chunk):
+        elif not (chunk.place.transformed or chunk.place.file in foreign) and _is_there(checkpoint, chunk):
             try:
                 stored = tensor.stored(chunk)
             except DumpError as error:

@@ -12,13 +12,13 @@ from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.matching import apply, is_turned
 from shardviz.checkpoint.maps.named import named, pattern_of
 from shardviz.checkpoint.maps.settings import numbers_beside
-from shardviz.checkpoint.optimizer import state_names
+from shardviz.checkpoint.optimizer import state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.reference.names import Matching, matched
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from shardviz.checkpoint.maps.language import Expression, Rule
@@ -221,4 +221,15 @@ def _without_states(
             lonely = [one for one in lonely if one.name not in states[at] or (one.one, one.other)[at] is None]
             what = counted(len(states[at]), "tensor")
             notes = (*notes, f"not compared: {what} of optimizer state, which only the {which} has")
+    numbered = [_is_numbered(names) for names in states]
+    if all(states) and numbered[0] != numbered[1]:
+        lonely = [one for one in lonely if one.name not in states[one.one is None]]
+        which, other = ("first", "second")[:: 1 if numbered[0] else -1]
+        notes = (*notes, f"not compared: optimizer state: the {which} numbers its parameters, the {other} names them")
     return Pairs(both, tuple(lonely), notes)
+
+
+def _is_numbered(states: Iterable[str]) -> bool:
+    """Whether an optimizer numbers its parameters, as its own state_dict does."""
+    found = [parts[0] for name in states if (parts := state_of(name)) is not None]
+    return bool(found) and all(map(str.isdigit, found))
