@@ -9,15 +9,17 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped
 from shardviz.checkpoint.coverage import coverage_of
+from shardviz.checkpoint.foreign import foreign_files
 from shardviz.checkpoint.formats.pickled import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer
 from shardviz.checkpoint.spans import check_spans
+from shardviz.checkpoint.states import check_states
 from shardviz.errors import DumpError
 from shardviz.text import counted, listed, natural_key, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
 
@@ -27,6 +29,17 @@ HEADS = ("lm_head.weight", "output.weight", "embed_out.weight")
 
 _COPY = "copy the checkpoint again, and compare the sizes of its files"
 _SAVE = "save the checkpoint again; load none of this one before it is understood"
+
+
+def are_embeddings(one: str, other: str) -> bool:
+    """Whether two names are those of an input and an output embedding, in either order.
+
+    Example:
+        >>> are_embeddings("lm_head.weight", "model.embed_tokens.weight"), are_embeddings("a.weight", "b.weight")
+        (True, False)
+    """
+    pairs = (one, other), (other, one)
+    return any(first.endswith(EMBEDDINGS) and second.endswith(HEADS) for first, second in pairs)
 
 
 def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], object] = lambda done, of: None) -> Report:
@@ -42,10 +55,12 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
         *_problems(checkpoint),
         *_unread(checkpoint),
     ]
+    foreign = foreign_files(checkpoint)
+    results += foreign.values()
     for done, tensor in enumerate(checkpoint.tensors.values()):
         progress(done, len(checkpoint.tensors))
-        results += [*_chunks(tensor), *_stored(checkpoint, tensor)]
-    results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint)]
+        results += [*_chunks(tensor), *_stored(checkpoint, tensor, foreign)]
+    results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint), *check_states(checkpoint)]
     findings = [result for result in results if isinstance(result, Finding)]
     findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
     unchecked = [result for result in results if isinstance(result, NotChecked)]
@@ -153,14 +168,17 @@ def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
     return Finding("incomplete", "error", name, (), error.message, cause=cause, fix=error.hint)
 
 
-def _stored(checkpoint: Checkpoint, tensor: Saved) -> Iterator[Finding | NotChecked]:
-    """Yield chunks that are stored in another element type or shape than the checkpoint says, or damaged."""
+def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> Iterator[Finding | NotChecked]:
+    """Yield chunks that are stored in another element type or shape than the checkpoint says, or damaged.
+
+    Those in files of another save are reported with the file.
+    """
     others: list[tuple[Chunk, str]] = []
     for chunk in tensor.chunks:
         if chunk.place is None:
             text = f"the checkpoint does not say which file has {chunk.region}"
             yield Finding("incomplete", "error", tensor.name, (), text, cause="A save that ended early", fix=_SAVE)
-        elif not chunk.place.transformed and _is_there(checkpoint, chunk):
+        elif not (chunk.place.transformed or chunk.place.file in foreign) and _is_there(checkpoint, chunk):
             try:
                 stored = tensor.stored(chunk)
             except DumpError as error:

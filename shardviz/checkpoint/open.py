@@ -11,13 +11,17 @@ from shardviz.checkpoint.formats.deepspeed import is_deepspeed, read_deepspeed
 from shardviz.checkpoint.formats.headers import INDEX, read_safetensors
 from shardviz.checkpoint.formats.torch_file import SUFFIXES, read_torch_file
 from shardviz.errors import DumpError
-from shardviz.text import listed, printable
+from shardviz.text import listed, natural_key, printable
 
 if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint
 
 RUN = "run.json"
 SETTINGS = "config.json"
+MAX_INNER = 64
+"""Folders in a folder that are looked at."""
+
+MOST_NAMED = 4
 _EXPECTED = (
     "give a folder with .metadata (torch.distributed.checkpoint), a .safetensors file, a folder of them, or a file of "
     "torch.save"
@@ -41,6 +45,16 @@ def _belongs(name: str) -> bool:
 
 def _is_of_dump(name: str) -> bool:
     return name == RUN or (name.startswith("rank_") and name.endswith(".json"))
+
+
+def hint_at_checkpoints(folder: Path, otherwise: str) -> str:
+    """Return a hint for a folder that is not a checkpoint: those that are in it."""
+    try:
+        inner = sorted((one for one in folder.iterdir() if one.is_dir()), key=lambda one: natural_key(one.name))
+    except OSError:
+        return otherwise
+    found = [printable(str(one)) for one in inner[:MAX_INNER] if is_checkpoint(one)]
+    return f"give one of the checkpoints in it: {listed(found, MOST_NAMED)}" if found else otherwise
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
@@ -83,10 +97,11 @@ def _with_unread(checkpoint: Checkpoint, names: list[str]) -> Checkpoint:
 
 def _refusal(path: Path, names: list[str]) -> tuple[str, str]:
     if any(name.endswith(".distcp") for name in names):
-        return f"{path} has .distcp files but no {METADATA}: its save was not finished", "save it again"
+        lost = "save it again, or copy the whole folder: FOLDER/* leaves out names that begin with a dot"
+        return f"{path} has .distcp files but no {METADATA}: its save or its copy was not finished", lost
     if files := sorted(name for name in names if name.endswith(SUFFIXES)):
         some = listed(map(printable, files), 3)
         return f"{path} has {some}, each a checkpoint of its own or a part of one", "give one of them"
     if SETTINGS in names:
         return f"{path} has {SETTINGS} and no weights: its save was not finished", "save it again, or copy all files"
-    return f"{path} has no .safetensors file", _EXPECTED
+    return f"{path} has no .safetensors file", hint_at_checkpoints(path, _EXPECTED)

@@ -48,11 +48,13 @@ class _Optimizer:
         before: What its names begin with.
         states: Its tensors, by parameter.
         grouped: The parameters that its groups name; empty where that is not known.
+        unread: Groups that could not be read.
     """
 
     before: str
     states: dict[str, list[tuple[str, Saved]]] = field(default_factory=dict)
     grouped: set[str] = field(default_factory=set)
+    unread: list[str] = field(default_factory=list)
 
 
 def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
@@ -71,6 +73,7 @@ def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
             yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
             continue
         yield from _orphans(optimizer, before, checkpoint)
+        yield from _ungrouped(optimizer)
         yield from _stateless(optimizer, before, model)
 
 
@@ -116,6 +119,7 @@ def _optimizers(checkpoint: Checkpoint) -> dict[str, _Optimizer]:
             try:
                 listed_ = read_object(checkpoint.folder / place.file, place.start, place.size, name)
             except (DumpError, OSError, KeyError):
+                found[parts["before"]].unread.append(name)
                 continue
             found[parts["before"]].grouped.update(one for one in listed_ if type(one) is str)
     return found
@@ -171,6 +175,20 @@ def _orphans(optimizer: _Optimizer, before: str, checkpoint: Checkpoint) -> Iter
                 text = f"the state has shape {list(state.shape)}, its parameter {list(parameter.shape)}"
                 cause = "The state is of another parameter, or a shard of it was saved as the whole"
                 yield Finding("wrong-shape", "error", state.name, (), text, cause=cause, fix="save both as DTensors")
+
+
+def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
+    """Yield parameters with state that no group names: with a group its learning rate and the like are lost."""
+    missing = [name for name in optimizer.states if name not in optimizer.grouped]
+    if not optimizer.grouped or optimizer.unread or not missing:
+        return
+    some = listed(map(printable, missing), MAX_NAMES)
+    has = "has" if len(missing) == 1 else "have"
+    text = f"{counted(len(missing), 'parameter')} {has} optimizer state, and no group names them: {some}; "
+    text += f"the groups name {len(optimizer.grouped):,} others"
+    cause = "A group was lost, with its learning rate and weight decay"
+    fix = "save all of optimizer.state_dict()['param_groups'], as get_state_dict does"
+    yield Finding("incomplete", "error", "", (), text, cause=cause, fix=fix)
 
 
 def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> Iterator[Finding | NotChecked]:

@@ -32,9 +32,15 @@ def meant(path: Path) -> str:
 
 
 def inside(folder: Path) -> str:
-    """Return a hint for a folder that is not a dump: those that are in it."""
+    """Return a hint for a folder that is not a dump: those that are in it, or checkpoints."""
+    from shardviz.checkpoint.open import hint_at_checkpoints
+
     found = [printable(str(path)) for path in _dumps_in(folder)]
-    return f"give one of the dumps in it: {listed(found, MOST_DUMPS)}" if found else WRITES_ONE
+    return (
+        f"give one of the dumps in it: {listed(found, MOST_DUMPS)}"
+        if found
+        else hint_at_checkpoints(folder, WRITES_ONE)
+    )
 
 
 def _dumps_in(folder: Path) -> list[Path]:

@@ -48,6 +48,7 @@ def save(world: object, folder: str) -> None:
     full = {name: value.full_tensor().contiguous() for name, value in parts[0].items()}
     moved = {**full, "0.weight": torch.cat(full["0.weight"].chunk(2)[::-1])}
     if distributed.get_rank() == 0:
+        torch.save(parts[0], root / "shards.pt")
         for name, tensors in (("whole", full), ("half", {one: full[one].bfloat16() for one in full}), ("moved", moved)):
             (root / name).mkdir()
             save_file(tensors, root / name / "model.safetensors")

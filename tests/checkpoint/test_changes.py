@@ -167,3 +167,86 @@ def test_experts_that_every_rank_counts_from_nought_are_there_twice(tmp_path):
         "experts 2 3 of the second are experts 0 1 of the first, which it has elsewhere, too"
     }
     assert {one.fix for one in found.values()} == {"number experts over all ranks"}
+
+
+WORDS = {
+    "a shard that was not loaded": (
+        lambda w: torch.cat([w[:16], 0 * w[16:]]),
+        "the first at [16, 0]: all of [16:32, 0:16]; all values of the second there are 0",
+    ),
+    "columns of another run": (
+        lambda w: torch.cat([w[:, :8], w[:, 8:] + weight(32, 8, seed=2)], 1),
+        "256 of 512 elements differ, the first at [0, 8]: all of [0:32, 8:16]",
+    ),
+    "zeros with signs": (lambda w: w * 0, "the first at [0, 0]; all values of the second are 0"),
+    "some nan": (lambda w: torch.where(w > 1.5, torch.nan, w), " values of the second are nan or infinite"),
+    "one shard on both ranks": (
+        lambda w: w[:16].repeat(2, 1),
+        "indices: 0-15 twice, 16-31 not at all, as when 2 ranks load the same shard",
+    ),
+    "a slice that begins one too early": (
+        lambda w: torch.cat([w[:16], w[15:31]]),
+        "has only 31 of its 32 indices: 15 twice, 31 not at all",
+    ),
+    "pairs to halves": (
+        lambda w: w.view(4, 4, 2, 16).transpose(1, 2).reshape(32, 16),
+        "as rotary embeddings' rows in heads of 8 go from pairs to halves",
+    ),
+    "halves to pairs": (
+        lambda w: w.view(2, 2, 8, 16).transpose(1, 2).reshape(32, 16),
+        "as rotary embeddings' rows in heads of 16 go from halves to pairs",
+    ),
+    "gate and up in turns": (lambda w: torch.stack(w.chunk(2), 1).reshape(32, 16), "as gate and up are put in turns"),
+    "gate and up set apart": (lambda w: torch.cat([w[::2], w[1::2]]), "as gate and up that are in turns are set apart"),
+    "shards padded one by one": (
+        lambda w: torch.cat([torch.cat([part, torch.zeros(4, 16)]) for part in w.chunk(2)]),
+        "equal but for the ends of 2 equal parts of dim 0: the second has 4 more at each",
+    ),
+    "float16 on the way": (
+        lambda w: w.half().bfloat16(),
+        "the second has float32 values that were rounded to float16 on the way to bfloat16",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WORDS)
+def test_what_became_of_values_is_in_words(tmp_path, change):
+    done, words = WORDS[change]
+    w = weight(32, 16) * 1.1
+    assert words in only(tmp_path, {"w": w}, {"w": done(w)}).why
+
+
+def test_rows_that_are_alike_do_not_hide_the_order_of_all(tmp_path):
+    head = weight(2, 8, 16)
+    one_by_one, tiled = (torch.cat([head[at] for at in order]) for order in ((0, 0, 1, 1), (0, 1, 0, 1)))
+    found = only(tmp_path, {"k": one_by_one}, {"k": tiled})
+    assert "its blocks of 8 come back 0 2 1 3" in found.why
+
+
+def test_a_tie_that_one_side_lost_is_no_move(tmp_path):
+    embed = {"embed_tokens.weight": weight(8, 8)}
+    before = {**embed, "lm_head.weight": embed["embed_tokens.weight"].clone(), "q": weight(8, 8, seed=3)}
+    found = only(tmp_path, before, {**before, "lm_head.weight": weight(8, 8, seed=1)})
+    assert (found.name, found.verdict) == ("lm_head.weight", "other")
+    assert found.why.endswith("in the first it is a copy of embed_tokens.weight, which did not change")
+
+
+def test_a_layer_in_the_place_of_another_is_one_finding(tmp_path):
+    names = ("up", "down", "norm")
+    found = became(tmp_path, layers([0, 1, 2], names), layers([2, 1, 2], names))
+    assert {one.why for one in found.values()} == {"h.0 of the second is h.2 of the first, which it has elsewhere, too"}
+
+
+def test_layers_that_are_counted_from_one_are_none_lost_and_none_new(tmp_path):
+    before = layers([0, 1, 2])
+    after = {name.replace(f"h.{at}", f"h.{at + 1}"): one for name, one in before.items() for at in [int(name[2])]}
+    found = became(tmp_path, before, after)
+    assert {one.why for one in found.values()} == {"h 1 2 3 of the second are h 0 1 2 of the first"}
+
+
+def test_numbers_that_are_equal_only_as_integers_are_not_the_same(tmp_path):
+    scales = {name: 1e-3 * weight(8, seed=at).abs() for at, name in enumerate(("a.scale", "b.scale"))}
+    before, after = ({**scales, "a.zero": torch.zeros(8, dtype=dtype)} for dtype in (torch.float32, torch.int64))
+    before["a.zero"] += 1e-4 * torch.arange(8)
+    found = became(tmp_path, before, after)
+    assert {name: one.verdict for name, one in found.items()} == {"a.zero": "other"}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.checkpoint.comparing.stale import siblings
+from shardviz.checkpoint.comparing.elsewhere.stale import siblings
 from shardviz.cli import main
 from tests.checkpoint.maps import (
     DIM,
@@ -223,7 +223,8 @@ def test_what_is_other_everywhere_is_one_line(tmp_path, capsys):
     after = {name: one + (torch.arange(len(one)) > at % 7)[:, None] for at, (name, one) in enumerate(layers.items())}
     assert main(["diff", *map(str, both(tmp_path, layers, after))]) == 1
     out = capsys.readouterr().out
-    assert "other  layers.[0-11].w\n  layers.0.w: 28 of 32 elements differ, the first at [1, 0]; so the others\n" in out
+    words = "28 of 32 elements differ, the first at [1, 0]: all of [1:8, 0:4]; so the others"
+    assert f"other  layers.[0-11].w\n  layers.0.w: {words}\n" in out
 
 
 # Experts
@@ -347,7 +348,7 @@ def test_parts_in_any_order_are_named_or_quiet(tmp_path_factory, order, dim, see
 
 def steps(tmp_path, stale=()):
     """Write an exported step, and the step itself beside an older one."""
-    old, new = meta(), {name: one + 1 for name, one in meta().items()}
+    old, new = meta(), {name: one + weight(*one.shape, seed=-1) for name, one in meta().items()}
     save(tmp_path / "run" / "checkpoint-100", old)
     save(tmp_path / "run" / "checkpoint-200", new)
     exported = to_hf({name: old[name] if name in stale else one for name, one in new.items()})

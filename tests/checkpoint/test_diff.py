@@ -396,3 +396,23 @@ def test_a_difference_is_named_in_the_memory_of_two_tensors(tmp_path, change, te
         tracemalloc.stop()
     assert text in outcome.why
     assert peak < 2 * own.numel() * own.element_size()
+
+
+def test_a_step_beside_the_model_is_no_difference(tmp_path, capsys):
+    weights = {f"model.layers.{at}.w": weight(8, 8, seed=at) for at in range(3)}
+    job = {**weights, "step": torch.tensor(7)}
+    assert main(["diff", *map(str, files(tmp_path, job, {name[6:]: one for name, one in weights.items()}))]) == 0
+    assert "1 number beside the model that only the first has: step" in capsys.readouterr().out
+
+
+def test_a_number_of_the_model_is_missing_where_one_side_lacks_it(tmp_path):
+    whole = {"up": weight(8), "down": weight(8, seed=1), "num_seen": torch.tensor(7)}
+    found = compared(*files(tmp_path, whole, {"up": whole["up"], "down": whole["down"]}))
+    assert found["num_seen"][0] == "missing"
+
+
+def test_an_adapter_beside_a_model_is_refused_by_what_it_is(tmp_path, capsys):
+    adapter = {f"base_model.model.q.lora_{name}.weight": weight(8, 4) for name in "AB"}
+    one, other = files(tmp_path, {"q.weight": weight(8, 8)}, adapter)
+    assert main(["diff", str(one), str(other)]) == 2
+    assert f"Hint: {other} is an adapter, and has nothing of a model" in capsys.readouterr().err

@@ -19,7 +19,7 @@ def wholes() -> dict[str, dict[str, torch.Tensor]]:
     """Return each parameter's master and moments, whole."""
     torch.manual_seed(0)
     shapes = {name: shape for group in GROUPS for name, shape in group.items()}
-    return {kind: {name: torch.randn(shape) for name, shape in shapes.items()} for kind in ("fp32", *KINDS)}
+    return {kind: {name: torch.rand(shape) for name, shape in shapes.items()} for kind in ("fp32", *KINDS)}
 
 
 def save_zero(root: Path, stage: int, world: int = 2) -> Path:

@@ -12,9 +12,9 @@ from shardviz.checkpoint.beside.given import Given, given_of
 from shardviz.checkpoint.beside.job import Job, Live
 from shardviz.checkpoint.beside.judging import judge
 from shardviz.checkpoint.beside.searching import MOST_READ, Search
-from shardviz.checkpoint.comparing import stale
 from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
-from shardviz.checkpoint.comparing.moved import with_ties
+from shardviz.checkpoint.comparing.elsewhere import stale
+from shardviz.checkpoint.comparing.elsewhere.moved import with_ties
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.pairs import Pair, paired
 from shardviz.checkpoint.maps.made import Made, leaves

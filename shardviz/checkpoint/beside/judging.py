@@ -13,7 +13,7 @@ from shardviz.checkpoint.beside.shapes import of_another_shape
 from shardviz.checkpoint.beside.words import AS_HASHED, DIFFERENT, holding, in_words, name_places, ranks_of
 from shardviz.checkpoint.comparing.agreement import can_cast
 from shardviz.checkpoint.comparing.casts import cast, is_narrower
-from shardviz.checkpoint.comparing.numbers import NARROW, WIDE
+from shardviz.checkpoint.comparing.changed.numbers import NARROW, WIDE
 from shardviz.errors import DumpError
 from shardviz.layout.region import index_of
 from shardviz.text import counted, named_ranks, printable
@@ -134,8 +134,12 @@ def _something_wrong(
     outcome = replace(outcome, parts=tuple(sorted(parts.items())))
     if len(parts) == len(wrong) and (named := name_places(live, parts, dump)):
         return outcome.became("permuted", named.why + but, named.cause, named.fix, ranks=ranks)
-    if words := _as_another(live, wrong, entry, search):
-        return outcome.became("moved", f"{words}{but}", ranks=ranks)
+    if name := _other_name(live, wrong, entry, search):
+        words = f"{holding(wrong, live)} the checkpoint's {printable(name)}{but}"
+        if not any(name.endswith(tied) for tied in live.tied):
+            return outcome.became("moved", words, ranks=ranks)
+        cause = "The two are tied in the job, and the checkpoint has one of them otherwise."
+        return outcome.became("other", words, cause, "save both again, or leave one of them out", ranks=ranks)
     if step := search.step_of(live, wrong, entry):
         what = f"{in_words(wrong, live)} {'have' if len(ranks) > 1 else 'has'} what {step.path} has{but}"
         cause = f"It was not loaded, gathered or written again after {step.path.name}."
@@ -153,11 +157,10 @@ def _but(found: Sorted) -> str:
     return some + (f"; {named_ranks(unknown)} not compared" if unknown else "")
 
 
-def _as_another(live: Live, wrong: Sequence[Piece], entry: Tensor, search: Search) -> str:
-    """Say whose values shards have, where all have those of one other tensor."""
+def _other_name(live: Live, wrong: Sequence[Piece], entry: Tensor, search: Search) -> str:
+    """Return whose values shards have, where all have those of one other tensor."""
     names = {search.other_name(live, piece, entry.name) for piece in wrong}
-    name = names.pop() if len(names) == 1 else ""
-    return f"{holding(wrong, live)} the checkpoint's {printable(name)}" if name else ""
+    return names.pop() if len(names) == 1 else ""
 
 
 def _through(live: Live, wrong: Sequence[Piece], entry: Tensor) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.beside.given import Given
 from shardviz.checkpoint.beside.layouts import other_layouts
 from shardviz.checkpoint.beside.reading import Reader
-from shardviz.checkpoint.comparing.stale import tensor_in
+from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.errors import DumpError
 from shardviz.layout.ids import region_of
 from shardviz.layout.region import Region

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardviz.checkpoint.beside.job import Live
 from shardviz.checkpoint.beside.reading import is_of
-from shardviz.checkpoint.comparing.casts import cast, is_narrower
+from shardviz.checkpoint.comparing.casts import cast, is_narrower, is_whole
 from shardviz.checkpoint.maps.made import Made, pieces
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ WORKERS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity"
 
 
 def narrower(one: str, other: str) -> str:
-    """Return the type of two to which the other is rounded."""
+    """Return the type of two to which the other is rounded: never an integer's, where one of them is not."""
+    if is_whole(one) != is_whole(other):
+        return other if is_whole(one) else one
     return one if is_narrower(one, other) else other
 
 

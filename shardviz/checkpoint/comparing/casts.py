@@ -21,6 +21,11 @@ def is_narrower(dtype: str, than: str) -> bool:
     return (itemsize(dtype), dtype != _BFLOAT16) < (itemsize(than), than != _BFLOAT16)
 
 
+def is_whole(dtype: str) -> bool:
+    """Whether a type has only whole numbers, or truth values."""
+    return dtype == "bool" or dtype.startswith(("int", "uint"))
+
+
 def cast(bits: NDArray[Any], dtype: str, to: str) -> NDArray[Any] | None:
     """Return bits of one type as those of another; None where this is not known how to do.
 

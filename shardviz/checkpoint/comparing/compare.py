@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
 from shardviz.checkpoint.comparing.casts import is_narrower
-from shardviz.checkpoint.comparing.changes import change_of
-from shardviz.checkpoint.comparing.contents import Contents
-from shardviz.checkpoint.comparing.factors import overflown
-from shardviz.checkpoint.comparing.left_over import with_left_over
-from shardviz.checkpoint.comparing.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.changed.changes import change_of
+from shardviz.checkpoint.comparing.changed.factors import overflown
+from shardviz.checkpoint.comparing.elsewhere.contents import Contents
+from shardviz.checkpoint.comparing.elsewhere.left_over import with_left_over
+from shardviz.checkpoint.comparing.elsewhere.moved import with_fused, with_moved
 from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.pairs import paired
@@ -36,6 +36,9 @@ __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
 
 OVERFLOWING = ("float16",)
 """Types whose largest value is less than what weights may have."""
+
+ADAPTER = ".lora_"
+"""What stands in the names of all tensors of an adapter."""
 
 LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
@@ -86,6 +89,8 @@ def refuse_strangers(before: Side, after: Side) -> NoReturn:
     some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
     family = family_of(before.tensors, after.tensors)
     hint = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+    if adapter := next((one for one in (before, after) if all(ADAPTER in name for name in one.tensors)), None):
+        hint = f"{adapter.path} is an adapter, and has nothing of a model: merge it first, or give another adapter"
     raise ShardvizError(
         f"no tensor of {before.path} is in {after.path} by its name: the first has {some}, the second {others}",
         f"--map {family} knows these names" if family else hint,

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardviz.checkpoint.comparing.agreement import agree
+from shardviz.checkpoint.comparing.casts import is_whole
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.matching import apply, is_turned
 from shardviz.checkpoint.maps.named import named, pattern_of
 from shardviz.checkpoint.maps.settings import numbers_beside
-from shardviz.checkpoint.optimizer import state_names
+from shardviz.checkpoint.optimizer import state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.reference.names import Matching, matched
-from shardviz.text import counted
+from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from shardviz.checkpoint.maps.language import Expression, Rule
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FEW = 4
 """Tensors in which a number is looked for that no settings have."""
 
+MAX_NAMES = 3
 USUAL_HEAD = 128
 SMALLEST_HEAD = 4
 """With two rows for each head nothing is exchanged: any conversion that leaves rotary out would fit."""
@@ -109,9 +111,8 @@ def paired(
     numbers = numbers_beside((before.folder, after.folder))
     notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
     made = _completed(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
-    return _without_states(
-        made.both, list(made.lonely), (*notes, *made.notes), [states(one) for one in (before, after)]
-    )
+    pairs = _without_counters(replace(made, notes=(*notes, *made.notes)), (before, after))
+    return _without_states(pairs, [states(one) for one in (before, after)])
 
 
 def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: Named, right: Named) -> Iterator[str]:
@@ -212,13 +213,44 @@ def _by_names(
     return pairs, (f"names: {path} has {best.before}* where the other has *",) if best.before else ()
 
 
-def _without_states(
-    both: tuple[Pair, ...], lonely: list[Pair], notes: tuple[str, ...], states: list[frozenset[str]]
-) -> Pairs:
+def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
+    """Leave out whole numbers of the first level, such as a step, that one side saved beside its model."""
+    counters = [one for one in pairs.lonely if _is_counter(one, sides)]
+    if not counters or not pairs.both:
+        return pairs
+    lonely = tuple(one for one in pairs.lonely if one not in counters)
+    notes = list(pairs.notes)
+    for at, which in enumerate(("first", "second")):
+        if own := [printable(one.name) for one in counters if (one.one, one.other)[at] is not None]:
+            what = counted(len(own), "number")
+            notes.append(f"not compared: {what} beside the model that only the {which} has: {listed(own, MAX_NAMES)}")
+    return Pairs(pairs.both, lonely, tuple(notes))
+
+
+def _is_counter(pair: Pair, sides: tuple[Side, Side]) -> bool:
+    """Whether a whole number stands beside a side's models, whose names all have more levels."""
+    at, own = (0, pair.one) if pair.one is not None else (1, pair.other)
+    is_number = own is not None and not own.shape and "." not in pair.name and is_whole(own.dtype)
+    return is_number and sum("." not in name for name in sides[at].tensors) < len(sides[at].tensors) / 2
+
+
+def _without_states(pairs: Pairs, states: list[frozenset[str]]) -> Pairs:
     """Leave optimizer state out where one side has none at all."""
+    both, lonely, notes = pairs.both, list(pairs.lonely), pairs.notes
     for at, which in enumerate(("first", "second")):
         if states[at] and not states[1 - at]:
             lonely = [one for one in lonely if one.name not in states[at] or (one.one, one.other)[at] is None]
             what = counted(len(states[at]), "tensor")
             notes = (*notes, f"not compared: {what} of optimizer state, which only the {which} has")
+    numbered = [_is_numbered(names) for names in states]
+    if all(states) and numbered[0] != numbered[1]:
+        lonely = [one for one in lonely if one.name not in states[one.one is None]]
+        which, other = ("first", "second")[:: 1 if numbered[0] else -1]
+        notes = (*notes, f"not compared: optimizer state: the {which} numbers its parameters, the {other} names them")
     return Pairs(both, tuple(lonely), notes)
+
+
+def _is_numbered(states: Iterable[str]) -> bool:
+    """Whether an optimizer numbers its parameters, as its own state_dict does."""
+    found = [parts[0] for name in states if (parts := state_of(name)) is not None]
+    return bool(found) and all(map(str.isdigit, found))

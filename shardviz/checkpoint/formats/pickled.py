@@ -32,6 +32,20 @@ class UnknownTypeError(DumpError):
         return SUBCLASS in self.message
 
 
+SHARDS = (b"torch.distributed.tensor", b"torch.distributed._tensor", b"torch.distributed._shard.sharded_tensor")
+"""Modules of tensors of which a rank has a part."""
+
+
+def _what_is(data: bytes, error: RefusedError) -> tuple[str, str]:
+    """Return what the type that is not known is, where that is known, and what to do."""
+    if SUBCLASS not in str(error):
+        return "", "write the checkpoint again with torch.distributed.checkpoint or safetensors"
+    if any(module in data for module in SHARDS):
+        fix = "save with torch.distributed.checkpoint, or what get_model_state_dict gives with full_state_dict=True"
+        return ": tensors of which it has one rank's parts only, as DTensor and ShardedTensor", fix
+    return "", "save quantized weights as safetensors; torchao has flatten_tensor_state_dict for it"
+
+
 def read_pickle(data: bytes, where: str) -> Any:
     """Read a pickle as numbers, strings, lists, dicts, tuples, `Global` and `Made`.
 
@@ -50,11 +64,9 @@ def read_pickle(data: bytes, where: str) -> Any:
         with collector_paused():
             return machine.run(STEPS)
     except RefusedError as error:
-        again = "write the checkpoint again with torch.distributed.checkpoint or safetensors"
-        if SUBCLASS in str(error):
-            again = "save quantized weights as safetensors; torchao has flatten_tensor_state_dict for it"
         raise UnknownTypeError(
-            f"{where} is refused: byte {machine.at:,} has {printable(str(error))}", f"nothing in it was run; {again}"
+            f"{where} is refused: byte {machine.at:,} has {printable(str(error))}{_what_is(data, error)[0]}",
+            f"nothing in it was run; {_what_is(data, error)[1]}",
         ) from error
     except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
         raise DumpError(f"{where} is damaged at byte {machine.at:,} of {len(data):,}", "copy it again") from error

@@ -67,18 +67,30 @@ def _refuse_bare_pickle(path: Path) -> None:
 
 
 def _leaves(found: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
-    """Yield what is not a dict, each with its names level by level; no deeper than `MAX_DEPTH`."""
+    """Yield what is no dict, and no list that has dicts or tensors, each with its names level by level.
+
+    So torch.distributed.checkpoint flattens a state dict, too. Nothing deeper than `MAX_DEPTH` is looked at.
+    """
     stack = [(parts, found)]
     seen = 0
     while stack and seen < MAX_TENSORS:
         at, one = stack.pop()
         seen += 1
-        if type(one) is not dict:
+        inner = _inner(one)
+        if inner is None:
             if at:
                 yield at, one
         elif len(at) < MAX_DEPTH:
-            names = [(str(key), value) for key, value in one.items() if type(key) in (str, int)]
-            stack += [((*at, name), value) for name, value in reversed(names)]
+            stack += [((*at, name), value) for name, value in reversed(inner)]
+
+
+def _inner(one: Any) -> list[tuple[str, Any]] | None:
+    """Return what a dict, or a list of dicts or tensors, has by name; None for what stays whole."""
+    if type(one) is dict:
+        return [(str(key), value) for key, value in one.items() if type(key) in (str, int)]
+    if type(one) is list and any(type(value) in (dict, Made) for value in one):
+        return [(str(at), value) for at, value in enumerate(one)]
+    return None
 
 
 def whole(archive: Archive, made: Any, name: str, folder: Path) -> Saved | None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"(?<![^.\s(])[0-9]+(?=\.)|(?<=\.)[0-9]+(?![^.\s,)])")
 
 
+SEVERAL = 3
+"""Tensors that move together are a layer, even where no other layer moves."""
+
+
 def starred(text: str) -> str:
     """Return text with `*` for the numbers in the names of tensors.
 
@@ -97,6 +101,8 @@ class Renumbered:
 def renumbered(instead: Mapping[str, str], kept: Iterable[str]) -> Iterator[Renumbered]:
     """Yield what is numbered otherwise: at least two tensors of each number have moved, to one other, and none stayed.
 
+    Of a single number it takes three.
+
     Args:
         instead: The names of tensors that are found under others, and those others.
         kept: The names of those that are where they were.
@@ -110,7 +116,8 @@ def renumbered(instead: Mapping[str, str], kept: Iterable[str]) -> Iterator[Renu
             found.setdefault(before, {}).setdefault(int(mine[odd[0]]), {})[name] = int(theirs[odd[0]])
     for before, numbers in found.items():
         is_whole = all(len(own) > 1 and len(set(own.values())) == 1 for own in numbers.values())
-        if is_whole and len(numbers) > 1 and not _stay(before, numbers, kept):
+        is_sure = len(numbers) > 1 or min(map(len, numbers.values())) >= SEVERAL
+        if is_whole and is_sure and not _stay(before, numbers, kept):
             others = {number: next(iter(own.values())) for number, own in sorted(numbers.items())}
             is_again = len(set(others.values())) < len(others) or _stay(before, [*others.values()], kept)
             names = frozenset(name for own in numbers.values() for name in own)

@@ -107,7 +107,10 @@ def _other_joins(node: Op) -> Iterator[tuple[Node, tuple[str, str]]]:
     yield Op(other, node.parts, (dim,)), (f"The conversion joined the parts {how}.", fix)
     if len({part.shape for part in node.parts}) > 1 and len(node.parts) <= MOST_ORDERED:
         for order in list(permutations(node.parts))[1:]:
-            yield Op(node.function, order, node.numbers), ("The conversion joined the parts in another order.", fix)
+            yield (
+                Op(node.function, order, node.numbers),
+                ("The conversion joined the parts in another order.", "join them in the map's order"),
+            )
     for along in dims[1:]:
         yield Op(node.function, node.parts, (along,)), (f"The conversion joined the parts along dim {along}.", fix)
 

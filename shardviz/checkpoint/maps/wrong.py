@@ -14,7 +14,7 @@ import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
 from shardviz.checkpoint.comparing.agreement import agree
-from shardviz.checkpoint.comparing.changes import change_of
+from shardviz.checkpoint.comparing.changed.changes import change_of
 from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
 from shardviz.checkpoint.maps.slips import variants
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.comparing.contents import Contents
+    from shardviz.checkpoint.comparing.elsewhere.contents import Contents
     from shardviz.checkpoint.comparing.outcome import Verdict
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.tensor import Tensor

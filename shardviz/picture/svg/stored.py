@@ -72,14 +72,14 @@ def _panel(panel: Panel) -> Drawn:
 
 
 def files_drawing(one: Stored) -> Drawn:
-    """Name the files, each with its number, its colour and how much of the tensor it has."""
+    """Name the files, each with its number, its colour and how many of its bytes are of the tensor."""
     own: Counter[int] = Counter()
     for part in one.parts:
         if part.file is not None:
             own[part.file] += part.size
     markup, width = "", 0
     for at, (number, name) in enumerate([*one.files.items()][:MOST_FILES]):
-        label = f"{_short(printable(name))}  {bytes_text(own[number])}"
+        label = f"{_short(printable(name))}  {bytes_text(own[number])} of the file"
         place = Place(0, at * (LINE + 2), CHIP, LINE)
         markup += tile(place, str(number), name, colour=rank_colour(number), ranks=(number,), differs=False)
         markup += element("text", words(label), x=CHIP + 8, y=place.top + 14)

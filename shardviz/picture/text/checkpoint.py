@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.outcome import notable
 from shardviz.checkpoint.maps.numbering import starred
+from shardviz.checkpoint.records import file_size
 from shardviz.dump.pause import collector_paused
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
@@ -16,6 +18,8 @@ from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrappe
 from shardviz.text import bytes_text, counted, fold, listed, natural_key, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.text import Text
 
     from shardviz.check.finding import Report
@@ -28,6 +32,9 @@ MOST_NAMES = 8
 
 MOST_CHUNKS = 64
 """Chunks of a tensor that are written out, unless all are asked for."""
+
+MOST_FILES = 16
+"""Files that are listed."""
 
 _DIGITS = re.compile(r"[0-9][0-9,]*")
 _OF_NAMES = re.compile(r"(?<=\.)[0-9]{1,9}(?=\.)|(?<![^\s])[0-9]{1,9}(?=\.)|(?<=\.)[0-9]{1,9}(?![^\s])")
@@ -42,7 +49,25 @@ def tensors_lines(checkpoint: Checkpoint) -> list[Text]:
         many = len(names) if names.numbers else 1
         each = f"{many} x {bytes_text(size)}" if many > 1 else bytes_text(size)
         rows.append((printable(str(names)), kind, f"{chunks:,}", f"{files:,}", each))
-    return [*(table(rows, left=2) if named else []), line(""), line((total(checkpoint), DIM))]
+    listed_files = files_lines(checkpoint) if len(checkpoint.file_sizes) > 1 else []
+    tensors = table(rows, left=2) if named else []
+    return [*tensors, line(""), *([*listed_files, line("")] if listed_files else []), line((total(checkpoint), DIM))]
+
+
+def files_lines(checkpoint: Checkpoint) -> list[Text]:
+    """Return a line for each of the first files: its bytes, and how many tensors have a part in it."""
+    sizes = checkpoint.file_sizes
+    own = Counter(name for one in checkpoint.tensors.values() for name in one.files)
+    names = sorted(sizes, key=natural_key)
+    shown = names[:MOST_FILES]
+    rows = [("file", "bytes", "tensors"), *((printable(name), _size(sizes[name]), f"{own[name]:,}") for name in shown)]
+    rest = [sizes[name] or 0 for name in names[len(shown) :]]
+    more = f"{counted(len(rest), 'more file')} of {bytes_text(min(rest))} to {bytes_text(max(rest))}" if rest else ""
+    return [*table(rows, left=1), *([line((more, DIM))] if more else [])]
+
+
+def _size(size: int | None) -> str:
+    return "missing" if size is None else bytes_text(size)
 
 
 def in_order(checkpoint: Checkpoint) -> list[Saved]:
@@ -76,19 +101,20 @@ def tensor_lines(one: Saved, *, all_chunks: bool = False) -> list[Text]:
     kind, chunks, files, size = facts_of(one)
     head = f"  {kind}  {bytes_text(size)} in {counted(chunks, 'chunk')} of {counted(files, 'file')}"
     shown = one.chunks if all_chunks else one.chunks[:MOST_CHUNKS]
-    rows = [("part", "file", "bytes"), *((str(chunk.region), *_place(chunk)) for chunk in shown)]
+    sizes = {file: file_size(one.folder / file) for file in {chunk.place.file for chunk in shown if chunk.place}}
+    rows = [("part", "file", "bytes"), *((str(chunk.region), *_place(chunk, sizes)) for chunk in shown)]
     more = len(one.chunks) - len(shown)
     rest = [line((f"{more:,} more: --all shows them", DIM))] if more else []
     return [line((printable(one.name), "bold"), head), *table(rows, left=2), *rest]
 
 
-def _place(chunk: Chunk) -> tuple[str, str]:
+def _place(chunk: Chunk, sizes: Mapping[str, int | None]) -> tuple[str, str]:
     place = chunk.place
-    return (
-        ("nowhere", "")
-        if place is None
-        else (printable(place.file), f"{place.start:,} to {place.start + place.size:,}")
-    )
+    if place is None:
+        return "nowhere", ""
+    size, end = sizes[place.file], place.start + place.size
+    lost = ", which is missing" if size is None else f", which ends at {size:,}" if end > size else ""
+    return f"{printable(place.file)}{lost}", f"{place.start:,} to {end:,}"
 
 
 def checkpoint_report_lines(checkpoint: Checkpoint, report: Report, terminal: Terminal) -> list[Text]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.checkpoint.comparing.casts import cast
-from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.comparing.changed.orders import name_change
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from shardviz.picture.model.sides import Cell as Described
     from shardviz.picture.model.subjects.stored import Stored
 
+INSTEAD = {"moved": "another tensor's values", "stale": "another step's values"}
+"""What ranks hold that is not of the checkpoint's tensor, by verdict."""
+
 TITLES = ("the job, by rank", "the checkpoint, by file")
 MOST_EXTENTS = 2
 """Stretches of bytes that are written of one part."""
@@ -183,21 +186,25 @@ def _exhibit(outcome: Outcome, live: Live, saved: Saved | None, wrong: frozenset
         key = piece.rank in wrong, piece.claimed, found.get(piece.rank)
         alike.setdefault(key, []).append(piece)
     unknown = frozenset(outcome.ranks) - wrong
-    rows = [_row(pieces, held, saved, unknown, is_wrong=is_wrong) for (is_wrong, _, held), pieces in alike.items()]
+    instead = INSTEAD.get(outcome.verdict, "other values")
+    rows = [
+        _row(pieces, held, saved, unknown, instead if is_wrong else "") for (is_wrong, _, held), pieces in alike.items()
+    ]
     heads = ("", "claims", "holds of the checkpoint", "where the checkpoint has what it claims")
     return exhibit("What ranks hold, and where the checkpoint has it", heads, rows)
 
 
 def _row(
-    pieces: Sequence[Piece], held: Region | None, saved: Saved | None, unknown: frozenset[int], *, is_wrong: bool
+    pieces: Sequence[Piece], held: Region | None, saved: Saved | None, unknown: frozenset[int], instead: str
 ) -> Row:
+    """Return the row of ranks that have the same; `instead` is what wrong ones hold, and empty for right ones."""
     claimed = pieces[0].claimed
     claims = region_text(claimed) if claimed is not None else pieces[0].why
-    holds = region_text(held) if held is not None else "other values" if is_wrong else claims
+    holds = region_text(held) if held is not None else instead or claims
     if any(piece.rank in unknown for piece in pieces):
         holds = "not known"
     where = _where(saved, claimed) if saved is not None and claimed is not None else ""
-    return Row(title_of([piece.rank for piece in pieces]), (Cell(claims), Cell(holds, is_wrong), Cell(where)))
+    return Row(title_of([piece.rank for piece in pieces]), (Cell(claims), Cell(holds, bool(instead)), Cell(where)))
 
 
 def _where(saved: Saved, region: Region) -> str:

@@ -23,8 +23,7 @@ def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[NDArray[
         after: Those of the other, of the same shape with at least one dim.
 
     Returns:
-        For each dim an order with which `before[np.ix_(*orders)]` is the other; None too where slices are alike: their
-        contents do not show their order.
+        For each dim an order with which `before[np.ix_(*orders)]` is the other; slices that are alike keep their order.
 
     Example:
         >>> before = np.arange(6, dtype=np.uint32).reshape(3, 2)
@@ -58,12 +57,11 @@ def _blocks(bits: NDArray[Any]) -> Iterator[slice]:
 
 
 def _matched(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> NDArray[np.int64] | None:
-    """Return where each hash stands among others; None where it does not, or more than once."""
+    """Return where each hash stands among others, equal ones in their order; None where they are not the same."""
     if np.array_equal(before, after):
         return np.arange(len(before))
-    order, other = np.argsort(before), np.argsort(after)
-    keys = before[order]
-    if not np.array_equal(keys, after[other]) or (keys[1:] == keys[:-1]).any():
+    order, other = np.argsort(before, kind="stable"), np.argsort(after, kind="stable")
+    if not np.array_equal(before[order], after[other]):
         return None
     places = np.empty(len(order), np.int64)
     places[other] = order

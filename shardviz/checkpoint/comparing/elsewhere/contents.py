@@ -54,7 +54,7 @@ class Contents:
             narrow = narrower(dtype, tensor.dtype)
             key = cast(own, tensor.dtype, narrow) if own is not None else None
             for one in self._table(tensor.shape, dtype, narrow).get(b"" if key is None else key.tobytes(), ()):
-                if one is not tensor and _agree(one, tensor) and not is_alike(tensor.bits):
+                if one is not tensor and _agree(one, tensor) and not (is_alike(tensor.bits) or is_alike(one.bits)):
                     yield one
 
     def _table(self, shape: tuple[int, ...], dtype: str, narrow: str) -> dict[bytes, list[Tensor]]:

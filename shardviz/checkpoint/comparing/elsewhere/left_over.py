@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing import stale
+from shardviz.checkpoint.comparing.elsewhere import stale
+from shardviz.checkpoint.comparing.elsewhere.one_file import with_odd_file
 from shardviz.reference.lookup import is_alike
 from shardviz.text import listed
 
@@ -75,17 +76,23 @@ def with_left_over(found: Found, before: Checkpoint, after: Checkpoint, also: Se
         after: The second.
         also: Checkpoints of other steps, besides those that lie beside the two.
     """
-    if not any(outcome.verdict == "other" for outcome, _ in found):
+    if not any(_is_open(outcome) for outcome, _ in found):
         return found
     sides = before, after
     first, second = ([*also, *stale.opened(stale.siblings(one.path), [it.path for it in sides])] for one in sides)
     steps = _Steps(sides, (first, second), found)
-    seen = [stale.steps_with(pair, first, second) if one.verdict == "other" else None for one, pair in found]
-    whole = _whole([one for one, (outcome, _) in zip(seen, found, strict=True) if outcome.verdict == "other"])
-    return [
+    seen = [stale.steps_with(pair, first, second) if _is_open(one) else None for one, pair in found]
+    whole = _whole([one for one, (outcome, _) in zip(seen, found, strict=True) if _is_open(outcome)])
+    judged = [
         (outcome if one is None else _judged(outcome, steps, pair, *one, whole), pair)
         for one, (outcome, pair) in zip(seen, found, strict=True)
     ]
+    return with_odd_file(judged, steps.others)
+
+
+def _is_open(outcome: Outcome) -> bool:
+    """Whether a tensor has other values, and not ones that a factor or a rounding makes of its own."""
+    return outcome.verdict == "other" and not outcome.cause
 
 
 def _whole(seen: Sequence[tuple[int, tuple[Checkpoint, ...]] | None]) -> set[tuple[int, int]]:

@@ -14,9 +14,10 @@ import numpy as np
 from shardviz.check.order.infer.orders import name_order, transposed_digits
 from shardviz.check.order.infer.transpositions import transpositions
 from shardviz.checkpoint.comparing.agreement import BLOCK
-from shardviz.checkpoint.comparing.slices import orders_of_slices
+from shardviz.checkpoint.comparing.changed.slices import orders_of_slices
 from shardviz.reference.lookup import is_alike, locate
 from shardviz.reference.windows import UNPLACED
+from shardviz.text import join_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ..
         after: Its bits in the second.
         cuts: The tensors, whose chunks say what ranks held.
     """
-    if before.size != after.size or is_alike(before):
+    if before.size != after.size or is_alike(before) or is_alike(after):
         return ""
     if before.shape != after.shape:
         return _reshaped(before, after)
@@ -117,9 +118,21 @@ def _words_of(orders: Sequence[NDArray[np.int64]], shape: tuple[int, ...], cuts:
             if not np.array_equal(order, np.arange(shape[dim])):
                 words.append(_named(order, dim, cuts))
         else:
-            found = np.unique(order)
-            words.append(f"dim {dim} has only {len(found):,} of its {shape[dim]:,} indices, some several times")
+            words.append(_repeated(order, dim))
     return " and ".join(words)
+
+
+def _repeated(order: NDArray[np.int64], dim: int) -> str:
+    """Say which indices of a dim are lost, and which are there several times."""
+    counts = np.bincount(order, minlength=len(order))
+    again, lost = (join_numbers(np.flatnonzero(some).tolist()) for some in (counts > 1, counts == 0))
+    most = int(counts.max())
+    times = "several times" if (counts[counts > 1] != most).any() else "twice" if most == 2 else f"{most} times"
+    words = f"dim {dim} has only {int((counts > 0).sum()):,} of its {len(order):,} indices: {again} {times}, "
+    words += f"{lost} not at all"
+    shard = order[: len(order) // most]
+    is_shard = len(order) % most == 0 and (np.diff(shard) == 1).all() and np.array_equal(order, np.tile(shard, most))
+    return f"{words}, as when {most} ranks load the same shard" if is_shard else words
 
 
 def _order_along(ids: NDArray[np.int64], shape: tuple[int, ...], dim: int) -> NDArray[np.int64]:
@@ -133,7 +146,9 @@ def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
     _, words, _ = name_order(order, dim, stretches)
     digits = transposed_digits(order)
     size = len(order)
-    if digits is not None and digits[0] == 1:
+    if digits is not None and (known := _known(*digits)):
+        words += known
+    elif digits is not None and digits[0] == 1:
         words += (
             f", as when shards of [{size}/{digits[1]}/ranks] from {digits[2]} ranks are joined as [{size}/ranks], "
             f"or those of [{size}/ranks] from {digits[1]} ranks as [{size}/{digits[2]}/ranks]"
@@ -141,6 +156,18 @@ def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
     elif _moves_whole(order, stretches):
         words += f", whole shards of the {len(stretches)} that were saved"
     return words
+
+
+def _known(outer: int, rows: int, columns: int, inner: int) -> str:
+    """Say what makes such an order of single indices; empty where nothing is known to."""
+    if inner != 1 or 2 not in (rows, columns):
+        return ""
+    if outer > 1:
+        size, way = 2 * max(rows, columns), "pairs to halves" if columns == 2 else "halves to pairs"
+        return f", as rotary embeddings' rows in heads of {size} go from {way}"
+    if columns == 2:
+        return ", as gate and up that are in turns are set apart: the even indices come first, then the odd ones"
+    return ", as gate and up are put in turns: one index of the first half, one of the second"
 
 
 def _stretches(cut: Saved, dim: int) -> list[tuple[int, int]]:

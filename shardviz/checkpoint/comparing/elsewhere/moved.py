@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.contents import Contents
-from shardviz.checkpoint.comparing.fused import find_fused
+from shardviz.checkpoint.comparing.elsewhere.contents import Contents
+from shardviz.checkpoint.comparing.elsewhere.fused import find_fused
+from shardviz.checkpoint.findings import are_embeddings
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.numbering import against, renumbered
 from shardviz.checkpoint.records import Saved
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
@@ -28,14 +30,40 @@ MAX_PARTS = 4
 """Parts of a fused tensor that are named."""
 
 
+KEPT = ("equal", "cast")
+"""Verdicts on tensors that are where they were."""
+
+
+@dataclass(frozen=True)
+class _Whereabouts:
+    """Where both sides have what.
+
+    Attributes:
+        mine: The first's tensors, by what is in them.
+        theirs: The second's.
+        lost: Those of the first that the second lacks by their names.
+        kept: Those of both that are where they were.
+    """
+
+    mine: Contents
+    theirs: Contents
+    lost: frozenset[int]
+    kept: Container[int]
+
+
 def with_moved(found: Found) -> Found:
     """Find tensors whose values another name has."""
     if not any(outcome.verdict in ("other", "missing", "added") for outcome, _ in found):
         return found
     mine = Contents.of(_with_parts(pair.one for _, pair in found))
     theirs = Contents.of(_with_parts(pair.other for _, pair in found))
-    lost = {id(pair.one) for outcome, pair in found if outcome.verdict == "missing"}
-    placed = [_placed(outcome, pair, mine, theirs, lost) for outcome, pair in found]
+    where = _Whereabouts(
+        mine,
+        theirs,
+        frozenset(id(pair.one) for outcome, pair in found if outcome.verdict == "missing"),
+        {id(side) for outcome, pair in found if outcome.verdict in KEPT for side in (pair.one, pair.other)},
+    )
+    placed = [_placed(outcome, pair, where) for outcome, pair in found]
     sources = {id(source) for _, source in placed if source is not None}
     left = [
         (outcome, pair)
@@ -47,7 +75,7 @@ def with_moved(found: Found) -> Found:
 
 def _with_numbers(found: Found, sources: Mapping[str, str]) -> Found:
     """Say that layers or experts are numbered otherwise, where all tensors of a number are another number's."""
-    kept = {outcome.name for outcome, _ in found if outcome.verdict in ("equal", "cast")}
+    kept = {outcome.name for outcome, _ in found if outcome.verdict in KEPT}
     moved = {name: source for name, source in sources.items() if source != name}
     words = {name: _in_words(one) for one in renumbered(moved, kept) for name in one.names}
     return [
@@ -62,6 +90,8 @@ def _in_words(one: Renumbered) -> tuple[str, str, str]:
     more = ", ..." if len(one.numbers) > len(few) else ""
     mine, theirs = (" ".join(str(pair[at]) for pair in few) for at in (0, 1))
     why = f"{what} {mine}{more} of the second are {what} {theirs}{more} of the first"
+    if len(few) == 1:
+        why = f"{what}.{mine} of the second is {what}.{theirs} of the first"
     if one.is_again:
         cause = f"Some {what} were written several times and others not at all, as where ranks count their own from 0."
         return f"{why}, which it has elsewhere, too", cause, f"number {what} over all ranks"
@@ -76,30 +106,37 @@ def _with_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
             yield from leaves(tensor.node) if isinstance(tensor, Made) else ()
 
 
-def _placed(
-    outcome: Outcome, pair: Pair, mine: Contents, theirs: Contents, lost: set[int]
-) -> tuple[Outcome, Tensor | None]:
-    """Return what became of a tensor, and the lost tensor of the first that the second has in its place."""
+def _placed(outcome: Outcome, pair: Pair, where: _Whereabouts) -> tuple[Outcome, Tensor | None]:
+    """Return what became of a tensor, and the first's tensor that the second has in its place."""
     if outcome.verdict not in ("other", "added") or pair.other is None:
         return outcome, None
-    sources = sorted(
-        (one for one in mine.equal_to(pair.other) if one is not pair.one), key=lambda one: id(one) not in lost
-    )
-    if sources and (outcome.verdict == "other" or id(sources[0]) in lost):
-        words = f"the second has here the first's {against(sources[0].name, outcome.name)}"
-        return outcome.became("moved", words), sources[0]
-    if outcome.verdict == "other" and pair.one is not None:
-        target = next((one for one in theirs.equal_to(pair.one) if one is not pair.other), None)
-        if target is not None:
-            return outcome.became(
-                "moved", f"the first has here the second's {against(target.name, outcome.name)}"
-            ), None
-    return outcome, None
+    sources = [one for one in where.mine.equal_to(pair.other) if one is not pair.one]
+    if outcome.verdict == "added":
+        sources = [one for one in sources if id(one) not in where.kept]
+    if sources:
+        source = min(sources, key=lambda one: id(one) not in where.lost)
+        words = f"the second has here the first's {against(source.name, outcome.name)}"
+        return outcome.became("moved", words), source
+    return (_gone(outcome, pair, where) if outcome.verdict == "other" else outcome), None
+
+
+def _gone(outcome: Outcome, pair: Pair, where: _Whereabouts) -> Outcome:
+    """Say where the second has what the first has under a name: under another one, or in what was a copy of it."""
+    targets = [] if pair.one is None else [one for one in where.theirs.equal_to(pair.one) if one is not pair.other]
+    if not targets:
+        return outcome
+    target = min(targets, key=lambda one: id(one) in where.kept)
+    name = against(target.name, outcome.name)
+    if id(target) not in where.kept or not are_embeddings(outcome.name, target.name):
+        return outcome.became("moved", f"the first has here the second's {name}")
+    why = f"{outcome.why}; in the first it is a copy of {name}, which did not change"
+    cause = "The two are tied in the first, and in the second one of them was changed alone."
+    return outcome.became("other", why, cause, "tie them before the save, or leave out the one that is not used")
 
 
 def with_ties(found: Found) -> Found:
     """Find tensors that one side lacks and that are copies of what both have."""
-    kept = [pair for outcome, pair in found if outcome.verdict in ("equal", "cast")]
+    kept = [pair for outcome, pair in found if outcome.verdict in KEPT]
     if not any(outcome.verdict in ("missing", "added") for outcome, _ in found):
         return found
     sides = [

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.casts import cast
-from shardviz.checkpoint.comparing.factors import blocks
-from shardviz.layout.region import index_of
+from shardviz.checkpoint.comparing.changed.factors import blocks
 from shardviz.reference.lookup import is_alike
 
 if TYPE_CHECKING:
@@ -40,21 +39,23 @@ def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> tuple[str, st
         (names[1], (mine, one.dtype), (theirs, other.dtype)),
         (names[0], (theirs, other.dtype), (mine, one.dtype)),
     ):
-        if dtype == to and dtype in WIDE:
-            for narrow in NARROW:
-                if _is_through(own, new, dtype, narrow):
+        if dtype in WIDE and to in (dtype, *NARROW):
+            for narrow in (one for one in NARROW if one != to):
+                if _is_through(own, new, dtype, narrow, to):
                     why = f"{which} has {dtype} values that were rounded to {narrow} on the way"
-                    return why, f"They went through {narrow}.", f"keep {dtype} from load to save"
+                    if dtype == to:
+                        return why, f"They went through {narrow}.", f"keep {dtype} from load to save"
+                    return f"{why} to {to}", f"They went through {narrow}.", f"round once, from {dtype} to {to}"
         if to == "bfloat16" and dtype in CUT and _is_cut_off(own, new, CUT[dtype]):
             why = f"{which} has {dtype} cut off to bfloat16, where torch rounds"
             return why, "The upper half of each value was taken.", "cast with Tensor.to(torch.bfloat16), which rounds"
     return "", "", ""
 
 
-def _is_through(own: NDArray[Any], new: NDArray[Any], dtype: str, narrow: str) -> bool:
+def _is_through(own: NDArray[Any], new: NDArray[Any], dtype: str, narrow: str, to: str) -> bool:
     for before, after in zip(blocks(own), blocks(new), strict=True):
         there = cast(before, dtype, narrow)
-        back = None if there is None else cast(there, narrow, dtype)
+        back = None if there is None else cast(there, narrow, to)
         if back is None or not np.array_equal(back, after):
             return False
     return True
@@ -76,7 +77,7 @@ def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) ->
     dim, is_longer, short, long = longer
     size, rest = len(short), long[len(short) :]
     if not np.array_equal(long[:size], short):
-        return "", "", ""
+        return _padded_parts(dim, names[is_longer], short, long)
     what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
     why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
     if not is_longer:
@@ -84,6 +85,18 @@ def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) ->
     is_plain = what != "not alike"
     cause = "It was padded, as a vocabulary is that has to shard evenly" + ("." if is_plain else ", or made longer.")
     return why, cause, "cut the padding off in the conversion, or load it into a model of that size"
+
+
+def _padded_parts(dim: int, name: str, short: NDArray[Any], long: NDArray[Any]) -> tuple[str, str, str]:
+    """Say that each of several equal parts has more at its end; empty where it is not so."""
+    size, more = len(short), len(long) - len(short)
+    for num in (one for one in range(2, min(size, more) + 1) if size % one == 0 and more % one == 0):
+        parts = long.reshape(num, -1, *long.shape[1:])
+        if np.array_equal(parts[:, : size // num].reshape(short.shape), short):
+            why = f"equal but for the ends of {num} equal parts of dim {dim}: {name} has {more // num:,} more at each"
+            cause = f"The shards of {num} ranks were padded one by one, and then joined."
+            return why, cause, "cut the padding off every shard before they are joined, or pad the whole at its end"
+    return "", "", ""
 
 
 def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> tuple[str, str, str]:
@@ -120,28 +133,3 @@ def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArra
     is_longer = theirs.shape[odd[0]] > mine.shape[odd[0]]
     short, long = (np.moveaxis(one, odd[0], 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
     return odd[0], is_longer, short, long
-
-
-def counted_differences(
-    one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
-) -> str:
-    """Say how many values differ, and where the first one is."""
-    if one.shape != other.shape:
-        return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
-    if mine.size == 1 and (old := _only(one)) != (new := _only(other)):
-        return f"{old} became {new}"
-    different = mine != theirs
-    where = index_of(int(np.argmax(different)), one.shape)
-    what = f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}"
-    alike = [(name, side, bits) for name, side, bits in zip(names, (one, other), (mine, theirs), strict=True)]
-    constant = (
-        f"; all values of {name} are {_only(side)}" for name, side, bits in alike if bits.size > 1 and is_alike(bits)
-    )
-    return what + "".join(constant)
-
-
-def _only(tensor: Tensor) -> str:
-    """Return the number that all values of a tensor are."""
-    first = np.array(tensor.bits).reshape(-1)[:1]
-    found = cast(first, tensor.dtype, "float64")
-    return f"{found.view(np.float64)[0]:g}" if found is not None else "alike"

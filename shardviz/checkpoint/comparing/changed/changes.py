@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.agreement import narrower
 from shardviz.checkpoint.comparing.casts import cast
-from shardviz.checkpoint.comparing.factors import shifted
-from shardviz.checkpoint.comparing.numbers import counted_differences, padding, repeated, rounded
-from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.comparing.changed.differences import counted_differences
+from shardviz.checkpoint.comparing.changed.factors import shifted
+from shardviz.checkpoint.comparing.changed.numbers import padding, repeated, rounded
+from shardviz.checkpoint.comparing.changed.orders import name_change
 from shardviz.checkpoint.records import Saved
 
 if TYPE_CHECKING:

@@ -1,0 +1,88 @@
+"""Values that differ, counted: how many, where, and what one side has there."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.changed.factors import DIGITS, blocks
+from shardviz.layout.region import Region, index_of
+from shardviz.reference.lookup import is_alike, read_region
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.tensor import Tensor
+
+
+def counted_differences(
+    one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
+) -> str:
+    """Say how many values differ, and where.
+
+    Args:
+        one: The first tensor.
+        other: The second.
+        mine: The first's bits, in the narrower of both types.
+        theirs: The second's.
+        names: What the two are called.
+    """
+    if one.shape != other.shape:
+        return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
+    if mine.size == 1 and (old := _first(one)) != (new := _first(other)):
+        return f"{old} became {new}"
+    different = mine != theirs
+    where = index_of(int(np.argmax(different)), one.shape)
+    words = f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}"
+    box = _box(different)
+    if box is not None:
+        words += f": all of {box}"
+    for name, side in zip(names, (one, other), strict=True):
+        if mine.size > 1 and (number := _only(side, box)):
+            words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
+        elif count := _not_finite(side):
+            words += f"; {count:,} values of {name} are nan or infinite"
+    return words
+
+
+def _box(different: NDArray[np.bool_]) -> Region | None:
+    """Return the part that differs, where it is a box of several elements and all of them differ; else None."""
+    dims = range(different.ndim)
+    lines = [np.flatnonzero(different.any(axis=tuple(other for other in dims if other != dim))) for dim in dims]
+    ranges = [(int(line[0]), int(line[-1]) + 1) for line in lines]
+    size = math.prod(stop - start for start, stop in ranges)
+    is_box = 1 < size < different.size and int(different.sum()) == size
+    return Region(tuple((one,) for one in ranges)) if is_box else None
+
+
+def _only(side: Tensor, box: Region | None) -> str:
+    """Return the number that all values of a tensor, or of a part of it, are; empty where they are not alike."""
+    bits = side.bits if box is None else read_region(side.bits, box)
+    if side.dtype in DIGITS and not (bits << 1).any():
+        return "0"  # and some of them -0
+    return _text(bits, side.dtype) if is_alike(bits) else ""
+
+
+def _first(side: Tensor) -> str:
+    return _text(side.bits, side.dtype)
+
+
+def _text(bits: NDArray[Any], dtype: str) -> str:
+    """Return the first number of some."""
+    found = cast(np.array(bits).reshape(-1)[:1], dtype, "float64")
+    return f"{found.view(np.float64)[0]:g}" if found is not None else "alike"
+
+
+def _not_finite(side: Tensor) -> int:
+    """Return how many values are nan or infinite."""
+    if side.dtype not in DIGITS:
+        return 0
+    count = 0
+    for part in blocks(side.bits):
+        found = cast(np.ascontiguousarray(part), side.dtype, "float64")
+        assert found is not None, "numpy knows these types"
+        count += int((~np.isfinite(found.view(np.float64))).sum())
+    return count

@@ -1,0 +1,160 @@
+"""Whether two checkpoints differ in one file alone: then that file is of another save, or of another step.
+
+Training changes all parts of a tensor. Where several differ only in the parts that one file has, it is the file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.comparing.agreement import can_cast, equal, narrower
+from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
+from shardviz.checkpoint.records import Saved
+from shardviz.errors import DumpError
+from shardviz.text import counted, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.records import Checkpoint
+    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.layout.region import Region
+
+    Found = list[tuple[Outcome, Pair]]
+
+SIDES = ("first", "second")
+
+FEWEST = 2
+"""Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
+
+SAME = ("equal", "tied")
+LONE = ("missing", "added", "not-compared")
+
+
+@dataclass(frozen=True)
+class OddFile:
+    """One file that all differences are in, or none.
+
+    Attributes:
+        at: Whose file it is: 0 or 1.
+        name: The file.
+        differs: Whether it has all differences; else it has none.
+        parts: How many parts of tensors it has of those that were compared.
+        odd: How many of them are different.
+        others: How many other files there are.
+    """
+
+    at: int
+    name: str
+    differs: bool
+    parts: int
+    odd: int
+    others: int
+
+
+def with_odd_file(found: Found, others: tuple[Sequence[Checkpoint], Sequence[Checkpoint]]) -> Found:
+    """Say of tensors that differ that they do so in one file alone, and which step that file is of.
+
+    Args:
+        found: What became of each tensor.
+        others: Checkpoints of other steps, with the first's names and with the second's.
+    """
+    if not any(_is_open(outcome) for outcome, _ in found):
+        return found
+    odd = next((one for at in (1, 0) if (one := find_odd_file(found, at)) is not None), None)
+    return found if odd is None else [(_named(outcome, pair, odd, others), pair) for outcome, pair in found]
+
+
+def _is_open(outcome: Outcome) -> bool:
+    """Whether it is not known why a tensor differs."""
+    return outcome.verdict == "other" and not outcome.cause
+
+
+def find_odd_file(found: Found, at: int) -> OddFile | None:
+    """Return the only file of a side in which tensors differ, or the only one in which none does; None without one."""
+    same: Counter[str] = Counter()
+    odd: Counter[str] = Counter()
+    cut: Counter[str] = Counter()
+    for outcome, pair in found:
+        if outcome.verdict in LONE:
+            continue
+        equal_in, odd_in = _files(outcome, pair, at)
+        same.update(equal_in)
+        odd.update(odd_in)
+        cut.update({*equal_in, *odd_in} if equal_in and odd_in else ())
+    files = {*same, *odd}
+    name = _alone(same, odd)
+    if name is None or cut[name] < FEWEST:
+        return None
+    return OddFile(at, name, name in odd, same[name] + odd[name], odd[name], len(files) - 1)
+
+
+def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
+    """Return the file that has all differences, or none of them, where the others have hardly any, or mostly."""
+    if len(odd) == 1:
+        name = next(iter(odd))
+        return name if odd[name] > same[name] else None
+    without = [name for name in same if name not in odd]
+    return without[0] if len(without) == 1 and all(odd[name] > same[name] for name in odd) else None
+
+
+def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
+    """Return the files that have equal parts of a tensor, and those that have different ones."""
+    own, other = (pair.one, pair.other) if at == 0 else (pair.other, pair.one)
+    if not isinstance(own, Saved) or other is None:
+        return set(), set()
+    if outcome.verdict in SAME:
+        return set(own.files), set()
+    if own.shape != other.shape:
+        return set(), set(own.files)
+    parts: dict[bool, set[str]] = {True: set(), False: set()}
+    for chunk in own.chunks:
+        if chunk.place is not None:
+            parts[_is_same(own, other, chunk.region)].add(chunk.place.file)
+    return parts[True], parts[False]
+
+
+def _is_same(own: Tensor, other: Tensor, region: Region) -> bool:
+    """Whether two tensors have the same values in one part, after a cast where their types differ."""
+    if not can_cast(own.dtype, other.dtype):
+        return False
+    narrow = narrower(own.dtype, other.dtype)
+    try:
+        mine, theirs = (cast(one.read(region), one.dtype, narrow) for one in (own, other))
+    except DumpError:
+        return False
+    return mine is not None and theirs is not None and equal(mine, theirs)
+
+
+def _named(outcome: Outcome, pair: Pair, odd: OddFile, others: Sequence[Sequence[Checkpoint]]) -> Outcome:
+    if not _is_open(outcome):
+        return outcome
+    side, name = SIDES[odd.at], printable(odd.name)
+    if not odd.differs:
+        cause = f"Everything in {name} of the {side} is as in the {SIDES[1 - odd.at]}, and most of its "
+        cause += f"{counted(odd.others, 'other file')} is not: that file is of the {SIDES[1 - odd.at]}'s save."
+        return outcome.became("other", outcome.why, cause, f"write {name} again, from the step of the others")
+    parts = f"all {odd.parts:,}" if odd.odd == odd.parts else f"{odd.odd:,} of {odd.parts:,}"
+    cause = f"All that differs is in {name} of the {side}, {parts} parts of it, and nothing in its "
+    cause += counted(odd.others, "other file")
+    step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
+    fix = f"write {name} again, from the step of the others"
+    if step is None:
+        return outcome.became("other", outcome.why, f"{cause}: that file is of another save.", fix)
+    why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
+    return outcome.became("stale", why, f"{cause}: that file is of {printable(step.path.name)}.", fix)
+
+
+def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:
+    """Whether another step, whose names are those of a side, has what the odd file has of a tensor."""
+    held, named = ((pair.one, pair.other)[one] for one in (odd.at, at))
+    there = None if named is None else tensor_in(step, named)
+    if there is None or not isinstance(held, Saved) or there.shape != held.shape:
+        return False
+    regions = [chunk.region for chunk in held.chunks if chunk.place is not None and chunk.place.file == odd.name]
+    return bool(regions) and all(_is_same(held, there, region) for region in regions)

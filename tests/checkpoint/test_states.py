@@ -1,0 +1,128 @@
+"""What an optimizer's states, and the sizes of files, show of a checkpoint by itself; and what right ones do not."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+
+from shardviz.checkpoint.findings import check_checkpoint
+from shardviz.checkpoint.open import open_checkpoint
+from shardviz.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def found(folder):
+    return check_checkpoint(open_checkpoint(folder)).findings
+
+
+def written(folder, key, change, is_in=lambda file: True):
+    """Change the states of a kind, in some files."""
+    for name, tensor in open_checkpoint(folder).tensors.items():
+        for chunk in tensor.chunks if name.endswith(f".{key}") else ():
+            if is_in(chunk.place.file):
+                start = tensor.stored(chunk).start
+                values = np.memmap(folder / chunk.place.file, "<f4", "r+", start, chunk.sizes or (1,))
+                values[...] = change(values)
+    return folder
+
+
+def test_steps_of_another_save_are_named_with_their_file(copied):
+    folder = written(copied("dcp"), "step", lambda step: step - 1, "__2_0.distcp".__eq__)
+    (finding,) = found(folder)
+    assert (finding.kind, finding.severity) == ("wrong-value", "warning")
+    assert "optimizer steps in __2_0.distcp are 1, and all of those in " in finding.summary
+    assert finding.summary.endswith("are 2")
+
+
+def test_steps_that_differ_within_files_are_no_other_save(copied):
+    folder = copied("dcp")
+    names = iter(range(100))
+    written(folder, "step", lambda step: step - next(names) % 2)
+    assert not found(folder)
+
+
+def test_squares_that_are_negative_are_found(copied):
+    folder = written(copied("dcp"), "exp_avg_sq", lambda squares: -squares - 1)
+    (finding,) = found(folder)
+    assert finding.kind == "wrong-value"
+    assert "values that were looked at are negative, and it is a mean of squares" in finding.summary
+    assert not found(written(folder, "exp_avg_sq", np.abs))
+
+
+def saved_alone(folder, groups, size=8):
+    names = ["up", "down"]
+    states = {name: {"exp_avg": torch.ones(size), "step": torch.tensor(3.0)} for name in names}
+    optim = {"state": states, "param_groups": [{"lr": 0.1, "params": group} for group in groups]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = {name: torch.ones(size) for name in names}
+        dcp.save({"model": model, "optim": optim}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def test_a_group_that_was_lost_is_found(tmp_path):
+    (finding,) = found(saved_alone(tmp_path / "lost", [["up"]]))
+    assert finding.summary.startswith("1 parameter has optimizer state, and no group names them: down;")
+    assert not found(saved_alone(tmp_path / "whole", [["up"], ["down"]]))
+
+
+def test_a_file_of_another_save_is_one_finding(tmp_path):
+    small, large = (saved_alone(tmp_path / str(size), [["up", "down"]], size) for size in (8, 4000))
+    shutil.copy(large / "__0_0.distcp", small / "__0_0.distcp")
+    (finding,) = found(small)
+    assert finding.summary.startswith("__0_0.distcp has ")
+    assert "nothing is where it says: 3 of its 6 parts of tensors were tried" in finding.summary
+    assert finding.cause.startswith("The file is of another save")
+
+
+def test_shards_that_ranks_saved_by_themselves_are_refused_by_what_they_are(saved, capsys):
+    assert main(["check", str(saved / "shards.pt")]) == 2
+    refused = capsys.readouterr().err
+    assert "tensors of which it has one rank's parts only" in refused
+    assert "quantized" not in refused
+
+
+def test_a_folder_of_checkpoints_names_them(saved, tmp_path, capsys):
+    for step in (2, 10):
+        shutil.copytree(saved / "dcp", tmp_path / "run" / f"step-{step}")
+    run = tmp_path / "run"
+    for words in (["check", run], ["diff", run, run / "step-2"]):
+        assert main([*map(str, words)]) == 2
+        assert (
+            f"Hint: give one of the checkpoints in it: {run / 'step-2'}, {run / 'step-10'}" in capsys.readouterr().err
+        )
+    (run / "step-2" / ".metadata").unlink()
+    assert main(["check", str(run / "step-2")]) == 2
+    assert "FOLDER/* leaves out names that begin with a dot" in capsys.readouterr().err
+
+
+def test_states_in_lists_are_read(tmp_path):
+    state = {"exp_avg": torch.arange(4.0), "step": torch.tensor(1.0)}
+    states = [{"state": {0: state}, "param_groups": [{"lr": 0.1, "params": [0]}]}]
+    torch.save(
+        {"model": {"up": torch.ones(4)}, "optimizer_states": states, "betas": [0.9, 0.95]}, tmp_path / "job.ckpt"
+    )
+    checkpoint = open_checkpoint(tmp_path / "job.ckpt")
+    assert {*checkpoint.tensors} == {
+        "model.up",
+        "optimizer_states.0.state.0.exp_avg",
+        "optimizer_states.0.state.0.step",
+    }
+    assert checkpoint.values["optimizer_states.0.param_groups.0.lr"] == 0.1
+    assert checkpoint.values["betas"] == [0.9, 0.95]
+
+
+def test_numbered_states_beside_named_ones_are_not_compared(tmp_path, capsys):
+    named = saved_alone(tmp_path / "named", [["up", "down"]])
+    states = {at: {"exp_avg": torch.ones(8), "step": torch.tensor(3.0)} for at in range(2)}
+    model = {name: torch.ones(8) for name in ("up", "down")}
+    torch.save({"model": model, "optim": {"state": states}}, tmp_path / "numbered.pt")
+    assert main(["diff", str(named), str(tmp_path / "numbered.pt")]) == 0
+    words = "optimizer state: the second numbers its parameters, the first names them"
+    assert words in " ".join(capsys.readouterr().out.split())
