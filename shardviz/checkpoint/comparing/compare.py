@@ -13,6 +13,7 @@ from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.contents import Contents
 from shardviz.checkpoint.comparing.factors import overflown
 from shardviz.checkpoint.comparing.left_over import with_left_over
+from shardviz.checkpoint.comparing.masters import with_masters
 from shardviz.checkpoint.comparing.moved import with_fused, with_moved
 from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
@@ -85,7 +86,7 @@ def _compared(
         found.append((_outcome(pair, cut, sides), cut))
         whole[id(cut)] = pair
     found += [(_lonely(pair), pair) for pair in pairs.lonely]
-    return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(found))]
+    return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(found)))]
 
 
 def refuse_strangers(before: Side, after: Side) -> NoReturn:
