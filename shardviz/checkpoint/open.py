@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.formats.dcp import METADATA, read_dcp
-from shardviz.checkpoint.formats.deepspeed import is_deepspeed, read_deepspeed
+from shardviz.checkpoint.formats.deepspeed import LATEST, is_deepspeed, read_deepspeed
 from shardviz.checkpoint.formats.headers import INDEX, read_safetensors
 from shardviz.checkpoint.formats.torch_file import SUFFIXES, read_torch_file
 from shardviz.errors import DumpError
@@ -40,7 +40,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _belongs(name: str) -> bool:
-    return name in (METADATA, "latest", INDEX, SETTINGS) or name.endswith((".safetensors", ".distcp", *SUFFIXES))
+    return name in (METADATA, *LATEST, INDEX, SETTINGS) or name.endswith((".safetensors", ".distcp", *SUFFIXES))
 
 
 def _is_of_dump(name: str) -> bool:

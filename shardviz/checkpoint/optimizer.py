@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
@@ -16,7 +17,7 @@ from shardviz.errors import DumpError
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from shardviz.checkpoint.records import Checkpoint, Saved
 
@@ -35,6 +36,15 @@ KEYS = (
 
 OF_OPTIMIZERS = (*KEYS, "step", "sum", "acc_delta", "exp_inf", "eta", "ax", "exp_avg_sq_row", "exp_avg_sq_col", "mu")
 
+NUMBERS = ("step",)
+"""States that are a number of each parameter, whatever its size."""
+
+OPTIONAL = ("max_exp_avg_sq",)
+"""States that a setting of the group brings."""
+
+SURE = 3
+"""Parameters that have a state which a single one lacks."""
+
 _STATE = re.compile(r"(?P<before>(?:.*?\.)?)state\.(?P<name>.+)\.(?P<key>[a-z_][a-z0-9_]*)")
 _OF_MEGATRON = re.compile(rf"(?P<before>(?:.*?\.)?)state\.(?P<key>{'|'.join(KEYS)})\.(?P<name>.+)")
 _GROUP = re.compile(r"(?P<before>(?:.*?\.)?)param_groups\.(?P<name>.+)\.(?P<key>[a-z_]+)")
@@ -49,12 +59,20 @@ class _Optimizer:
         states: Its tensors, by parameter.
         grouped: The parameters that its groups name; empty where that is not known.
         unread: Groups that could not be read.
+        plain: The names of what is no tensor in its states, by parameter.
     """
 
     before: str
     states: dict[str, list[tuple[str, Saved]]] = field(default_factory=dict)
     grouped: set[str] = field(default_factory=set)
     unread: list[str] = field(default_factory=list)
+    plain: dict[str, set[str]] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> Mapping[str, frozenset[str]]:
+        """What each parameter with state has of it."""
+        each = {name: [key for key, _ in states] for name, states in self.states.items()}
+        return {name: frozenset(keys) | self.plain.get(name, set()) for name, keys in each.items()}
 
 
 def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
@@ -63,6 +81,7 @@ def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     begins = tuple(filter(None, optimizers))
     model = [name for name in checkpoint.tensors if _split(name) is None and not name.startswith(begins)]
     for optimizer in optimizers.values():
+        yield from _incomplete(optimizer)
         if any(name.isdigit() for name in optimizer.states):
             why = "which parameters its states belong to: it numbers them"
             yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
@@ -110,6 +129,8 @@ def _optimizers(checkpoint: Checkpoint) -> dict[str, _Optimizer]:
             optimizer.states.setdefault(parts["name"], []).append((parts["key"], tensor))
     found = {before: one for before, one in found.items() if _is_optimizer(one)}
     for name, place in checkpoint.objects.items():
+        if (parts := _STATE.fullmatch(name)) is not None and parts["before"] in found:
+            found[parts["before"]].plain.setdefault(parts["name"], set()).add(parts["key"])
         parts = _GROUP.fullmatch(name)
         if parts is None or parts["before"] not in found:
             continue
@@ -189,6 +210,22 @@ def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
     cause = "A group was lost, with its learning rate and weight decay"
     fix = "save all of optimizer.state_dict()['param_groups'], as get_state_dict does"
     yield Finding("incomplete", "error", "", (), text, cause=cause, fix=fix)
+
+
+def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
+    """Yield parameters that lack one of the states which most parameters with the same others have."""
+    counts = Counter(optimizer.keys.values())
+    for name, own in optimizer.keys.items():
+        for fuller in [one for one in counts if own < one and len(one - own) == 1 and counts[one] > counts[own]]:
+            key = next(iter(fuller - own))
+            if key in NUMBERS or (key not in OPTIONAL and counts[own] == 1 and counts[fuller] >= SURE):
+                text = f"the optimizer has {listed(sorted(own), MAX_NAMES)} of {printable(name)} and no {key}"
+                text += f"; {counts[fuller]:,} other parameters have one"
+                cause = "Its state was saved only in part, or was put together from another checkpoint"
+                fix = "save the whole state of each parameter: torch.distributed.checkpoint.state_dict.get_state_dict"
+                yield Finding(
+                    "incomplete", "warning", optimizer.states[name][0][1].name, (), text, cause=cause, fix=fix
+                )
 
 
 def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> Iterator[Finding | NotChecked]:

@@ -16,12 +16,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.formats.flat import boxes
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import DumpError
 from tests.checkpoint.hostile import KIB, Run, damaged, refused
-from tests.checkpoint.zero_folders import KINDS, save_zero, wholes
+from tests.checkpoint.zero_folders import KINDS, save_universal, save_zero, wholes
 from tests.lanes import nightly
 
 CASES = 300
@@ -234,3 +235,75 @@ def test_many_damaged_folders(zero, tmp_path, seed):
 def test_moments_are_named_by_parameter(zero):
     names = open_checkpoint(zero[1]).tensors
     assert {f"optimizer.state.scale.{kind}" for kind in KINDS} <= set(names)
+
+
+def both_of(tmp_path, change=lambda masters: None):
+    """Compare stages 1 and 3 of one job; the second's masters may be changed."""
+    one, other = save_zero(tmp_path / "1", 1), save_zero(tmp_path / "3", 3)
+    changed(optim(other, 0), lambda saved: change(saved["optimizer_state_dict"]["fp32_flat_groups"]))
+    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(other))
+    return {each.name: (each.verdict, each.why) for each in found.outcomes}
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_masters_of_stage_1_are_the_weights_of_stage_3(tmp_path, monkeypatch, alike):
+    masters = wholes()["fp32"]
+    if alike:  # as a bias that no step has changed
+        masters["2.bias"].zero_()
+        known = {**wholes(), "fp32": masters}
+        monkeypatch.setattr("tests.checkpoint.zero_folders.wholes", lambda: known)
+    found = both_of(tmp_path)
+    for name in masters:
+        why = f"only the first has it: the second has it as its weight {name}"
+        assert found[f"optimizer.state.{name}.fp32"] == ("tied", why)
+    assert {verdict for verdict, _ in found.values()} == {"equal", "cast", "tied"}
+
+
+def test_a_master_that_is_not_the_weight_of_stage_3_stays_missing(tmp_path):
+    def change(masters):
+        masters[1][0] += 1e-4  # of 0.bias: lost where it is rounded to bfloat16
+
+    verdict, why = both_of(tmp_path, change)["optimizer.state.0.bias.fp32"]
+    assert (verdict, why) == ("missing", "only the first has it; the second's weight 0.bias has other values")
+
+
+# Universal checkpoints
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_universal_checkpoint_has_what_the_ranks_buffers_had(tmp_path, zero, stage):
+    found = open_checkpoint(save_universal(tmp_path / "u", stage))
+    report = check_checkpoint(found)
+    assert report.findings == ()
+    assert [one.why.rpartition(": ")[2] for one in report.not_checked] == ["buffer, frozen"]
+    for kind, each in wholes().items():
+        for name, whole in each.items():
+            called = name if stage == 3 and kind == "fp32" else f"optimizer.state.{name}.{kind}"
+            assert found.tensors[called].shape == whole.shape
+            assert np.array_equal(found.tensors[called].bits.view("f4"), whole.numpy())
+    verdicts = {one.verdict for one in compare_checkpoints(open_checkpoint(zero[stage]), found).outcomes}
+    assert verdicts == ({"equal", "added"} if stage == 1 else {"equal"})  # steps, which buffers do not have
+
+
+def test_what_a_conversion_left_out_is_named(tmp_path):
+    folder = save_universal(tmp_path / "u", 1)
+    shutil.rmtree(folder / "global_step2" / "zero" / "2.bias")
+    (folder / "global_step2" / "zero" / "0.bias" / "exp_avg_sq.pt").unlink()
+    told = {one.sentence for one in check_checkpoint(open_checkpoint(folder)).findings}
+    assert "1 parameter of 5 have no folder in zero/: 2.bias" in told
+    assert any("of 0.bias and no exp_avg_sq; 3 other parameters have one" in one for one in told)
+
+
+def test_files_of_a_universal_checkpoint_are_neither_run_nor_followed(tmp_path):
+    folder = save_universal(tmp_path / "u", 1)
+    one = folder / "global_step2" / "zero" / "0.bias" / "fp32.pt"
+    torch.save({"param": Run("touch /tmp/never")}, one)
+    with pytest.raises(DumpError, match=r"fp32\.pt"):
+        open_checkpoint(folder)
+    one.unlink()
+    one.symlink_to("/etc/passwd")
+    assert "optimizer.state.0.bias.fp32" not in open_checkpoint(folder).tensors
+    one.unlink()
+    one.write_bytes(b"PK")
+    with pytest.raises(DumpError, match=r"fp32\.pt"):
+        open_checkpoint(folder)

@@ -199,6 +199,31 @@ def test_a_parameter_that_its_optimizer_names_and_has_no_state_of_is_incomplete(
     assert "the optimizer's groups name it, but there is no state of it; 3 others have some" in text
 
 
+@pytest.mark.parametrize("key", ["step", "exp_avg_sq"])
+@pytest.mark.parametrize(("name", "before"), [("dcp", "app.optimizer."), ("flat", "optim.")])
+def test_a_single_state_that_one_parameter_lacks_is_incomplete(edited, name, before, key):
+    def drop(metadata):
+        del metadata.state_dict_metadata[f"{before}state.2.bias.{key}"]
+
+    ((kind, tensor, text),) = found(edited(drop, name))
+    assert (kind, tensor.partition(".state.")[2].rpartition(".")[0]) == ("incomplete", "2.bias")
+    assert f"2.bias and no {key}; 3 other parameters have one" in text
+
+
+def test_optimizers_that_keep_other_states_of_some_parameters_are_quiet(tmp_path):
+    model = {**{f"m{at}": torch.zeros(2, 2) for at in range(5)}, **{f"v{at}": torch.zeros(2) for at in range(3)}}
+    rows = {"exp_avg_sq_row": torch.zeros(2), "exp_avg_sq_col": torch.zeros(2), "step": torch.tensor(1.0)}
+    both = {"exp_avg": torch.zeros(2), "step": torch.tensor(1.0)}
+    state = {name: dict(rows if name[0] == "m" else {"exp_avg_sq": torch.zeros(2), "step": 1}) for name in model}
+    dcp.save({"model": model, "optim": {"state": state}}, checkpoint_id=tmp_path / "adafactor", no_dist=True)
+    assert not found(tmp_path / "adafactor")
+    more = {"max_exp_avg_sq": torch.zeros(2)}
+    state = {f"v{at}": {**both, **(more if at else {})} for at in range(3)}
+    vectors = {name: one for name, one in model.items() if name in state}
+    dcp.save({"model": vectors, "optim": {"state": state}}, checkpoint_id=tmp_path / "amsgrad", no_dist=True)
+    assert not found(tmp_path / "amsgrad")
+
+
 def test_state_of_another_shape_than_its_parameter_is_found(tmp_path):
     state = {"w": {"exp_avg": torch.zeros(2, 3), "step": torch.tensor(1.0)}}
     dcp.save({"model": {"w": torch.zeros(3, 2)}, "optim": {"state": state}}, checkpoint_id=tmp_path / "c", no_dist=True)

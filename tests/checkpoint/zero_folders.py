@@ -35,6 +35,22 @@ def save_zero(root: Path, stage: int, world: int = 2) -> Path:
     return root
 
 
+def save_universal(root: Path, stage: int) -> Path:
+    """Write what `ds_to_universal` makes of a checkpoint of a stage: a file for each state of each parameter."""
+    step = save_zero(root, stage) / "global_step2"
+    (root / "latest").rename(root / "latest_universal")
+    for path in step.glob("*_optim_states.pt"):
+        path.unlink()
+    for kind, each in wholes().items():
+        for name, one in each.items():
+            (step / "zero" / name).mkdir(parents=True, exist_ok=True)
+            padded = torch.cat([one.flatten(), torch.zeros(-one.numel() % 4)])
+            torch.save(padded if stage == 3 else {"cat_dim": 0, "param": one}, step / "zero" / name / f"{kind}.pt")
+            if stage < 3:
+                torch.save(torch.tensor(2.0), step / "zero" / name / "step.pt")
+    return root
+
+
 def _model(stage: int, rank: int, world: int) -> dict[str, object]:
     masters = wholes()["fp32"]
     module = OrderedDict((name, one.bfloat16() if stage < 3 else torch.empty(0)) for name, one in masters.items())

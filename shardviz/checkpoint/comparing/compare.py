@@ -14,8 +14,10 @@ from shardviz.checkpoint.comparing.changed.factors import overflown
 from shardviz.checkpoint.comparing.elsewhere.contents import Contents
 from shardviz.checkpoint.comparing.elsewhere.left_over import with_left_over
 from shardviz.checkpoint.comparing.elsewhere.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.masters import with_masters
 from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
+from shardviz.checkpoint.comparing.padded import padded_otherwise, padding_notes, trimmed
 from shardviz.checkpoint.comparing.pairs import paired
 from shardviz.checkpoint.maps.families import family_of
 from shardviz.checkpoint.maps.language import rules_of
@@ -27,7 +29,7 @@ from shardviz.text import listed, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardviz.checkpoint.comparing.pairs import Pair, Side
+    from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.checkpoint.tensor import Tensor
@@ -67,17 +69,27 @@ def compare_checkpoints(
     pairs = paired(before, after, rules)
     if not pairs.both and before.tensors and after.tensors:
         refuse_strangers(before, after)
-    found: list[tuple[Outcome, Pair]] = []
     sides = Contents.of(before.tensors.values()), Contents.of(after.tensors.values())
-    for done, pair in enumerate(pairs.both):
-        progress(done, len(pairs.both))
-        found.append((_outcome(pair, sides), pair))
-    found += [(_lonely(pair), pair) for pair in pairs.lonely]
-    found = with_left_over(with_fused(with_moved(found)), before, after, also)
+    found = with_left_over(_compared(pairs, sides, progress), before, after, also)
     outcomes = tuple(outcome for outcome, _ in found)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes))
     more = () if rules else hint(before, after, outcomes)
-    return Comparison((*outcomes, *objects), (*pairs.notes, *notes, *more))
+    return Comparison((*outcomes, *objects), (*pairs.notes, *padding_notes(pairs.both), *notes, *more))
+
+
+def _compared(
+    pairs: Pairs, sides: tuple[Contents, Contents], progress: Callable[[int, int], object]
+) -> list[tuple[Outcome, Pair]]:
+    """Return what became of each tensor by itself, or beside the others of the two."""
+    found: list[tuple[Outcome, Pair]] = []
+    whole: dict[int, Pair] = {}
+    for done, pair in enumerate(pairs.both):
+        progress(done, len(pairs.both))
+        cut = trimmed(pair)  # what is looked for under other names has no padding
+        found.append((_outcome(pair, cut, sides), cut))
+        whole[id(cut)] = pair
+    found += [(_lonely(pair), pair) for pair in pairs.lonely]
+    return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(found)))]
 
 
 def refuse_strangers(before: Side, after: Side) -> NoReturn:
@@ -111,29 +123,43 @@ def _lonely(pair: Pair) -> Outcome:
     return Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
 
 
-def _outcome(pair: Pair, sides: tuple[Contents, Contents]) -> Outcome:
-    assert pair.one is not None
-    assert pair.other is not None
+def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
+    """Return what became of a tensor.
+
+    Args:
+        pair: What both have.
+        cut: The same without padding.
+        sides: What each checkpoint has.
+    """
     is_made = isinstance(pair.one, Made) or isinstance(pair.other, Made)
     outcome = Outcome(pair.name, pair.other_name, "equal", is_made=is_made)
     try:
-        return _judged(outcome, pair.one, pair.other, sides)
+        return _judged(outcome, pair, cut, sides)
     except DumpError as error:
         return outcome.became("not-compared", error.message)
 
 
-def _judged(outcome: Outcome, one: Tensor, other: Tensor, sides: tuple[Contents, Contents]) -> Outcome:
-    """Return what became of a tensor that both have."""
+def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
+    one, other = _of_both(pair)
     if not can_cast(one.dtype, other.dtype):
         why = f"it is {one.dtype} and {other.dtype}, and how one is rounded to the other is not known"
         return outcome.became("not-compared", why)
     if agree(one, other):
         return outcome if one.dtype == other.dtype else _cast(outcome, one, other)
+    if (change := padded_otherwise(one, other)) is not None:
+        return outcome.became(change.verdict, change.why, change.cause, change.fix)
+    one, other = _of_both(cut)
     for at, (made, held) in enumerate(((one, other), (other, one))):
         if isinstance(made, Made) and (instead := instead_of(made, held, sides[at])) is not None:
             return outcome.became(instead.verdict, _which(1 - at, instead.why), instead.cause, instead.fix)
     change = change_of(one, other)
     return outcome.became(change.verdict, change.why, change.cause, change.fix)
+
+
+def _of_both(pair: Pair) -> tuple[Tensor, Tensor]:
+    assert pair.one is not None
+    assert pair.other is not None
+    return pair.one, pair.other
 
 
 def _cast(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:

@@ -106,13 +106,27 @@ def paired(
     """
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
     first, second = (named(str(one.path), one.tensors, patterns) for one in (before, after))
-    turned = {rule: is_turned(rule, first.tensors, second.tensors) for rule in rules}
+    turned = {rule: _is_turned(rule, first, second) for rule in rules}
     forth, back = ([rule for rule in rules if turned[rule] is way] for way in (False, True))
     numbers = numbers_beside((before.folder, after.folder))
     notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
     made = _completed(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
     pairs = _without_counters(replace(made, notes=(*notes, *made.notes)), (before, after))
     return _without_states(pairs, [states(one) for one in (before, after)])
+
+
+def _is_turned(rule: Rule, first: Named, second: Named) -> bool:
+    """Whether a rule makes tensors of the second checkpoint: its names say so, or shapes where both have all names."""
+    if is_turned(rule, first.tensors, second.tensors):
+        return True
+    if not any(map(pattern_of(rule.left).fullmatch, second.tensors)):
+        return False
+    return not _fits(rule, first, second) and _fits(rule, second, first)
+
+
+def _fits(rule: Rule, left: Named, right: Named) -> bool:
+    """Whether a rule makes a tensor of one side, and of its shape, of those of the other side."""
+    return any(left.tensors[name].shape == one.shape for name, one in islice(_made([rule], left, right, {}), FEW))
 
 
 def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: Named, right: Named) -> Iterator[str]:

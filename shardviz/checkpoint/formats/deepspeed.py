@@ -16,6 +16,8 @@ from shardviz.checkpoint.formats.archive import Archive, open_archive
 from shardviz.checkpoint.formats.headers import is_plain
 from shardviz.checkpoint.formats.machine import Made
 from shardviz.checkpoint.formats.torch_file import whole
+from shardviz.checkpoint.formats.universal import FOLDER as UNIVERSAL
+from shardviz.checkpoint.formats.universal import read_universal
 from shardviz.checkpoint.formats.zero_buffers import Layout, RankFile, chunks_of, laid_out
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
 from shardviz.errors import DumpError
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-LATEST = "latest"
-UNIVERSAL = "zero"
+LATEST = ("latest", "latest_universal")
+"""Files that name the folder of a step; the first that is there counts."""
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d{1,6})_)?mp_rank_(?P<mp>\d{1,6})_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_)?(?:fp16_)?zero_pp_rank_(?P<dp>\d{1,6})_mp_rank_(?P<mp>\d{1,6})_optim_states\.pt")
 _OTHER = re.compile(r"layer_.*-model_.*\.pt|layer_.*_expert_.*\.pt|expp_rank_.*\.pt")
@@ -47,7 +49,7 @@ class _Found:
 
 def is_deepspeed(names: Iterable[str]) -> bool:
     """Whether a folder with these files is one of DeepSpeed's checkpoints, or of a step in one."""
-    return any(name == LATEST or _MODEL.fullmatch(name) or _OPTIM.fullmatch(name) for name in names)
+    return any(name in LATEST or _MODEL.fullmatch(name) or _OPTIM.fullmatch(name) for name in names)
 
 
 def read_deepspeed(path: Path) -> Checkpoint:
@@ -74,6 +76,10 @@ def read_deepspeed(path: Path) -> Checkpoint:
         before = f"mp_rank_{mp:02d}." if len(parts) > 1 else ""
         tensors |= {before + name: _named(one, before + name) for name, one in found.tensors.items()}
         problems += found.problems
+    if not optims and (folder / UNIVERSAL).is_dir():
+        found = _universal(folder, models)
+        tensors |= found.tensors
+        problems += found.problems
     if others := [name for name in names if _OTHER.fullmatch(name)]:
         some = listed(map(printable, others), 3)
         problems.append(Problem("", "", f"{counted(len(others), 'file')} of pipeline layers or experts: {some}"))
@@ -82,8 +88,8 @@ def read_deepspeed(path: Path) -> Checkpoint:
 
 def _step(path: Path) -> Path:
     """Return the folder of the step that `latest` names; the folder itself where it has no such file."""
-    latest = path / LATEST
-    if not latest.is_file():
+    latest = next((path / name for name in LATEST if (path / name).is_file()), None)
+    if latest is None:
         return path
     try:
         with latest.open("rb") as file:
@@ -113,12 +119,9 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     found = _Found()
     ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
     shapes = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
-    if not ranks and (folder / UNIVERSAL).is_dir():
-        why = f"the masters and moments in {UNIVERSAL}/: a universal checkpoint's files are not read"
-        found.problems.append(Problem("", "", why))
     layout = laid_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
-    found.problems += [] if found.problems else layout.problems
-    is_3 = any(one.stage == 3 for one in ranks.values()) or len(archives) > 1
+    found.problems += [] if not ranks and (folder / UNIVERSAL).is_dir() else layout.problems
+    is_3 = any(one.stage == 3 for one in ranks.values()) or _are_of_stage_3(models)
     for name, made in _dict(state.get("module"), first.path, "module", optional=True).items():
         saved = whole(first, made, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
@@ -127,6 +130,20 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     _add_frozen(found, archives, folder)
     _add_shared(found, state)
     return found
+
+
+def _are_of_stage_3(models: Mapping[Any, str]) -> bool:
+    """Whether each data-parallel rank has a file of the model, though a module that is empty."""
+    return any(name.startswith("zero_pp_rank_") for name in models.values())
+
+
+def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _Found:
+    """Return what a universal checkpoint has beside the model's files."""
+    first = open_archive(folder / models[min(models)])
+    state = _dict(first.found, first.path, "the file")
+    groups = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
+    shapes = {name: shape for group in groups for name, shape in group.items()}
+    return _Found(*read_universal(folder, shapes, weights=_are_of_stage_3(models)))
 
 
 def _is_partitioned(name: Any, shapes: list[dict[str, tuple[int, ...]]], state: dict[str, Any]) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypeAlias
 
-from shardviz.checkpoint.maps.functions import MisfitError
 from shardviz.checkpoint.maps.language import Call, Expression, Name, names_in
 from shardviz.checkpoint.maps.made import Op
 from shardviz.checkpoint.maps.named import Named, filled, pattern_of
+from shardviz.checkpoint.maps.views import MisfitError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

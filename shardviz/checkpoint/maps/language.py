@@ -216,14 +216,16 @@ def _expression(tokens: list[str], where: str, text: str, depth: int) -> tuple[E
 def _call(function: str, parts: list[Expression], where: str) -> Call:
     """Tell tensors from numbers: these come last."""
     numbers: list[int | str] = []
+    kind = FUNCTIONS[function]
+    few, many = kind.operands
     while parts and isinstance(parts[-1], Name) and (number := _number(parts[-1].pattern)) is not None:
+        if number == "*" and len(parts) <= few:
+            break  # a tensor of any name
         numbers.insert(0, number)
         parts = parts[:-1]
-    kind = FUNCTIONS[function]
     written = f"{where}: {function}({', '.join(map(str, (*parts, *numbers)))})"
-    if any(isinstance(part, Name) and _number(part.pattern) is not None for part in parts) or not parts:
+    if any(isinstance(part, Name) and _number(part.pattern) not in (None, "*") for part in parts) or not parts:
         raise ShardvizError(f"{written}: tensors come first, then numbers", f"as in {kind.usage}")
-    few, many = kind.operands
     if not few <= len(parts) <= many or not kind.numbers[0] <= len(numbers) <= kind.numbers[1]:
         raise ShardvizError(f"{printable(written)}: {function} takes {kind.takes}", f"as in {kind.usage}")
     return Call(function, tuple(parts), tuple(numbers))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardviz.checkpoint.maps.functions import FUNCTIONS, MisfitError
+from shardviz.checkpoint.maps.functions import FUNCTIONS
+from shardviz.checkpoint.maps.views import MisfitError
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import printable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.maps.functions import Shape
+    from shardviz.checkpoint.maps.views import Shape
     from shardviz.checkpoint.tensor import Tensor
     from shardviz.layout.region import Region
 
@@ -127,7 +128,7 @@ def value_of(node: Node) -> NDArray[Any]:
     if taken is not None:
         return taken(value_of(node.parts[0]), node.numbers)
     width = itemsize(next(leaves(node)).dtype)
-    whole = np.empty(node.shape, np.dtype(f"<u{width}"))
+    whole = np.zeros(node.shape, np.dtype(f"<u{width}"))  # padding is 0
     for view, bits in pieces(node, whole):
         view[...] = bits
     return whole

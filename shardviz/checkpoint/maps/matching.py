@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.maps.filling import LackingError, Numbers, has_some, node_of
-from shardviz.checkpoint.maps.functions import MisfitError
 from shardviz.checkpoint.maps.language import NOTHING, Name, names_in
 from shardviz.checkpoint.maps.made import Made, Op
 from shardviz.checkpoint.maps.named import Named, filled, pattern_of
+from shardviz.checkpoint.maps.views import MisfitError
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean, printable
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MisfitError
+from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE
 from shardviz.checkpoint.maps.made import Op
+from shardviz.checkpoint.maps.views import MisfitError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

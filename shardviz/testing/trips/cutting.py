@@ -57,10 +57,14 @@ class Cut:
     layouts: Mapping[str, str]
     mesh: DeviceMesh | None
 
+    def node(self, name: str, part: int | None) -> Node:
+        """Return what a tensor, or one of its parts, is made of."""
+        made = self.made[name]
+        return made.parts[part] if isinstance(made, Op) and part is not None else made
+
     def entry(self, name: str, part: int | None) -> Entry:
         """Return what a tensor, or one of its parts, should have."""
-        made = self.made[name]
-        return entry_of(made.parts[part] if isinstance(made, Op) and part is not None else made)
+        return entry_of(self.node(name, part))
 
     def of_rank(self, theirs: Contents) -> tuple[dict[str, Piece], dict[str, str]]:
         """Return this rank's pieces by name, and what is not understood, with why.

@@ -27,6 +27,7 @@ WRONG = "wrong: "
 CHANGED = "They were computed on the way, come from elsewhere, or were changed since"
 TO_KEEP = "find what computes or writes it on the way or afterwards, and leave the values as they were sent"
 TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
+TO_CUT_PADDED = "put the padding where the map says that it is, and compare which rows each rank cuts from the whole"
 TO_MATCH = "match by name, and move each name with its tensor; never by position"
 WHOLE = {"param": "Parameters are", "buffer": "Buffers are", "optim": "The optimizer's state is"}
 """How a sentence about all tensors of a role begins."""
@@ -60,12 +61,14 @@ class Received:
         roles: Their roles.
         each: Those of which each rank has one of its own.
         words: How the trip is called.
+        padded: Those of which a map says that a part is padding.
     """
 
     parts: Mapping[str, Sequence[Part]]
     roles: Mapping[str, Role]
     each: Collection[str]
     words: Words
+    padded: Collection[str] = ()
 
     def wrong(self, *fates: str) -> dict[str, list[Part]]:
         """Return the parts with one of some fates, of the tensors that have any."""
@@ -77,12 +80,18 @@ class Received:
         owners = {part.why if part.fate == "swapped" else "" for part in self.parts[name] if part.fate != "right"}
         return owners.pop() if len(owners) == 1 else ""
 
+    def is_padded(self, name: str) -> bool:
+        """Whether ranks padded their own parts, where a map pads the whole: not the first rank alone."""
+        wrong = [part.padded for part in self.parts[name] if part.fate != "right"]
+        return all(wrong) and any(padded.first for padded in wrong if padded)
+
     @property
     def unplaced(self) -> list[str]:
         """The tensors whose wrong values are neither the old ones nor rounded: they may be others'."""
         known = self.wrong("kept", "rounded", "dtype", "shape")
         wrong = self.wrong("other", "swapped")
-        return [name for name in wrong if name not in known and name not in self.each and not self.owner(name)]
+        found = [name for name in wrong if name not in known and name not in self.each and not self.owner(name)]
+        return [name for name in found if not self.is_padded(name)]
 
 
 def message_of(findings: Iterable[Finding]) -> str:
@@ -112,6 +121,10 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
         received: What became of every tensor.
         placed: Where the elements are that the unplaced tensors have.
     """
+    padded = [name for name in received.parts if received.is_padded(name)]
+    for name in padded:
+        yield _padded(received, name)
+    received = replace(received, parts={name: parts for name, parts in received.parts.items() if name not in padded})
     kept = received.wrong("kept")
     for name, parts in kept.items():
         yield _kept(received, name, parts)
@@ -148,6 +161,18 @@ def _finding(
     details = (f"{WRONG}{_rows(parts)}", *([received.words.trips] if received.words.trips else []))
     ranks = tuple(part.rank for part in parts)
     return Finding(kind, "error", name, ranks, text, details=details, cause=why[0], fix=why[1])  # type: ignore[arg-type]
+
+
+def _padded(received: Received, name: str) -> Finding:
+    parts = [part for part in received.parts[name] if part.fate != "right"]
+    one = next(part.padded for part in parts if part.padded is not None and part.padded.first)
+    what = "rows" if one.dim == 0 else f"indices of dim {one.dim}"
+    text = f"each rank's own {what} are padded, {one.size:,} and {one.more:,} more, where the map pads the whole"
+    why = (
+        "The tensor was cut for the ranks before it was padded",
+        "pad the whole at its end, and cut that for the ranks",
+    )
+    return _finding("misordered", received, name, parts, f"{text}: on {_where(received, name, parts)}", why)
 
 
 def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
@@ -242,6 +267,8 @@ def _advised(finding: Finding, received: Received) -> Finding:
     others = [name for name in received.parts if name != finding.tensor and f"{name} " in text]
     whose = max(others, key=len, default="")
     cause, fix = _why_swapped(received, finding.tensor, whose) if whose else (CHANGED, TO_KEEP)
+    if not whose and finding.tensor in received.padded:
+        cause, fix = f"It is padding in the place of rows. If not: {CHANGED[0].lower()}{CHANGED[1:]}", TO_CUT_PADDED
     sentence = finding.sentence.replace("tensors of the unsharded model", "tensors")
     return replace(finding, sentence=sentence, details=details, cause=cause, fix=fix, refs=())
 

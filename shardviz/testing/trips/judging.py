@@ -17,7 +17,7 @@ from shardviz.live.capture.lookup.by_reference import add_by_reference, cast_bit
 from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
-from shardviz.reference.lookup import FEW_EQUAL
+from shardviz.reference.lookup import FEW_EQUAL, read_region
 from shardviz.testing.assertions.gathering import gather
 from shardviz.testing.trips.filling import part_of, region_of
 from shardviz.text import join_numbers, listed
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
+    from shardviz.testing.trips.padding import Padded
 
     Fate = Literal["right", "kept", "rounded", "dtype", "zeros", "shape", "swapped", "other"]
 
@@ -58,12 +59,16 @@ class Target:
         old: Returns what this rank had before; None where that is not known.
         dtype: The element type that it must have; empty where it may have another, as an engine may.
         also: What it may have as well: that of a tensor which it shares its storage with here and did not there.
+        padding: Which of its elements a map says are padding; None where it says so of none.
+        padded: Returns how this rank's own part was padded, where a map pads the whole.
     """
 
     entry: Entry
     old: Callable[[], NDArray[Any] | None] | None = None
     dtype: str = ""
     also: tuple[Entry, ...] = ()
+    padding: Callable[[], NDArray[np.bool_]] | None = None
+    padded: Callable[[], Padded | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Part:
         why: The element type that values went through, the shape that it has instead, or the tensor whose part it has.
         wrong: How many elements are wrong.
         size: How many it has.
+        padded: How its own part was padded, where a map pads the whole; None where it was not.
     """
 
     rank: int
@@ -85,6 +91,7 @@ class Part:
     why: str = ""
     wrong: int = 0
     size: int = 0
+    padded: Padded | None = None
 
     @property
     def text(self) -> str:
@@ -108,9 +115,12 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
         return Part(rank, "right", size=got.size)
     wrong = wanted != got
     region = region_of(local)
+    if target.padding is not None and region is not None:
+        wrong &= ~read_region(target.padding(), region)
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
     fate, why = _fate(local, target, got, wrong)
-    return Part(rank, fate, rows, why, int(wrong.sum()), got.size)
+    padded = target.padded() if target.padded is not None else None
+    return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded)
 
 
 def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import distributed, nn
 
+from shardviz.checkpoint.maps.padding import has_padding, padding_in, padding_text
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.locals import of_tensor
@@ -23,6 +25,7 @@ from shardviz.testing.trips.cutting import Cut
 from shardviz.testing.trips.findings import Received, Words, findings_of, message_of
 from shardviz.testing.trips.judging import Target, parts_of_all, places
 from shardviz.testing.trips.mapping import made_of, names_of, rules_of
+from shardviz.testing.trips.padding import padded_by_rank, without_padding
 from shardviz.testing.trips.roundtrip import refuse_unchecked
 from shardviz.testing.trips.trip import RoundTrip
 from shardviz.text import counted, listed
@@ -94,9 +97,12 @@ def assert_transferred(
         sync: Sends the weights; called on every rank.
         map: What the target's tensors are made of, by pattern over its names, where names differ:
             `{"*.qkv_proj.weight": "cat(*.q_proj.weight, *.k_proj.weight, *.v_proj.weight)"}`; or a file of such lines.
+            A target that is padded is `{"lm_head.weight": "pad(lm_head.weight, 32768)"}`, one that is made of a padded
+            source `{"lm_head.weight": "slice(lm_head.weight, 0, 32000)"}`; what is padding is not compared.
         layouts: Layouts in the notation of the target's plain tensors, by pattern over its names:
             `{"*.qkv_proj.weight": "[*/tp, *]"}`. Where `cat` puts parts one after the other along a dim that is split,
             each part is split; a part may have a layout of its own: `{"*.qkv_proj.weight (*.k_proj.weight)": ...}`.
+            A layout is that of the target's own size: with its padding, where the map has `pad`.
         mesh: The mesh of those layouts, on every rank of it; by default the test's, or that of the target's DTensors.
         strict: Fail, too, where something could not be checked.
 
@@ -194,23 +200,36 @@ class Transfer:
         of_all = {
             name: one for of_rank in of_all_ranks({n: p.of for n, p in pieces.items()}) for name, one in of_rank.items()
         }
-        targets = {
-            name: Target(cut.entry(*of), _old_of(pieces[name], old) if name in pieces else None)
-            for name, of in of_all.items()
-        }
-        locals_ = {name: piece.local for name, piece in pieces.items()}
+        targets = {name: Target(cut.entry(*of)) for name, of in of_all.items()}
+        targets |= {name: _of_piece(targets[name], piece, cut.node(*piece.of), old) for name, piece in pieces.items()}
+        locals_ = {name: without_padding(piece.local, cut.node(*piece.of)) for name, piece in pieces.items()}
         parts = parts_of_all(locals_, targets)
-        received = Received(parts, dict.fromkeys(parts, "param"), (), WORDS)
+        padded = [name for name, of in of_all.items() if has_padding(cut.node(*of))]
+        received = Received(parts, dict.fromkeys(parts, "param"), (), WORDS, padded)
         placed = places(locals_, targets, received.unplaced, None, WORDS.sender) if received.unplaced else []
         findings = list(findings_of(received, placed))
         notes = (*_of_target(names, made), *_of_source(made, entries), *_once(not_known))
-        return message_of(findings), RoundTrip(len(parts), 0, notes)
+        return message_of(findings), RoundTrip(len(parts), 0, notes, _padded(made))
+
+
+def _of_piece(target: Target, piece: Piece, node: Node, old: Mapping[str, NDArray[Any]]) -> Target:
+    """Return what a piece should have, with what this rank had before, and what of it is padding."""
+    if not has_padding(node):
+        return replace(target, old=_old_of(piece, old))
+    padded = partial(padded_by_rank, piece.local, node)
+    return replace(target, old=_old_of(piece, old), padding=partial(padding_in, node), padded=padded)
 
 
 def _old_of(piece: Piece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]] | None:
     """Return what a piece was filled with before; None where that is not known."""
     bits = old.get(piece.of[0])
     return None if bits is None else lambda: bits[piece.cut]
+
+
+def _padded(made: Mapping[str, Node]) -> tuple[str, ...]:
+    """Say what the map says is padding."""
+    texts = {name: padding_text(node) for name, node in made.items()}
+    return tuple(f"{name}: padded: {text} are not compared" for name, text in texts.items() if text)
 
 
 def _of_target(names: Sequence[str], made: Mapping[str, Node]) -> list[str]:

@@ -47,11 +47,13 @@ class RoundTrip:
         compared: How many tensors were compared, over all trips.
         on_disk: How many were compared on disk too, by name.
         not_checked: What could not be looked at, and why.
+        padded: What was left out because a map says that it is padding.
     """
 
     compared: int = 0
     on_disk: int = 0
     not_checked: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
 
     def __add__(self, other: RoundTrip) -> RoundTrip:
         noted = tuple(dict.fromkeys((*self.not_checked, *other.not_checked)))

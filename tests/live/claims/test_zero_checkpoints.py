@@ -1,11 +1,16 @@
 """Checkpoints that DeepSpeed itself writes, read offline: the same as its own converter makes of them."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from torch import distributed
 
 import shardviz
 from shardviz.check.run import check_dump
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.testing import spmd
@@ -57,3 +62,24 @@ def test_links_of_round_robin_gradients_are_not_where_the_buffers_are(mesh, shar
     for name, whole in converted(path).items():
         master = found.get(f"optimizer.state.{name}.fp32")
         assert master is None or np.array_equal(master.bits.view("f4"), whole)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@spmd(mesh={"dp": 2})
+def test_a_universal_checkpoint_has_what_it_was_made_of(mesh, shard_dump, stage):
+    path = saved(engine_of(stage, "bf16"), shard_dump)
+    if distributed.get_rank() == 0:
+        (step,) = path.glob("global_step*")
+        to = path.with_name("universal") / step.name
+        options = ["--num_extract_workers", "1", "--num_merge_workers", "1", "--inject_missing_state"]
+        command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(step)]
+        alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        subprocess.run([*command, "--output_folder", str(to), *options], check=True, env=alone, capture_output=True)
+        made = open_checkpoint(to.parent)
+        assert check_checkpoint(made).findings == ()
+        outcomes = compare_checkpoints(open_checkpoint(path), made).outcomes
+        assert {one.verdict for one in outcomes} <= {"equal", "tied", "added"}
+        moments = [one for one in outcomes if one.name.endswith(("exp_avg", "exp_avg_sq"))]
+        assert len(moments) > 8
+        assert {one.verdict for one in moments} == {"equal"}
+    distributed.barrier()

@@ -5,6 +5,7 @@ import torch
 from torch import distributed
 
 from shardviz.errors import ShardvizError
+from shardviz.live.compat import Shard, distribute_tensor
 from shardviz.testing import ShardAssertionError, assert_transferred, spmd
 from shardviz.text import join_numbers
 from tests.lanes import nightly
@@ -121,3 +122,26 @@ def test_a_map_may_be_a_file_and_what_is_wrong_in_it_is_one_line(mesh, tmp_path)
         assert_transferred(source, target, send, map=file)
     with pytest.raises(ShardvizError, match=r"absent\.map"):
         assert_transferred(source, target, send, map=tmp_path / "absent.map")
+
+
+@spmd(mesh={"tp": 4})
+def test_padding_is_not_compared_and_one_of_each_rank_is_named(mesh):
+    rows, padded, at = 30, 32, mesh.get_local_rank("tp")
+    source = {"head": distribute_tensor(torch.randn(rows, 6), mesh, [Shard(0)])}
+    target = {"head": torch.zeros(padded // 4, 6)}
+
+    def right():
+        whole = torch.full((padded, 6), float("nan"))
+        whole[:rows] = source["head"].full_tensor()
+        target["head"].copy_(whole.chunk(4)[at])
+
+    def by_rank():
+        own = source["head"].full_tensor()[:28].chunk(4)[at]
+        target["head"].copy_(torch.cat([own, torch.ones(1, 6)]))
+
+    options = {"layouts": {"*": "[*/tp, *]"}, "mesh": mesh}
+    done = assert_transferred(source, target, right, map={"*": f"pad(*, {padded})"}, strict=True, **options)
+    assert done.padded == ("head: padded: rows 30 to 31 are not compared",)
+    with pytest.raises(ShardAssertionError, match="each rank's own rows are padded, 7 and 1 more, where") as caught:
+        assert_transferred(source, target, by_rank, map={"head": "pad(slice(head, 0, 28), 32)"}, **options)
+    assert "rank 0 rows 7, rank 1 rows 8-15, rank 2 rows 16-23, rank 3 rows 24-27" in str(caught.value)

@@ -45,6 +45,7 @@ class Pair:
         mesh: Its mesh.
         cut: Returns this rank's part of an engine's tensor, from the whole of the trainer's.
         splits: By engine's tensor, the dim that is cut, or None.
+        resized: By engine's tensor, the rows that it has of a vocabulary, more or fewer than the trainer.
         wrong: The fault's tensor, rank and true rows by part, once it was made.
     """
 
@@ -57,14 +58,25 @@ class Pair:
     splits: dict[str, int | None]
     dtensors: bool
     wholes: Tensors
+    resized: dict[str, int] = field(default_factory=dict)
     wrong: dict[str, object] = field(default_factory=dict)
 
     def parts(self, name: str) -> list[torch.Tensor]:
         """Return this rank's part of each tensor that an engine's tensor is made of."""
-        tensors = [self.wholes[one] for one in self.made[name]]
+        tensors = [self.whole(name, one) for one in self.made[name]]
         if self.dtensors:
             return [_part(torch.cat(tensors), self.splits[name], self.mesh)]
         return [_part(one, self.splits[name], self.mesh) for one in tensors]
+
+    def whole(self, name: str, one: str) -> torch.Tensor:
+        """Return a trainer's tensor with as many rows as the engine has: with padding, or without."""
+        whole = self.wholes[one]
+        more = self.resized.get(name, len(whole)) - len(whole)
+        return (
+            torch.cat([whole, whole.new_full((more, *whole.shape[1:]), 7.5)])
+            if more > 0
+            else whole[: len(whole) + more]
+        )
 
     def right(self, name: str) -> torch.Tensor:
         """Return what this rank should have."""
@@ -138,9 +150,22 @@ def _engine(wholes: Tensors, source: Tensors | None, rng: random.Random, layers:
     rules = {name: f"cat({', '.join(parts)}, 0)" if len(parts) > 1 else parts[0] for name, parts in made.items()}
     layouts = {name: _notation(wholes[made[name][0]].ndim, dim) for name, dim in splits.items()}
     pair = Pair(source, None, rules, {} if dtensors else layouts, mesh, made, splits, dtensors, wholes)
+    _resize(pair, f"{before}embed", rng)
     if distributed.get_rank() in grid:
         pair.target = {name: _empty(pair, name) for name in made}
     return pair
+
+
+def _resize(pair: Pair, name: str, rng: random.Random) -> None:
+    """Let the engine have a padded vocabulary, or the trainer, or neither."""
+    rows, size = len(pair.wholes["embed"]), pair.mesh.shape[1]
+    kind = rng.choice(["", "pad", "slice"])
+    if kind == "pad":
+        pair.resized[name] = (rows // size + 1) * size
+        pair.map[name] = f"pad(embed, {pair.resized[name]})"
+    elif kind == "slice":
+        pair.resized[name] = rows - 1
+        pair.map[name] = f"slice(embed, 0, {rows - 1})"
 
 
 def _notation(ndim: int, dim: int | None) -> str:
@@ -151,7 +176,7 @@ def _empty(pair: Pair, name: str) -> torch.Tensor:
     local = torch.zeros_like(pair.right(name))
     if not pair.dtensors:
         return local
-    dim, whole = pair.splits[name], torch.cat([pair.wholes[one] for one in pair.made[name]])
+    dim, whole = pair.splits[name], torch.cat([pair.whole(name, one) for one in pair.made[name]])
     placements = [Replicate(), Replicate() if dim is None else Shard(dim)]
     return DTensor.from_local(local, pair.mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
@@ -189,7 +214,7 @@ def sync(pair: Pair, fault: str = "", seed: int = 0) -> Callable[[], None]:
 
 def _can(pair: Pair, fault: str, name: str) -> bool:
     """Whether a fault changes a tensor: by shapes alone, so that all ranks agree."""
-    size, shape = pair.mesh.shape[1], pair.wholes[pair.made[name][0]].shape
+    size, shape = pair.mesh.shape[1], pair.whole(name, pair.made[name][0]).shape
     if fault == "other rank's":
         dim = pair.splits[name]
         return dim is not None and size > 1 and shape[dim] % size == 0
@@ -207,7 +232,7 @@ def _twin(pair: Pair, name: str) -> str:
     """Return another of the engine's tensors that is cut alike."""
 
     def shape(one: str) -> tuple[list[torch.Size], int | None]:
-        return [pair.wholes[part].shape for part in pair.made[one]], pair.splits[one]
+        return [pair.whole(one, part).shape for part in pair.made[one]], pair.splits[one]
 
     return next((one for one in pair.made if one != name and shape(one) == shape(name)), "")
 
@@ -222,7 +247,7 @@ def _broken(pair: Pair, name: str, fault: str, before: torch.Tensor) -> torch.Te
         return pair.right(_twin(pair, name))
     if fault == "other rank's":
         other = (pair.mesh.get_local_rank("tp") + 1) % pair.mesh.shape[1]
-        parts = [pair.wholes[one] for one in pair.made[name]]
+        parts = [pair.whole(name, one) for one in pair.made[name]]
         parts = [torch.cat(parts)] if pair.dtensors else parts
         return torch.cat([_part(one, pair.splits[name], pair.mesh, other) for one in parts])
     if fault == "parts exchanged":
@@ -240,7 +265,7 @@ def _rows(pair: Pair, name: str, wrong: torch.Tensor) -> dict[str, list[int]]:
     """Return the wrong rows by the tensor that they are of, counted in that: the trainer's, or a DTensor's own."""
     found: dict[str, list[int]] = {}
     start, at, count = 0, pair.mesh.get_local_rank("tp"), pair.mesh.shape[1]
-    wholes = {one: pair.wholes[one] for one in pair.made[name]}
+    wholes = {one: pair.whole(name, one) for one in pair.made[name]}
     if pair.dtensors or pair.splits[name] != 0:
         wholes = {name: torch.cat(list(wholes.values()))}
     for one, whole in wholes.items():
@@ -251,7 +276,8 @@ def _rows(pair: Pair, name: str, wrong: torch.Tensor) -> dict[str, list[int]]:
             first = min(at * step, size)
             size = min(step, size - first)
         rows = wrong[start : start + size].flatten(1).any(1) if wrong.ndim > 1 else wrong[start : start + size]
-        if rows.any():
-            found[one] = [first + row for row in rows.nonzero().flatten().tolist()]
+        numbers = [first + row for row in rows.nonzero().flatten().tolist()]
+        if numbers := [row for row in numbers if name not in pair.resized or row < len(pair.wholes["embed"])]:
+            found[one] = numbers
         start += size
     return found

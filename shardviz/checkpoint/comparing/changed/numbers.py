@@ -19,6 +19,8 @@ NARROW = ("bfloat16", "float16")
 WIDE = ("float32", "float64")
 CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
+MAX_RANKS = 1024
+"""Ranks that may each have padded their own part."""
 
 
 def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> tuple[str, str, str]:
@@ -77,7 +79,7 @@ def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) ->
     dim, is_longer, short, long = longer
     size, rest = len(short), long[len(short) :]
     if not np.array_equal(long[:size], short):
-        return _padded_parts(dim, names[is_longer], short, long)
+        return _padding_between(dim, short, long, names[is_longer])
     what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
     why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
     if not is_longer:
@@ -87,15 +89,17 @@ def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) ->
     return why, cause, "cut the padding off in the conversion, or load it into a model of that size"
 
 
-def _padded_parts(dim: int, name: str, short: NDArray[Any], long: NDArray[Any]) -> tuple[str, str, str]:
-    """Say that each of several equal parts has more at its end; empty where it is not so."""
-    size, more = len(short), len(long) - len(short)
-    for num in (one for one in range(2, min(size, more) + 1) if size % one == 0 and more % one == 0):
-        parts = long.reshape(num, -1, *long.shape[1:])
-        if np.array_equal(parts[:, : size // num].reshape(short.shape), short):
-            why = f"equal but for the ends of {num} equal parts of dim {dim}: {name} has {more // num:,} more at each"
-            cause = f"The shards of {num} ranks were padded one by one, and then joined."
-            return why, cause, "cut the padding off every shard before they are joined, or pad the whole at its end"
+def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> tuple[str, str, str]:
+    """Say that one side was padded part by part: the other's parts, divided as torch divides them, with more behind."""
+    size = len(long)
+    for ranks in [count for count in range(2, min(size, MAX_RANKS) + 1) if size % count == 0]:
+        room, part = size // ranks, -(-len(short) // ranks)
+        starts = range(0, len(short), part)
+        parts = ((short[at : at + part], long[at // part * room :]) for at in starts)
+        if part < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
+            why = f"{name} has {room - part:,} more indices of dim {dim} behind every {part:,}"
+            cause = f"Each of {ranks} ranks padded its own part, and the padded parts were put one after the other."
+            return why, cause, "cut each rank's padding off before the parts are joined, or pad the whole at its end"
     return "", "", ""
 
 

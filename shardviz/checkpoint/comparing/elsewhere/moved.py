@@ -151,7 +151,8 @@ def _tied(outcome: Outcome, pair: Pair, sides: Sequence[Contents]) -> Outcome:
         return outcome
     at = outcome.verdict == "added"
     own = pair.other if at else pair.one
-    if own is None or (twin := next(sides[at].equal_to(own), None)) is None:
+    twins = (one for one in sides[at].equal_to(own) if one.dtype == own.dtype) if own is not None else iter(())
+    if (twin := next(twins, None)) is None:  # a master is no copy of the weight that is rounded from it
         return _untied(outcome, own, sides[at])
     side = "second" if at else "first"
     return outcome.became("tied", f"{outcome.why}: a copy of the {side}'s {printable(twin.name)}", other=twin.name)

@@ -144,13 +144,8 @@ def of_tensor(
         mesh=tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh,
         claimed=tensor.claimed,
         held=cases[0].held if cases else None,
-<<<<<<< HEAD
         sides=_counted(sides_of(dump, tensor, name, laid_out), findings, cases),
-        claims=claims,
-=======
-        sides=sides_of(dump, tensor, name, laid_out),
         claims=dict(sorted(claims.items())),
->>>>>>> plankeys
         holds=_holds(dump, tensor, cases),
         is_checked=report is None or name not in report.why_not_checked,
     )

@@ -1,0 +1,52 @@
+"""Pairs of which a map says that the end of one is padding: what is compared of them, and padding in other places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.comparing.changed.changes import Change, change_of
+from shardviz.checkpoint.maps.made import Made, Op
+from shardviz.checkpoint.maps.numbering import starred
+from shardviz.checkpoint.maps.padding import PAD, padding_text, without_padding
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.tensor import Tensor
+
+
+def padding_notes(pairs: Iterable[Pair]) -> list[str]:
+    """Say what is not compared because the map says that it is padding; once for all layers."""
+    found: dict[str, None] = {}
+    for pair in pairs:
+        for side in (pair.one, pair.other):
+            if isinstance(side, Made) and (text := padding_text(side.node)):
+                found[f"{starred(printable(pair.name))}: padded: {text} are not compared"] = None
+    return list(found)
+
+
+def trimmed(pair: Pair) -> Pair:
+    """Return a pair without the padding at the ends of both."""
+    one, other = pair.one, pair.other
+    if isinstance(one, Made) and other is not None:
+        one, other = without_padding(one, other)
+    elif isinstance(other, Made) and one is not None:
+        other, one = without_padding(other, one)
+    return pair if one is pair.one or other is pair.other else replace(pair, one=one, other=other)
+
+
+def padded_otherwise(one: Tensor, other: Tensor) -> Change | None:
+    """Return how a tensor was padded where the map pads its end; None where it was not padded."""
+    inner = _inner(one), _inner(other)
+    if inner == (one, other) or isinstance(inner[0], Op) or isinstance(inner[1], Op):
+        return None
+    change = change_of(inner[0], inner[1])
+    return change if change.verdict == "padded" else None
+
+
+def _inner(side: Tensor) -> Node:
+    return side.node.parts[0] if isinstance(side, Made) and side.node.function == PAD else side
