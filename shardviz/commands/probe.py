@@ -102,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.live import world
 
+    Followed.parse(args.trace)
     joined = world.torchrun_world(args.backend)
     if args.watch:
         return _watch(args, joined)
@@ -134,7 +135,6 @@ def _watch(args: argparse.Namespace, joined: World | None) -> NoReturn:
 
 def wanted(args: argparse.Namespace, joined: World | None = None) -> tuple[Probe, Mesh, Path]:
     """Find the probe, the mesh to run it on and the folder for its dump, and warn of names that look misspelt."""
-    Followed.parse(args.trace)
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
     mesh = mesh_for(probe, args.mesh, joined.num_ranks if joined else None)

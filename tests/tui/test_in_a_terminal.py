@@ -13,17 +13,20 @@ import subprocess
 import sys
 import termios
 import time
+from argparse import ArgumentParser
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shardviz.cli import main
+from shardviz.commands import view
+from shardviz.commands.probe import wanted
 from tests.lanes import nightly
 from tests.live.worlds import children, is_running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENCE = 120.0
 
@@ -146,6 +149,17 @@ def parallelize(model, mesh):
     model.weight = nn.Parameter(placed)
 """
 WRONG = "    model.weight = nn.Parameter(DTensor.from_local(placed.to_local().flip(0), mesh, [Shard(0)]))\n"
+
+
+def test_a_probe_to_be_watched_needs_no_option_that_view_lacks(tmp_path: Path) -> None:
+    probe = tmp_path / "mine.py"
+    probe.write_text(PROBE)
+    parser = ArgumentParser()
+    view.add_arguments(parser)
+    args = parser.parse_args([str(probe), "--watch", "--mesh", "2"])
+    args.probe, args.output = str(probe), None
+    _, mesh, folder = wanted(args)
+    assert (str(mesh), folder) == ("(tp=2)", Path("mine-2.shardviz"))
 
 
 @nightly

@@ -50,6 +50,9 @@ class Noted(Protocol):
     def notify(self, message: str, *, title: str, severity: Literal["error"], timeout: float, markup: bool) -> None:
         """Show a message for some seconds."""
 
+    def clear_notifications(self) -> None:
+        """Take away the messages that are shown."""
+
 
 class Beside:
     """A probe that is watched in the background.
@@ -92,6 +95,7 @@ class Beside:
                 if news and news["error"]:
                     self._fail(viewer, news["error"])
                 elif news and news["names"]:
+                    viewer.call_from_thread(viewer.clear_notifications)  # they are about what was saved before
                     viewer.call_from_thread(setattr, viewer, "note", f"{news['names']} changed: running")
 
     def _fail(self, viewer: Noted, why: str) -> None:
