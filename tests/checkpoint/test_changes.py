@@ -200,7 +200,7 @@ WORDS = {
     "gate and up set apart": (lambda w: torch.cat([w[::2], w[1::2]]), "as gate and up that are in turns are set apart"),
     "shards padded one by one": (
         lambda w: torch.cat([torch.cat([part, torch.zeros(4, 16)]) for part in w.chunk(2)]),
-        "equal but for the ends of 2 equal parts of dim 0: the second has 4 more at each",
+        "the second has 4 more indices of dim 0 behind every 16",
     ),
     "float16 on the way": (
         lambda w: w.half().bfloat16(),

@@ -55,7 +55,8 @@ def test_a_rows_value_is_found_beside_the_padding(tmp_path):
     def change(big, small):
         big["head"][29] += 1
 
-    assert changed(tmp_path, change) == {"head": ("other", "8 of 240 elements differ, the first at [29, 0]", "")}
+    words = "8 of 240 elements differ, the first at [29, 0]: all of [29:30, 0:8]"
+    assert changed(tmp_path, change) == {"head": ("other", words, "")}
 
 
 def test_exchanged_halves_are_named_without_the_padding(tmp_path):

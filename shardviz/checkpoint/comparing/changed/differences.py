@@ -50,6 +50,8 @@ def counted_differences(
 
 def _box(different: NDArray[np.bool_]) -> Region | None:
     """Return the part that differs, where it is a box of several elements and all of them differ; else None."""
+    if not different.any():
+        return None
     dims = range(different.ndim)
     lines = [np.flatnonzero(different.any(axis=tuple(other for other in dims if other != dim))) for dim in dims]
     ranges = [(int(line[0]), int(line[-1]) + 1) for line in lines]

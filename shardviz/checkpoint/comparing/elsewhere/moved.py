@@ -61,7 +61,7 @@ def with_moved(found: Found) -> Found:
         mine,
         theirs,
         frozenset(id(pair.one) for outcome, pair in found if outcome.verdict == "missing"),
-        {id(side) for outcome, pair in found if outcome.verdict in KEPT for side in (pair.one, pair.other)},
+        {id(side) for outcome, pair in found if outcome.verdict in (*KEPT, "tied") for side in (pair.one, pair.other)},
     )
     placed = [_placed(outcome, pair, where) for outcome, pair in found]
     sources = {id(source) for _, source in placed if source is not None}
