@@ -12,7 +12,7 @@ from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.matching import apply, is_turned
 from shardviz.checkpoint.maps.named import named, pattern_of
 from shardviz.checkpoint.maps.settings import numbers_beside
-from shardviz.checkpoint.optimizer import state_names
+from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.reference.names import Matching, matched
 from shardviz.text import counted
@@ -226,10 +226,26 @@ def _by_names(
     return pairs, (f"names: {path} has {best.before}* where the other has *",) if best.before else ()
 
 
+def _without_buckets(
+    both: tuple[Pair, ...], lonely: list[Pair], notes: tuple[str, ...]
+) -> tuple[tuple[Pair, ...], list[Pair], tuple[str, ...]]:
+    """Leave out buckets that only one side has, or has of another size, and the other side's states by parameter."""
+    odd = [one for one in lonely if is_bucket(one.name)]
+    odd += [one for one in both if is_bucket(one.name) and one.one and one.other and one.one.shape != one.other.shape]
+    sides = {one.one is None for one in odd}
+    named = [one for one in lonely if state_of(one.name) and (one.one is not None) in sides]
+    if odd:
+        more = f" and {counted(len(named), 'state')} by parameter" if named else ""
+        notes = (*notes, f"not compared: optimizer state in {counted(len(odd), 'bucket')}{more}: {IN_BUCKETS}")
+    left = {id(one) for one in (*odd, *named)} if odd else set()
+    return tuple(one for one in both if id(one) not in left), [one for one in lonely if id(one) not in left], notes
+
+
 def _without_states(
     both: tuple[Pair, ...], lonely: list[Pair], notes: tuple[str, ...], states: list[frozenset[str]]
 ) -> Pairs:
-    """Leave optimizer state out where one side has none at all."""
+    """Leave optimizer state out where one side has none at all, and buckets that are not the other side's."""
+    both, lonely, notes = _without_buckets(both, lonely, notes)
     for at, which in enumerate(("first", "second")):
         if states[at] and not states[1 - at]:
             lonely = [one for one in lonely if one.name not in states[at] or (one.one, one.other)[at] is None]
