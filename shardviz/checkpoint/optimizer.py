@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint, Saved
 
 MAX_NAMES = 3
+IN_BUCKETS = (
+    "they do not say which parameter an element is of; Megatron saves states by parameter with "
+    "--dist-ckpt-optim-fully-reshardable"
+)
 KEYS = (
     "exp_avg",
     "exp_avg_sq",
@@ -31,6 +35,7 @@ KEYS = (
     "fp32",
     "fp32_param",
     "master_param",
+    "param",
 )
 """States that have the shape of their parameter."""
 
@@ -47,6 +52,7 @@ SURE = 3
 
 _STATE = re.compile(r"(?P<before>(?:.*?\.)?)state\.(?P<name>.+)\.(?P<key>[a-z_][a-z0-9_]*)")
 _OF_MEGATRON = re.compile(rf"(?P<before>(?:.*?\.)?)state\.(?P<key>{'|'.join(KEYS)})\.(?P<name>.+)")
+_BUCKET = re.compile(r".*\bdp_group_idx_\d+\.(?:gbuf_idx_\d+\..*bucket_idx_\d+\.[a-z_]+|param_state(?:/.*)?)")
 _GROUP = re.compile(r"(?P<before>(?:.*?\.)?)param_groups\.(?P<name>.+)\.(?P<key>[a-z_]+)")
 
 
@@ -79,7 +85,10 @@ def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     """Yield states without a parameter or of another shape, and parameters that lack the state that others have."""
     optimizers = _optimizers(checkpoint)
     begins = tuple(filter(None, optimizers))
-    model = [name for name in checkpoint.tensors if _split(name) is None and not name.startswith(begins)]
+    names = [name for name in checkpoint.tensors if _split(name) is None and not is_bucket(name)]
+    model = [name for name in names if not name.startswith(begins)]
+    if buckets := [name for name in (*checkpoint.tensors, *checkpoint.objects) if is_bucket(name)]:
+        yield NotChecked("", f"optimizer state in {counted(len(buckets), 'bucket')}: {IN_BUCKETS}", "run")
     for optimizer in optimizers.values():
         yield from _incomplete(optimizer)
         if any(name.isdigit() for name in optimizer.states):
@@ -97,7 +106,20 @@ def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
 
 
 def _split(name: str) -> re.Match[str] | None:
-    return _OF_MEGATRON.fullmatch(name) or _STATE.fullmatch(name)
+    found = _OF_MEGATRON.fullmatch(name)
+    if found and found["key"] == "param" and name.rpartition(".")[2] in OF_OPTIMIZERS:
+        found = None  # the state of a parameter that is called so, by torch's names
+    return found or _STATE.fullmatch(name)
+
+
+def is_bucket(name: str) -> bool:
+    """Whether a tensor or object has the states of many parameters one behind the other, as Megatron's ranks hold them.
+
+    Example:
+        >>> is_bucket("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32).bucket_idx_0.exp_avg")
+        True
+    """
+    return _BUCKET.fullmatch(name) is not None
 
 
 def state_of(name: str) -> tuple[str, str] | None:
@@ -149,7 +171,8 @@ def _optimizers(checkpoint: Checkpoint) -> dict[str, _Optimizer]:
 def state_names(checkpoint: Checkpoint) -> frozenset[str]:
     """Return the tensors of a checkpoint that are optimizer state."""
     every = _optimizers(checkpoint).values()
-    return frozenset(state.name for one in every for states in one.states.values() for _, state in states)
+    named = (state.name for one in every for states in one.states.values() for _, state in states)
+    return frozenset([*named, *filter(is_bucket, checkpoint.tensors)])
 
 
 def _is_optimizer(found: _Optimizer) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.checkpoint.comparing.eight_bits import EIGHT_BITS
 from shardviz.layout.dtypes import itemsize
 
 if TYPE_CHECKING:
@@ -36,13 +37,28 @@ def cast(bits: NDArray[Any], dtype: str, to: str) -> NDArray[Any] | None:
     """
     if dtype == to:
         return bits
-    if not {dtype, to} <= _NUMPY | {_BFLOAT16}:
+    if not {dtype, to} <= _NUMPY | {_BFLOAT16} | EIGHT_BITS.keys() or _is_integer_beside_eight_bits(dtype, to):
         return None
-    values = _widened(bits) if dtype == _BFLOAT16 else bits.view(dtype)
+    values = numbers_of(bits, dtype)
     with np.errstate(all="ignore"):
+        if to in EIGHT_BITS:
+            return EIGHT_BITS[to].rounded(values)
         if to == _BFLOAT16:
             return _rounded(values.astype(np.float32))
         return values.astype(to).view(f"u{itemsize(to)}")
+
+
+def numbers_of(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return the numbers that bits of a type stand for."""
+    if dtype in EIGHT_BITS:
+        found: NDArray[Any] = EIGHT_BITS[dtype].values[bits]
+        return found
+    return _widened(bits) if dtype == _BFLOAT16 else bits.view(dtype)
+
+
+def _is_integer_beside_eight_bits(*dtypes: str) -> bool:
+    """Whether whole numbers would be cast to or from eight bits: they may be those bits themselves."""
+    return any(one in EIGHT_BITS for one in dtypes) and any("int" in one or one == "bool" for one in dtypes)
 
 
 def _widened(bits: NDArray[Any]) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.padded import padded_otherwise, padding_notes, trimmed
 from shardviz.checkpoint.comparing.pairs import paired
+from shardviz.checkpoint.comparing.scaled import scaled, unscaled
 from shardviz.checkpoint.maps.families import family_of
 from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import Made
@@ -27,7 +28,7 @@ from shardviz.errors import DumpError, ShardvizError
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
@@ -69,8 +70,8 @@ def compare_checkpoints(
     pairs = paired(before, after, rules)
     if not pairs.both and before.tensors and after.tensors:
         refuse_strangers(before, after)
-    sides = Contents.of(before.tensors.values()), Contents.of(after.tensors.values())
-    found = with_left_over(_compared(pairs, sides, progress), before, after, also)
+    judged = _compared(pairs, (before.tensors, after.tensors), progress)
+    found = with_left_over(judged, before, after, also)
     outcomes = tuple(outcome for outcome, _ in found)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes))
     more = () if rules else hint(before, after, outcomes)
@@ -78,17 +79,21 @@ def compare_checkpoints(
 
 
 def _compared(
-    pairs: Pairs, sides: tuple[Contents, Contents], progress: Callable[[int, int], object]
+    pairs: Pairs, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
 ) -> list[tuple[Outcome, Pair]]:
     """Return what became of each tensor by itself, or beside the others of the two."""
+    sides = Contents.of(tensors[0].values()), Contents.of(tensors[1].values())
     found: list[tuple[Outcome, Pair]] = []
+    scales: set[str] = set()
     whole: dict[int, Pair] = {}
     for done, pair in enumerate(pairs.both):
         progress(done, len(pairs.both))
         cut = trimmed(pair)  # what is looked for under other names has no padding
-        found.append((_outcome(pair, cut, sides), cut))
+        if (by_scale := scaled(pair, tensors)) is not None:
+            scales.add(by_scale[1])
+        found.append((unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
         whole[id(cut)] = pair
-    found += [(_lonely(pair), pair) for pair in pairs.lonely]
+    found += [(_lonely(pair), pair) for pair in pairs.lonely if pair.name not in scales]
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(found)))]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Found = list[tuple[Outcome, Pair]]
 
-MASTERS = ("fp32", "fp32_param", "master_param")
+MASTERS = ("fp32", "fp32_param", "master_param", "param")
 SIDES = ("first", "second")
 
 

@@ -13,7 +13,7 @@ from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.matching import apply, is_turned
 from shardviz.checkpoint.maps.named import named, pattern_of
 from shardviz.checkpoint.maps.settings import numbers_beside
-from shardviz.checkpoint.optimizer import state_names, state_of
+from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.reference.names import Matching, matched
 from shardviz.text import counted, listed, printable
@@ -112,7 +112,7 @@ def paired(
     notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
     made = _completed(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
     pairs = _without_counters(replace(made, notes=(*notes, *made.notes)), (before, after))
-    return _without_states(pairs, [states(one) for one in (before, after)])
+    return _without_states(_without_buckets(pairs), [states(one) for one in (before, after)])
 
 
 def _is_turned(rule: Rule, first: Named, second: Named) -> bool:
@@ -246,6 +246,23 @@ def _is_counter(pair: Pair, sides: tuple[Side, Side]) -> bool:
     at, own = (0, pair.one) if pair.one is not None else (1, pair.other)
     is_number = own is not None and not own.shape and "." not in pair.name and is_whole(own.dtype)
     return is_number and sum("." not in name for name in sides[at].tensors) < len(sides[at].tensors) / 2
+
+
+def _without_buckets(pairs: Pairs) -> Pairs:
+    """Leave out buckets that only one side has, or has of another size, and the other side's states by parameter."""
+    odd = [one for one in pairs.lonely if is_bucket(one.name)]
+    odd += [
+        one for one in pairs.both if is_bucket(one.name) and one.one and one.other and one.one.shape != one.other.shape
+    ]
+    if not odd:
+        return pairs
+    sides = {one.one is None for one in odd}
+    named = [one for one in pairs.lonely if state_of(one.name) and (one.one is not None) in sides]
+    more = f" and {counted(len(named), 'state')} by parameter" if named else ""
+    note = f"not compared: optimizer state in {counted(len(odd), 'bucket')}{more}: {IN_BUCKETS}"
+    left = {id(one) for one in (*odd, *named)}
+    both, lonely = (tuple(one for one in some if id(one) not in left) for some in (pairs.both, pairs.lonely))
+    return Pairs(both, lonely, (*pairs.notes, note))
 
 
 def _without_states(pairs: Pairs, states: list[frozenset[str]]) -> Pairs:

@@ -143,7 +143,9 @@ def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _Found:
     state = _dict(first.found, first.path, "the file")
     groups = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     shapes = {name: shape for group in groups for name, shape in group.items()}
-    return _Found(*read_universal(folder, shapes, weights=_are_of_stage_3(models)))
+    found = _Found(*read_universal(folder, shapes, weights=_are_of_stage_3(models)))
+    _add_shared(found, state)
+    return found
 
 
 def _is_partitioned(name: Any, shapes: list[dict[str, tuple[int, ...]]], state: dict[str, Any]) -> bool:

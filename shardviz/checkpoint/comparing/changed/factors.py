@@ -99,7 +99,9 @@ def _values(bits: NDArray[Any], dtype: str) -> Values:
 
 
 def blocks(bits: NDArray[Any]) -> list[NDArray[Any]]:
-    """Cut an array along its first dim, so that little memory is needed at a time."""
+    """Cut an array along its first dim, or its elements, so that little memory is needed at a time."""
+    if bits.ndim and bits.size > BLOCK * max(len(bits), 1):
+        bits = bits.reshape(-1)  # a single row may be all of it
     rows = max(BLOCK // max(bits.size // max(len(bits), 1), 1), 1) if bits.ndim else 1
     return [bits[at : at + rows] for at in range(0, len(bits), rows)] if bits.ndim else [bits]
 

@@ -15,6 +15,7 @@ from shardviz.check.order.infer.orders import name_order, transposed_digits
 from shardviz.check.order.infer.transpositions import transpositions
 from shardviz.checkpoint.comparing.agreement import BLOCK
 from shardviz.checkpoint.comparing.changed.slices import orders_of_slices
+from shardviz.checkpoint.comparing.changed.stretches import name_stretches
 from shardviz.reference.lookup import is_alike, locate
 from shardviz.reference.windows import UNPLACED
 from shardviz.text import join_numbers
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.records import Saved
 
-MAX_LOCATED = 1 << 26
-"""Elements of a tensor whose places are looked for one by one."""
+MAX_LOCATED = 1 << 22
+"""Elements of a tensor whose places are looked for one by one: that takes twenty times its memory."""
 
 LOW = np.uint16
 """The low bits of a value: most values that are not looked for have others."""
@@ -55,15 +56,17 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ..
         return f"its dims are exchanged: permute({', '.join(map(str, axes))})"
     if before.ndim == 0 or not _has_some(before, after):
         return ""
+    if before.size > MAX_LOCATED and max(before.shape) == before.size:
+        return name_stretches(before, after)
     if (orders := orders_of_slices(before, after)) is not None:
         return _words_of(orders, before.shape, cuts)
     return _by_transposition(before, after) or _by_places(before, after, cuts)
 
 
 def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...]) -> str:
-    """Name an order that only the place of every element shows, in many times a tensor's memory."""
+    """Name an order that only the place of every element shows; of a large tensor one of long stretches."""
     if before.size > MAX_LOCATED:
-        return ""
+        return name_stretches(before, after)
     ids = locate(after, before)
     if (ids == UNPLACED).any():
         return ""
@@ -77,9 +80,9 @@ def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
     like = np.zeros(1 << 16, np.bool_)
     like[wanted.astype(LOW)] = True
     found = np.zeros(len(wanted), np.bool_)
-    rows = max(BLOCK * len(before) // before.size, 1)
-    for at in range(0, len(before), rows):
-        block = before[at : at + rows]
+    flat = before.reshape(-1)
+    for at in range(0, flat.size, BLOCK):
+        block = flat[at : at + BLOCK]
         found |= np.isin(wanted, block[like[block.astype(LOW)]])
     return bool(found.all())
 

@@ -30,6 +30,11 @@ def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[NDArray[
         >>> [order.tolist() for order in orders_of_slices(before, before[[2, 0, 1]])]
         [[2, 0, 1], [0, 1]]
     """
+    long = [dim for dim, size in enumerate(before.shape) if size > 1]
+    if len(long) < before.ndim:
+        orders = orders_of_slices(before.squeeze(), after.squeeze()) if long else None
+        rest = iter(orders or ())
+        return None if orders is None else [next(rest) if dim in long else np.arange(1) for dim in range(before.ndim)]
     found = [_matched(*hashes) for hashes in zip(_hashes(before), _hashes(after), strict=True)]
     orders = [order for order in found if order is not None]
     return orders if len(orders) == len(found) and _is_made_of(before, after, orders) else None

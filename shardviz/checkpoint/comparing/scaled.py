@@ -1,0 +1,217 @@
+"""Weights in eight bits with scales beside them: each value is to be the nearest that its scale allows.
+
+A scale is one number, one for each row, or one for each block (of 128 x 128, as DeepSeek writes them). Nothing is taken
+for equal without the scales: a weight in eight bits whose scales are not known is not compared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.checkpoint.comparing.casts import cast, numbers_of
+from shardviz.checkpoint.comparing.eight_bits import EIGHT_BITS, EightBits
+from shardviz.checkpoint.comparing.outcome import Outcome
+from shardviz.errors import DumpError
+from shardviz.layout.region import index_of
+from shardviz.text import listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.tensor import Tensor
+
+WIDE = ("float64", "float32", "bfloat16", "float16")
+BLOCKS = (128, 64, 32, 16, 256, 512)
+"""Sizes of blocks that are tried, besides those that divide a dim."""
+
+ROUNDING = {"float64": 0.0, "float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""By which part of itself a value over its scale may be off: either may have been rounded, and the quotient too."""
+
+ROWS = 1 << 18
+"""Elements that are compared at a time."""
+
+CODED = ("_qdata", "_packed")
+"""What a tensor's name may end in where its scales' names begin as its parameter's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How values fit a scale for each block.
+
+    Attributes:
+        block: The sizes of a block.
+        wrong: The values that are not the nearest.
+        first: The flat position of the first of them.
+    """
+
+    block: tuple[int, ...]
+    wrong: int
+    first: int
+
+
+def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome, str] | None:
+    """Return what became of a weight that one side has in eight bits, and the name of its scales; None for others.
+
+    Args:
+        pair: The two tensors.
+        sides: The tensors of each checkpoint by name.
+    """
+    if (both := _in_eight_bits(pair)) is None:
+        return None
+    wide, coded, at = both
+    found = list(_scales_of(coded, sides[at]))
+    if not found or coded.shape != wide.shape or not wide.shape:
+        return None
+    outcome = Outcome(pair.name, pair.other_name, "equal")
+    fits = [(scale, fit) for scale in found for fit in _fits(wide, coded, scale)]
+    if not fits:
+        shapes = listed((f"{printable(one.name)} {list(one.shape)}" for one in found), 2)
+        why = f"how its scales belong to its values {list(coded.shape)} is not known: {shapes}"
+        return outcome.became("not-compared", why), found[0].name
+    scale, best = min(fits, key=lambda one: one[1].wrong)
+    return _judged(outcome, pair, scale, best), scale.name
+
+
+def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
+    """Return the outcome of a weight in eight bits without known scales: not compared where it is no plain cast.
+
+    Args:
+        outcome: What became of it as if it were cast.
+        pair: The two tensors.
+    """
+    both = _in_eight_bits(pair) if outcome.verdict == "other" else None
+    if both is None or both[0].shape != both[1].shape:
+        return outcome
+    wide, coded, _ = both
+    own = cast(wide.bits, wide.dtype, coded.dtype)
+    if own is not None and 2 * int((own == coded.bits).sum()) > own.size:
+        return outcome
+    why = (
+        f"it is {wide.dtype} and {coded.dtype}, not by a plain cast, and no scales of {printable(coded.name)} are known"
+    )
+    return outcome.became("not-compared", why)
+
+
+def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
+    """Return the wide tensor of a pair, the one in eight bits, and which side that is on; None for other pairs."""
+    if pair.one is None or pair.other is None:
+        return None
+    for at, (coded, wide) in enumerate(((pair.one, pair.other), (pair.other, pair.one))):
+        if _dtype(coded) in EIGHT_BITS and _dtype(wide) in WIDE:
+            return wide, coded, at
+    return None
+
+
+def _dtype(tensor: Tensor) -> str:
+    try:
+        return tensor.dtype
+    except DumpError:
+        return ""
+
+
+def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
+    assert pair.one is not None
+    assert pair.other is not None
+    shape = pair.one.shape
+    per = " x ".join(map(str, best.block)) if any(best.block) else "all"
+    how = f"{printable(scale.name)} has a scale for {'' if per == 'all' else 'each '}{per}"
+    if not best.wrong:
+        why = f"{pair.one.dtype} became {pair.other.dtype}, every value the nearest that its scale allows; {how}"
+        return outcome.became("cast", why)
+    at, size = index_of(best.first, shape), math.prod(shape)
+    why = f"{best.wrong:,} of {size:,} values are not the nearest that their scales allow, the first at {at}; {how}"
+    cause = "Values or scales are of another tensor or step, in another order, or the scales are the inverse."
+    return outcome.became("other", why, cause, "quantize again, and save values and scales together")
+
+
+def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors whose names say that they are a tensor's scales."""
+    stem = coded.name
+    for ending in CODED:
+        stem = stem.removesuffix(ending)
+    for name in (f"{stem}_scale_inv", f"{stem}_scale", f"{stem}.scale", f"{stem}_scales", f"{stem}.scale_inv"):
+        one = tensors.get(name)
+        if one is not None and one.dtype in (*WIDE, "float8_e8m0fnu"):
+            yield one
+
+
+def _fits(wide: Tensor, coded: Tensor, scale: Tensor) -> Iterator[Fit]:
+    """Yield how values fit for each way in which scales may belong to blocks of them."""
+    scales = _numbers(scale).reshape(scale.shape)
+    loss = max(ROUNDING[wide.dtype], ROUNDING.get(scale.dtype, 0.0))
+    shape = tuple(one for one in scale.shape if one > 1) and scale.shape
+    if not shape:
+        yield _fit(wide, coded, scales.reshape((1,) * len(wide.shape)), (0,) * len(wide.shape), loss)
+        return
+    if len(shape) < len(wide.shape):
+        shape = (*shape, *(1,) * (len(wide.shape) - len(shape)))
+    if len(shape) == len(wide.shape):
+        sizes = [list(_block_sizes(size, count)) for size, count in zip(wide.shape, shape, strict=True)]
+        for block in product(*sizes):
+            yield _fit(wide, coded, scales.reshape(shape), block, loss)
+
+
+def _block_sizes(size: int, count: int) -> Iterator[int]:
+    """Yield the sizes of blocks of which there are so many along a dim: the usual first."""
+    if count == 1:
+        yield size
+        return
+    found = [one for one in (*BLOCKS, -(-size // count)) if -(-size // one) == count]
+    yield from dict.fromkeys(found)
+
+
+def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[int, ...], loss: float) -> Fit:
+    """Return how values fit where each block has its own scale; a size of 0 stands for a whole dim."""
+    shape, line = wide.shape, math.prod(wide.shape[1:])
+    rows = max(ROWS // max(line, 1), 1)
+    wrong, first = 0, -1
+    for top in range(0, shape[0], rows):
+        stop = min(top + rows, shape[0])
+        values = numbers_of(np.ascontiguousarray(wide.bits[top:stop]), wide.dtype).astype(np.float64)
+        codes = np.ascontiguousarray(coded.bits[top:stop])
+        each = scales[np.ix_(*_numbers_of_blocks(shape, block, (top, stop)))]
+        odd = ~_are_nearest(values, codes, each, EIGHT_BITS[coded.dtype], loss)
+        wrong += int(odd.sum())
+        first = first if first >= 0 or not odd.any() else top * line + int(odd.argmax())
+    return Fit(block, wrong, first)
+
+
+def _numbers_of_blocks(
+    shape: tuple[int, ...], block: tuple[int, ...], rows: tuple[int, int]
+) -> Iterator[NDArray[np.int64]]:
+    """Yield which block each index of each dim is in, for some rows."""
+    for dim, (size, by) in enumerate(zip(shape, block, strict=True)):
+        indices = np.arange(*(rows if dim == 0 else (0, size)))
+        yield indices // by if by else np.zeros_like(indices)
+
+
+def _are_nearest(
+    values: NDArray[np.float64], codes: NDArray[Any], scales: NDArray[np.float64], kind: EightBits, loss: float
+) -> NDArray[np.bool_]:
+    """Return whether each code is one of the nearest to a value over its scale, but for what rounding may lose."""
+    with np.errstate(all="ignore"):
+        wanted = np.where(scales == 0, 0, values / scales)
+    held = kind.values[codes].astype(np.float64)
+    wanted, held = wanted * np.where(np.signbit(held), -1, 1), np.abs(held)
+    place = np.searchsorted(kind.grid, held)
+    up = np.where(place >= kind.last - 1, np.inf, kind.grid[np.minimum(place + 1, kind.last)] - held)
+    down = held - np.where(place > 0, kind.grid[np.maximum(place - 1, 0)], -kind.grid[1])
+    off = wanted - held
+    room = np.where(off > 0, up, down) / 2
+    found: NDArray[np.bool_] = (np.abs(off) <= room + loss * np.abs(wanted)) & np.isfinite(held)
+    return found
+
+
+def _numbers(scale: Tensor) -> NDArray[np.float64]:
+    bits = np.ascontiguousarray(scale.bits)
+    if scale.dtype == "float8_e8m0fnu":
+        return np.asarray(2.0 ** (bits.astype(np.float64) - 127))
+    return numbers_of(bits, scale.dtype).astype(np.float64)
