@@ -128,6 +128,11 @@ def test_a_block_of_many_parts_is_named_from_the_outer_split_inwards() -> None:
     assert ranks_label(mask_of([0, 5]), by_grid("tp", "fsdp"), 30, many=True) == "~0,5", "they are not a product"
 
 
+def test_a_handful_of_ranks_is_named_by_its_numbers_also_where_they_are_a_product() -> None:
+    assert ranks_label(mask_of([8, 9]), by_grid("fsdp", "tp"), 30, many=True) == "~8-9"
+    assert ranks_label(mask_of([0, 4, 8]), by_grid("fsdp", "tp"), 30, many=True) == "~0,4,8"
+
+
 def test_axes_along_which_a_block_is_copied_are_left_out() -> None:
     colouring = Colouring(parse_mesh("dp=2,fsdp=4,tp=2"), ("tp", "fsdp"))
     block = mask_of([rank for rank in range(16) if rank % 2])

@@ -122,10 +122,10 @@ def test_parts_that_lack_a_sum_lie_above_their_sum(tmp_path: Path) -> None:
     found = exhibit_of(dump, finding)
     assert found is not None
     assert found.caption == "one element of the gradient on ranks 0-3, and their sum over dp and tp"
-    assert [row.title for row in found.rows] == ["rank 0", "rank 1", "rank 2", "rank 3", "their sum"]
+    assert [row.title for row in found.rows] == ["rank 0", "rank 1", "rank 2", "rank 3", "sum"]
     assert [row.cells[-2].text for row in found.rows] == ["0.1", "0.2", "0.3", "0.4", "1"]
     assert [row.cells[-2].is_wrong for row in found.rows] == [True] * 4 + [False]
-    assert [row.title for row in cut_to(found, 3).rows] == ["rank 0", "rank 1", "their sum"]
+    assert [row.title for row in cut_to(found, 3).rows] == ["rank 0", "rank 1", "sum"]
     assert cut_to(found, 3).left_out == 2
 
 
@@ -134,7 +134,7 @@ def test_values_that_no_sum_makes_right_lie_beside_their_reference_alone(tmp_pat
     dump = Step(tmp_path).add("w", "grad", held).dump()
     found = exhibit_of(dump, of_kind(report_on(dump), "wrong-value"))
     assert found is not None
-    assert not any("their" in row.title for row in found.rows)
+    assert not any(row.title in ("sum", "mean") for row in found.rows)
 
 
 def test_segments_are_shown_as_each_rank_has_them_and_should(tmp_path: Path) -> None:
@@ -190,6 +190,20 @@ def test_a_plain_tensor_marks_what_all_ranks_hold_and_what_none_does(tmp_path: P
     assert "≠ 0-3" in text
     assert "≠ nobody" in text
     assert "≠ held by too many ranks, or by none" in text
+
+
+def test_copies_are_called_equal_only_where_they_were_compared(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {"w": "[8, 2]"})
+    assert "equal copies along tp" in page_of(folder)
+    change_rank(folder, 0, not_checked=(("w", "ids collapsed in bfloat16"),))
+    assert "copies along tp" in page_of(folder)
+    assert "equal" not in page_of(folder)
+
+
+def page_of(folder: Path) -> str:
+    dump = dump_of(read_files(folder))
+    subject = of_tensor(dump, dump.tensors[0], "w", report_on(dump))
+    return "".join(row.plain + "\n" for row in page_lines(subject, Terminal()))
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:

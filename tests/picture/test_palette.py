@@ -240,3 +240,10 @@ def test_an_error_is_red_in_16_colours_on_dark_themes_and_not_the_yellow_of_warn
     assert written.style is not None
     assert written.style.color == Color.parse(ON_DARK_16[VERMILLION])
     assert Color.parse(RED_16).downgrade(ColorSystem.STANDARD).number == 1
+
+
+def test_what_all_ranks_hold_and_nothing_splits_has_a_colour() -> None:
+    mesh = parse_mesh("fsdp=4,tp=4")
+    assert Colouring(mesh).colour_of(mesh.ranks) == 0
+    assert Colouring(mesh, ("fsdp", "tp")).colour_of(mesh.ranks) == -1, "they hold different parts"
+    assert Colouring(mesh).colour_of(mesh.ranks[:15]) == -1

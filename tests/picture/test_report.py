@@ -240,3 +240,8 @@ def test_what_was_not_compared_comes_below_the_verdict_where_both_do_not_fit() -
         summary_line(whole, Terminal(50)).plain,
         "  not compared: activations, optimizer state",
     ]
+
+
+def test_findings_about_results_of_a_run_without_stamps_are_counted_alone() -> None:
+    found = summary_line(report(swapped("w"), num_tensors=0), TERMINAL).plain
+    assert " 1 finding in 1 tensor on " in found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
@@ -47,6 +49,22 @@ def test_coordinates_below_the_map_give_way_where_they_do_not_fit(tmp_path: Path
     wide = "[0]  claimed 0 (fsdp=0 tp=0)  held 0 (fsdp=0 tp=0)"
     below = [inspector_text(document, selection, document.sides(0), width=len(wide) - less).plain for less in (0, 1)]
     assert below == [wide, "[0]  claimed 0  held 0"]
+
+
+def test_of_copies_the_one_that_holds_something_else_is_named(tmp_path: Path) -> None:
+    document = opened(made(tmp_path, {"w": Made("[4/tp, 2]", "[4/fsdp, 2]")}))
+    selection = of_entry(document, Selection(), 0)
+    assert (
+        "claimed 0,2  held 0-1\nrank 2 holds [2, 0] instead"
+        in inspector_text(document, selection, document.sides(0)).plain
+    )
+
+
+def test_a_shard_in_another_order_has_not_moved(tmp_path: Path) -> None:
+    document = opened(made(tmp_path, {"w": Made("[4]", ids={1: np.array([4, 3, 2, 1])})}, "tp=2"))
+    selection = of_entry(document, Selection(), 0)
+    assert selection.side == "difference"
+    assert "moved" not in inspector_text(document, selection, document.sides(0)).plain
 
 
 def test_long_names_leave_the_numbers_of_memory_under_their_heads(tmp_path: Path) -> None:

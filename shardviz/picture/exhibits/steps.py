@@ -46,7 +46,7 @@ REFERENCES: tuple[tuple[Moment, str], ...] = (
 )
 """What results of a step are compared with, before and after the optimizer's step, causes first."""
 
-REDUCTION_WORDS: dict[Reduction, str] = {"mean": "mean", "sum": "sum", "norm": "root of the sum of squares"}
+REDUCTION_WORDS: dict[Reduction, str] = {"mean": "mean", "sum": "sum", "norm": "root of squares"}
 
 HEADS = ("", "element", "has", "unsharded model", "ratio", "off along the shard")
 
@@ -103,7 +103,7 @@ def _parts_and_whole(
     rows = [_row_at(one, [rank], "", at) for rank in ranks[: MOST_ROWS - 1]]
     left_out = len(ranks) - len(rows)
     what, words = WHAT[one.role], REDUCTION_WORDS[kind]
-    rows.append(_whole_row(f"their {words}", whole.ravel()[at], due[at], one.tolerance))
+    rows.append(_whole_row(words, whole.ravel()[at], due[at], one.tolerance))
     caption = f"one element of the {what}" if one.wanted.ndim else f"the {what}"
     caption += f" on {title_of(ranks)}, and their {words} over {' and '.join(axes)}"
     return exhibit(caption, HEADS, rows, left_out, sums_up=True)

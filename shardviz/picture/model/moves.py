@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.layout.region import merged
 from shardviz.picture.model.holders import ranks_text
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ MOST_SLICES = 64
 def paths(sides: Sides) -> tuple[Path, ...]:
     """Return the paths of all whole blocks that are misplaced; blocks that were split differently have none."""
     low = (1 << sides.shift) - 1
-    blocks = [*sides.holders.regions.values(), *sides.holders.runs.values()]
+    blocks = [*_by_elements(sides).values(), *sides.holders.runs.values()]
     moved = {mask & low: mask >> sides.shift for mask in blocks if mask & low and mask >> sides.shift}
     moved = {claimed: held for claimed, held in moved.items() if claimed != held}
     begins = [mask for mask in moved if mask not in moved.values()]
@@ -45,6 +46,15 @@ def paths(sides: Sides) -> tuple[Path, ...]:
                 path.append(moved.pop(path[-1]))
             found.append(tuple(path))
     return tuple(found)
+
+
+def _by_elements(sides: Sides) -> dict[tuple[Ranges, ...], Mask]:
+    """Return the ranks of each part, whatever order they hold it in."""
+    found: dict[tuple[Ranges, ...], Mask] = {}
+    for region, mask in sides.holders.regions.items():
+        elements = tuple(merged(sorted(ranges)) for ranges in region.dims)
+        found[elements] = found.get(elements, 0) | mask
+    return found
 
 
 def path_text(path: Path) -> str:

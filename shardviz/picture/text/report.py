@@ -213,6 +213,7 @@ def uncompared_text(things: Sequence[str]) -> str:
 def _where(report: Report, results: Container[str]) -> str:
     names = {name for name in report.findings_of if name}
     tensors = sum(name not in results for name in names)
-    parts = [f"{tensors:,} of {counted(report.num_tensors, 'tensor')}"] if tensors else []
+    of_all = f"{tensors:,} of " if tensors <= report.num_tensors else ""
+    parts = [f"{of_all}{counted(max(tensors, report.num_tensors), 'tensor')}"] if tensors else []
     parts += [counted(len(names) - tensors, "result") + " of the step"] if len(names) > tensors else []
     return f" in {' and '.join(parts)}" if parts else ""
