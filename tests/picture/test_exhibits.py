@@ -11,7 +11,7 @@ from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.step import CallRecord
-from shardviz.dump.records.tensors import GatherRecord, Position
+from shardviz.dump.records.tensors import GatherRecord, LayoutRecord, Position
 from shardviz.dump.write import rank_file
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, exhibit, title_of
@@ -154,6 +154,18 @@ def test_a_layout_without_segments_is_left_to_the_map(tmp_path: Path) -> None:
     change_run(folder, intended={"w": "[*, */tp]"})
     dump = dump_of(read_files(folder))
     assert exhibit_of(dump, of_kind(report_on(dump), "wrong-placement")) is None
+
+
+def test_ranks_that_claim_another_layout_are_shown_with_it(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), {"w": "[8/tp, 4]"})
+    change_rank(folder, 3, layouts=(LayoutRecord(0, ("Replicate()",), (8, 4)),))
+    dump = dump_of(read_files(folder))
+    found = exhibit_of(dump, of_kind(report_on(dump), "wrong-placement"))
+    assert found is not None
+    assert [(row.title, row.cells) for row in found.rows] == [
+        ("ranks 0-2", (Cell("[8/tp, 4]"),)),
+        ("rank 3", (Cell("[8, 4]", is_wrong=True),)),
+    ]
 
 
 @pytest.mark.parametrize(

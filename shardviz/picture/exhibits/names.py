@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.rules.ids.foreign import owners_of
 from shardviz.check.whole.rank_order import differing
+from shardviz.layout.notation import write
 from shardviz.picture.exhibits.exhibit import Cell, Exhibit, Row, exhibit, plain, title_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
 
 
 def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the local shapes that placements give beside those that ranks have."""
+    """Return the local shapes that placements give beside those that ranks have; None where none is wrong."""
     tensor = dump.first_captured.get(finding.tensor)
     if tensor is None:
         return None
@@ -50,10 +51,25 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
         Row(title_of(ranks), (Cell(whole, whole != wanted), Cell(due), Cell(has, has != due)))
         for (whole, due, has), ranks in found.items()
     ]
+    if not any(cell.is_wrong for row in rows for cell in row.cells):
+        return None
     if stamp is not None:
         rows.append(Row("unsharded model", plain((wanted,))))
     heads = ("", "of the whole tensor", "so of its shard", "has")
     return exhibit("shapes", heads, rows, sums_up=stamp is not None)
+
+
+def claims(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return the layouts that ranks claim, where they do not all claim the same."""
+    tensor = dump.first_captured.get(finding.tensor)
+    found: dict[str, list[int]] = {}
+    for rank, shard in tensor.shards.items() if tensor is not None else ():
+        found.setdefault(write(shard.layout) if shard.layout is not None else "nothing", []).append(rank)
+    if len(found) < 2:
+        return None
+    usual = max(found, key=lambda text: len(found[text]))
+    rows = [Row(title_of(ranks), (Cell(text, text != usual),)) for text, ranks in found.items()]
+    return exhibit("the layout that each rank claims", ("", "claims"), rows)
 
 
 def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:

@@ -63,5 +63,7 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
             return gathered.out_of_place(dump, finding) or calls.beside_definition(dump, finding)
         case "wrong-shape":
             return names.shapes(dump, finding)
+        case "wrong-placement":
+            return names.claims(dump, finding) or names.shapes(dump, finding)
         case _:
             return None

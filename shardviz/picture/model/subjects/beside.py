@@ -166,8 +166,8 @@ def _sides(live: Live | None, own: Stored | None, job: Job, wrong: frozenset[int
     has_claimed = any(mask & low for mask in (*regions.values(), *runs.values()))
     if not has_claimed and own is None:
         return None
-    marked = Marked(holders, claimed.shift, has_claimed, own is not None, claimed.mesh, TITLES, claimed.axes)
-    return replace(marked, wrong=mask_of(wrong))
+    known = (claimed.shift, has_claimed, own is not None, claimed.mesh, TITLES, claimed.axes)
+    return Marked(holders, *known, wrong=mask_of(wrong))
 
 
 def _add_plain(regions: dict[Region, Mask], live: Live) -> None:
