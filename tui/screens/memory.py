@@ -59,6 +59,10 @@ class MemoryView(View):
         with Box(id="bars-box"):
             yield RankBars(id="bars")
 
+    def chosen(self, selection: Selection) -> object:
+        """Return the chosen rank."""
+        return selection.rank
+
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the memory of a dump, with the cursor on the chosen rank."""
         if document is None:
