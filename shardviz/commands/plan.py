@@ -116,7 +116,8 @@ def _choose(args: argparse.Namespace) -> int:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
     memory = bytes_of(args.memory) if args.memory else 0
     rows = list(_rows(args))
-    write_answer(choice_lines(rows, memory), terminal_for(args.color))
+    terminal = terminal_for(args.color)
+    write_answer(choice_lines(rows, memory, terminal.width), terminal)
     fits = any(not row.failed and (not memory or row.bytes <= memory) for row in rows)
     return EXIT_CLEAN if fits else EXIT_FINDINGS
 

@@ -15,6 +15,8 @@ from shardviz.plan.sizes import sizes
 from shardviz.text import Fold
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from shardviz.dump.records.tensors import Body, TensorRecord
@@ -43,6 +45,7 @@ class Held:
         count: How many names of it take memory.
         layout: What its placements claim; None for a plain tensor.
         sizes: Elements of one of them on each rank of the part.
+        offloaded: How many of the names that take memory take that of a CPU.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Held:
     count: int
     layout: Layout | None
     sizes: NDArray[np.int64]
+    offloaded: int = 0
 
     @property
     def owner(self) -> str:
@@ -61,6 +65,11 @@ class Held:
     def bytes(self) -> NDArray[np.int64]:
         """Bytes of all of them on each rank of the part."""
         return self.sizes * (itemsize(self.body.dtype) * self.count)
+
+    @property
+    def on_gpu(self) -> NDArray[np.int64]:
+        """Those of them that the GPU of each rank of the part has to hold."""
+        return self.sizes * (itemsize(self.body.dtype) * (self.count - self.offloaded))
 
 
 @dataclass(frozen=True)
@@ -98,15 +107,31 @@ class Amounts:
         total: NDArray[np.int64] = sum(self.by_role.values(), np.zeros(len(self.ranks), np.int64))
         return total
 
+    @cached_property
+    def offloaded(self) -> NDArray[np.int64]:
+        """Bytes of every rank of the mesh that are in a CPU's memory."""
+        found = np.zeros(len(self.ranks), np.int64)
+        for part, held in self.held:
+            ranks = np.array(part.ranks)
+            for one in held:
+                found[ranks] += one.bytes - one.on_gpu
+        return found
+
+    @property
+    def on_gpu(self) -> NDArray[np.int64]:
+        """Bytes of every rank of the mesh that its GPU has to hold."""
+        on_gpu: NDArray[np.int64] = self.together - self.offloaded
+        return on_gpu
+
     @property
     def fullest(self) -> int:
-        """The rank with most bytes."""
-        return int(self.together.argmax())
+        """The rank with most bytes on its GPU."""
+        return int(self.on_gpu.argmax())
 
     @property
     def emptiest(self) -> int:
-        """The rank with fewest bytes."""
-        return int(self.together.argmin())
+        """The rank with fewest bytes on its GPU."""
+        return int(self.on_gpu.argmin())
 
 
 def gathered(part: PlanPart) -> int:
@@ -120,17 +145,31 @@ def gathered(part: PlanPart) -> int:
 def _held(part: PlannedPart) -> list[Held]:
     record = part.part.record
     tied = {name for group in record.tied for name in group[1:]}
+    units = {unit.name: unit.on_cpu for unit in part.part.units}
     found = []
     for tensor in record.tensors:
         body = record.bodies[tensor.body]
         names = Fold(tensor.name, tensor.numbers, tensor.suffix).names()
-        count = sum(owner_of(name, body.role) not in tied for name in names)
-        if body.role in OF and count:
-            found.append(_one(part, tensor, body, count))
+        owners = [owner for name in names if (owner := owner_of(name, body.role)) not in tied]
+        if body.role in OF and owners:
+            on_cpu = sum(_is_offloaded(owner, units) for owner in owners) if body.role != "buffer" else 0
+            found.append(_one(part, tensor, body, len(owners), on_cpu))
     return found
 
 
-def _one(part: PlannedPart, tensor: TensorRecord, body: Body, count: int) -> Held:
+def _is_offloaded(owner: str, units: Mapping[str, bool]) -> bool:
+    """Whether the innermost of FSDP's units that has a parameter keeps it in the CPU's memory.
+
+    Args:
+        owner: The parameter's name.
+        units: Whether each unit does, by the name of its module.
+    """
+    modules = owner.split(".")[:-1]
+    around = (".".join(modules[:depth]) for depth in range(len(modules), -1, -1))
+    return next((units[name] for name in around if name in units), False)
+
+
+def _one(part: PlannedPart, tensor: TensorRecord, body: Body, count: int, on_cpu: int) -> Held:
     name = str(Fold(tensor.name, tensor.numbers, tensor.suffix))
     layout = None if body.layout is None else part.layout(part.part.record.rank, body.layout)
-    return Held(name, OF[body.role], body, count, layout, sizes(part, tensor.body))
+    return Held(name, OF[body.role], body, count, layout, sizes(part, tensor.body), on_cpu)

@@ -88,7 +88,7 @@ def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
         width: Columns.
     """
     fullest, emptiest = amounts.fullest, amounts.emptiest
-    differ = amounts.together[fullest] > amounts.together[emptiest]
+    differ = amounts.on_gpu[fullest] > amounts.on_gpu[emptiest]
     yield from _by_role(amounts, {"fullest": fullest, "emptiest": emptiest} if differ else {"each rank": fullest})
     yield line("")
     part = amounts.ranks.part_of(fullest).part
@@ -113,8 +113,12 @@ def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
     for role in (role for role in ROLES if amounts.by_role[role].any()):
         sizes = amounts.by_role[role]
         rows.append([role, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), _of_all(role, sizes)])
-    together = [bytes_text(int(amounts.together[rank])) for rank in ranks.values()]
-    return table([*rows, ["together", *together, "-"]], headings=headings)
+    sums = {"together": amounts.together}
+    if amounts.offloaded.any():
+        sums |= {"in the CPU's memory": amounts.offloaded, "on the GPU": amounts.on_gpu}
+    for name, sizes in sums.items():
+        rows.append([name, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), "-"])
+    return table(rows, headings=headings)
 
 
 def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
@@ -152,7 +156,8 @@ def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
     offloaded = sum(unit.on_cpu for unit in part.units)
     if offloaded:
         of_units = "all units" if offloaded == len(part.units) else f"{offloaded} of them"
-        text = f"{of_units} have parameters, gradients and optimizer state in the CPU's memory: no GPU has them"
+        have = "has" if offloaded == 1 < len(part.units) else "have"
+        text = f"{of_units} {have} parameters, gradients and optimizer state in the CPU's memory: no GPU has them"
         yield from _sentence(text, width)
 
 
@@ -176,19 +181,19 @@ def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[
     more = [(size - there.get(name, 0), name) for name, size in here.items()]
     for role, word in WORDS.items():
         more.append((int(amounts.by_role[role][fullest] - amounts.by_role[role][emptiest]), word))
-    least = LITTLE * int(amounts.together[fullest] - amounts.together[emptiest])
+    least = LITTLE * int(amounts.on_gpu[fullest] - amounts.on_gpu[emptiest])
     for size, name in sorted((one for one in more if one[0] > least), reverse=True)[:MOST]:
         yield line(f"  {bytes_text(size)} of {printable(name)}")
 
 
 def _by_kind(amounts: Amounts, rank: int) -> dict[str, int]:
-    """Return a rank's bytes by parameter, with the gradient and what the optimizer keeps of it, numbers left out."""
+    """Return the bytes on a rank's GPU by parameter, with gradient and optimizer state, numbers left out."""
     found: dict[str, int] = {}
     for part, held in amounts.held:
         at = part.ranks.index(rank) if rank in part.ranks else -1
         for one in held if at >= 0 else ():
             kind = kind_of(one.owner)
-            found[kind] = found.get(kind, 0) + int(one.bytes[at])
+            found[kind] = found.get(kind, 0) + int(one.on_gpu[at])
     return found
 
 

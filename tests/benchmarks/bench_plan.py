@@ -43,6 +43,15 @@ print(time.process_time() - begin)
 """
 """Prints the processor seconds in which the viewer counts memory."""
 
+KEYS = """
+import statistics, sys
+from pathlib import Path
+from bench_tui import WALKS, press
+worked = press(Path({folder!r}), WALKS["llama"]).worked
+print(statistics.median(worked), max(worked))
+"""
+"""Prints the processor seconds of a key in the viewer, the median and the slowest, on its last line."""
+
 VERB = "import sys; from shardviz.cli import main; sys.exit(main({!r}))"
 
 
@@ -76,6 +85,10 @@ def main() -> None:
         verdict("peak memory of a rank that is asked, in MiB", memory / 2**20, 1024)
         counted = subprocess.run(python(USAGE.format(folder=str(large))), capture_output=True, text=True, check=True)
         verdict("processor seconds in which the viewer counts memory", float(counted.stdout), 0.5)
+        keys = [_keys(folder) for folder in (large, small)]
+        for what, one, other in zip(("median", "slowest"), *keys, strict=True):
+            print(f"a key in the viewer, {what}: {one * 1000:.1f} ms of processor")
+            verdict(f"a key on 16,384 ranks / on 16, {what}", one / other, 1.5)
         page = str(Path(parent) / "page.html")
         for verb in (["check"], ["show"], ["show", "--memory"], ["show", "--comms"], ["show", "-o", page]):
             commands = [python(_quietly([verb[0], str(folder), *verb[1:]])) for folder in (large, small)]
@@ -83,6 +96,13 @@ def main() -> None:
             print(f"{' '.join(verb)}: {one}")
             verdict(f"{' '.join(verb)} of 16,384 ranks in seconds", one.median, 10)
             verdict(f"{' '.join(verb)} of 16,384 ranks / of 16", one.median / other.median, 10)
+
+
+def _keys(folder: Path) -> list[float]:
+    """Return the processor seconds of a key in the viewer, the median and the slowest."""
+    command = python(KEYS.format(folder=str(folder)))
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    return [float(number) for number in shown.stdout.splitlines()[-1].split()]
 
 
 def _quietly(arguments: list[str]) -> str:

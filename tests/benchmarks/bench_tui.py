@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,35 @@ def make_one(folder: Path) -> None:
     make_dump(folder, parse_mesh("fsdp=8,tp=8"), {"output.weight": tensor})
 
 
+@dataclass(frozen=True)
+class Pressed:
+    """What a walk took.
+
+    Attributes:
+        first: Seconds to the first paint.
+        loaded: Seconds until the dump was read and checked.
+        worked: Seconds of processor for each key, without those of the pilot that presses it.
+    """
+
+    first: float
+    loaded: float
+    worked: list[float]
+
+
 def measure(folder: Path, keys: list[str]) -> None:
     """Open a dump and press keys; print the seconds to the first paint, from each key to its frame, and the peak."""
+    found = press(folder, keys)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    verdict("first paint in s", found.first, FIRST_PAINT)
+    print(f"read and checked after {found.loaded:.2f} s")
+    median, slowest = statistics.median(found.worked) * 1000, max(found.worked) * 1000
+    verdict("a key to its frame in ms of processor, median", median, KEY_TO_FRAME * 1000)
+    verdict("a key to its frame in ms of processor, slowest", slowest, SLOWEST_KEY * 1000)
+    verdict("peak memory in MiB", peak, MEMORY)
+
+
+def press(folder: Path, keys: list[str]) -> Pressed:
+    """Open a dump in the viewer and press keys, each after the frame of the one before."""
     from shardviz.tui.app import ShardvizApp
 
     class Timed(ShardvizApp):
@@ -82,7 +110,7 @@ def measure(folder: Path, keys: list[str]) -> None:
             super()._display(*args)
             self.painted = time.perf_counter()
 
-    async def run() -> tuple[float, float, list[float]]:
+    async def run() -> Pressed:
         started = time.perf_counter()
         app = Timed(folder)
         taken = []
@@ -102,15 +130,9 @@ def measure(folder: Path, keys: list[str]) -> None:
             print(f"    {key:<12} {frame}, {work * 1000:5.1f} ms of processor")
         pilots = statistics.median(work for key, _, work in taken if key == NOTHING)
         print(f"    of which the pilot takes {pilots * 1000:.1f} ms for a key that does nothing")
-        return first, loaded, [work - pilots for key, _, work in taken if key != NOTHING]
+        return Pressed(first, loaded, [work - pilots for key, _, work in taken if key != NOTHING])
 
-    first, loaded, taken = asyncio.run(run())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    verdict("first paint in s", first, FIRST_PAINT)
-    print(f"read and checked after {loaded:.2f} s")
-    verdict("a key to its frame in ms of processor, median", statistics.median(taken) * 1000, KEY_TO_FRAME * 1000)
-    verdict("a key to its frame in ms of processor, slowest", max(taken) * 1000, SLOWEST_KEY * 1000)
-    verdict("peak memory in MiB", peak, MEMORY)
+    return asyncio.run(run())
 
 
 def main() -> None:

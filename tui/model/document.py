@@ -195,6 +195,18 @@ class Document:
         return usage_of(self)
 
     @cached_property
+    def of_a_step(self) -> dict[str, int]:
+        """What a plan's step adds to a rank's memory at its fullest moment, at most; empty without a plan."""
+        from shardviz.plan.amounts import Amounts
+        from shardviz.plan.report import OF_A_MOMENT
+
+        planned = self.dump.files.planned
+        if planned is None:
+            return {}
+        by_role = Amounts(planned).by_role
+        return {role: int(by_role[role].max()) for role in ("buckets", *OF_A_MOMENT)}
+
+    @cached_property
     def heats(self) -> list[Heat]:
         """What the mesh can show as heat."""
         return heats_of(self.dump, self.report)
@@ -205,10 +217,8 @@ class Document:
         A stage's mesh has some of the dump's axes; one with axes of its own, such as two flattened into one, is used.
         """
         mesh = self.dump.files.mesh
-        try:
-            own = self.sides(entry).colouring if self.entries else Colouring(mesh)
-        except ShardvizError:
-            return Colouring(mesh)
+        sides = self.drawn(entry)
+        own = sides.colouring if sides is not None else Colouring(mesh)
         return Colouring(mesh, own.axes) if own.mesh is None or {*own.axes} <= {*mesh.axes} else own
 
     @cached_property
@@ -233,6 +243,13 @@ class Document:
         if key not in self._sides:
             self._sides[key] = drawn_sides(self.dump, tensor, self.report)
         return self._sides[key]
+
+    def drawn(self, entry: int, name: str = "") -> Sides | None:
+        """Return both sides of an entry's tensor; None where there is nothing that can be drawn."""
+        try:
+            return self.sides(entry, name) if self.entries else None
+        except ShardvizError:
+            return None
 
     def is_seen_in_its_card(self, finding: int) -> bool:
         """Whether a finding is seen by a table under its words, and not by the map alone."""

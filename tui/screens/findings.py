@@ -49,6 +49,10 @@ one is to go to its place on the map.
         with ScrollBox(id="full"):
             yield FindingCard(id="full-card")
 
+    def chosen(self, selection: Selection) -> object:
+        """Return the chosen finding."""
+        return selection.finding
+
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
         self.query_one(FindingCard).show(document, selection.finding)

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from ..model.usage import Usage
 
 
+MARGIN = 6
+"""Columns of a box's frame beside the text in it."""
+
+
 class MemoryView(View):
     """Modules with their bytes above, ranks as bars below."""
 
@@ -55,6 +59,10 @@ class MemoryView(View):
         with Box(id="bars-box"):
             yield RankBars(id="bars")
 
+    def chosen(self, selection: Selection) -> object:
+        """Return the chosen rank."""
+        return selection.rank
+
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the memory of a dump, with the cursor on the chosen rank."""
         if document is None:
@@ -65,7 +73,7 @@ class MemoryView(View):
             tree = self.query_one(UsageTree)
             tree.fill(usage)
             self.query_one("#usage-head", Static).update(tree.head())
-            self.query_one("#usage-box", Box).entitle(_title(usage), _roles(usage))
+            self.query_one("#usage-box", Box).entitle(_title(usage), _roles(document, usage, self.app.size.width))
         self._show_ranks(document, usage, rank_of(document, selection))
 
     def on_resize(self) -> None:
@@ -112,9 +120,18 @@ def _title(usage: Usage) -> str:
     return f"Memory: rank {rank} has most, {bytes_text(found.most)}; mean {mean}, imbalance {found.imbalance:.2f}"
 
 
-def _roles(usage: Usage) -> str:
-    """Write the fullest rank's bytes by role."""
+def _roles(document: Document, usage: Usage, width: int) -> str:
+    """Write the fullest rank's bytes by role, and what a planned step adds to them."""
     if not usage.total.size:
         return ""
     at = int(np.argmax(usage.total))
-    return " · ".join(f"{role} {bytes_text(int(taken[at]))}" for role, taken in usage.by_role.items())
+    kept = {role: int(taken[at]) for role, taken in usage.by_role.items()}
+    added = {role: most for role, most in document.of_a_step.items() if most}
+    if not added:
+        return _shares(kept)
+    text = f"{_shares(kept)}; a step adds at most: {_shares(added)}"
+    return text if len(text) + MARGIN <= width else f"a step adds at most: {_shares(added)}"
+
+
+def _shares(sizes: dict[str, int]) -> str:
+    return " · ".join(f"{role} {bytes_text(size)}" for role, size in sizes.items())

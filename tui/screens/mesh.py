@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.widgets import Static
 
-from shardviz.errors import ShardvizError
-
 from ..keys import keys
 from ..model.names import shortened
 from ..model.navigation.lights import lights_of
@@ -81,10 +79,7 @@ class MeshView(View):
 
     def _show_map(self, document: Document, selection: Selection, rank: int) -> None:
         side = "held" if selection.side == "difference" else selection.side
-        try:
-            sides = document.sides(selection.entry, selection.name)
-        except ShardvizError:
-            sides = None
+        sides = document.drawn(selection.entry, selection.name)
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
         title = f"rank {rank}'s part of {shortened(document.entries[selection.entry].title)}"
         self.query_one("#mesh-map-box", Box).entitle(title)

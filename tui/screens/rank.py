@@ -23,6 +23,7 @@ from ..model.rank.memory import ids_beside, values_beside
 from ..widgets.box import Box, Column, Row
 from ..widgets.grids.values_grid import ValuesGrid
 from ..widgets.lines import Lines
+from ..widgets.map.tensor_map import TensorMap
 from ..widgets.rank_card import RankCard
 from ..widgets.search import Search
 from .view import View
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class RankView(View):
-    """A rank's card, a line for every tensor that it holds, and the numbers of one of them."""
+    """A rank's card, a line for every tensor that it holds, and the numbers of one of them, or where its part is."""
 
     NAME = "rank"
     TITLE = "Rank"
@@ -86,6 +87,7 @@ class RankView(View):
                     yield HeldLines(id="held")
             with Box(id="memory-box"):
                 yield ValuesGrid(id="memory")
+                yield TensorMap(id="rank-map")
                 yield Static("", id="memory-note", classes="legend", markup=False)
 
     def show(self, document: Document | None, selection: Selection) -> None:
@@ -110,7 +112,11 @@ class RankView(View):
 
     def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
         beside, why = _memory(document, selection, rank, values=self._values)
-        self.query_one(ValuesGrid).show(beside)
+        grid, part = self.query_one(ValuesGrid), self.query_one(TensorMap)
+        sides = document.drawn(selection.entry, selection.name) if beside is None else None
+        grid.show(beside)
+        grid.display, part.display = sides is None, sides is not None
+        part.show(sides, "held" if sides is not None and sides.has_held else "claimed", selection.plane, lit=rank)
         box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
         if document.entries:
             name = printable(name_of(document, selection))
@@ -199,6 +205,12 @@ def _line(line: RankLine) -> Text:
     )
 
 
+def _without_values(document: Document) -> str:
+    if document.dump.files.planned is not None:
+        return "a plan has no values"
+    return "the dump has no values for this tensor"
+
+
 def _memory(document: Document, selection: Selection, rank: int, *, values: bool) -> tuple[Beside | None, str]:
     """Return the numbers, or why there are none."""
     if not document.entries or rank not in document.entries[selection.entry].tensor.shards:
@@ -208,7 +220,7 @@ def _memory(document: Document, selection: Selection, rank: int, *, values: bool
     try:
         own = values_beside(document.dump, tensor, rank, name)
         if values or tensor.moment != "stamped":
-            return own, "" if own else "the dump has no values for this tensor"
+            return own, "" if own else _without_values(document)
         return ids_beside(document.dump, tensor, rank, name, place[len(place) - len(tensor.shape) :]), ""
     except ShardvizError as error:
         return None, printable(error.message)

@@ -104,6 +104,10 @@ class StepView(View):
                 yield MeshGrid(id="part")
         yield Static("", id="step-note", markup=False)
 
+    def chosen(self, selection: Selection) -> object:
+        """Return the chosen rank."""
+        return selection.rank
+
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the step, and the chosen collective with the ranks that take part."""
         if document is None:

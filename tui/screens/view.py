@@ -40,7 +40,7 @@ class View(Column, metaclass=Abstract):
         super().__init__(id=self.NAME)
         self.state = state
         self.styles.layer = self.NAME  # or they would share the height
-        self._shown: tuple[Document | None, Selection] | None = None
+        self._shown: tuple[Document | None, object] | None = None
         self._focused: Widget | None = None
         self._lit: Entitled | None = None
         self._ready_for: Document | None = None
@@ -49,6 +49,10 @@ class View(Column, metaclass=Abstract):
     @abstractmethod
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show a document and the selection in it."""
+
+    def chosen(self, selection: Selection) -> object:
+        """Return what of a selection the view shows: it is shown again when that changes."""
+        return selection
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
         """Lay out again, but paint nothing: the parts of the view cover all of it."""
@@ -66,10 +70,10 @@ class View(Column, metaclass=Abstract):
             self._catch_up()
 
     def _catch_up(self) -> None:
-        state = (self.state.document, self.state.selection)
-        if self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]:
-            self._shown = state
-            self.show(*state)
+        document, chosen = self.state.document, self.chosen(self.state.selection)
+        if self._shown is None or document is not self._shown[0] or chosen != self._shown[1]:
+            self._shown = (document, chosen)
+            self.show(document, self.state.selection)
 
     def put(self, *, on_screen: bool) -> None:
         """Put the view on the screen, or beside it: there it keeps its size, so that coming back needs no layout."""

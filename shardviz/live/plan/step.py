@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from shardviz.live.step.step import loss_of, stages_of
 from shardviz.plan.records import PeakRecord, SavedRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,7 +95,7 @@ def planned_step(
         return None
     mode = contextlib.nullcontext() if built.means == "values" else built.mode or fake_mode()
     try:
-        with mode, contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        with mode, _silence():
             without_pinned_memory(built.model)
             if built.means == "meta":
                 built.model.to_empty(device="cpu")
@@ -102,6 +104,18 @@ def planned_step(
         return PlannedStep(error.message, reads_values=True)  # by other means it is no better
     except Exception as error:
         return _failed(built, error)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Print and log nothing: torch logs a traceback for each operator that fails without values."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _failed(built: Built, error: Exception) -> PlannedStep:

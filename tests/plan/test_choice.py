@@ -1,0 +1,127 @@
+"""The table of `plan --gpus`: each row is what a plan of that mesh alone says."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.cells import cell_len
+
+from shardviz.cli import main
+from shardviz.layout.mesh import Mesh
+from shardviz.plan.choice import Row, choice_lines
+from shardviz.plan.search import meshes
+from tests.lanes import at_night
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MINE = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+AXES = ("fsdp", "tp")
+MESH = (2, 4)
+BATCH_AXES = ("fsdp",)
+def build(): return nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64), nn.Linear(64, 64, bias=False))
+def parallelize(model, mesh):
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model[2], mesh=mesh["fsdp"], offload_policy=CPUOffloadPolicy())
+    fully_shard(model, mesh=mesh["fsdp"])
+def batch(): return torch.randn(64, 64)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def printed(capfd: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
+    """Return what a command prints; no line is wider than the screen."""
+    assert main(["plan", *args]) == code
+    out, err = capfd.readouterr()
+    assert not [line for line in out.splitlines() if cell_len(line) > 80]
+    assert "Traceback" not in err
+    return out
+
+
+def cells(line: str) -> list[str]:
+    """Return the cells of a line of a table."""
+    return re.split(" {2,}", line.strip())
+
+
+@pytest.mark.parametrize(("gpus", "count"), [(2, 2), *at_night([(8, 4)])])
+def test_each_row_is_what_a_plan_of_its_mesh_says(
+    gpus: int, count: int, mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node = str(gpus // 2)
+    head, *rows = printed(capfd, mine.name, "--gpus", str(gpus), "--node", node).splitlines()
+    assert cells(head) == ["mesh", "fullest rank", "in the CPU's memory", "crosses nodes"]
+    assert len(rows) == count
+    for mesh, fullest, offloaded, crossing in map(cells, rows):
+        alone = printed(capfd, mine.name, "--mesh", mesh.strip("()"), "--node", node, "--force", "-o", "one.shardviz")
+        said = {line[:21].strip(): cells(line[21:])[0] for line in alone.splitlines()}
+        assert (fullest, offloaded) == (said["on the GPU"], said["in the CPU's memory"])
+        assert f"a rank receives at most {crossing} in a step" in " ".join(alone.split())
+
+
+def test_what_is_in_the_memory_of_a_cpu_need_not_fit_into_the_gpus(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fits(memory: str, code: int = 0) -> list[list[str]]:
+        text = printed(capfd, mine.name, "--gpus", "2", "--no-step", "--memory", memory, code=code)
+        return [row for row in map(cells, text.splitlines()) if row[0] == "(fsdp=1, tp=2)"]
+
+    # of model[2] 64 x 64 numbers of 4 bytes, as many of its gradient, twice as many of Adam; the others are split by tp
+    assert fits("1GB") == [["(fsdp=1, tp=2)", "340 KiB", "64 KiB"]]
+    assert fits("350KiB")
+    mine.write_text(MINE.replace("offload_policy=CPUOffloadPolicy()", "reshard_after_forward=True"))
+    assert fits("1GB") == [["(fsdp=1, tp=2)", "404 KiB"]]
+    assert not fits("350KiB", code=1)
+
+
+def test_a_mesh_that_does_not_divide_is_listed_last_and_says_why(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = printed(capfd, mine.name, "--gpus", "7")
+    first, second, *why = text.splitlines()[1:]
+    assert cells(first)[0] == "(fsdp=7, tp=1)"
+    assert cells(second)[0] == "(fsdp=1, tp=7)"
+    reason = "a step without values raised RuntimeError: a and b must have same reduction dim"
+    assert " ".join(" ".join(why).split()).startswith(f"(fsdp=1, tp=7): without activations and collectives: {reason}")
+
+
+def test_where_nothing_fits_it_says_what_the_smallest_needs(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = printed(capfd, mine.name, "--gpus", "1", "--memory", "1KB", code=1)
+    assert re.fullmatch(r"1 mesh needs more than 1000 B, at least \d+ KiB on \(fsdp=1, tp=1\)\n", text)
+
+
+def test_texts_below_the_table_fit_the_screen_and_are_said_once() -> None:
+    one, other = (Mesh(("dp", "tp"), shape) for shape in ((4, 2), (2, 4)))
+    note = "the optimizer's state is that of Adam: optimizer() returned Own, which has no state that could be seen"
+    why = "the sequence of 63 tokens is split over tp(4), and " + "63 is not a multiple of it " * 4
+    rows = [
+        Row(one, 1 << 30, notes=(note,)),
+        Row(other, 1 << 20, notes=(note,), without_step=why),
+        *(Row(mesh, failed="[red]no[/]\x1b[31m") for mesh in meshes(("dp", "tp"), 3)),
+    ]
+    lines = [text.plain for text in choice_lines(rows, 0, 60)]
+    assert max(map(len, lines)) <= 60
+    text = " ".join(" ".join(lines).split())
+    assert text.count(note) == 1
+    assert f"{other}: without activations and collectives: {' '.join(why.split())}" in text
+    assert "not planned: (dp=3, tp=1), (dp=1, tp=3): [red]no[/]" in text
+    assert "\x1b" not in text
+
+
+def test_every_way_to_share_out_a_number_of_gpus_is_tried_once() -> None:
+    assert [mesh.shape for mesh in meshes(("dp", "tp"), 1)] == [(1, 1)]
+    assert sorted(mesh.shape for mesh in meshes(("dp", "tp"), 7)) == [(1, 7), (7, 1)]
+    thousand = meshes(("dp", "tp"), 1000)
+    assert len(thousand) == len({mesh.shape for mesh in thousand}) == 16
+    assert all(mesh.size == 1000 for mesh in thousand)

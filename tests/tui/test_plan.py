@@ -1,0 +1,61 @@
+"""A plan in the viewer: ranks that nobody started, on meshes of a stage or flattened from two axes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from textual.scrollbar import ScrollBar
+
+from shardviz.layout.mesh import parse_mesh
+from tests.plans import make_plan, shifted
+from tests.tui.driving import walk, walk_on
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from textual.geometry import Region
+
+WHOLE = parse_mesh("pp=2,fsdp=64,tp=8")
+STAGE = parse_mesh("fsdp=64,tp=8")
+FLAT = parse_mesh("fsdp_tp=512")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    first = {"flat.weight": ("[1024/fsdp_tp, 8]", FLAT), "up.weight": ("[1024/tp/fsdp, 64]", STAGE)}
+    last = {"x.weight": ("[64/fsdp, 1024/tp]", shifted(STAGE, 512))}
+    return make_plan(tmp_path / "plan.shardviz", WHOLE, [first, last])
+
+
+def test_a_tensor_on_a_flattened_mesh_is_shown_in_every_view(plan: Path) -> None:
+    views = walk_on(plan, {view: [view] for view in "123456"})
+    assert "fsdp_tp" in views["1"].text
+    assert "mesh (pp=2, fsdp=64, tp=8)" in views["2"].text
+    assert all(shown.exited is None for shown in views.values())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+def test_the_rank_view_shows_where_a_part_is_that_has_no_values(plan: Path, size: tuple[int, int]) -> None:
+    (shown,) = walk_on(plan, {"": ["3"]}, size=size).values()
+    assert "a plan has no values" in shown.text
+    assert "┌─" in shown.text
+
+
+def test_the_memory_view_says_what_a_step_adds(plan: Path) -> None:
+    assert "a step adds at most: activations 3 MiB · gathered 1 MiB" in walk(plan, "6").text
+
+
+def test_coming_back_to_a_view_paints_no_scroll_bar_twice(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    painted: list[ScrollBar] = []
+    refresh = ScrollBar.refresh
+
+    def counted(bar: ScrollBar, *regions: Region, **options: bool) -> ScrollBar:
+        painted.append(bar)
+        return refresh(bar, *regions, **options)
+
+    monkeypatch.setattr(ScrollBar, "refresh", counted)
+    walks = {"there": ["2", "1", "2"], "back": ["1"], "again": ["2"]}
+    seen = walk_on(plan, walks, size=(200, 60), look=lambda _: len(painted))
+    assert seen["there"].result > 0
+    assert seen["there"].result == seen["back"].result == seen["again"].result
