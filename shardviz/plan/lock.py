@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
-from shardviz.picture.text.tables.comms import groups_text
 from shardviz.plan.amounts import Amounts
-from shardviz.plan.traffic import sent
+from shardviz.plan.traffic import sent, where
 from shardviz.text import bytes_text, natural_key, printable
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
                 before = found.get(line.name)
                 found[line.name] = line if before is None or line.bytes > before.bytes else before
     for each in sent(ranks.plan, ranks.mesh):
-        name = f"sent {each.op} {groups_text(each.axes)}, {each.when}"
+        name = f"sent {each.op} {where(each)}, {each.when}"
         if name not in found or each.received > found[name].bytes:
             found[name] = Line(name, f"{each.size} ranks, {each.received} bytes", each.received)
     return sorted(found.values(), key=lambda line: natural_key(line.name))
