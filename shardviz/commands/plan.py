@@ -163,7 +163,10 @@ def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
     from shardviz.commands.common.streams import talk
     from shardviz.picture.text.terminal import line
     from shardviz.plan.lock import changed, lock_text
+    from shardviz.text import printable
 
+    if ranks.plan.without_step:
+        talk(f"planned without collectives: {printable(ranks.plan.without_step)}")
     if force or not path.exists():
         write_markup(lock_text(ranks), path)
         talk(f"run this again to compare with {path}")

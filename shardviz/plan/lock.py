@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
-from shardviz.picture.text.tables.comms import groups_text
 from shardviz.plan.amounts import Amounts
-from shardviz.plan.traffic import sent
+from shardviz.plan.traffic import kind_of, sent, where
 from shardviz.text import bytes_text, natural_key, printable
 
 if TYPE_CHECKING:
@@ -28,9 +27,13 @@ if TYPE_CHECKING:
 
 HEAD = "# shardviz layouts 1: mesh "
 
+_VERSION = re.compile(r"# shardviz layouts (?P<number>[0-9]+):")
+
 _FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
 
 _LINE = re.compile(r"(?P<name>(param|buffer|sent) .+?): (?P<text>.+, (?P<bytes>[0-9]{1,18}) bytes( per rank)?)")
+
+DAMAGED = "take the file from version control, or give --force to write it again"
 
 KINDS = {"parameters": "param", "buffers": "buffer"}
 
@@ -63,7 +66,7 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
                 before = found.get(line.name)
                 found[line.name] = line if before is None or line.bytes > before.bytes else before
     for each in sent(ranks.plan, ranks.mesh):
-        name = f"sent {each.op} {groups_text(each.axes)}, {each.when}"
+        name = f"sent {each.op} {where(each)}, {each.when}"
         if name not in found or each.received > found[name].bytes:
             found[name] = Line(name, f"{each.size} ranks, {each.received} bytes", each.received)
     return sorted(found.values(), key=lambda line: natural_key(line.name))
@@ -87,23 +90,33 @@ def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
         ShardvizError: It cannot be read, or is not a lockfile.
     """
     try:
-        first, *rest = path.read_text(encoding="utf-8").splitlines() or [""]
+        first, *rest = path.read_text(encoding="utf-8-sig").splitlines() or [""]
     except (OSError, UnicodeDecodeError) as error:
         raise ShardvizError(f"cannot read {path}: {error}", "shardviz plan ... --lock FILE writes it") from error
+    version = _VERSION.match(first)
+    if version and version["number"] != "1":
+        raise ShardvizError(
+            f"{path} is a lockfile of version {version['number']}, and this shardviz reads version 1",
+            "install the shardviz that wrote it, or give --force to write it again",
+        )
     if not first.startswith(HEAD):
         raise ShardvizError(
             f"{path} is not a lockfile: it begins with {printable(first[:40])!r}",
             f"its first line begins with {HEAD!r}",
         )
     lines = [_read_line(path, at, text) for at, text in enumerate(rest, 2) if text and not text.startswith("#")]
-    return first.removeprefix(HEAD), {line.name: line for line in lines}
+    by_name = {line.name: line for line in lines}
+    if len(by_name) < len(lines):
+        twice = next(line.name for line in lines if by_name[line.name] is not line)
+        raise ShardvizError(f"{path} has two lines for {printable(twice)}", DAMAGED)
+    return first.removeprefix(HEAD), by_name
 
 
 def _read_line(path: Path, at: int, text: str) -> Line:
     match = _LINE.fullmatch(text)
     if match is None:
         read = f"line {at} of {path} is damaged: {printable(text[:60])!r}"
-        raise ShardvizError(read, "take the file from version control, or give --force to write it again")
+        raise ShardvizError(read, DAMAGED)
     return Line(match["name"], match["text"], int(match["bytes"]))
 
 
@@ -141,15 +154,36 @@ def changed(path: Path, ranks: PlannedRanks) -> list[str]:
     mesh, before = read_lock(path)
     after = {line.name: line for line in lock_lines(ranks)}
     found = [f"- mesh {mesh}", f"+ mesh {ranks.mesh}"] if mesh != str(ranks.mesh) else []
-    for name in sorted({*before, *after}, key=natural_key):
-        was, now = before.get(name), after.get(name)
-        if was is None or now is None or was.text != now.text:
-            found += [f"- {was}"] if was else []
+    for was, now in _pairs(before, after):
+        if was != now:
+            found += [f"- {was}{'' if now else _cost(was, None)}"] if was else []
             found += [f"+ {now}{_cost(was, now)}"] if now else []
     return found
 
 
-def _cost(was: Line | None, now: Line) -> str:
-    more = now.bytes - (was.bytes if was else 0)
-    what = "received" if now.name.startswith("sent ") else "per rank"
+def _pairs(before: dict[str, Line], after: dict[str, Line]) -> list[tuple[Line | None, Line | None]]:
+    """Return the lines of two files by name; where only the numbers of layers differ, the one line of each."""
+    pairs = {name: (before.get(name), after.get(name)) for name in {*before, *after}}
+    gone, new = _by_kind(before, after), _by_kind(after, before)
+    for kind in gone.keys() & new.keys():
+        if len(gone[kind]) == len(new[kind]) == 1:
+            (was,), (now,) = gone[kind], new[kind]
+            pairs[now.name] = was, now
+            del pairs[was.name]
+    return [pairs[name] for name in sorted(pairs, key=natural_key)]
+
+
+def _by_kind(lines: dict[str, Line], others: dict[str, Line]) -> dict[str, list[Line]]:
+    """Return the lines that only one file has, by their names without numbers."""
+    found: dict[str, list[Line]] = {}
+    for name, line in lines.items():
+        if name not in others:
+            kind, _, own = name.partition(" ")
+            found.setdefault(f"{kind} {kind_of(own)}", []).append(line)
+    return found
+
+
+def _cost(was: Line | None, now: Line | None) -> str:
+    more = (now.bytes if now else 0) - (was.bytes if was else 0)
+    what = "received" if any(one and one.name.startswith("sent ") for one in (was, now)) else "per rank"
     return f"  ({'+' if more > 0 else '-'}{bytes_text(abs(more))} {what})" if more else ""

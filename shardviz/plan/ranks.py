@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shardviz.dump.records.step import CollectiveRecord
     from shardviz.dump.records.tensors import Body
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
@@ -129,7 +130,13 @@ class PlannedPart:
             meshes=tuple(MeshRecord(mesh.axes, mesh.shape, mesh.ranks) for mesh in meshes),
             positions=tuple(positions),
             bodies=tuple(self.body(rank, index) for index in range(len(own.bodies))),
+            collectives=without_ranks(own.collectives),
         )
+
+
+def without_ranks(collectives: tuple[CollectiveRecord, ...]) -> tuple[CollectiveRecord, ...]:
+    """Return collectives as all ranks of a part have them: a group that runs along no axis has other ranks on each."""
+    return tuple(structs.replace(one, ranks=()) if one.ranks else one for one in collectives)
 
 
 def has_equal_parts(layout: Layout) -> bool:

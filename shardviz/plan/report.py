@@ -8,12 +8,11 @@ from shardviz.dump.costs.timeline import timeline
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.picture.text.schedule import bubble_text
-from shardviz.picture.text.tables.comms import groups_text
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
 from shardviz.plan.amounts import ROLES, Amounts, gathered
 from shardviz.plan.splits import uneven, whole
-from shardviz.plan.traffic import crossing, kind_of, sent
+from shardviz.plan.traffic import crossing, kind_of, sent, where
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
 if TYPE_CHECKING:
@@ -255,7 +254,7 @@ _HEADS = ["collectives of a step", "pass", "count", "bytes", "received", "group"
 
 def _cells(one: Sent, node: int) -> list[str]:
     sizes = [f"{one.count:,}", bytes_text(one.bytes), bytes_text(one.received), f"{one.size:,}"]
-    return [f"{one.op} {groups_text(one.axes)}", one.when, *sizes, str(one.nodes) if node else "-"]
+    return [f"{one.op} {where(one)}", one.when, *sizes, str(one.nodes) if node else "-"]
 
 
 def _bubble(ranks: PlannedRanks) -> Iterator[Text]:

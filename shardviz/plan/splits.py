@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.layout.dtypes import itemsize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from shardviz.plan.amounts import Amounts, Held
 
@@ -55,24 +59,36 @@ class Whole:
 def uneven(amounts: Amounts) -> Iterator[Uneven]:
     """Yield the parameters whose parts differ in size from rank to rank, the emptiest first."""
     found = []
+    for one, sizes in _parameters(amounts):
+        least, most = int(sizes.min()), int(sizes.max())
+        if least < most:
+            found.append(Uneven(one, least, most, int((sizes == 0).sum()), len(sizes)))
+    yield from sorted(found, key=lambda one: (-one.empty / one.ranks, -(one.most - one.least)))
+
+
+def _parameters(amounts: Amounts) -> Iterator[tuple[Held, NDArray[np.int64]]]:
+    """Yield every parameter as the first part of the plan has it, with its elements on the ranks of all parts."""
+    by_name: dict[str, list[Held]] = {}
     for _, held in amounts.held:
         for one in held:
-            least, most = int(one.sizes.min()), int(one.sizes.max())
-            if one.role == "parameters" and least < most:
-                found.append(Uneven(one, least, most, int((one.sizes == 0).sum()), len(one.sizes)))
-    yield from sorted(found, key=lambda one: (-one.empty / one.ranks, -(one.most - one.least)))
+            if one.role == "parameters":
+                by_name.setdefault(one.name, []).append(one)
+    for own in by_name.values():
+        yield own[0], np.concatenate([one.sizes for one in own])
 
 
 def whole(amounts: Amounts) -> Iterator[Whole]:
     """Yield large parameters that could be split over an axis that splits others, those that would save most first."""
     most = int(amounts.by_role["parameters"].max())
-    found = []
+    found: dict[tuple[str, str], Whole] = {}
     for _, held in amounts.held:
         params = [one for one in held if one.role == "parameters" and one.layout is not None]
         used = {axis for one in params if one.layout for axis in one.layout.split_axes}
-        for one in params:
-            found += [other for other in _copied(one, held, used) if int(one.bytes.max()) >= LARGE * most]
-    yield from sorted(found, key=lambda one: -one.saved)
+        large = (one for one in params if int(one.bytes.max()) >= LARGE * most)
+        for other in (other for one in large for other in _copied(one, held, used)):
+            key = (other.held.name, other.axis)
+            found[key] = max(found.get(key, other), other, key=lambda one: one.saved)
+    yield from sorted(found.values(), key=lambda one: -one.saved)
 
 
 def _copied(one: Held, held: tuple[Held, ...], used: set[str]) -> Iterator[Whole]:

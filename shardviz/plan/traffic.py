@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.dump.costs.comms import received
+from shardviz.picture.text.tables.comms import groups_text
 from shardviz.text import cut
 
 if TYPE_CHECKING:
+    from shardviz.dump.records.step import CollectiveRecord
     from shardviz.layout.mesh import Mesh
     from shardviz.plan.records import PlanPart, PlanRecord
 
 Axes = tuple[str, ...]
+
+Kind = tuple[Axes, Axes, str, str, int]
+"""Axes along which groups run or within which they lie, the operation, when it runs, and the ranks of a group."""
 
 _NUMBERS = re.compile(r"(?<=\.)\[[0-9,-]+\]|^\[[0-9,-]+\]")
 """The numbers of a folded name: `[0-3,7]`."""
@@ -37,6 +42,7 @@ class Sent:
         size: Ranks of a group.
         nodes: How many nodes a group spans at most; 0 where the size of a node is not given.
         modules: The modules that call it, numbers left out.
+        within: The axes along which ranks of a group differ, where it runs along none of them from end to end.
     """
 
     axes: Axes
@@ -48,11 +54,12 @@ class Sent:
     size: int
     nodes: int
     modules: tuple[str, ...]
+    within: Axes = ()
 
 
 def sent(plan: PlanRecord, mesh: Mesh) -> list[Sent]:
     """Return what a step sends, along the innermost axes first."""
-    found: dict[tuple[Axes, str, str, int], Sent] = {}
+    found: dict[Kind, Sent] = {}
     for part in plan.parts:
         for key, one in _of_part(part, mesh, plan.node).items():
             if key not in found or one.received > found[key].received:
@@ -69,10 +76,10 @@ def crossing(plan: PlanRecord, mesh: Mesh) -> int:
     return most
 
 
-def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[tuple[Axes, str, str, int], Sent]:
-    found: dict[tuple[Axes, str, str, int], Sent] = {}
+def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[Kind, Sent]:
+    found: dict[Kind, Sent] = {}
     for one in part.record.collectives:
-        key = (one.axes, one.op, one.when, one.size)
+        key = (one.axes, axes_within(mesh, one.ranks), one.op, one.when, one.size)
         before = found.get(key)
         kind = kind_of(one.module)
         modules = before.modules if before else ()
@@ -84,10 +91,26 @@ def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[tuple[Axes, str, str
             one.bytes + (before.bytes if before else 0),
             received(one) + (before.received if before else 0),
             one.size,
-            nodes_of(mesh, one.axes, node),
+            max(before.nodes if before else 0, _nodes(mesh, one, node)),
             modules if kind in modules else (*modules, kind),
+            axes_within(mesh, one.ranks),
         )
     return found
+
+
+def _nodes(mesh: Mesh, one: CollectiveRecord, node: int) -> int:
+    """Return how many nodes a collective's group spans, on the rank that was asked where it runs along no axis."""
+    if node and one.ranks:
+        return len({rank // node for rank in one.ranks})
+    return nodes_of(mesh, one.axes, node)
+
+
+def axes_within(mesh: Mesh, ranks: tuple[int, ...]) -> Axes:
+    """Return the axes along which some ranks differ; none where a rank is not on the mesh."""
+    coords = [mesh.coord_of(rank) for rank in ranks if rank in mesh]
+    if len(coords) < len(ranks):
+        return ()
+    return tuple(axis for axis, places in zip(mesh.axes, zip(*coords, strict=True), strict=False) if len({*places}) > 1)
 
 
 def kind_of(module: str) -> str:
@@ -99,6 +122,11 @@ def kind_of(module: str) -> str:
     """
     before, number, after = cut(_NUMBERS.sub("0", module, count=1))
     return module if number is None else f"{before}*{after}"
+
+
+def where(one: Sent) -> str:
+    """Say along which axes the groups of a collective run, or within which they lie."""
+    return f"within {' and '.join(one.within)}" if one.within else groups_text(one.axes)
 
 
 @lru_cache(maxsize=256)

@@ -110,3 +110,48 @@ def test_no_tensor_of_a_plan_is_called_in_order(tmp_path: Path, monkeypatch: pyt
     dump = dump_of(read_files(tmp_path / "mine.shardviz"))
     report = report_on(dump)
     assert {verdict_on(dump, tensor, tensor.names, report) for tensor in dump.tensors} == {"unknown"}
+
+
+UNEVEN = """
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+AXES = ("fsdp", "tp")
+MESH = (1, 3)
+def build(): return nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 64))
+def parallelize(model, mesh):
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["fsdp"])
+"""
+
+
+def test_what_differs_from_one_kind_of_rank_to_another_is_uneven_and_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + UNEVEN)
+    assert main(["plan", "mine.py"]) == 0
+    text = capfd.readouterr().out
+    assert "the code tells ranks apart along tp" in text  # each of them has parts of one size
+    assert "0.weight [32/tp/fsdp, 64]: 640 to 704 elements" in text
+    assert text.count("1.bias [64/fsdp]: split over tp(3) it would save") == 1
+
+
+PARTLY = """
+MESH = (8,)
+def parallelize(model, mesh):
+    fully_shard(model[0], mesh=mesh, reshard_after_forward=4)
+    fully_shard(model, mesh=mesh)
+def batch(): return torch.zeros(8, 64)
+"""
+
+
+@pytest.mark.parametrize(("node", "nodes"), [(2, 2), (4, 1)])
+def test_a_group_within_an_axis_is_named_and_its_nodes_are_counted(
+    node: int, nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + PARTLY)
+    assert main(["plan", "mine.py", "--node", str(node)]) == 0
+    rows = [line.split() for line in capfd.readouterr().out.splitlines()]
+    (within,) = [row for row in rows if row[:3] == ["all_gather", "within", "fsdp"]]
+    # gathered again over 4 of 8 ranks: 64 * 64 numbers of 4 bytes
+    assert within[3:] == ["backward", "1", "16", "KiB", "12", "KiB", "4", str(nodes)]

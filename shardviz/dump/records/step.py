@@ -35,6 +35,7 @@ class CollectiveRecord(Record, frozen=True):
         outside: Whether it ran in neither pass of any module: the training loop called it, or a library after backward.
         count: How many there were.
         bytes: What they were about, together: the whole tensor that was gathered, reduced or sent.
+        ranks: In a plan, the ranks of its group where it runs along no axis.
     """
 
     op: str
@@ -45,6 +46,7 @@ class CollectiveRecord(Record, frozen=True):
     count: Count = 1
     bytes: Count = 0
     outside: bool = False
+    ranks: tuple[Count, ...] = ()
 
     @property
     def when(self) -> str:

@@ -117,7 +117,7 @@ class _Rank:
                 PlanPart(self.capture.record(), {}, units, buckets), built.refused, "", self.question.with_step
             )
         if step.comms is not None:
-            self.capture.collectives += step.comms.records(self.question.mesh, self.rank)
+            self.capture.collectives += step.comms.records(self.question.mesh, self.rank, with_ranks=True)
         self.capture.schedule += step.schedule
         part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
         compiled = (COMPILED,) if any(map(is_compiled, built.model.modules())) else ()

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
-from shardviz.plan.ranks import PlannedPart, has_equal_parts
+from shardviz.plan.ranks import PlannedPart, has_equal_parts, without_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -200,5 +200,5 @@ def _comparable(record: RankRecord, *, stepped: bool) -> object:
     ]
     found = [(one, bodies[one.body]) for one in record.tensors]
     tensors = {(one.name, one.numbers, one.suffix): body for one, body in found if stepped or body[0].moment != "step"}
-    step = (record.collectives, record.schedule) if stepped else ()
+    step = (without_ranks(record.collectives), record.schedule) if stepped else ()
     return tensors, record.tied, record.not_checked, step

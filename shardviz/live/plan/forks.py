@@ -29,6 +29,9 @@ MOST_AT_ONCE = 2
 WAIT = 600.0
 """Seconds after which no answer will come."""
 
+KILLED = "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine"
+DIED = "call build() and parallelize() by hand: python -X faulthandler shows where it ends"
+
 
 @dataclass(frozen=True)
 class _Asked(Generic[Answer]):
@@ -78,7 +81,7 @@ def _run(rank: int, work: Callable[[int], Answer], answers: Connection) -> None:
         answer: tuple[bool, object] = True, work(rank)
     except ShardvizError as error:
         answer = False, error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         answer = False, RankError(f"rank {rank}: {one_line(error)}", "call it by hand: its traceback shows where")
     answers.send_bytes(pickle.dumps(answer))
     answers.close()
@@ -99,7 +102,7 @@ def _answer(rank: int, one: _Asked[Answer]) -> Answer:
         one.process.join()
         raise RankError(
             f"the process that planned rank {rank} died, exit code {one.process.exitcode}",
-            "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine",
+            KILLED if one.process.exitcode == -9 else DIED,
         ) from None
     one.process.join()
     if not done:

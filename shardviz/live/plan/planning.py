@@ -12,18 +12,20 @@ from msgspec import structs
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.tensors import MeshRecord
+from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.intended import check_intended
 from shardviz.live.plan.asked import Question, answer
 from shardviz.live.plan.building import EarlyModel, unsharded
 from shardviz.live.plan.choosing import choose
-from shardviz.live.plan.forks import ask
-from shardviz.live.plan.optimizers import Optimizer
+from shardviz.live.plan.forks import ask, one_line
+from shardviz.live.plan.optimizers import Optimizer, dtype_of
 from shardviz.live.probe import load_probe
 from shardviz.plan.records import PlanRecord
 from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
@@ -62,7 +64,8 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
     Raises:
         ShardvizError: The model cannot be built or sharded without ranks, or too many ranks differ.
     """
-    module = load_probe(job.probe.path, job.probe.build, job.probe.module)
+    _check_dtypes(job)
+    module = _loaded(job.probe)
     expect = getattr(module, "expect", {})
     check_intended(expect)
     if hasattr(module, "check_mesh"):
@@ -88,6 +91,32 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
         run_id=run_id,
     )
     return run, _record(job, chosen, run_id)
+
+
+def _check_dtypes(job: PlanJob) -> None:
+    """Make sure that torch has the element types that were asked for.
+
+    Raises:
+        ShardvizError: It has not.
+    """
+    for name in (job.optimizer.dtype, job.batch[1] if job.batch else ""):
+        if name:
+            dtype_of(name)
+
+
+def _loaded(probe: Probe) -> ModuleType:
+    """Import a probe.
+
+    Raises:
+        ProbeError: It raises something while it is imported, or lacks a function.
+    """
+    try:
+        return load_probe(probe.path, probe.build, probe.module)
+    except ShardvizError:
+        raise
+    except (Exception, SystemExit) as error:
+        raised = f"importing {probe.name} raised {one_line(error)}"
+        raise ProbeError(raised, f"python {probe.path} shows where") from error
 
 
 def _record(job: PlanJob, chosen: Chosen, run_id: str) -> PlanRecord:

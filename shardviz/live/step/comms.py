@@ -80,12 +80,20 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         count, size = self._found.get(key, (0, 0))
         self._found[key] = count + 1, size + _payload(func, args, len(ranks))
 
-    def records(self, mesh: Mesh, rank: int) -> tuple[CollectiveRecord, ...]:
-        """Return the collectives, with the axes of the run's mesh that each group runs along."""
-        return tuple(
-            CollectiveRecord(op, _axes(mesh, rank, ranks), len(ranks), module, backward, count, size, outside)
-            for (op, ranks, module, backward, outside), (count, size) in self._found.items()
-        )
+    def records(self, mesh: Mesh, rank: int, *, with_ranks: bool = False) -> tuple[CollectiveRecord, ...]:
+        """Return the collectives, with the axes of the run's mesh that each group runs along.
+
+        Args:
+            mesh: The run's mesh.
+            rank: This rank.
+            with_ranks: Whether to name the ranks of a group that runs along no axis.
+        """
+        found = []
+        for (op, ranks, module, backward, outside), (count, size) in self._found.items():
+            axes = _axes(mesh, rank, ranks)
+            named = () if axes or not with_ranks else ranks
+            found.append(CollectiveRecord(op, axes, len(ranks), module, backward, count, size, outside, named))
+        return tuple(found)
 
 
 def _plain(name: str) -> str:

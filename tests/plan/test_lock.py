@@ -1,0 +1,119 @@
+"""A lockfile in a fake CI: what is printed when a model changes, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardviz.cli import main
+from shardviz.errors import ShardvizError
+from shardviz.plan.lock import read_lock
+
+JOB = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+AXES = BATCH_AXES = ("dp",)
+MESH = (4,)
+LAYERS = 3
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x): return self.down(self.up(x))
+
+def build(): return nn.Sequential(*[Block() for _ in range(LAYERS)])
+
+def parallelize(model, mesh): fully_shard(model, mesh=mesh)
+
+def batch(): return torch.zeros(4, 8)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text(JOB)
+    assert main(["plan", "job.py", "--lock", "l.lock"]) == 0
+    return tmp_path / "job.py"
+
+
+def again(capfd: pytest.CaptureFixture[str], code: int, *options: str) -> tuple[list[str], str]:
+    """Return the lines and the messages of another plan beside the lockfile."""
+    capfd.readouterr()
+    assert main(["plan", "job.py", "--lock", "l.lock", *options]) == code
+    said = capfd.readouterr()
+    return said.out.splitlines(), said.err
+
+
+def test_a_layer_more_costs_a_layer(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job.write_text(JOB.replace("LAYERS = 3", "LAYERS = 4"))
+    lines, _ = again(capfd, 1)
+    assert lines[:4] == [
+        "- param [0-2].down.weight: float32[8/dp, 16], 384 bytes per rank",
+        "+ param [0-3].down.weight: float32[8/dp, 16], 512 bytes per rank  (+128 B per rank)",
+        "- param [0-2].up.weight: float32[16/dp, 8], 384 bytes per rank",
+        "+ param [0-3].up.weight: float32[16/dp, 8], 512 bytes per rank  (+128 B per rank)",
+    ]
+
+
+def test_a_layer_that_is_split_otherwise_is_taken_out_of_the_others(
+    job: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job.write_text(JOB.replace("parallelize(model, mesh): f", "parallelize(model, mesh): model[1].double(); f"))
+    lines, _ = again(capfd, 1, "--no-step")
+    assert [line for line in lines if ".down" in line] == [
+        "+ param 1.down.weight: float64[8/dp, 16], 256 bytes per rank  (+256 B per rank)",
+        "+ param [0,2].down.weight: float32[8/dp, 16], 256 bytes per rank  (+256 B per rank)",
+        "- param [0-2].down.weight: float32[8/dp, 16], 384 bytes per rank  (-384 B per rank)",
+    ]
+
+
+def test_a_module_of_another_name_costs_what_the_old_one_did(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job.write_text(JOB.replace("self.up", "self.gate"))
+    lines, _ = again(capfd, 1)
+    assert lines == [
+        "+ param [0-2].gate.weight: float32[16/dp, 8], 384 bytes per rank  (+384 B per rank)",
+        "- param [0-2].up.weight: float32[16/dp, 8], 384 bytes per rank  (-384 B per rank)",
+    ]
+
+
+def test_a_plan_without_a_step_says_why_it_has_no_collectives(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines, said = again(capfd, 1, "--no-step")
+    assert all(line.startswith("- sent ") for line in lines)
+    assert "planned without collectives: --no-step was given" in said
+    job.write_text(JOB.replace("torch.zeros(4, 8)", "torch.zeros(4, 9)"))
+    assert "planned without collectives: a step with values raised" in again(capfd, 1)[1]
+
+
+def test_the_same_plan_prints_nothing(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert again(capfd, 0) == ([], "")
+    for change in (lambda text: "\ufeff" + text, lambda text: text.replace("\n", "\r\n")):
+        Path("l.lock").write_text(change(Path("l.lock").read_text()))
+        assert again(capfd, 0) == ([], "")  # as editors on Windows save it
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# shardviz layouts 2: mesh (dp=4)\n", "is a lockfile of version 2, and this shardviz reads version 1"),
+        ("# shardviz layouts 1: mesh (dp=4)\n<<<<<<< HEAD\n", "line 2 of l.lock is damaged: '<<<<<<< HEAD'"),
+        (
+            "# shardviz layouts 1: mesh (dp=4)\n"
+            "param a: float32[8], 32 bytes per rank\nparam a: float32[8/dp], 8 bytes per rank\n",
+            "l.lock has two lines for param a",
+        ),
+    ],
+)
+def test_another_version_and_a_failed_merge_are_refused(
+    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("l.lock").write_text(text)
+    with pytest.raises(ShardvizError) as raised:
+        read_lock(Path("l.lock"))
+    assert expected in raised.value.message
+    assert raised.value.hint
