@@ -114,10 +114,11 @@ def test_a_missing_and_a_short_file_are_one_finding_each(copied):
     (folder / "__1_0.distcp").unlink()
     short = folder / "__2_0.distcp"
     short.write_bytes(short.read_bytes()[:-200])
-    missing, cut = found(folder)
-    assert missing[:2] == cut[:2] == ("incomplete", "")
-    assert "__1_0.distcp is missing" in missing[2]
-    assert f"__2_0.distcp has {short.stat().st_size:,} bytes of at least" in cut[2]
+    missing, cut = check_checkpoint(open_checkpoint(folder)).findings
+    assert missing.kind == cut.kind == "incomplete"
+    assert "__1_0.distcp is missing" in missing.summary
+    assert f"__2_0.distcp has {short.stat().st_size:,} bytes of at least" in cut.summary
+    assert WEIGHT in missing.tensors  # so that none of them has a tick
 
 
 def test_a_damaged_archive_is_named(copied):
