@@ -142,7 +142,9 @@ def indexed(folder, weight_map, **files):
 
 
 def test_an_index_that_is_right_is_quiet(tmp_path):
-    assert not found(indexed(tmp_path, {"v": "a", "w": "b"}, a=["v"], b=["w"], unused=["x"]))
+    folder = indexed(tmp_path, {"v": "a", "w": "b"}, a=["v"], b=["w"], unused=["x"])
+    assert not found(folder)
+    assert open_checkpoint(folder / "model.safetensors.index.json").path == folder
 
 
 def test_an_index_and_its_files_that_disagree_are_found(tmp_path):
