@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.elsewhere.one_file import cause_of, odd_file
+from shardviz.checkpoint.comparing.elsewhere.one_file import cause_of, is_open, odd_file
 from shardviz.checkpoint.records import Saved
 from shardviz.text import named_ranks, printable
 
@@ -32,13 +32,9 @@ def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
     cause = f"{cause_of(odd, 'checkpoint', 'job')}: that file is of another save, or {ranks} did not load it."
     fix = f"write {printable(odd.name)} again, from the step of the others, or load it on {ranks}"
     return [
-        outcome.became("other", outcome.why, cause, fix, ranks=outcome.ranks) if _is_open(outcome) else outcome
+        outcome.became("other", outcome.why, cause, fix, ranks=outcome.ranks) if is_open(outcome) else outcome
         for outcome, _, _ in judged
     ]
-
-
-def _is_open(outcome: Outcome) -> bool:
-    return outcome.verdict == "other" and not outcome.cause
 
 
 def _files(outcome: Outcome, live: Live, entry: Entry) -> tuple[set[str], set[str]]:

@@ -38,7 +38,7 @@ SAME = ("equal", "tied")
 LONE = ("missing", "added", "not-compared")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OddFile:
     """One file that all differences are in, or none.
 
@@ -66,14 +66,14 @@ def with_odd_file(found: Found, others: tuple[Sequence[Checkpoint], Sequence[Che
         found: What became of each tensor.
         others: Checkpoints of other steps, with the first's names and with the second's.
     """
-    if not any(_is_open(outcome) for outcome, _ in found):
+    if not any(is_open(outcome) for outcome, _ in found):
         return found
     odd = next((one for at in (1, 0) if (one := find_odd_file(found, at)) is not None), None)
     return found if odd is None else [(_named(outcome, pair, odd, others), pair) for outcome, pair in found]
 
 
-def _is_open(outcome: Outcome) -> bool:
-    """Whether it is not known why a tensor differs."""
+def is_open(outcome: Outcome) -> bool:
+    """Whether a tensor has other values, and not ones that a factor or a rounding makes of its own."""
     return outcome.verdict == "other" and not outcome.cause
 
 
@@ -136,7 +136,7 @@ def _is_same(own: Tensor, other: Tensor, region: Region) -> bool:
 
 
 def _named(outcome: Outcome, pair: Pair, odd: OddFile, others: Sequence[Sequence[Checkpoint]]) -> Outcome:
-    if not _is_open(outcome):
+    if not is_open(outcome):
         return outcome
     side, name = SIDES[odd.at], printable(odd.name)
     fix = f"write {name} again, from the step of the others"
