@@ -9,7 +9,7 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped
 from shardviz.checkpoint.coverage import coverage_of
-from shardviz.checkpoint.foreign import foreign_files
+from shardviz.checkpoint.foreign import foreign_files, of_tensors
 from shardviz.checkpoint.formats.pickled import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer
@@ -101,16 +101,10 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
         if cut:
             has = "is missing" if size is None else f"has {size:,} bytes of at least {max(ends.values()):,}"
             what = f"{printable(file)} {has}: {counted(len(cut), 'entry' if len(cut) == 1 else 'entrie')} in it cannot"
-            some = listed(map(printable, cut), MAX_NAMES)
-            yield Finding(
-                "incomplete",
-                "error",
-                "",
-                (),
-                f"{what} be read: {some}",
-                cause="A copy or a save that ended early",
-                fix=_COPY,
-            )
+            others = listed((printable(name) for name in cut if name not in checkpoint.tensors), MAX_NAMES)
+            text, cause = f"{what} be read{': ' * bool(others)}{others}", "A copy or a save that ended early"
+            finding = Finding("incomplete", "error", "", (), text, cause=cause, fix=_COPY)
+            yield of_tensors(finding, [name for name in cut if name in checkpoint.tensors])
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:

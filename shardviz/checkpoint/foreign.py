@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
@@ -10,7 +11,7 @@ from shardviz.errors import DumpError
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
 
@@ -64,4 +65,10 @@ def _finding(file: str, size: int, end: int, entries: list[tuple[Saved, Chunk]])
     text += f"{few} of its {counted(len(entries), 'part')} of tensors were tried"
     cause = "The file is of another save, with other shards: two saves are in one folder, or files were mixed in a copy"
     fix = f"take {printable(file)} from the save that the metadata is of; write each save to a folder of its own"
-    return Finding("incomplete", "error", "", (), text, cause=cause, fix=fix)
+    finding = Finding("incomplete", "error", "", (), text, cause=cause, fix=fix)
+    return of_tensors(finding, dict.fromkeys(tensor.name for tensor, _ in entries))
+
+
+def of_tensors(finding: Finding, names: Iterable[str]) -> Finding:
+    """Return a file's finding as that of the tensors with a part in it."""
+    return replace(finding, members=tuple(replace(finding, tensor=name) for name in names))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RUN = "run.json"
 SETTINGS = "config.json"
+OF_INDEX = ".safetensors.index.json"
 MAX_INNER = 64
 """Folders in a folder that are looked at."""
 
@@ -31,12 +32,16 @@ _EXPECTED = (
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is a checkpoint, or something that was meant as one, rather than a dump of shardviz."""
     if path.is_file():
-        return path.suffix in (".safetensors", ".distcp", *SUFFIXES) or path.name == METADATA
+        return path.suffix in (".safetensors", ".distcp", *SUFFIXES) or _stands_for_its_folder(path)
     try:
         names = [one.name for one in path.iterdir()]
     except OSError:
         return False
     return any(map(_belongs, names)) and not any(map(_is_of_dump, names))
+
+
+def _stands_for_its_folder(path: Path) -> bool:
+    return path.name == METADATA or path.name.endswith(OF_INDEX)
 
 
 def _belongs(name: str) -> bool:
@@ -70,7 +75,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         (4096,)
     """
     path = Path(path)
-    if path.name == METADATA or path.suffix == ".distcp":
+    if _stands_for_its_folder(path) or path.suffix == ".distcp":
         path = path.parent
     if path.exists() and not path.is_dir() and not path.is_file():
         raise DumpError(f"{path} is neither a file nor a folder", _EXPECTED)  # a pipe would be waited for
@@ -82,7 +87,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         raise DumpError(f"{path} cannot be read: {error.strerror}", _EXPECTED) from error
     if METADATA in names:
         return _with_unread(read_dcp(path), names)
-    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+    if any(name.endswith((".safetensors", OF_INDEX)) for name in names):
         return _with_unread(read_safetensors(path), names)
     if is_deepspeed(names):
         return read_deepspeed(path)

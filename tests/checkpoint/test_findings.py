@@ -114,10 +114,11 @@ def test_a_missing_and_a_short_file_are_one_finding_each(copied):
     (folder / "__1_0.distcp").unlink()
     short = folder / "__2_0.distcp"
     short.write_bytes(short.read_bytes()[:-200])
-    missing, cut = found(folder)
-    assert missing[:2] == cut[:2] == ("incomplete", "")
-    assert "__1_0.distcp is missing" in missing[2]
-    assert f"__2_0.distcp has {short.stat().st_size:,} bytes of at least" in cut[2]
+    missing, cut = check_checkpoint(open_checkpoint(folder)).findings
+    assert missing.kind == cut.kind == "incomplete"
+    assert "__1_0.distcp is missing" in missing.summary
+    assert f"__2_0.distcp has {short.stat().st_size:,} bytes of at least" in cut.summary
+    assert WEIGHT in missing.tensors  # so that none of them has a tick
 
 
 def test_a_damaged_archive_is_named(copied):
@@ -141,7 +142,9 @@ def indexed(folder, weight_map, **files):
 
 
 def test_an_index_that_is_right_is_quiet(tmp_path):
-    assert not found(indexed(tmp_path, {"v": "a", "w": "b"}, a=["v"], b=["w"], unused=["x"]))
+    folder = indexed(tmp_path, {"v": "a", "w": "b"}, a=["v"], b=["w"], unused=["x"])
+    assert not found(folder)
+    assert open_checkpoint(folder / "model.safetensors.index.json").path == folder
 
 
 def test_an_index_and_its_files_that_disagree_are_found(tmp_path):

@@ -7,8 +7,12 @@ import shutil
 import numpy as np
 import pytest
 
+from shardviz.checkpoint.beside.compare import compare_with_job
+from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.elsewhere.one_file import UNKNOWN
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.commands.common.dumps import read_dump
 
 ODD = "__1_0.distcp"
 
@@ -38,9 +42,7 @@ def test_a_file_of_another_save_is_named(step, tmp_path):
     found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__))
     assert {outcome.verdict for outcome in found} == {"other"}
     assert all(f"All that differs is in {ODD} of the second, all " in outcome.cause for outcome in found)
-    assert all(
-        outcome.cause.endswith("nothing in its 3 other files: that file is of another save.") for outcome in found
-    )
+    assert all(outcome.cause.endswith(f"nothing in its 3 other files: {UNKNOWN}.") for outcome in found)
 
 
 def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):
@@ -48,7 +50,9 @@ def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):
     found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__), [older])
     assert {outcome.verdict for outcome in found} == {"stale"}
     assert all(f"the second has there what {older} has" in outcome.why for outcome in found)
-    assert all(outcome.cause.endswith("that file is of older.") for outcome in found)
+    assert all(
+        outcome.cause.endswith("that file is of older, or its rank did not train its parts since.") for outcome in found
+    )
 
 
 def test_a_file_that_alone_stayed_as_it_was_is_named(step, tmp_path):
@@ -69,3 +73,18 @@ def test_training_is_no_file_of_another_save(step, tmp_path, change):
     found = compared(step, trained(step, tmp_path / "later", **change))
     assert found
     assert not any(outcome.cause for outcome in found)
+
+
+def beside(saved, checkpoint):
+    found = compare_with_job(job_of(read_dump(saved / "job.shardviz")), open_checkpoint(checkpoint))
+    return [outcome for outcome in found.outcomes if outcome.verdict == "other"]
+
+
+def test_a_job_names_the_file_that_is_not_as_it_holds(saved, step, tmp_path):
+    found = beside(saved, trained(step, tmp_path / "mixed", ODD.__eq__))
+    assert found
+    words = f"All that differs is in {ODD} of the checkpoint, "
+    assert all(outcome.cause.startswith(words) for outcome in found), [outcome.cause for outcome in found]
+    trained_since = beside(saved, trained(step, tmp_path / "later"))
+    assert len(trained_since) >= len(found)
+    assert not any("All that differs" in outcome.cause for outcome in trained_since)

@@ -82,7 +82,7 @@ def test_padding_behind_each_ranks_rows_is_named(tmp_path, ranks, rules):
     big = {"head": torch.cat(parts), "embed": padded(small["embed"])}
     text = rules.replace(f"head, {ALL}", f"head, {len(big['head'])}") or ()
     verdict, why, cause = compared(*both(tmp_path, big, small), text)["head"]
-    assert (verdict, why) == ("padded", f"the first has 1 more indices of dim 0 behind every {room - 1}")
+    assert (verdict, why) == ("padded", f"the first has 1 more index of dim 0 behind every {room - 1}")
     assert cause.startswith(f"Each of {ranks} ranks padded its own part")
 
 

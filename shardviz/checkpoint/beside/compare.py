@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.beside.given import Given, given_of
 from shardviz.checkpoint.beside.job import Job, Live
 from shardviz.checkpoint.beside.judging import judge
+from shardviz.checkpoint.beside.odd_file import with_odd_file
 from shardviz.checkpoint.beside.searching import MOST_READ, Search
 from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
 from shardviz.checkpoint.comparing.elsewhere import stale
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.pairs import Pairs
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.tensor import Entry, Tensor
 
     Side: TypeAlias = Job | Checkpoint
     Both: TypeAlias = tuple[str, str, Live, Tensor]
@@ -63,12 +64,13 @@ def compare_with_job(
         refuse_strangers(before, after)
     steps = [*also, *stale.opened(stale.siblings(checkpoint.path), [checkpoint.path])]
     search = Search(checkpoint.tensors, steps)
-    outcomes: list[Outcome] = []
+    judged: list[tuple[Outcome, Live, Entry]] = []
     both, given = _both(pairs)
     for done, (name, other, live, entry) in enumerate(both):
         progress(done, len(both))
         outcome = Outcome(name, other, "equal", is_made=isinstance(entry, (Given, Made)))
-        outcomes.append(judge(outcome, live, entry, job.dump, search))
+        judged.append((judge(outcome, live, entry, job.dump, search), live, entry))
+    outcomes = with_odd_file(judged)
     outcomes += _lonely([pair for pair in pairs.lonely if pair.name not in given], job, pairs, search)
     every = tuple(outcomes)
     more = () if rules else hint(before, after, every)

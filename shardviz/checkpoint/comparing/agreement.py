@@ -12,6 +12,7 @@ from shardviz.checkpoint.beside.job import Live
 from shardviz.checkpoint.beside.reading import is_of
 from shardviz.checkpoint.comparing.casts import cast, is_narrower, is_whole
 from shardviz.checkpoint.maps.made import Made, pieces
+from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,14 @@ def agree(one: Tensor, other: Tensor) -> bool:
     parts = pieces(one.node, other.bits) if isinstance(one, Made) else [(other.bits, one.bits)]
     turns = None if types[0] == types[1] else (_to(types[1], narrower(*types)), _to(types[0], narrower(*types)))
     return all(equal(view, bits, turns) for view, bits in parts)
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors agree; not where one of them cannot be read."""
+    try:
+        return agree(one, other)
+    except (DumpError, OSError):
+        return False
 
 
 def _to(dtype: str, narrow: str) -> Turn:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardviz.checkpoint.comparing.agreement import agree
+from shardviz.checkpoint.comparing.agreement import is_same
 from shardviz.checkpoint.comparing.casts import is_whole
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.made import Made, leaves
@@ -14,7 +14,7 @@ from shardviz.checkpoint.maps.matching import apply, is_turned
 from shardviz.checkpoint.maps.named import named, pattern_of
 from shardviz.checkpoint.maps.settings import numbers_beside
 from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
-from shardviz.errors import DumpError, ShardvizError
+from shardviz.errors import ShardvizError
 from shardviz.reference.names import Matching, matched
 from shardviz.text import counted, listed, printable
 
@@ -52,7 +52,7 @@ class Side(Protocol):
         """Its tensors by name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """Two tensors that should have the same values.
 
@@ -75,7 +75,7 @@ class Pair:
         return made.text if made is not None else self.other.name if self.other is not None else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pairs:
     """Everything that two checkpoints have.
 
@@ -152,7 +152,7 @@ def _number(
     own = [rule for rule in rules if unknown in _variables_in(rule.right)]
     fits = {one: _made(own, left, right, {**numbers, unknown: one}) for one in _candidates(unknown, own, left)}
     for number, made in fits.items():
-        if any(_agree(left.tensors[name], one) for name, one in islice(made, FEW)):
+        if any(is_same(left.tensors[name], one) for name, one in islice(made, FEW)):
             return number, True
     most = max(map(len, fits.values()), default=0)
     usual = [number for number, made in fits.items() if len(made) == most > 0 and unknown == "head_dim"]
@@ -173,13 +173,6 @@ def _made(rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str
         return []
     short = {full: name for name, full in left.full.items()}
     return [(short[name], one) for name, one in found.items()]
-
-
-def _agree(one: Tensor, other: Tensor) -> bool:
-    try:
-        return agree(one, other)
-    except DumpError:
-        return False
 
 
 def _completed(before: Side, after: Side, forth: Mapped, back: Mapped) -> Pairs:

@@ -56,13 +56,13 @@ def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Cha
     cuts = tuple(side for side in (other, one) if isinstance(side, Saved))
     if change := name_change(mine, theirs, cuts):
         return Change("permuted", f"{change}{types}")
-    if (found := repeated(mine, theirs, names))[0]:
+    if found := repeated(mine, theirs, names):
         shapes = f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
-        return Change("other", f"{shapes}: {found[0]}", *found[1:])
-    if (found := padding(mine, theirs, names))[0]:
-        return Change("padded", f"{found[0]}{types}", *found[1:])
-    if (found := rounded(one, other, names))[0]:
+        return Change("other", f"{shapes}: {found.why}", found.cause, found.fix)
+    if found := padding(mine, theirs, names):
+        return Change("padded", f"{found.why}{types}", found.cause, found.fix)
+    if found := rounded(one, other, names):
         return Change("cast", *found)
-    if (found := shifted(mine, theirs, narrow, names))[0]:
-        return Change("other", f"{found[0]}{types}", *found[1:])
+    if found := shifted(mine, theirs, narrow, names):
+        return Change("other", f"{found.why}{types}", found.cause, found.fix)
     return Change("other", counted_differences(one, other, mine, theirs, names))

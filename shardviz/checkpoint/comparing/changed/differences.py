@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.tensor import Tensor
 
+EXPONENTS = {"float64": 0x7FF0 << 48, "float32": 0x7F80 << 16, "float16": 0x7C00, "bfloat16": 0x7F80}
+"""The bits of a value that are its exponent."""
+
 
 def counted_differences(
     one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
@@ -63,7 +66,7 @@ def _box(different: NDArray[np.bool_]) -> Region | None:
 def _only(side: Tensor, box: Region | None) -> str:
     """Return the number that all values of a tensor, or of a part of it, are; empty where they are not alike."""
     bits = side.bits if box is None else read_region(side.bits, box)
-    if side.dtype in DIGITS and not (bits << 1).any():
+    if side.dtype in DIGITS and not any((part << 1).any() for part in blocks(bits)):
         return "0"  # and some of them -0
     return _text(bits, side.dtype) if is_alike(bits) else ""
 
@@ -79,12 +82,6 @@ def _text(bits: NDArray[Any], dtype: str) -> str:
 
 
 def _not_finite(side: Tensor) -> int:
-    """Return how many values are nan or infinite."""
-    if side.dtype not in DIGITS:
-        return 0
-    count = 0
-    for part in blocks(side.bits):
-        found = cast(np.ascontiguousarray(part), side.dtype, "float64")
-        assert found is not None, "numpy knows these types"
-        count += int((~np.isfinite(found.view(np.float64))).sum())
-    return count
+    """Return how many values are nan or infinite: all bits of their exponents are set."""
+    mask = EXPONENTS.get(side.dtype, 0)
+    return sum(int(((part & mask) == mask).sum()) for part in blocks(side.bits)) if mask else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.changed.words import Words
 from shardviz.reference.lookup import is_alike
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ FAR = 16
 """Roundings by which values must be apart from each other, and from what they were, to show a factor."""
 
 
-def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> tuple[str, str, str]:
+def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> Words | None:
     """Say that all values of one side are those of the other times a factor, or with a number added.
 
     Args:
@@ -40,30 +41,36 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
         names: What the two are called.
 
     Returns:
-        The words, the cause and the fix; empty where it is not so.
+        The words; None where it is not so.
     """
     if mine.shape != theirs.shape or dtype not in DIGITS or is_alike(mine) or is_alike(theirs):
-        return "", "", ""
+        return None
     own, new = (_values(_sample(bits), dtype) for bits in (mine, theirs))
-    known = np.isfinite(own) & np.isfinite(new)
-    if not known.all() or not len(own):
-        return "", "", ""
     exact = 2.0 ** -DIGITS[dtype]
+    if not len(own) or not np.isfinite([own, new]).all():
+        return None
     largest = int(np.abs(own).argmax())
-    if np.ptp(own) < FAR * exact * abs(own[largest]):
-        return "", "", ""
-    factor = float(new[largest] / own[largest])
-    added = float(np.median(new - own))
+    room = FAR * exact * abs(own[largest])
+    if np.ptp(own) <= room:
+        return None
+    factor, added = float(new[largest] / own[largest]), float(np.median(new - own))
     if factor and abs(factor - 1) > FAR * exact and _fits(mine, theirs, dtype, exact, lambda values: values * factor):
-        why = f"every value of {names[1]} is {_text(factor)} times that of {names[0]}"
-        return why, "A factor was multiplied in, or left out.", f"multiply by {_text(1 / factor)} in the conversion"
-    if abs(added) > FAR * exact * abs(own[largest]) and _fits(
-        mine, theirs, dtype, exact, lambda values: values + added
-    ):
-        why = f"every value of {names[1]} is {_text(abs(added))} {'more' if added > 0 else 'less'} than in {names[0]}"
-        cause = "A number was added, or left out, as the 1 of a norm's weights that are stored around 0."
-        return why, cause, f"{'subtract' if added > 0 else 'add'} {_text(abs(added))} in the conversion"
-    return "", "", ""
+        return _multiplied(factor, names)
+    if abs(added) > room and _fits(mine, theirs, dtype, exact, lambda values: values + added):
+        return _added(added, names)
+    return None
+
+
+def _multiplied(factor: float, names: tuple[str, str]) -> Words:
+    why = f"every value of {names[1]} is {_text(factor)} times that of {names[0]}"
+    return Words(why, "A factor was multiplied in, or left out.", f"multiply by {_text(1 / factor)} in the conversion")
+
+
+def _added(added: float, names: tuple[str, str]) -> Words:
+    size, (how, undo) = _text(abs(added)), ("more", "subtract") if added > 0 else ("less", "add")
+    why = f"every value of {names[1]} is {size} {how} than in {names[0]}"
+    cause = "A number was added, or left out, as the 1 of a norm's weights that are stored around 0."
+    return Words(why, cause, f"{undo} {size} in the conversion")
 
 
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:

@@ -8,12 +8,15 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.changed.factors import blocks
+from shardviz.checkpoint.comparing.changed.words import Words
 from shardviz.reference.lookup import is_alike
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.tensor import Tensor
+
+    _Bits = tuple[NDArray[Any], str]
 
 NARROW = ("bfloat16", "float16")
 WIDE = ("float32", "float64")
@@ -23,35 +26,38 @@ MAX_RANKS = 1024
 """Ranks that may each have padded their own part."""
 
 
-def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> tuple[str, str, str]:
-    """Say how values lost digits: through a narrower type, or cut off where torch rounds; empty where they did not.
+def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Words | None:
+    """Say how values lost digits: through a narrower type, or cut off where torch rounds; None where they did not.
 
     Args:
         one: The first tensor.
         other: The second.
         names: What they are called.
 
-    Returns:
-        The words, the cause and the fix.
     """
     mine, theirs = one.bits, other.bits
     if one.shape != other.shape or is_alike(mine):
-        return "", "", ""
-    for which, (own, dtype), (new, to) in (
-        (names[1], (mine, one.dtype), (theirs, other.dtype)),
-        (names[0], (theirs, other.dtype), (mine, one.dtype)),
-    ):
-        if dtype in WIDE and to in (dtype, *NARROW):
-            for narrow in (one for one in NARROW if one != to):
-                if _is_through(own, new, dtype, narrow, to):
-                    why = f"{which} has {dtype} values that were rounded to {narrow} on the way"
-                    if dtype == to:
-                        return why, f"They went through {narrow}.", f"keep {dtype} from load to save"
-                    return f"{why} to {to}", f"They went through {narrow}.", f"round once, from {dtype} to {to}"
-        if to == "bfloat16" and dtype in CUT and _is_cut_off(own, new, CUT[dtype]):
-            why = f"{which} has {dtype} cut off to bfloat16, where torch rounds"
-            return why, "The upper half of each value was taken.", "cast with Tensor.to(torch.bfloat16), which rounds"
-    return "", "", ""
+        return None
+    sides = (mine, one.dtype), (theirs, other.dtype)
+    return _narrowed(*sides, names[1]) or _narrowed(*sides[::-1], names[0])
+
+
+def _narrowed(own: _Bits, new: _Bits, name: str) -> Words | None:
+    """Say how one side's values became those of the side that has a name."""
+    (mine, dtype), (theirs, to) = own, new
+    for narrow in NARROW if dtype in WIDE and to in (dtype, *NARROW) else ():
+        if narrow != to and _is_through(mine, theirs, dtype, narrow, to):
+            after = "" if dtype == to else f" to {to}"
+            fix = f"keep {dtype} from load to save" if dtype == to else f"round once, from {dtype} to {to}"
+            why = f"{name} has {dtype} values that were rounded to {narrow} on the way{after}"
+            return Words(why, f"They went through {narrow}.", fix)
+    if to == "bfloat16" and dtype in CUT and _is_cut_off(mine, theirs, CUT[dtype]):
+        why, cause = (
+            f"{name} has {dtype} cut off to bfloat16, where torch rounds",
+            "The upper half of each value was taken.",
+        )
+        return Words(why, cause, "cast with Tensor.to(torch.bfloat16), which rounds")
+    return None
 
 
 def _is_through(own: NDArray[Any], new: NDArray[Any], dtype: str, narrow: str, to: str) -> bool:
@@ -68,14 +74,10 @@ def _is_cut_off(own: NDArray[Any], new: NDArray[Any], by: int) -> bool:
     return all(np.array_equal((before >> by).astype(after.dtype), after) for before, after in pairs)
 
 
-def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> tuple[str, str, str]:
-    """Say which side has more at the end of one dim, and is else equal; empty where neither is that.
-
-    Returns:
-        The words, the cause and the fix.
-    """
+def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Words | None:
+    """Say which side has more at the end of one dim, and is else equal; None where neither is that."""
     if (longer := _longer(mine, theirs)) is None:
-        return "", "", ""
+        return None
     dim, is_longer, short, long = longer
     size, rest = len(short), long[len(short) :]
     if not np.array_equal(long[:size], short):
@@ -83,13 +85,13 @@ def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) ->
     what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
     why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
     if not is_longer:
-        return why, "The end was cut off.", "keep it, unless it is padding"
+        return Words(why, "The end was cut off.", "keep it, unless it is padding")
     is_plain = what != "not alike"
     cause = "It was padded, as a vocabulary is that has to shard evenly" + ("." if is_plain else ", or made longer.")
-    return why, cause, "cut the padding off in the conversion, or load it into a model of that size"
+    return Words(why, cause, "cut the padding off in the conversion, or load it into a model of that size")
 
 
-def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> tuple[str, str, str]:
+def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Words | None:
     """Say that one side was padded part by part: the other's parts, divided as torch divides them, with more behind."""
     size = len(long)
     for ranks in [count for count in range(2, min(size, MAX_RANKS) + 1) if size % count == 0]:
@@ -97,31 +99,29 @@ def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: st
         starts = range(0, len(short), part)
         parts = ((short[at : at + part], long[at // part * room :]) for at in starts)
         if part < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
-            why = f"{name} has {room - part:,} more indices of dim {dim} behind every {part:,}"
+            more = "1 more index" if room - part == 1 else f"{room - part:,} more indices"
+            why = f"{name} has {more} of dim {dim} behind every {part:,}"
             cause = f"Each of {ranks} ranks padded its own part, and the padded parts were put one after the other."
-            return why, cause, "cut each rank's padding off before the parts are joined, or pad the whole at its end"
-    return "", "", ""
+            fix = "cut each rank's padding off before the parts are joined, or pad the whole at its end"
+            return Words(why, cause, fix)
+    return None
 
 
-def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> tuple[str, str, str]:
-    """Say that one side has blocks of the other several times, as heads of k and v are; empty where it has not.
-
-    Returns:
-        The words, the cause and the fix.
-    """
+def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Words | None:
+    """Say that one side has blocks of the other several times, as heads of k and v are; None where it has not."""
     if (longer := _longer(mine, theirs)) is None:
-        return "", "", ""
+        return None
     dim, is_longer, short, long = longer
     times, rest = divmod(len(long), len(short))
     if rest or is_alike(long):
-        return "", "", ""
+        return None
     for block in [size for size in range(len(short), 0, -1) if len(short) % size == 0]:
         blocks = short.reshape(-1, 1, block, *short.shape[1:])
         if (long.reshape(-1, times, block, *short.shape[1:]) == blocks).all():
             why = f"{names[is_longer]} has every {block:,} indices of dim {dim} {times} times, one after the other"
             cause = "Parts were repeated, as heads of k and v are for the ranks or queries that share them."
-            return why, cause, f"take one of each {times}, or repeat them on load and not in the file"
-    return "", "", ""
+            return Words(why, cause, f"take one of each {times}, or repeat them on load and not in the file")
+    return None
 
 
 def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArray[Any], NDArray[Any]] | None:

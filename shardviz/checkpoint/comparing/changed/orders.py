@@ -36,6 +36,9 @@ LOW = np.uint16
 SAMPLES = 1024
 """Values of a tensor that are looked for in another, before all are."""
 
+MAX_SHARDS = 16
+"""Saved shards whose order is written out."""
+
 MAX_PERMUTED = 4
 """Dims of a tensor whose dims are exchanged in every way."""
 
@@ -146,7 +149,11 @@ def _order_along(ids: NDArray[np.int64], shape: tuple[int, ...], dim: int) -> ND
 
 def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
     stretches = next((found for cut in cuts if len(found := _stretches(cut, dim)) > 1), [])
+    shards = _order_of_shards(order, stretches)
     _, words, _ = name_order(order, dim, stretches)
+    if shards:
+        numbers = " ".join(map(str, shards[:MAX_SHARDS])) + " ..." * (len(shards) > MAX_SHARDS)
+        words = f"the {len(shards)} shards that were saved of dim {dim} come in the order {numbers}"
     digits = transposed_digits(order)
     size = len(order)
     if digits is not None and (known := _known(*digits)):
@@ -156,8 +163,6 @@ def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
             f", as when shards of [{size}/{digits[1]}/ranks] from {digits[2]} ranks are joined as [{size}/ranks], "
             f"or those of [{size}/ranks] from {digits[1]} ranks as [{size}/{digits[2]}/ranks]"
         )
-    elif _moves_whole(order, stretches):
-        words += f", whole shards of the {len(stretches)} that were saved"
     return words
 
 
@@ -179,14 +184,17 @@ def _stretches(cut: Saved, dim: int) -> list[tuple[int, int]]:
     return sorted(sides)
 
 
-def _moves_whole(order: NDArray[np.int64], stretches: Sequence[tuple[int, int]]) -> bool:
-    """Whether every saved stretch is in the order of a saved stretch."""
-    known = set(stretches)
-    return len(stretches) > 1 and all(
-        (int(order[start]), int(order[start]) + stop - start) in known
-        and np.array_equal(order[start:stop], np.arange(order[start], order[start] + stop - start))
-        for start, stop in stretches
-    )
+def _order_of_shards(order: NDArray[np.int64], stretches: Sequence[tuple[int, int]]) -> list[int]:
+    """Return which saved stretch each saved stretch has; empty where one has anything but another as it was."""
+    known = {pair: at for at, pair in enumerate(stretches)}
+    found = []
+    for start, stop in stretches:
+        first = int(order[start])
+        at = known.get((first, first + stop - start))
+        if at is None or not np.array_equal(order[start:stop], np.arange(first, first + stop - start)):
+            return []
+        found.append(at)
+    return found if len(found) > 1 else []
 
 
 def _by_transposition(before: NDArray[Any], after: NDArray[Any]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
+from shardviz.checkpoint.comparing.agreement import can_cast, is_same, narrower
 from shardviz.checkpoint.comparing.casts import cast
 from shardviz.errors import DumpError
 from shardviz.reference.lookup import is_alike
@@ -54,7 +54,7 @@ class Contents:
             narrow = narrower(dtype, tensor.dtype)
             key = cast(own, tensor.dtype, narrow) if own is not None else None
             for one in self._table(tensor.shape, dtype, narrow).get(b"" if key is None else key.tobytes(), ()):
-                if one is not tensor and _agree(one, tensor) and not (is_alike(tensor.bits) or is_alike(one.bits)):
+                if one is not tensor and is_same(one, tensor) and not (is_alike(tensor.bits) or is_alike(one.bits)):
                     yield one
 
     def _table(self, shape: tuple[int, ...], dtype: str, narrow: str) -> dict[bytes, list[Tensor]]:
@@ -87,13 +87,6 @@ def sample_of(tensor: Tensor) -> NDArray[Any] | None:
     places = np.linspace(0, bits.size - 1, SAMPLES).astype(np.int64)
     found: NDArray[Any] = bits[np.unravel_index(places, bits.shape)]
     return found
-
-
-def _agree(one: Tensor, other: Tensor) -> bool:
-    try:
-        return agree(one, other)
-    except (DumpError, OSError):
-        return False
 
 
 def _dtype(tensor: Tensor) -> str:

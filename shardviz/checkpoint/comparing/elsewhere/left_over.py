@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.elsewhere import stale
-from shardviz.checkpoint.comparing.elsewhere.one_file import with_odd_file
+from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open, with_odd_file
 from shardviz.reference.lookup import is_alike
 from shardviz.text import listed
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SHARED = ("equal", "cast", "permuted", "padded")
 """Verdicts on tensors whose values both checkpoints have."""
 
-SIDES = ("first", "second")
 MAX_STEPS = 3
 FIX = "write it again, from the weights of this step"
 UNSURE = " Or training does not change it, and the {own} is wrong: only a third step would show that."
@@ -76,23 +75,18 @@ def with_left_over(found: Found, before: Checkpoint, after: Checkpoint, also: Se
         after: The second.
         also: Checkpoints of other steps, besides those that lie beside the two.
     """
-    if not any(_is_open(outcome) for outcome, _ in found):
+    if not any(is_open(outcome) for outcome, _ in found):
         return found
     sides = before, after
     first, second = ([*also, *stale.opened(stale.siblings(one.path), [it.path for it in sides])] for one in sides)
     steps = _Steps(sides, (first, second), found)
-    seen = [stale.steps_with(pair, first, second) if _is_open(one) else None for one, pair in found]
-    whole = _whole([one for one, (outcome, _) in zip(seen, found, strict=True) if _is_open(outcome)])
+    seen = [stale.steps_with(pair, first, second) if is_open(one) else None for one, pair in found]
+    whole = _whole([one for one, (outcome, _) in zip(seen, found, strict=True) if is_open(outcome)])
     judged = [
         (outcome if one is None else _judged(outcome, steps, pair, *one, whole), pair)
         for one, (outcome, pair) in zip(seen, found, strict=True)
     ]
     return with_odd_file(judged, steps.others)
-
-
-def _is_open(outcome: Outcome) -> bool:
-    """Whether a tensor has other values, and not ones that a factor or a rounding makes of its own."""
-    return outcome.verdict == "other" and not outcome.cause
 
 
 def _whole(seen: Sequence[tuple[int, tuple[Checkpoint, ...]] | None]) -> set[tuple[int, int]]:

@@ -34,7 +34,7 @@ KEPT = ("equal", "cast")
 """Verdicts on tensors that are where they were."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Whereabouts:
     """Where both sides have what.
 

@@ -17,7 +17,7 @@ from shardviz.errors import DumpError
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
@@ -32,11 +32,13 @@ SIDES = ("first", "second")
 FEWEST = 2
 """Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
 
+UNKNOWN = "that file is of another save, or its rank did not load or train its parts"
+
 SAME = ("equal", "tied")
 LONE = ("missing", "added", "not-compared")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OddFile:
     """One file that all differences are in, or none.
 
@@ -64,26 +66,28 @@ def with_odd_file(found: Found, others: tuple[Sequence[Checkpoint], Sequence[Che
         found: What became of each tensor.
         others: Checkpoints of other steps, with the first's names and with the second's.
     """
-    if not any(_is_open(outcome) for outcome, _ in found):
+    if not any(is_open(outcome) for outcome, _ in found):
         return found
     odd = next((one for at in (1, 0) if (one := find_odd_file(found, at)) is not None), None)
     return found if odd is None else [(_named(outcome, pair, odd, others), pair) for outcome, pair in found]
 
 
-def _is_open(outcome: Outcome) -> bool:
-    """Whether it is not known why a tensor differs."""
+def is_open(outcome: Outcome) -> bool:
+    """Whether a tensor has other values, and not ones that a factor or a rounding makes of its own."""
     return outcome.verdict == "other" and not outcome.cause
 
 
 def find_odd_file(found: Found, at: int) -> OddFile | None:
     """Return the only file of a side in which tensors differ, or the only one in which none does; None without one."""
+    return odd_file(at, (_files(outcome, pair, at) for outcome, pair in found if outcome.verdict not in LONE))
+
+
+def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | None:
+    """Return that file of a side, by the files that have equal parts of each tensor, and those with different ones."""
     same: Counter[str] = Counter()
     odd: Counter[str] = Counter()
     cut: Counter[str] = Counter()
-    for outcome, pair in found:
-        if outcome.verdict in LONE:
-            continue
-        equal_in, odd_in = _files(outcome, pair, at)
+    for equal_in, odd_in in parts:
         same.update(equal_in)
         odd.update(odd_in)
         cut.update({*equal_in, *odd_in} if equal_in and odd_in else ())
@@ -132,22 +136,28 @@ def _is_same(own: Tensor, other: Tensor, region: Region) -> bool:
 
 
 def _named(outcome: Outcome, pair: Pair, odd: OddFile, others: Sequence[Sequence[Checkpoint]]) -> Outcome:
-    if not _is_open(outcome):
+    if not is_open(outcome):
         return outcome
     side, name = SIDES[odd.at], printable(odd.name)
-    if not odd.differs:
-        cause = f"Everything in {name} of the {side} is as in the {SIDES[1 - odd.at]}, and most of its "
-        cause += f"{counted(odd.others, 'other file')} is not: that file is of the {SIDES[1 - odd.at]}'s save."
-        return outcome.became("other", outcome.why, cause, f"write {name} again, from the step of the others")
-    parts = f"all {odd.parts:,}" if odd.odd == odd.parts else f"{odd.odd:,} of {odd.parts:,}"
-    cause = f"All that differs is in {name} of the {side}, {parts} parts of it, and nothing in its "
-    cause += counted(odd.others, "other file")
-    step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
     fix = f"write {name} again, from the step of the others"
+    cause = cause_of(odd, side, SIDES[1 - odd.at])
+    if not odd.differs:
+        return outcome.became("other", outcome.why, f"{cause}: that file is of the {SIDES[1 - odd.at]}'s save.", fix)
+    step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
     if step is None:
-        return outcome.became("other", outcome.why, f"{cause}: that file is of another save.", fix)
+        return outcome.became("other", outcome.why, f"{cause}: {UNKNOWN}.", fix)
     why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
-    return outcome.became("stale", why, f"{cause}: that file is of {printable(step.path.name)}.", fix)
+    known = f"that file is of {printable(step.path.name)}, or its rank did not train its parts since"
+    return outcome.became("stale", why, f"{cause}: {known}.", fix)
+
+
+def cause_of(odd: OddFile, side: str, other: str) -> str:
+    """Say that a side's file is the odd one, without the end of the sentence."""
+    name, rest = printable(odd.name), counted(odd.others, "other file")
+    if not odd.differs:
+        return f"Everything in {name} of the {side} is as in the {other}, and most of its {rest} is not"
+    parts = f"all {odd.parts:,}" if odd.odd == odd.parts else f"{odd.odd:,} of {odd.parts:,}"
+    return f"All that differs is in {name} of the {side}, {parts} parts of it, and nothing in its {rest}"
 
 
 def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:

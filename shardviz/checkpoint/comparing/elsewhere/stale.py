@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.agreement import agree
+from shardviz.checkpoint.comparing.agreement import is_same
 from shardviz.checkpoint.maps.made import Made, Op
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.errors import DumpError
@@ -118,14 +118,7 @@ def steps_with(
 def has(step: Checkpoint, own: Tensor, held: Tensor) -> bool:
     """Whether another step has some values under the name of a tensor."""
     there = tensor_in(step, own)
-    return there is not None and _agree(there, held)
-
-
-def _agree(one: Tensor, other: Tensor) -> bool:
-    try:
-        return agree(one, other)
-    except (DumpError, OSError):
-        return False
+    return there is not None and is_same(there, held)
 
 
 def tensor_in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
