@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from shardviz.cli import VERBS, main
 from shardviz.dump.read import read_run
+from shardviz.dump.write import rank_file
 from shardviz.layout.mesh import parse_mesh
 from tests.check.records import change_rank, change_run, read_rank, without
 from tests.dumps import Made, make_dump
@@ -232,6 +233,17 @@ def test_a_damaged_file_is_reported_on_stderr_and_the_rest_is_shown(
     out, err = capsys.readouterr()
     assert "layers.[0-1].w" in out
     assert err.startswith(f"shardviz: warning: {healthy}/rank_00003.json is damaged")
+
+
+def test_of_many_damaged_files_the_first_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=12"), {"w": "[12/tp]"})
+    for rank in range(12):
+        (folder / rank_file(rank)).write_text("{")
+    assert main(["show", str(folder), "w"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "more files" in line] == ["shardviz: warning: 4 more files of ranks are damaged"]
+    assert len(lines) == 8 + 1 + 2
+    assert lines[-1] == "Hint: it has none that can be read"
 
 
 def test_a_pipe_gets_no_colour_unless_it_is_asked_for(swapped: Path) -> None:

@@ -48,7 +48,7 @@ def _meant(name: str, names: Sequence[str]) -> str:
     of_module = [known for known in names if f".{name}." in f".{known}"]
     by_end = {known.rpartition(".")[2]: known for known in reversed(names)}
     close = next(iter(of_module), None) or nearest(name, names) or by_end.get(nearest(name, by_end) or "")
-    return f"did you mean {printable(close)}?" if close else f"it has {_some(names)}"
+    return f"did you mean {printable(close)}?" if close else f"it has {_some(names) or 'none that can be read'}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.terminal import ASCII, Terminal
-from tests.check.records import change_rank, change_run
+from tests.check.records import add_values, change_rank, change_run
 from tests.check.steps import WANTED, Step, on_all
 from tests.dumps import Made, make_dump
 
@@ -154,6 +154,18 @@ def test_a_layout_without_segments_is_left_to_the_map(tmp_path: Path) -> None:
     change_run(folder, intended={"w": "[*, */tp]"})
     dump = dump_of(read_files(folder))
     assert exhibit_of(dump, of_kind(report_on(dump), "wrong-placement")) is None
+
+
+def test_copies_of_a_repeated_shard_are_not_marked_for_being_alike(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("dp=2,tp=2"), {"w": "[16/tp, 3]"})
+    values = np.random.default_rng(0).normal(size=(8, 3))
+    add_values(folder, "w", "[16/tp, 3]", dict.fromkeys(range(4), values))
+    dump = dump_of(read_files(folder))
+    found = exhibit_of(dump, of_kind(report_on(dump), "identical-shards"))
+    assert found is not None
+    parts = [(row.title, row.cells[0].text) for row in found.rows]
+    assert parts == [("ranks 0,2", "[0:8, 0:3]"), ("ranks 1,3", "[8:16, 0:3]")]
+    assert [any(cell.is_wrong for cell in row.cells) for row in found.rows] == [False, True]
 
 
 def test_ranks_that_claim_another_layout_are_shown_with_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from shardviz.commands.common.streams import reader_may_leave, talk
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.errors import ShardvizError
-from shardviz.text import bytes_text, printable
+from shardviz.text import bytes_text, counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from shardviz.check.finding import Report
     from shardviz.dump.dump import Dump
     from shardviz.picture.text.terminal import Terminal
+
+MOST_WARNINGS = 8
+"""Damaged files that are named one by one."""
 
 _NOT_WRITTEN = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
 
@@ -36,9 +39,16 @@ def read_dump(path: Path) -> Dump:
     count = Count("read {done} of {of} ranks")
     with progress(lambda: str(count)):
         files = read_files(path, strict=False, on_progress=count)
-    for message in files.damaged.values():
-        talk(f"shardviz: warning: {printable(message)}")
+    _warn_of(list(files.damaged.values()))
     return dump_of(files)
+
+
+def _warn_of(damaged: list[str]) -> None:
+    """Say which files are damaged and how: the first ones, and how many there are beside them."""
+    for message in damaged[:MOST_WARNINGS]:
+        talk(f"shardviz: warning: {printable(message)}")
+    if (left := len(damaged) - MOST_WARNINGS) > 0:
+        talk(f"shardviz: warning: {counted(left, 'more file')} of ranks {'is' if left == 1 else 'are'} damaged")
 
 
 def checked(dump: Dump) -> Report:

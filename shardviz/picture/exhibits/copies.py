@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,16 +41,20 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
     tensor = next(iter(_captured(dump, finding.tensor)), None)
     if tensor is None or tensor.claimed is None:
         return None
-    at, rows, seen = tensor.names.index(finding.tensor), list[Row](), set[str]()
-    claimed = claimed_dims(tensor.claimed)
+    at, claimed = tensor.names.index(finding.tensor), claimed_dims(tensor.claimed)
+    alike: dict[tuple[str, str], list[int]] = {}  # copies of one part are equal by right
     for rank, shard in tensor.shards.items():
-        digest = shard.digest(at)
-        values = [Cell(text, digest in seen, "same") for text in _texts(dump, shard, finding.tensor, at, 0)]
         part = str(Region(claimed[rank])) if rank in claimed else ""
-        rows.append(Row(title_of([rank]), (Cell(part), *values)))
-        seen.add(digest)
+        alike.setdefault((part, shard.digest(at)), []).append(rank)
+    parts = Counter(digest for _, digest in alike)
+    rows, first = list[Row](), dict[str, str]()
+    for (part, digest), ranks in sorted(alike.items(), key=lambda one: parts[one[0][1]] < 2)[:MOST_ROWS]:
+        repeats = first.setdefault(digest, part) != part
+        texts = _texts(dump, tensor.shards[ranks[0]], finding.tensor, at, 0)
+        rows.append(Row(title_of(ranks), (Cell(part), *(Cell(text, repeats, "same") for text in texts))))
     heads = _heads(dump, tensor.first, finding.tensor, 0)
-    return exhibit("the first values of each shard, = where another shard has them, too", ("", "claims", *heads), rows)
+    caption = "the first values of each shard, = where another shard has them, too"
+    return exhibit(caption, ("", "claims", *heads), rows, len(alike) - len(rows))
 
 
 def _captured(dump: Dump, name: str) -> Iterator[Tensor]:
