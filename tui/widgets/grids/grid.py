@@ -90,6 +90,8 @@ class Grid(ScrollView, can_focus=True):
             self.virtual_size = size
             if self.size:
                 self.show_vertical_scrollbar, self.show_horizontal_scrollbar = bars
+                for bar, is_shown in zip((self.vertical_scrollbar, self.horizontal_scrollbar), bars, strict=True):
+                    bar.display = is_shown  # Textual would do that within the layout, and need a second one
             return
         self.set_reactive(ScrollView.virtual_size, size)
         if bars[0]:
