@@ -115,16 +115,14 @@ def _choose(args: argparse.Namespace) -> int:
     if args.mesh or args.lock or args.output:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
     memory = bytes_of(args.memory) if args.memory else 0
-    rows = list(_rows(args))
+    rows = list(_rows(args, memory))
     terminal = terminal_for(args.color)
     write_answer(choice_lines(rows, memory, terminal.width), terminal)
     fits = any(not row.failed and (not memory or row.bytes <= memory) for row in rows)
     return EXIT_CLEAN if fits else EXIT_FINDINGS
 
 
-def _rows(args: argparse.Namespace) -> Iterator[Row]:
-    from shardviz.live.plan.planning import plan
-    from shardviz.plan.choice import Row, row_of
+def _rows(args: argparse.Namespace, memory: int) -> Iterator[Row]:
     from shardviz.plan.search import meshes
 
     job = _job(args)
@@ -132,11 +130,24 @@ def _rows(args: argparse.Namespace) -> Iterator[Row]:
     done = Count("planned {done} of {of} meshes")
     with progress(lambda: str(done)):
         for number, mesh in enumerate(tried):
-            try:
-                yield row_of(PlannedRanks(plan(replace(job, mesh=mesh))[1], mesh))
-            except ShardvizError as error:
-                yield Row(mesh, failed=error.message)
+            yield _row(replace(job, mesh=mesh), memory)
             done(number + 1, len(tried))
+
+
+def _row(job: PlanJob, memory: int) -> Row:
+    """Plan one mesh of several; no step of it where what lasts over a step does not fit, which is soon known."""
+    from shardviz.live.plan.planning import plan
+    from shardviz.plan.amounts import Amounts
+    from shardviz.plan.choice import Row, row_of
+
+    try:
+        if memory and job.with_step:
+            lasting = Amounts(PlannedRanks(plan(replace(job, with_step=False))[1], job.mesh)).lasting
+            if lasting.max() > memory:
+                return Row(job.mesh, int(lasting.max()))
+        return row_of(PlannedRanks(plan(job)[1], job.mesh))
+    except ShardvizError as error:
+        return Row(job.mesh, failed=error.message)
 
 
 def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:

@@ -123,6 +123,14 @@ class Amounts:
         on_gpu: NDArray[np.int64] = self.together - self.offloaded
         return on_gpu
 
+    @cached_property
+    def lasting(self) -> NDArray[np.int64]:
+        """Bytes of every rank of the mesh that its GPU holds before, in and after a step."""
+        found = np.zeros(len(self.ranks), np.int64)
+        for part, held in self.held:
+            found[np.array(part.ranks)] += sum(one.on_gpu for one in held if one.role != "gradients")
+        return found
+
     @property
     def fullest(self) -> int:
         """The rank with most bytes on its GPU."""
