@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.finding import Finding
-from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.casts import cast, is_whole
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError
 from shardviz.text import counted, listed, printable
@@ -37,7 +37,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
         parts = state_of(name)
         if parts is None or not tensor.size or not tensor.chunks:
             continue
-        if parts[1] in SQUARES:
+        if parts[1] in SQUARES and not is_whole(tensor.dtype):  # codes of 8 bits may be negative
             yield from _negative(name, tensor)
         elif parts[1] == "step" and tensor.size == 1 and tensor.files:
             values = _some(tensor)

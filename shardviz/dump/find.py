@@ -40,11 +40,12 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
                 f"{len(found)} tensors end in {pattern!r}: {_some(found)}", f"name one, or all of them as '*.{pattern}'"
             )
     if not found:
-        raise ShardvizError(f"the dump has no tensor {pattern!r}", _meant(pattern, list(by_name)))
+        raise ShardvizError(f"the dump has no tensor {pattern!r}", meant(pattern, list(by_name)))
     return [(name, by_name[name]) for name in found]
 
 
-def _meant(name: str, names: Sequence[str]) -> str:
+def meant(name: str, names: Sequence[str]) -> str:
+    """Return a hint at the tensor that was meant: of a module, by its end, or spelt nearly so."""
     of_module = [known for known in names if f".{name}." in f".{known}"]
     by_end = {known.rpartition(".")[2]: known for known in reversed(names)}
     close = next(iter(of_module), None) or nearest(name, names) or by_end.get(nearest(name, by_end) or "")

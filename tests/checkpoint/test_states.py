@@ -55,6 +55,12 @@ def test_squares_that_are_negative_are_found(copied):
     assert not found(written(folder, "exp_avg_sq", np.abs))
 
 
+def test_codes_of_eight_bits_may_be_negative(tmp_path):
+    states = {"exp_avg_sq": torch.arange(-4, 4, dtype=torch.int8), "exp_avg": torch.zeros(8)}
+    torch.save({"model": {"up": torch.ones(8)}, "optim": {"state": {"up": states}}}, tmp_path / "job.pt")
+    assert not found(tmp_path / "job.pt")
+
+
 def saved_alone(folder, groups, size=8):
     names = ["up", "down"]
     states = {name: {"exp_avg": torch.ones(size), "step": torch.tensor(3.0)} for name in names}

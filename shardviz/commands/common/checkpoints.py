@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 from shardviz.commands.common.dumps import terminal_for, write_answer, write_json
 from shardviz.commands.common.progress import Count, progress
 from shardviz.commands.common.streams import reader_may_leave, talk
+from shardviz.dump.find import meant
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
-from shardviz.text import counted, listed, nearest, printable
+from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -230,13 +231,12 @@ def _named(checkpoint: Checkpoint, pattern: str) -> list[Saved]:
         for name, one in tensors.items()
         if (fnmatchcase(name, pattern) if has_stars else name.endswith(f".{pattern}"))
     ]
-    if not fits or (len(fits) > 1 and not has_stars):
-        close = nearest(pattern, tensors)
-        some = listed(map(printable, (one.name for one in fits) if fits else tensors), 3)
-        what = f"{counted(len(fits), 'tensor')} end in {pattern!r}: {some}" if fits else f"it has no tensor {pattern!r}"
-        raise ShardvizError(
-            f"{checkpoint.path}: {what}", f"did you mean {printable(close)}?" if close else f"it has {some}"
-        )
+    if not fits:
+        raise ShardvizError(f"{checkpoint.path}: it has no tensor {pattern!r}", meant(pattern, list(tensors)))
+    if len(fits) > 1 and not has_stars:
+        some = listed((printable(one.name) for one in fits), 3)
+        what = f"{counted(len(fits), 'tensor')} end in {pattern!r}: {some}"
+        raise ShardvizError(f"{checkpoint.path}: {what}", f"name one, or all of them as '*.{pattern}'")
     return fits
 
 

@@ -39,19 +39,20 @@ def counted_differences(
         return f"{old} became {new}"
     different = mine != theirs
     where = index_of(int(np.argmax(different)), one.shape)
-    words = f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}"
-    box = _box(different)
+    count = int(different.sum())
+    words = f"{count:,} of {mine.size:,} elements differ, the first at {where}"
+    box = _box(different, count) if count < mine.size else None
     if box is not None:
         words += f": all of {box}"
     for name, side in zip(names, (one, other), strict=True):
         if mine.size > 1 and (number := _only(side, box)):
             words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
-        elif count := _not_finite(side):
-            words += f"; {count:,} values of {name} are nan or infinite"
+        elif broken := _not_finite(side):
+            words += f"; {broken:,} values of {name} are nan or infinite"
     return words
 
 
-def _box(different: NDArray[np.bool_]) -> Region | None:
+def _box(different: NDArray[np.bool_], count: int) -> Region | None:
     """Return the part that differs, where it is a box of several elements and all of them differ; else None."""
     if not different.any():
         return None
@@ -59,7 +60,7 @@ def _box(different: NDArray[np.bool_]) -> Region | None:
     lines = [np.flatnonzero(different.any(axis=tuple(other for other in dims if other != dim))) for dim in dims]
     ranges = [(int(line[0]), int(line[-1]) + 1) for line in lines]
     size = math.prod(stop - start for start, stop in ranges)
-    is_box = 1 < size < different.size and int(different.sum()) == size
+    is_box = 1 < size < different.size and count == size
     return Region(tuple((one,) for one in ranges)) if is_box else None
 
 
