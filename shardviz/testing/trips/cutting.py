@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from shardviz.checkpoint.maps.made import Op
-from shardviz.errors import ShardvizError
+from shardviz.errors import NotationError, ShardvizError
 from shardviz.layout.notation import parse
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name
@@ -61,6 +61,19 @@ class Cut:
         """Return what a tensor, or one of its parts, is made of."""
         made = self.made[name]
         return made.parts[part] if isinstance(made, Op) and part is not None else made
+
+    def dim(self, name: str, local: Local) -> int:
+        """Return the dim along which a fused tensor's parts are put one after the other."""
+        made = self.made[name]
+        return _dim_of(made, local.values.shape) if isinstance(made, Op) else 0
+
+    def fused(self, name: str, local: Local) -> Local | None:
+        """Return a fused tensor as if it were cut in one piece; None where it does not divide so."""
+        text = _rule_of(self.layouts, name)
+        if text is None:
+            return None
+        layout = self._layout(text, name, self.entry(name, None).shape)
+        return _labelled(local, name, layout)
 
     def entry(self, name: str, part: int | None) -> Entry:
         """Return what a tensor, or one of its parts, should have."""
@@ -114,7 +127,8 @@ class Cut:
         for number, part_of in enumerate(made.parts):
             names = names_of(part_of)
             called = f"{name} ({names[0] if len(names) == 1 else f'part {number}'})"
-            layout = self._layout(_rule_of(self.layouts, called) or text, called, self.entry(name, number).shape)
+            own = {pattern: layout for pattern, layout in self.layouts.items() if "(" in pattern}
+            layout = self._layout(_rule_of(own, called) or text, called, self.entry(name, number).shape)
             size = layout.region(self._coord(layout)).shape[dim]
             cut = (*(slice(None),) * dim, slice(start, start + size))
             part = replace(local, values=local.values[cut])
@@ -125,7 +139,10 @@ class Cut:
     def _layout(self, text: str, name: str, shape: Sequence[int]) -> Layout:
         if self.mesh is None:
             raise ShardvizError(f"the layout {text} of {name} is on no mesh", "pass mesh=, the target's DeviceMesh")
-        return parse(text).layout(plain_mesh(self.mesh), tuple(shape))
+        try:
+            return parse(text).layout(plain_mesh(self.mesh), tuple(shape))
+        except NotationError as error:
+            raise NotationError(f"{name}: {error.message}", error.hint) from error
 
     def _coord(self, layout: Layout) -> tuple[int, ...]:
         return layout.mesh.coord_of(distributed.get_rank())

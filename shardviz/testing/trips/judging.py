@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 
 from shardviz.check.run import report_on
+from shardviz.checkpoint.comparing.factors import shifted
 from shardviz.dump.records.tensors import Stamp
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
@@ -83,6 +84,7 @@ class Part:
         wrong: How many elements are wrong.
         size: How many it has.
         padded: How its own part was padded, where a map pads the whole; None where it was not.
+        change: What was done to all of its values, why, and what to do; empty where that is not one thing.
     """
 
     rank: int
@@ -92,6 +94,7 @@ class Part:
     wrong: int = 0
     size: int = 0
     padded: Padded | None = None
+    change: tuple[str, str, str] = ("", "", "")
 
     @property
     def text(self) -> str:
@@ -120,7 +123,13 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
     fate, why = _fate(local, target, got, wrong)
     padded = target.padded() if target.padded is not None else None
-    return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded)
+    change = _change(wanted, got, own) if fate == "other" else ("", "", "")
+    return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
+
+
+def _change(wanted: NDArray[Any], got: NDArray[Any], dtype: str) -> tuple[str, str, str]:
+    """Return by which factor or number all values are off, with a cause and a fix; empty where by none."""
+    return shifted(wanted, got, dtype, ("what was sent", "it"))
 
 
 def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:
