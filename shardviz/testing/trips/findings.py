@@ -254,7 +254,9 @@ def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
         text = f"{change[0]}, on {_where(received, name, parts)}"
         return _finding("wrong-value", received, name, parts, text, change[1:])
     if all(part.fate == "zeros" for part in parts):
-        text = f"it has zeros on {_where(received, name, parts)}, where {words.sender} has other values"
+        number = next((part.why for part in parts if part.why), "")
+        what = f"all of its values are {number}" if number else "it has zeros"
+        text = f"{what} on {_where(received, name, parts)}, where {words.sender} has other values"
         cause = "It was made or reset, and never written"
         return _finding("foreign", received, name, parts, text, (cause, words.to_write))
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)

@@ -18,7 +18,7 @@ from shardviz.live.capture.lookup.by_reference import add_by_reference, cast_bit
 from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
-from shardviz.reference.lookup import FEW_EQUAL, read_region
+from shardviz.reference.lookup import FEW_EQUAL, is_alike, read_region
 from shardviz.testing.assertions.gathering import gather
 from shardviz.testing.trips.filling import part_of, region_of
 from shardviz.text import join_numbers, listed
@@ -80,7 +80,8 @@ class Part:
         rank: The rank.
         fate: What became of it.
         rows: The rows that are wrong, counted in the whole tensor, as text; empty where all of the part is.
-        why: The element type that values went through, the shape that it has instead, or the tensor whose part it has.
+        why: The element type that values went through, the shape that it has instead, the tensor whose part it has, or
+            the number that all values are where that is not zero.
         wrong: How many elements are wrong.
         size: How many it has.
         padded: How its own part was padded, where a map pads the whole; None where it was not.
@@ -146,7 +147,11 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
     for dtype in NARROWER.get(dtype_name(local.values.dtype), ()):
         if np.array_equal(_rounded(local, target.entry, dtype), got):
             return "rounded", dtype
-    return ("zeros" if not got[wrong].any() else "other"), ""
+    if not got[wrong].any():
+        return "zeros", ""
+    if got.size > 1 and is_alike(got) and wrong.all():
+        return "zeros", f"{local.values.reshape(-1)[0].item():g}"
+    return "other", ""
 
 
 def _most(wrong: NDArray[np.bool_]) -> float:
