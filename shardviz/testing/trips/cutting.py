@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from shardviz.checkpoint.maps.made import Op
+from shardviz.checkpoint.maps.made import Op, called
 from shardviz.errors import NotationError, ShardvizError
 from shardviz.layout.notation import parse
 from shardviz.live.capture.meshes import plain_mesh
@@ -106,7 +106,10 @@ class Cut:
                 raise ShardvizError(
                     f"{name} has shape {list(local.values.shape)} on rank {distributed.get_rank()}, and what it is "
                     f"made of has {list(whole.shape)}: no layout says which part it is",
-                    'pass layouts={"' + name + '": "[*/tp, *]"} and mesh=, or let the target have DTensors',
+                    'pass layouts={"'
+                    + name
+                    + '": "[*/tp, *]"} and mesh=, or let the target have DTensors'
+                    + _or_padding(name, tuple(local.values.shape), self.made[name]),
                 )
             return {name: Piece(local, (name, None))}
         layout = self._layout(text, name, whole.shape)
@@ -146,6 +149,17 @@ class Cut:
 
     def _coord(self, layout: Layout) -> tuple[int, ...]:
         return layout.mesh.coord_of(distributed.get_rank())
+
+
+def _or_padding(name: str, own: tuple[int, ...], made: Node) -> str:
+    """Return what to write where one of two shapes is longer along one dim, as by padding; empty for others."""
+    odd = [dim for dim, pair in enumerate(zip(own, made.shape, strict=False)) if pair[0] != pair[1]]
+    if len(own) != len(made.shape) or len(odd) != 1:
+        return ""
+    dim, source = odd[0], called(made)
+    size = own[dim]
+    text = f"pad({source}, {size}, {dim})" if size > made.shape[dim] else f"slice({source}, 0, {size}, {dim})"
+    return f', or, where the rest is padding, map={{"{name}": "{text}"}}'
 
 
 def _dim_of(made: Op, shape: Sequence[int]) -> int:

@@ -242,9 +242,9 @@ def _retyped(received: Received, name: str, parts: Sequence[Part]) -> Finding:
 
 def _misshapen(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
-    cause = (
-        "One rank's part was taken for the whole, another tensor has its name, or it is padded, which is not compared"
-    )
+    cause = "One rank's part was taken for the whole, another tensor has its name, or one of them is padded"
+    if received.words.trip == "sync":
+        cause += ', which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is'
     return _finding("wrong-shape", received, name, parts, text, (cause, received.words.to_place))
 
 
