@@ -241,6 +241,23 @@ def test_parts_that_a_map_leaves_out_are_not_compared(tmp_path):
     assert "192 of its 384 elements are in no tensor of the checkpoint" in odd["qk"].why
 
 
+@pytest.mark.parametrize("rest", ["zeros", "others"])
+def test_padding_of_a_job_is_no_difference(tmp_path, rest):
+    small, more = weight(22, 16), np.zeros((2, 16), np.float32) if rest == "zeros" else weight(2, 16, seed=1)
+    held = {"w": Held(np.concatenate([small, more]), "[24/tp, 16]")}
+    found, odd = compared(tmp_path, held, {"w": small}, "w = pad(w, 24)")
+    assert {name: one.verdict for name, one in odd.items()} == ({} if rest == "zeros" else {"w": "not-compared"})
+    assert "w: padded: rows 22 to 23 are not compared" in found.notes
+
+
+def test_padding_of_a_checkpoint_is_not_compared(tmp_path):
+    small = weight(22, 16)
+    padded = np.concatenate([small, weight(2, 16, seed=1)])
+    found, odd = compared(tmp_path, {"w": Held(small, "[22/tp, 16]")}, {"w": padded}, "w = pad(w, 24)")
+    assert odd == {}
+    assert "w: padded: rows 22 to 23 are not compared" in found.notes
+
+
 def test_what_one_side_lacks_is_a_difference_but_buffers_that_are_not_saved_are_a_note(tmp_path):
     whole = weight(24, 16)
     held = {"w": Held(whole), "only": Held(weight(4)), "inv_freq": Held(weight(8), role="buffer")}

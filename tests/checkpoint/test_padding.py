@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.maps.language import parse_rules
+from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from tests.checkpoint.maps import both, compared, save, weight
 
@@ -31,6 +34,19 @@ def test_a_padded_vocabulary_is_equal_whatever_its_padding_is(tmp_path, capsys, 
     out = capsys.readouterr().out
     assert f"head: padded: {NOTE}" in out
     assert f"embed: padded: {NOTE}" in out
+
+
+def test_what_a_slice_leaves_out_is_noted(tmp_path):
+    small = weights()
+    one, other = both(tmp_path, {name: padded(one) for name, one in small.items()}, small)
+    rules = parse_rules(f"head = slice(head, 0, {ROWS})\nembed = slice(embed, 0, {ROWS})", "my.map")
+    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(other), rules)
+    assert not found.differs
+    told = [f"{name}: rows 30 to 31 are in nothing that the map makes, and not compared" for name in ("embed", "head")]
+    assert sorted(found.notes) == told
+    one, other = both(tmp_path / "whole", {"qk": padded(small["head"])}, {"q": weight(1), "k": weight(1)})
+    rules = parse_rules("q = slice(qk, 0, 20)\nk = slice(qk, 20, 32)", "my.map")
+    assert compare_checkpoints(open_checkpoint(one), open_checkpoint(other), rules).notes == ()
 
 
 def test_columns_and_parts_may_be_padded(tmp_path):

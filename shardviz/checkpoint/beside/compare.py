@@ -17,8 +17,10 @@ from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
 from shardviz.checkpoint.comparing.elsewhere import stale
 from shardviz.checkpoint.comparing.elsewhere.moved import with_ties
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
+from shardviz.checkpoint.comparing.padded import padding_notes
 from shardviz.checkpoint.comparing.pairs import Pair, paired
 from shardviz.checkpoint.maps.made import Made, leaves
+from shardviz.checkpoint.maps.padding import has_padding
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.records import Checkpoint
 from shardviz.text import counted, listed, named_ranks, printable
@@ -69,12 +71,21 @@ def compare_with_job(
     for done, (name, other, live, entry) in enumerate(both):
         progress(done, len(both))
         outcome = Outcome(name, other, "equal", is_made=isinstance(entry, (Given, Made)))
-        judged.append((judge(outcome, live, entry, job.dump, search), live, entry))
+        outcome = _but_for_padding(judge(outcome, live, entry, job.dump, search), entry)
+        judged.append((outcome, live, entry))
     outcomes = with_odd_file(judged)
     outcomes += _lonely([pair for pair in pairs.lonely if pair.name not in given], job, pairs, search)
     every = tuple(outcomes)
     more = () if rules else hint(before, after, every)
-    return Comparison(every, (*pairs.notes, *_notes(pairs, job, search), *more))
+    return Comparison(every, (*pairs.notes, *padding_notes(pairs.both), *_notes(pairs, job, search), *more))
+
+
+def _but_for_padding(outcome: Outcome, entry: Tensor) -> Outcome:
+    """Return an outcome; not compared where a job's hashes have padding in them, which may be anything."""
+    if outcome.verdict in ("equal", "cast") or not isinstance(entry, Made) or not has_padding(entry.node):
+        return outcome
+    why = "some of the job's is padding, as the map says, and the hashes of its shards have that in them"
+    return outcome.became("not-compared", why)
 
 
 def _states(side: Side) -> frozenset[str]:

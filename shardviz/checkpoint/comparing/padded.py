@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.comparing.changed.changes import Change, change_of
 from shardviz.checkpoint.maps.made import Made, Op
 from shardviz.checkpoint.maps.numbering import starred
-from shardviz.checkpoint.maps.padding import PAD, padding_text, without_padding
+from shardviz.checkpoint.maps.padding import PAD, padding_text, unused_texts, without_padding
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 
 def padding_notes(pairs: Iterable[Pair]) -> list[str]:
-    """Say what is not compared because the map says that it is padding; once for all layers."""
+    """Say what is not compared because the map says that it is padding, or makes nothing of it; once for all layers."""
     found: dict[str, None] = {}
-    for pair in pairs:
+    every = list(pairs)
+    for pair in every:
         for side in (pair.one, pair.other):
             if isinstance(side, Made) and (text := padding_text(side.node)):
                 found[f"{starred(printable(pair.name))}: padded: {text} are not compared"] = None
-    return list(found)
+    sides = [side for pair in every for side in (pair.one, pair.other) if side is not None]
+    nodes = [side.node if isinstance(side, Made) else side for side in sides]
+    unused = (f"{starred(text)} are in nothing that the map makes, and not compared" for text in unused_texts(nodes))
+    return [*found, *dict.fromkeys(unused)]
 
 
 def trimmed(pair: Pair) -> Pair:

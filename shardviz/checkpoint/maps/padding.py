@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from shardviz.checkpoint.maps.made import Made, Op, called, parts_of
+from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.tensor import Tensor
 
 PAD = "pad"
+Spans: TypeAlias = "dict[tuple[int, int], tuple[Tensor, list[tuple[int, int]]]]"
+"""Stretches of tensors along a dim, by the tensor's identity and the dim."""
 
 
 def has_padding(node: Node) -> bool:
@@ -53,11 +57,15 @@ def _stretches(node: Node, *, is_whole: bool) -> Iterator[str]:
         return
     if node.function == PAD and node.parts[0].shape != node.shape:
         dim = dim_of(node)
-        what = "rows" if dim == 0 else "columns" if len(node.shape) == 2 else f"dim {dim} at"
+        what = _which(dim, len(node.shape))
         of = "" if is_whole else f" of {called(node)}"
         yield f"{what} {node.parts[0].shape[dim]:,} to {node.shape[dim] - 1:,}{of}"
     for part in node.parts:
         yield from _stretches(part, is_whole=is_whole and node.function == PAD)
+
+
+def _which(dim: int, ndim: int) -> str:
+    return "rows" if dim == 0 else "columns" if ndim == 2 else f"dim {dim} at"
 
 
 def without_padding(made: Made, held: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,3 +80,50 @@ def without_padding(made: Made, held: Tensor) -> tuple[Tensor, Tensor]:
 
 def _as_node(tensor: Tensor) -> Any:
     return tensor.node if isinstance(tensor, Made) else tensor
+
+
+def unused_texts(nodes: Iterable[Node]) -> list[str]:
+    """Say which stretches of tensors are in nothing that a map makes, where it takes slices and parts of them.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> head = SimpleNamespace(name="head", shape=(32768, 8))
+        >>> unused_texts([Op("slice", (head,), (0, 32000))])
+        ['head: rows 32,000 to 32,767']
+    """
+    whole: set[int] = set()
+    spans: Spans = {}
+    for node in nodes:
+        _add_used(node, whole, spans)
+    dims = Counter(tensor for tensor, _ in spans)
+    found = []
+    for (key, dim), (tensor, used) in spans.items():
+        if key not in whole and dims[key] == 1:
+            what = f"{printable(tensor.name)}: {_which(dim, len(tensor.shape))}"
+            found += [f"{what} {start:,} to {stop - 1:,}" for start, stop in _gaps(used, tensor.shape[dim])]
+    return found
+
+
+def _add_used(node: Node, whole: set[int], spans: Spans) -> None:
+    """Note which tensors are used as a whole, and which stretches of others: by identity, for two may have one name."""
+    if not isinstance(node, Op):
+        whole.add(id(node))
+        return
+    part = node.parts[0]
+    if node.function not in ("slice", "split") or isinstance(part, Op):
+        for one in node.parts:
+            _add_used(one, whole, spans)
+        return
+    first, second, *rest = node.numbers
+    dim = (rest[0] if rest else 0) % len(part.shape)
+    size = part.shape[dim] // first if node.function == "split" else 0
+    span = (first, second) if node.function == "slice" else (second * size, (second + 1) * size)
+    spans.setdefault((id(part), dim), (part, []))[1].append(span)
+
+
+def _gaps(used: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    at, found = 0, []
+    for start, stop in [*sorted(used), (size, size)]:
+        found += [(at, start)] if start > at else []
+        at = max(at, stop)
+    return found

@@ -62,6 +62,7 @@ class Contents:
         tied: Groups of names that share storage.
         not_known: Tensors that are not understood, and why.
         strangers: How many tensors the optimizer steps that are not the model's.
+        frozen: The parameters that are not trained.
     """
 
     tensors: dict[str, Local] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Contents:
     tied: tuple[tuple[str, ...], ...] = ()
     not_known: dict[str, str] = field(default_factory=dict)
     strangers: int = 0
+    frozen: frozenset[str] = frozenset()
 
 
 def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Contents:
@@ -81,7 +83,8 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Co
         mesh: The mesh of the job, if there is one.
     """
     inner = unwrapped(model)
-    seen = Contents(tied=tuple(tied_names(inner)))
+    frozen = frozenset(clean_name(name) for name, one in inner.named_parameters() if not one.requires_grad)
+    seen = Contents(tied=tuple(tied_names(inner)), frozen=frozen)
     computed = computed_buffers(inner)
     own = plain_mesh(mesh) if mesh is not None else None
     for local in local_tensors(inner, own):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from shardviz.checkpoint.maps.made import Op
-from shardviz.errors import ShardvizError
+from shardviz.checkpoint.maps.made import Op, called
+from shardviz.errors import NotationError, ShardvizError
 from shardviz.layout.notation import parse
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name
@@ -62,6 +62,19 @@ class Cut:
         made = self.made[name]
         return made.parts[part] if isinstance(made, Op) and part is not None else made
 
+    def dim(self, name: str, local: Local) -> int:
+        """Return the dim along which a fused tensor's parts are put one after the other."""
+        made = self.made[name]
+        return _dim_of(made, local.values.shape) if isinstance(made, Op) else 0
+
+    def fused(self, name: str, local: Local) -> Local | None:
+        """Return a fused tensor as if it were cut in one piece; None where it does not divide so."""
+        text = _rule_of(self.layouts, name)
+        if text is None:
+            return None
+        layout = self._layout(text, name, self.entry(name, None).shape)
+        return _labelled(local, name, layout)
+
     def entry(self, name: str, part: int | None) -> Entry:
         """Return what a tensor, or one of its parts, should have."""
         return entry_of(self.node(name, part))
@@ -93,7 +106,10 @@ class Cut:
                 raise ShardvizError(
                     f"{name} has shape {list(local.values.shape)} on rank {distributed.get_rank()}, and what it is "
                     f"made of has {list(whole.shape)}: no layout says which part it is",
-                    'pass layouts={"' + name + '": "[*/tp, *]"} and mesh=, or let the target have DTensors',
+                    'pass layouts={"'
+                    + name
+                    + '": "[*/tp, *]"} and mesh=, or let the target have DTensors'
+                    + _or_padding(name, tuple(local.values.shape), self.made[name]),
                 )
             return {name: Piece(local, (name, None))}
         layout = self._layout(text, name, whole.shape)
@@ -114,7 +130,8 @@ class Cut:
         for number, part_of in enumerate(made.parts):
             names = names_of(part_of)
             called = f"{name} ({names[0] if len(names) == 1 else f'part {number}'})"
-            layout = self._layout(_rule_of(self.layouts, called) or text, called, self.entry(name, number).shape)
+            own = {pattern: layout for pattern, layout in self.layouts.items() if "(" in pattern}
+            layout = self._layout(_rule_of(own, called) or text, called, self.entry(name, number).shape)
             size = layout.region(self._coord(layout)).shape[dim]
             cut = (*(slice(None),) * dim, slice(start, start + size))
             part = replace(local, values=local.values[cut])
@@ -125,10 +142,24 @@ class Cut:
     def _layout(self, text: str, name: str, shape: Sequence[int]) -> Layout:
         if self.mesh is None:
             raise ShardvizError(f"the layout {text} of {name} is on no mesh", "pass mesh=, the target's DeviceMesh")
-        return parse(text).layout(plain_mesh(self.mesh), tuple(shape))
+        try:
+            return parse(text).layout(plain_mesh(self.mesh), tuple(shape))
+        except NotationError as error:
+            raise NotationError(f"{name}: {error.message}", error.hint) from error
 
     def _coord(self, layout: Layout) -> tuple[int, ...]:
         return layout.mesh.coord_of(distributed.get_rank())
+
+
+def _or_padding(name: str, own: tuple[int, ...], made: Node) -> str:
+    """Return what to write where one of two shapes is longer along one dim, as by padding; empty for others."""
+    odd = [dim for dim, pair in enumerate(zip(own, made.shape, strict=False)) if pair[0] != pair[1]]
+    if len(own) != len(made.shape) or len(odd) != 1:
+        return ""
+    dim, source = odd[0], called(made)
+    size = own[dim]
+    text = f"pad({source}, {size}, {dim})" if size > made.shape[dim] else f"slice({source}, 0, {size}, {dim})"
+    return f', or, where the rest is padding, map={{"{name}": "{text}"}}'
 
 
 def _dim_of(made: Op, shape: Sequence[int]) -> int:

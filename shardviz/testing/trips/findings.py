@@ -85,13 +85,18 @@ class Received:
         wrong = [part.padded for part in self.parts[name] if part.fate != "right"]
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
+    def change(self, name: str) -> tuple[str, str, str]:
+        """Return what was done to all values of every wrong part of a tensor; empty where that is not one thing."""
+        changes = {part.change for part in self.parts[name] if part.fate != "right"}
+        return changes.pop() if len(changes) == 1 else ("", "", "")
+
     @property
     def unplaced(self) -> list[str]:
         """The tensors whose wrong values are neither the old ones nor rounded: they may be others'."""
         known = self.wrong("kept", "rounded", "dtype", "shape")
         wrong = self.wrong("other", "swapped")
         found = [name for name in wrong if name not in known and name not in self.each and not self.owner(name)]
-        return [name for name in found if not self.is_padded(name)]
+        return [name for name in found if not self.is_padded(name) and not self.change(name)[0]]
 
 
 def message_of(findings: Iterable[Finding]) -> str:
@@ -237,16 +242,21 @@ def _retyped(received: Received, name: str, parts: Sequence[Part]) -> Finding:
 
 def _misshapen(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
-    cause = (
-        "One rank's part was taken for the whole, another tensor has its name, or it is padded, which is not compared"
-    )
+    cause = "One rank's part was taken for the whole, another tensor has its name, or one of them is padded"
+    if received.words.trip == "sync":
+        cause += ', which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is'
     return _finding("wrong-shape", received, name, parts, text, (cause, received.words.to_place))
 
 
 def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     words = received.words
+    if (change := received.change(name))[0]:
+        text = f"{change[0]}, on {_where(received, name, parts)}"
+        return _finding("wrong-value", received, name, parts, text, change[1:])
     if all(part.fate == "zeros" for part in parts):
-        text = f"it has zeros on {_where(received, name, parts)}, where {words.sender} has other values"
+        number = next((part.why for part in parts if part.why), "")
+        what = f"all of its values are {number}" if number else "it has zeros"
+        text = f"{what} on {_where(received, name, parts)}, where {words.sender} has other values"
         cause = "It was made or reset, and never written"
         return _finding("foreign", received, name, parts, text, (cause, words.to_write))
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)

@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 
 from shardviz.check.run import report_on
+from shardviz.checkpoint.comparing.factors import shifted
 from shardviz.dump.records.tensors import Stamp
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
@@ -17,7 +18,7 @@ from shardviz.live.capture.lookup.by_reference import add_by_reference, cast_bit
 from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
-from shardviz.reference.lookup import FEW_EQUAL, read_region
+from shardviz.reference.lookup import FEW_EQUAL, is_alike, read_region
 from shardviz.testing.assertions.gathering import gather
 from shardviz.testing.trips.filling import part_of, region_of
 from shardviz.text import join_numbers, listed
@@ -79,10 +80,12 @@ class Part:
         rank: The rank.
         fate: What became of it.
         rows: The rows that are wrong, counted in the whole tensor, as text; empty where all of the part is.
-        why: The element type that values went through, the shape that it has instead, or the tensor whose part it has.
+        why: The element type that values went through, the shape that it has instead, the tensor whose part it has, or
+            the number that all values are where that is not zero.
         wrong: How many elements are wrong.
         size: How many it has.
         padded: How its own part was padded, where a map pads the whole; None where it was not.
+        change: What was done to all of its values, why, and what to do; empty where that is not one thing.
     """
 
     rank: int
@@ -92,6 +95,7 @@ class Part:
     wrong: int = 0
     size: int = 0
     padded: Padded | None = None
+    change: tuple[str, str, str] = ("", "", "")
 
     @property
     def text(self) -> str:
@@ -120,7 +124,13 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
     fate, why = _fate(local, target, got, wrong)
     padded = target.padded() if target.padded is not None else None
-    return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded)
+    change = _change(wanted, got, own) if fate == "other" else ("", "", "")
+    return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
+
+
+def _change(wanted: NDArray[Any], got: NDArray[Any], dtype: str) -> tuple[str, str, str]:
+    """Return by which factor or number all values are off, with a cause and a fix; empty where by none."""
+    return shifted(wanted, got, dtype, ("what was sent", "it"))
 
 
 def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:
@@ -137,7 +147,11 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
     for dtype in NARROWER.get(dtype_name(local.values.dtype), ()):
         if np.array_equal(_rounded(local, target.entry, dtype), got):
             return "rounded", dtype
-    return ("zeros" if not got[wrong].any() else "other"), ""
+    if not got[wrong].any():
+        return "zeros", ""
+    if got.size > 1 and is_alike(got) and wrong.all():
+        return "zeros", f"{local.values.reshape(-1)[0].item():g}"
+    return "other", ""
 
 
 def _most(wrong: NDArray[np.bool_]) -> float:

@@ -66,7 +66,7 @@ def check_states(saved: Facts, before: Contents, after: Contents, of: Collection
         wrong |= _missing(saved, after) | _numbers(saved, after)
     if "setting" in of:
         wrong |= _settings(saved, after)
-    wrong |= _untied(before, after)
+    wrong |= _untied(before, after) | _thawed(before, after)
     found: dict[tuple[str, str, str], list[int]] = {}
     for rank, of_rank in enumerate(of_all_ranks(wrong)):
         for name, (kind, text) in of_rank.items():
@@ -86,6 +86,7 @@ _KINDS = {
     "tie": "untied",
     "stranger": "wrong-value",
     "name": "incomplete",
+    "frozen": "wrong-value",
 }
 ADVICE = {
     "state": (
@@ -113,11 +114,22 @@ ADVICE = {
         "The load put new parameters into the model (assign=True, setattr), and the optimizer still steps the old ones",
         "load the model before the optimizer is made, or load in place: copy_ into the parameters that are there",
     ),
+    "frozen": (
+        "The load put a new parameter in its place, or set requires_grad: a new nn.Parameter is always trained",
+        "load in place, or set requires_grad again after the load, before the optimizer is made",
+    ),
     "name": (
         "The load replaced the model by one that lacks it, or renamed it",
         "load into a model with the same modules",
     ),
 }
+
+
+def _thawed(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
+    """Return the parameters that are trained after a load and were not before, and the other way round."""
+    odd = [name for name in before.frozen ^ after.frozen if name in before.tensors and name in after.tensors]
+    words = {True: "it was frozen before the load, and is not now", False: "it is frozen after the load, and was not"}
+    return {name: ("frozen", words[name in before.frozen]) for name in odd}
 
 
 def _lost(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:

@@ -23,6 +23,7 @@ from shardviz.testing.trips import filling
 from shardviz.testing.trips.contents import Contents, contents_of
 from shardviz.testing.trips.cutting import Cut
 from shardviz.testing.trips.findings import Received, Words, findings_of, message_of
+from shardviz.testing.trips.fusing import fused_findings
 from shardviz.testing.trips.judging import Target, parts_of_all, places
 from shardviz.testing.trips.mapping import made_of, names_of, rules_of
 from shardviz.testing.trips.padding import padded_by_rank, without_padding
@@ -205,11 +206,13 @@ class Transfer:
         locals_ = {name: without_padding(piece.local, cut.node(*piece.of)) for name, piece in pieces.items()}
         parts = parts_of_all(locals_, targets)
         padded = [name for name, of in of_all.items() if has_padding(cut.node(*of))]
+        fused, settled = fused_findings(cut, theirs.tensors, pieces, parts)
+        parts = {name: one for name, one in parts.items() if name not in settled}
         received = Received(parts, dict.fromkeys(parts, "param"), (), WORDS, padded)
         placed = places(locals_, targets, received.unplaced, None, WORDS.sender) if received.unplaced else []
-        findings = list(findings_of(received, placed))
+        findings = [*fused, *findings_of(received, placed)]
         notes = (*_of_target(names, made), *_of_source(made, entries), *_once(not_known))
-        return message_of(findings), RoundTrip(len(parts), 0, notes, _padded(made))
+        return message_of(findings), RoundTrip(len(of_all), 0, notes, _padded(made))
 
 
 def _of_piece(target: Target, piece: Piece, node: Node, old: Mapping[str, NDArray[Any]]) -> Target:

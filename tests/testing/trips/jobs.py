@@ -344,6 +344,90 @@ def in_rank_order(model: nn.Module, optimizer: Any, folder: Path) -> None:
     own.copy_(parts[len(parts) - 1 - distributed.get_rank()])
 
 
+def doubled(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    """Sum moments over ranks that each have them."""
+    load_dcp(model, optimizer, folder)
+    for state in optimizer.state.values():
+        _local(state["exp_avg"]).mul_(2)
+
+
+def rows_backwards(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    own = _local(model.get_parameter("mid.weight"))
+    own.copy_(own.flip(0))
+
+
+def columns_rolled(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    own = _local(model.get_parameter("mid.weight"))
+    own.copy_(own.roll(1, 1))
+
+
+def names_exchanged(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    one, other = (_local(model.get_parameter(name)) for name in ("mid.weight", "other.weight"))
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)
+
+
+def zeros_on_one_rank(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    if distributed.get_rank() == 1:
+        _local(model.get_parameter("mid.bias")).zero_()
+
+
+def roots_of_squares(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    for state in optimizer.state.values():
+        _local(state["exp_avg_sq"]).sqrt_()
+
+
+def one_step_less(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    for state in optimizer.state.values():
+        state["step"].sub_(1)
+
+
+def other_betas(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    for group in optimizer.param_groups:
+        group["betas"] = (0.9, 0.95)
+
+
+def variance_reset(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    model.get_buffer("norm.running_var").fill_(1)
+
+
+def count_reset(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    model.get_buffer("norm.num_batches_tracked").zero_()
+
+
+def one_nan(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    if distributed.get_rank() == 0:
+        _local(model.get_parameter("mid.weight"))[0, 0] = float("nan")
+
+
+def thawed(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    model.get_parameter("other.bias").requires_grad_(True)
+
+
+def through_float16(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.copy_(one.half().float())
+
+
+def state_of_one_lost(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    optimizer.state.pop(model.get_parameter("embed.weight"))
+
+
 def save_turned(model: nn.Module, optimizer: Any, folder: Path) -> None:
     """Export with the rows of one weight in another order."""
     _turned(model)

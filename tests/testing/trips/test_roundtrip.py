@@ -54,6 +54,26 @@ BROKEN = {
     jobs.some_flags: ("mask", "4 of 18 elements are not those of what was saved", "rank 0 rows 3-4, rank 1 rows 3-4"),
     jobs.in_rank_order: ("embed.weight", "fsdp=i holds the shard of fsdp=1-i", "torch.distributed.checkpoint"),
 }
+BROKEN |= {
+    jobs.doubled: ("embed.weight exp_avg", "every value of it is 2 times that of what was sent", "multiply by 0.5"),
+    jobs.rows_backwards: ("mid.weight", "within every shard, dim 0 is reversed", "rank 0 rows 0-11"),
+    jobs.columns_rolled: ("mid.weight", "dim 1 is rolled by 1", "rank 1 rows 12-22"),
+    jobs.names_exchanged: ("mid.weight", "it has the values of other.weight", "never by position"),
+    jobs.zeros_on_one_rank: ("mid.bias", "it has zeros on 1 of 2 ranks", "rank 1 rows 12-22"),
+    jobs.roots_of_squares: (
+        "embed.weight exp_avg_sq",
+        "160 values that are not in what was sent",
+        "computed on the way",
+    ),
+    jobs.one_step_less: ("embed.weight step", "it is 1023 after the load, and was saved as 1024", "bias correction"),
+    jobs.other_betas: ("embed.weight betas[0]", "it is 0.9 after the load", "leave 'setting' out"),
+    jobs.variance_reset: ("norm.running_var", "all of its values are 1 on 2 of 2 ranks", "made or reset"),
+    jobs.count_reset: ("norm.num_batches_tracked", "it has zeros on 2 of 2 ranks", "made or reset"),
+    jobs.one_nan: ("mid.weight", "1 values that are not in what was sent", "rank 0 rows 0, columns 0"),
+    jobs.thawed: ("other.bias", "it was frozen before the load, and is not now", "requires_grad"),
+    jobs.through_float16: ("embed.weight", "rounded to float16", "in float16 and cast back without a word"),
+    jobs.state_of_one_lost: ("embed.weight exp_avg", "has no such state after the load", "by parameter"),
+}
 OFTEN = (jobs.not_some_rows, jobs.moments_exchanged, jobs.no_step)
 
 

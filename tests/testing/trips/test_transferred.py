@@ -144,4 +144,7 @@ def test_padding_is_not_compared_and_one_of_each_rank_is_named(mesh):
     assert done.padded == ("head: padded: rows 30 to 31 are not compared",)
     with pytest.raises(ShardAssertionError, match="each rank's own rows are padded, 7 and 1 more, where") as caught:
         assert_transferred(source, target, by_rank, map={"head": "pad(slice(head, 0, 28), 32)"}, **options)
+    with pytest.raises(ShardvizError) as refused:
+        assert_transferred({"head": torch.ones(30, 6)}, {"head": torch.ones(32, 6)})
+    assert 'where the rest is padding, map={"head": "pad(head, 32, 0)"}' in str(refused.value)
     assert "rank 0 rows 7, rank 1 rows 8-15, rank 2 rows 16-23, rank 3 rows 24-27" in str(caught.value)
