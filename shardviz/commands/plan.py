@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.monotonic() - begin
     ranks = PlannedRanks(record, job.mesh)
     if args.lock is not None:
-        return _locked(args.lock, ranks, force=args.force)
+        return _locked(args.lock, ranks, force=args.force, with_step=not args.no_step)
     _print(args, job, ranks)
     with replacing_folder(folder, force=force) as unfinished:
         write_run(unfinished, run_record)
@@ -168,7 +168,7 @@ def _check_lock(path: Path, *, force: bool) -> None:
         raise ShardvizError(f"--lock {path}: no file can be written there", "name one in a folder that exists")
 
 
-def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
+def _locked(path: Path, ranks: PlannedRanks, *, force: bool, with_step: bool) -> int:
     """Write a lockfile, or print what a plan has changed beside one that is there."""
     from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
     from shardviz.commands.common.streams import talk
@@ -176,13 +176,16 @@ def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
     from shardviz.plan.lock import changed, lock_text
     from shardviz.text import printable
 
-    if ranks.plan.without_step:
-        talk(f"planned without collectives: {printable(ranks.plan.without_step)}")
+    why = f"planned without collectives: {printable(ranks.plan.without_step)}"
     if force or not path.exists():
+        if ranks.plan.without_step and with_step:
+            talk(why)
         write_markup(lock_text(ranks), path)
         talk(f"run this again to compare with {path}")
         return EXIT_CLEAN
     found = changed(path, ranks)
+    if ranks.plan.without_step and any(text.startswith("- sent ") for text in found):
+        talk(why)
     write_answer(map(line, found), terminal_for("auto"))
     if found:
         talk(f"{path} differs; give --force to overwrite it")

@@ -52,6 +52,24 @@ CASES = {
         "def optimizer(model, mesh): raise ValueError('no weights')",
         ["the optimizer's state is that of Adam: optimizer() or its step raised", "no weights"],
     ),
+    "an optimizer that reads what it has worked out": (
+        "def parallelize(model, mesh): pass\n"
+        "def optimizer(model, mesh): return torch.optim.Adafactor(model.parameters())",
+        [  # for each of two weights 64 rows and 64 columns of 4 bytes
+            "the optimizer's state is what it had made when its step raised DataDependentOutputException",
+            "optimizer 1 KiB 4 KiB",
+        ],
+    ),
+    "an optimizer that raises before it has made all of its state": (
+        """
+class Half(torch.optim.SGD):
+    def step(self):
+        self.state[self.param_groups[0]["params"][0]]["kept"] = torch.zeros(3)
+        raise ValueError("half")
+def optimizer(model, mesh): return Half(model.parameters())
+""",
+        ["the optimizer's state is that of Adam: optimizer() or its step raised ValueError: half", "optimizer 16 KiB"],
+    ),
     "compiled": (
         "def parallelize(model, mesh): model[0].compile(); fully_shard(model, mesh=mesh)",
         ["the step is planned without torch.compile"],

@@ -157,29 +157,22 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _worked_out(self, func: Any, args: Any, kwargs: Any, known: list[Known]) -> Any:
         """Run an operator on numbers as well; where the size of its result depends on them, it is what they say."""
         choices = {line: None for one in known for line in one.origin.choices}
-        if func is not ATEN._local_scalar_dense.default:
-            try:
-                returned = func(*args, **kwargs)
-            except Exception as error:
-                if type(error).__name__ not in OF_VALUES:
-                    raise
-                returned = None
-            if any(one.numel() > MOST for one in tensors_in(returned)):
-                self._lose(func, args)
-                return returned
-        values_of = {"args": args, "kwargs": kwargs}
-        with real_tensors():
-            own = tree_map_only(torch.Tensor, lambda one: self._known[one].values, values_of)
-            values = func(*own["args"], **own["kwargs"])
-        if not torch.is_tensor(values) and not isinstance(values, (tuple, list)):
-            self.read |= choices
-            return values
+        returned = None if func is ATEN._local_scalar_dense.default else _unless_of_values(func, args, kwargs)
+        if any(one.numel() > MOST for one in tensors_in(returned)):
+            self._lose(func, args)
+            return returned
+        values = self._on_values(func, args, kwargs)
         if returned is None:
             self.read |= choices
             returned = tree_map_only(torch.Tensor, _without_values, values)
         for one, number in zip(tensors_in(returned), tensors_in(values), strict=True):
             self._known[one] = Known(number, _origin(number, known, choices))
         return returned
+
+    def _on_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with real_tensors():
+            own_args, own_kwargs = tree_map_only(torch.Tensor, lambda one: self._known[one].values, (args, kwargs))
+            return func(*own_args, **own_kwargs)
 
     def _lose(self, func: Any, args: Any) -> None:
         """Forget what an operator overwrites with what is not known."""
@@ -205,6 +198,16 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with real_tensors():
             positions = known.values.nonzero(as_tuple=True)
         return [_without_values(one) for one in positions]
+
+
+def _unless_of_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operator returns on tensors without values; None where that depends on their values."""
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        if type(error).__name__ not in OF_VALUES:
+            raise
+        return None
 
 
 def _is_pure(func: Any) -> bool:

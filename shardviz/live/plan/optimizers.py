@@ -80,17 +80,43 @@ def states(
     """
     wanted = question.optimizer
     if not wanted.kind and hasattr(question.probe, "optimizer") and step is not None:
-        try:
-            with step.without_values:
-                own = question.probe.optimizer(built.model, mesh)
-                parts = _parts(own)
-                with step.comms or contextlib.nullcontext():
-                    own.step()
-                return [one for part in parts for one in optimizer_states(part, unwrapped(built.model), params)]
-        except Exception as error:
-            step.notes.append(f"the optimizer's state is that of Adam: {_reason(error)}")
+        found = _of_own(question, built, mesh, params, step)
+        if found is not None:
+            return found
     trained = {grad.name for grad in grads} - _again(unwrapped(built.model))
     return _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
+
+
+def _of_own(
+    question: Question, built: Built, mesh: DeviceMesh, params: Sequence[Local], step: PlannedStep
+) -> list[Local] | None:
+    """Return the state of the probe's own optimizer, once it has stepped; None where it has not made any."""
+    parts: list[Any] = []
+    try:
+        with step.without_values:
+            own = question.probe.optimizer(built.model, mesh)
+            parts = _parts(own)
+            with step.comms or contextlib.nullcontext():
+                own.step()
+    except Exception as error:
+        if not _are_made(parts):
+            step.notes.append(f"the optimizer's state is that of Adam: {_reason(error)}")
+            return None
+        step.notes.append(f"the optimizer's state is what it had made when its step raised {one_line(error)}")
+    return [one for part in parts for one in optimizer_states(part, unwrapped(built.model), params)]
+
+
+def _are_made(parts: Sequence[Any]) -> bool:
+    """Whether optimizers have a state for every parameter that has a gradient: some make all of it before they step."""
+    own = [getattr(part, "optim", part) for part in parts]
+    stepped = [
+        bool(one.state.get(param))
+        for one in own
+        for group in one.param_groups
+        for param in group["params"]
+        if param.grad is not None
+    ]
+    return bool(stepped) and all(stepped)
 
 
 def _reason(error: Exception) -> str:
