@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from shardviz.check.run import report_on
-from shardviz.checkpoint.comparing.factors import shifted
+from shardviz.checkpoint.comparing.changed.factors import shifted
 from shardviz.dump.records.tensors import Stamp
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
@@ -130,7 +130,7 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
 
 def _change(wanted: NDArray[Any], got: NDArray[Any], dtype: str) -> tuple[str, str, str]:
     """Return by which factor or number all values are off, with a cause and a fix; empty where by none."""
-    return shifted(wanted, got, dtype, ("what was sent", "it"))
+    return shifted(wanted, got, dtype, ("what was sent", "it")) or ("", "", "")
 
 
 def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:
