@@ -115,9 +115,13 @@ def _choose(args: argparse.Namespace) -> int:
     if args.mesh or args.lock or args.output:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
     memory = bytes_of(args.memory) if args.memory else 0
-    rows = list(_rows(args, memory))
-    terminal = terminal_for(args.color)
-    write_answer(choice_lines(rows, memory, terminal.width), terminal)
+    rows: list[Row] = []
+    try:
+        for row in _rows(args, memory):
+            rows.append(row)  # what is planned by then is printed where the rest is given up
+    finally:
+        terminal = terminal_for(args.color)
+        write_answer(choice_lines(rows, memory, terminal.width), terminal)
     fits = any(not row.failed and (not memory or row.bytes <= memory) for row in rows)
     return EXIT_CLEAN if fits else EXIT_FINDINGS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -13,9 +13,6 @@ from shardviz.layout.mesh import Mesh
 from shardviz.plan.choice import Row, choice_lines
 from shardviz.plan.search import meshes
 from tests.lanes import at_night
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MINE = """
 import torch
@@ -125,3 +122,21 @@ def test_every_way_to_share_out_a_number_of_gpus_is_tried_once() -> None:
     thousand = meshes(("dp", "tp"), 1000)
     assert len(thousand) == len({mesh.shape for mesh in thousand}) == 16
     assert all(mesh.size == 1000 for mesh in thousand)
+
+
+def test_what_is_planned_by_ctrl_c_is_printed(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stop = "def check_mesh(mesh):\n    if mesh.shape[1] == 2: raise KeyboardInterrupt\n"
+    mine.write_text(MINE + stop)
+    out = printed(capfd, str(mine), "--gpus", "2", "--no-step", code=130)
+    assert [cells(line)[0] for line in out.splitlines()[:2]] == ["mesh", "(fsdp=2, tp=1)"]
+
+
+def test_a_mesh_on_which_what_lasts_does_not_fit_is_planned_without_a_step(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(MINE.replace("def batch(): ", "def batch():\n    open('stepped', 'w').close()\n    "))
+    out = printed(capfd, str(mine), "--gpus", "2", "--memory", "1KB", code=1)
+    assert "2 meshes need more than 1000 B" in out
+    assert not Path("stepped").exists()
+    printed(capfd, str(mine), "--gpus", "2", "--memory", "1GB")
+    assert Path("stepped").exists()

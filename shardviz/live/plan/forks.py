@@ -6,6 +6,7 @@ import linecache
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def _begin(rank: int, work: Callable[[int], Answer]) -> _Asked[Answer]:
 
 
 def _run(rank: int, work: Callable[[int], Answer], answers: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its forks
     try:
         answer: tuple[bool, object] = True, work(rank)
     except ShardvizError as error:
