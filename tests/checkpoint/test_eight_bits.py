@@ -140,3 +140,13 @@ def test_a_weight_without_elements_has_no_blocks(tmp_path):
         "equal",
         "cast",
     )
+
+
+def test_what_was_no_number_before_is_as_near_as_it_can_be(tmp_path):
+    w = weight(16, 16)
+    coded, scale = by_row(w)
+    w[3, 5] = float("nan")
+    coded.view(torch.uint8)[3, 5] = 0x7F
+    assert outcomes(tmp_path / "both", w, "weight_scale", coded, scale)["a.weight"][0] == "cast"
+    w[3, 5] = 1.0
+    assert outcomes(tmp_path / "one", w, "weight_scale", coded, scale)["a.weight"][0] == "other"

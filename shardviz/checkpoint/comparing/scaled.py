@@ -68,7 +68,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
         return None
     wide, coded, at = both
     found = list(_scales_of(coded, sides[at]))
-    if not found or coded.shape != wide.shape or not math.prod(wide.shape) or not wide.shape:
+    if not found or coded.shape != wide.shape or not wide.shape or 0 in wide.shape:
         return None
     outcome = Outcome(pair.name, pair.other_name, "equal")
     fits = [(scale, fit) for scale in found for fit in _fits(wide, coded, scale)]
@@ -139,7 +139,7 @@ def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]
         stem = stem.removesuffix(ending)
     for name in (f"{stem}_scale_inv", f"{stem}_scale", f"{stem}.scale", f"{stem}_scales", f"{stem}.scale_inv"):
         one = tensors.get(name)
-        if one is not None and one.dtype in (*WIDE, "float8_e8m0fnu") and math.prod(one.shape):
+        if one is not None and one.dtype in (*WIDE, "float8_e8m0fnu") and 0 not in one.shape:
             yield one
 
 
@@ -207,7 +207,8 @@ def _are_nearest(
     down = held - np.where(place > 0, kind.grid[np.maximum(place - 1, 0)], -kind.grid[1])
     off = wanted - held
     room = np.where(off > 0, up, down) / 2
-    found: NDArray[np.bool_] = (np.abs(off) <= room + loss * np.abs(wanted)) & np.isfinite(held)
+    near = (np.abs(off) <= room + loss * np.abs(wanted)) & np.isfinite(held)
+    found: NDArray[np.bool_] = near | (np.isnan(values) & np.isnan(held))
     return found
 
 
