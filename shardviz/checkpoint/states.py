@@ -41,7 +41,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield from _negative(name, tensor)
         elif parts[1] == "step" and tensor.size == 1 and tensor.files:
             values = _some(tensor)
-            steps += [] if values is None else [(tensor.files[0], float(values[0]))]
+            steps += [] if values is None or not len(values) else [(tensor.files[0], float(values[0]))]
     yield from _steps(steps)
 
 

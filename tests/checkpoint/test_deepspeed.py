@@ -296,6 +296,14 @@ def test_what_a_conversion_left_out_is_named(tmp_path):
     assert any("of 0.bias and no exp_avg_sq; 3 other parameters have one" in one for one in told)
 
 
+def test_a_universal_checkpoint_whose_files_are_elsewhere_is_not_followed(tmp_path):
+    folder = save_universal(tmp_path / "u", 1)
+    (zero,) = folder.rglob("zero")
+    zero.rename(tmp_path / "elsewhere")
+    zero.symlink_to(tmp_path / "elsewhere")
+    assert not [name for name in open_checkpoint(folder).tensors if name.startswith("optimizer.")]
+
+
 def test_files_of_a_universal_checkpoint_are_neither_run_nor_followed(tmp_path):
     folder = save_universal(tmp_path / "u", 1)
     one = folder / "global_step2" / "zero" / "0.bias" / "fp32.pt"

@@ -123,3 +123,30 @@ def test_without_scales_only_a_plain_cast_is_compared(tmp_path):
             "how its scales belong to its values [300, 200] is not known: a.weight_scale [7, 3, 2]",
         )
     }
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_scales_without_numbers_are_no_scales(tmp_path, shape):
+    w = weight(16, 16)
+    found = outcomes(tmp_path, w, "weight_scale", by_row(w)[0], torch.zeros(shape))
+    verdict, why = found["a.weight"]
+    assert verdict == "not-compared"
+    assert "no scales of a.weight are known" in why
+
+
+def test_a_weight_without_elements_has_no_blocks(tmp_path):
+    empty = torch.zeros(0, 16)
+    assert outcomes(tmp_path, empty, "weight_scale", empty.to(EIGHT), torch.ones(2, 1))["a.weight"][0] in (
+        "equal",
+        "cast",
+    )
+
+
+def test_what_was_no_number_before_is_as_near_as_it_can_be(tmp_path):
+    w = weight(16, 16)
+    coded, scale = by_row(w)
+    w[3, 5] = float("nan")
+    coded.view(torch.uint8)[3, 5] = 0x7F
+    assert outcomes(tmp_path / "both", w, "weight_scale", coded, scale)["a.weight"][0] == "cast"
+    w[3, 5] = 1.0
+    assert outcomes(tmp_path / "one", w, "weight_scale", coded, scale)["a.weight"][0] == "other"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch.distributed import checkpoint as dcp
 
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.checkpoint.states import check_states
 from shardviz.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -132,3 +135,15 @@ def test_numbered_states_beside_named_ones_are_not_compared(tmp_path, capsys):
     assert main(["diff", str(named), str(tmp_path / "numbered.pt")]) == 0
     words = "optimizer state: the second numbers its parameters, the first names them"
     assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_step_whose_first_part_is_empty_is_not_read(copied):
+    checkpoint = open_checkpoint(copied("dcp"))
+    steps = {name: one for name, one in checkpoint.tensors.items() if name.endswith(".step")}
+    (name, step), *_ = steps.items()
+    (whole,) = step.chunks
+    place = structs.replace(whole.place, archive=False, size=0)
+    empty = structs.replace(whole, offsets=(0,), sizes=(0,), place=place)
+    parted = structs.replace(step, shape=(1,), chunks=(empty, structs.replace(whole, offsets=(0,), sizes=(1,))))
+    tensors = {**checkpoint.tensors, name: parted}
+    assert not list(check_states(replace(checkpoint, tensors=tensors)))

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.agreement import agree
+from shardviz.checkpoint.comparing.agreement import is_same
 from shardviz.checkpoint.optimizer import state_of
-from shardviz.errors import DumpError
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.tensor import Tensor
 
     Found = list[tuple[Outcome, Pair]]
 
@@ -50,13 +48,6 @@ def _judged(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner: st
     if weight is None or weight.dtype != own.dtype or weight.shape != own.shape:
         return outcome
     side, name = SIDES[at], printable(weight.name)
-    if _agree(own, weight):
+    if is_same(own, weight):
         return outcome.became("tied", f"{outcome.why}: the {side} has it as its weight {name}", other=weight.name)
     return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has other values")
-
-
-def _agree(own: Tensor, weight: Tensor) -> bool:
-    try:
-        return agree(own, weight)
-    except DumpError:
-        return False

@@ -68,7 +68,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
         return None
     wide, coded, at = both
     found = list(_scales_of(coded, sides[at]))
-    if not found or coded.shape != wide.shape or not wide.shape:
+    if not found or coded.shape != wide.shape or not wide.shape or 0 in wide.shape:
         return None
     outcome = Outcome(pair.name, pair.other_name, "equal")
     fits = [(scale, fit) for scale in found for fit in _fits(wide, coded, scale)]
@@ -133,13 +133,13 @@ def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
 
 
 def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors whose names say that they are a tensor's scales."""
+    """Yield the tensors that have numbers and whose names say that they are a tensor's scales."""
     stem = coded.name
     for ending in CODED:
         stem = stem.removesuffix(ending)
     for name in (f"{stem}_scale_inv", f"{stem}_scale", f"{stem}.scale", f"{stem}_scales", f"{stem}.scale_inv"):
         one = tensors.get(name)
-        if one is not None and one.dtype in (*WIDE, "float8_e8m0fnu"):
+        if one is not None and one.dtype in (*WIDE, "float8_e8m0fnu") and 0 not in one.shape:
             yield one
 
 
@@ -160,7 +160,7 @@ def _fits(wide: Tensor, coded: Tensor, scale: Tensor) -> Iterator[Fit]:
 
 
 def _block_sizes(size: int, count: int) -> Iterator[int]:
-    """Yield the sizes of blocks of which there are so many along a dim: the usual first."""
+    """Yield the sizes of blocks that divide a dim into so many: the usual first."""
     if count == 1:
         yield size
         return
@@ -173,10 +173,11 @@ def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[
     shape, line = wide.shape, math.prod(wide.shape[1:])
     rows = max(ROWS // max(line, 1), 1)
     wrong, first = 0, -1
+    wide_bits, coded_bits = wide.bits, coded.bits  # asked for once: what is saved in parts is put together each time
     for top in range(0, shape[0], rows):
         stop = min(top + rows, shape[0])
-        values = numbers_of(np.ascontiguousarray(wide.bits[top:stop]), wide.dtype).astype(np.float64)
-        codes = np.ascontiguousarray(coded.bits[top:stop])
+        values = numbers_of(np.ascontiguousarray(wide_bits[top:stop]), wide.dtype).astype(np.float64)
+        codes = np.ascontiguousarray(coded_bits[top:stop])
         each = scales[np.ix_(*_numbers_of_blocks(shape, block, (top, stop)))]
         odd = ~_are_nearest(values, codes, each, EIGHT_BITS[coded.dtype], loss)
         wrong += int(odd.sum())
@@ -206,7 +207,8 @@ def _are_nearest(
     down = held - np.where(place > 0, kind.grid[np.maximum(place - 1, 0)], -kind.grid[1])
     off = wanted - held
     room = np.where(off > 0, up, down) / 2
-    found: NDArray[np.bool_] = (np.abs(off) <= room + loss * np.abs(wanted)) & np.isfinite(held)
+    near = (np.abs(off) <= room + loss * np.abs(wanted)) & np.isfinite(held)
+    found: NDArray[np.bool_] = near | (np.isnan(values) & np.isnan(held))
     return found
 
 

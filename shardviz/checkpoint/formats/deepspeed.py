@@ -16,8 +16,7 @@ from shardviz.checkpoint.formats.archive import Archive, open_archive
 from shardviz.checkpoint.formats.headers import is_plain
 from shardviz.checkpoint.formats.machine import Made
 from shardviz.checkpoint.formats.torch_file import whole
-from shardviz.checkpoint.formats.universal import FOLDER as UNIVERSAL
-from shardviz.checkpoint.formats.universal import read_universal
+from shardviz.checkpoint.formats.universal import has_universal, read_universal
 from shardviz.checkpoint.formats.zero_buffers import Layout, RankFile, chunks_of, laid_out
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
 from shardviz.errors import DumpError
@@ -76,7 +75,7 @@ def read_deepspeed(path: Path) -> Checkpoint:
         before = f"mp_rank_{mp:02d}." if len(parts) > 1 else ""
         tensors |= {before + name: _named(one, before + name) for name, one in found.tensors.items()}
         problems += found.problems
-    if not optims and (folder / UNIVERSAL).is_dir():
+    if not optims and has_universal(folder):
         found = _universal(folder, models)
         tensors |= found.tensors
         problems += found.problems
@@ -120,7 +119,7 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
     shapes = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     layout = laid_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
-    found.problems += [] if not ranks and (folder / UNIVERSAL).is_dir() else layout.problems
+    found.problems += [] if not ranks and has_universal(folder) else layout.problems
     is_3 = any(one.stage == 3 for one in ranks.values()) or _are_of_stage_3(models)
     for name, made in _dict(state.get("module"), first.path, "module", optional=True).items():
         saved = whole(first, made, name, folder) if type(name) is str else None

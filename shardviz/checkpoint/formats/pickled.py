@@ -33,7 +33,7 @@ class UnknownTypeError(DumpError):
 
 
 SHARDS = (b"torch.distributed.tensor", b"torch.distributed._tensor", b"torch.distributed._shard.sharded_tensor")
-"""Modules of tensors of which a rank has a part."""
+"""Modules of tensors that are split over ranks."""
 
 
 def _what_is(data: bytes, error: RefusedError) -> tuple[str, str]:

@@ -28,6 +28,11 @@ MAX_KINDS = 64
 Shapes = dict[str, tuple[int, ...]]
 
 
+def has_universal(folder: Path) -> bool:
+    """Whether a step has such files; a link is not followed, which may lead out of the checkpoint."""
+    return (folder / FOLDER).is_dir() and not (folder / FOLDER).is_symlink()
+
+
 def read_universal(folder: Path, shapes: Shapes, *, weights: bool) -> tuple[dict[str, Saved], list[Problem]]:
     """Return the masters and moments of a universal checkpoint, and what is wrong.
 

@@ -95,7 +95,7 @@ FUNCTIONS = {
     ),
     "pad": Function(
         "pad(a, n, dim)",
-        "n indices of which the last are padding: these are not compared",
+        "n indices, the last ones padding: these are not compared",
         (1, 1),
         (1, 2),
         views.pad_shape,

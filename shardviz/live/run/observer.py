@@ -218,7 +218,7 @@ class Observer:
         self._end_if_done()
 
     def stepping(self, optimizer: Any) -> None:
-        """Capture the sharded models of which no module was called: those that it changes, and averages of weights."""
+        """Capture sharded models whose modules were never called: those that it changes, and averages of weights."""
         wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
             is_due = any(id(one) in wanted for one in module.parameters()) or _is_frozen(module)

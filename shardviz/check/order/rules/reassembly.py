@@ -70,7 +70,7 @@ def wrongly_gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
 
 
 def _is_right(dump: Dump, gathered: GatherRecord) -> bool:
-    """Whether a collective gave a tensor in order, or of which nothing is known."""
+    """Whether a collective gave a tensor in order, or one whose elements were not stamped."""
     stamp = dump.stamps.get(gathered.name)
     if gathered.error or stamp is None:
         return not gathered.error

@@ -33,7 +33,6 @@ def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Words | None:
         one: The first tensor.
         other: The second.
         names: What they are called.
-
     """
     mine, theirs = one.bits, other.bits
     if one.shape != other.shape or is_alike(mine):
@@ -116,8 +115,8 @@ def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -
     if rest or is_alike(long):
         return None
     for block in [size for size in range(len(short), 0, -1) if len(short) % size == 0]:
-        blocks = short.reshape(-1, 1, block, *short.shape[1:])
-        if (long.reshape(-1, times, block, *short.shape[1:]) == blocks).all():
+        once = short.reshape(-1, 1, block, *short.shape[1:])
+        if (long.reshape(-1, times, block, *short.shape[1:]) == once).all():
             why = f"{names[is_longer]} has every {block:,} indices of dim {dim} {times} times, one after the other"
             cause = "Parts were repeated, as heads of k and v are for the ranks or queries that share them."
             return Words(why, cause, f"take one of each {times}, or repeat them on load and not in the file")
