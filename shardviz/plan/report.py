@@ -203,8 +203,9 @@ def _named(module: str) -> str:
 def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
     if not found:
         return
+    names = [max(1, one.held.count) for one in found]  # a line may stand for many layers
     yield line("")
-    yield line((f"{counted(len(found), 'parameter')} in uneven parts", "bold"))
+    yield line((f"{counted(sum(names), 'parameter')} in uneven parts", "bold"))
     for one in found[:MOST]:
         layout = write(one.held.layout) if one.held.layout else ""
         empty = (
@@ -213,7 +214,7 @@ def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
         text = f"{printable(one.held.name)} {layout}: {one.least:,} to {one.most:,} elements{empty}"
         yield from _sentence(text, width, "  ", 4)
     if len(found) > MOST:
-        yield line((f"  and {len(found) - MOST} more", DIM))
+        yield line((f"  and {sum(names[MOST:]):,} more", DIM))
 
 
 def _whole(found: list[Whole], width: int) -> Iterator[Text]:

@@ -287,6 +287,14 @@ def test_a_universal_checkpoint_has_what_the_ranks_buffers_had(tmp_path, zero, s
     assert verdicts == ({"equal", "added"} if stage == 1 else {"equal"})  # steps, which buffers do not have
 
 
+def test_more_files_of_a_parameter_than_states_are_refused(tmp_path):
+    folder = save_universal(tmp_path / "u", 1)
+    for number in range(64):
+        (folder / "global_step2" / "zero" / "2.bias" / f"{number}.pt").touch()
+    with pytest.raises(DumpError, match="2.bias has .* files of one parameter"):
+        open_checkpoint(folder)
+
+
 def test_what_a_conversion_left_out_is_named(tmp_path):
     folder = save_universal(tmp_path / "u", 1)
     shutil.rmtree(folder / "global_step2" / "zero" / "2.bias")

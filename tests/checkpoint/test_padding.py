@@ -102,6 +102,15 @@ def test_padding_behind_each_ranks_rows_is_named(tmp_path, ranks, rules):
     assert cause.startswith(f"Each of {ranks} ranks padded its own part")
 
 
+def test_rows_that_were_compared_are_not_noted_as_left_out(tmp_path):
+    small = weights()
+    big = {"head": torch.cat([padded(half)[:16] for half in small["head"].chunk(2)]), "embed": padded(small["embed"])}
+    one, other = both(tmp_path, big, small)
+    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(other), parse_rules(MAP, "a map"))
+    assert {outcome.name: outcome.verdict for outcome in found.outcomes} == {"head": "padded", "embed": "equal"}
+    assert found.notes == (f"embed: padded: {NOTE}",)
+
+
 def test_a_pad_that_was_left_out_is_named_and_one_that_is_too_short_refused(tmp_path, capsys):
     one, other = both(tmp_path, weights(), weights())
     found = compared(one, other, f"head = pad(head, {ALL})")

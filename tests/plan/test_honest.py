@@ -153,6 +153,24 @@ def test_what_differs_from_one_kind_of_rank_to_another_is_uneven_and_listed_once
     assert text.count("1.bias [64/fsdp]: split over tp(3) it would save") == 1
 
 
+LAYERS = """
+MESH = (3,)
+def build(): return nn.Sequential(*(nn.Sequential(nn.Linear(64, 3), nn.Linear(64, 64)) for _ in range(4)))
+def parallelize(model, mesh): fully_shard(model, mesh=mesh)
+"""
+
+
+def test_each_layer_counts_as_uneven_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + LAYERS)
+    assert main(["plan", "mine.py"]) == 0
+    text = capfd.readouterr().out
+    assert "8 parameters in uneven parts" in text  # the second layer's weight and bias, four times
+    assert "[0-3].1.weight [64/fsdp, 64]: 1,280 to 1,408 elements" in text
+
+
 PARTLY = """
 MESH = (8,)
 def parallelize(model, mesh):

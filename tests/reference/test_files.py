@@ -58,7 +58,9 @@ def test_a_name_that_is_not_there_is_not_found(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
+        (lambda data: b"", "is empty"),
         (lambda data: data[:4], "is not a safetensors file"),
+        (lambda data: data[:20], "is cut short: it has 12 of the [0-9]+ bytes of its header"),
         (lambda data: b"\xff" * 8 + data[8:], "is not a safetensors file"),
         (lambda data: data[:-3], "in bytes 0 to 24 of 21"),
         (lambda data: data.replace(b'"w"', b"\xff\xff\xff"), "is damaged"),

@@ -75,7 +75,8 @@ def compare_checkpoints(
     outcomes = tuple(outcome for outcome, _ in found)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes))
     more = () if rules else hint(before, after, outcomes)
-    return Comparison((*outcomes, *objects), (*pairs.notes, *padding_notes(pairs.both), *notes, *more))
+    padded = {pair.name for outcome, pair in found if outcome.verdict == "padded"}
+    return Comparison((*outcomes, *objects), (*pairs.notes, *padding_notes(pairs.both, padded), *notes, *more))
 
 
 def _compared(

@@ -12,18 +12,23 @@ from shardviz.checkpoint.maps.padding import PAD, padding_text, unused_texts, wi
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.tensor import Tensor
 
 
-def padding_notes(pairs: Iterable[Pair]) -> list[str]:
-    """Say what is not compared because the map says that it is padding, or makes nothing of it; once for all layers."""
+def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[str]:
+    """Say what is not compared because the map says that it is padding, or makes nothing of it; once for all layers.
+
+    Args:
+        pairs: All pairs.
+        padded: The names of those that are padded elsewhere than the map says: all of them is compared.
+    """
     found: dict[str, None] = {}
     every = list(pairs)
-    for pair in every:
+    for pair in (pair for pair in every if pair.name not in padded):
         for side in (pair.one, pair.other):
             if isinstance(side, Made) and (text := padding_text(side.node)):
                 found[f"{starred(printable(pair.name))}: padded: {text} are not compared"] = None

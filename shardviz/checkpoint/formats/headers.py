@@ -163,6 +163,21 @@ def _tied(folder: Path) -> bool:
         return False
 
 
+def _refuse_cut(path: Path, length: int, size: int, first: bytes) -> None:
+    """Refuse a file that is empty, ends within its header, or begins with something else.
+
+    Raises:
+        DumpError: It is one of these.
+    """
+    if size == 0:
+        raise DumpError(f"{path} is empty", "copy it again, or save it again")
+    if first == b"{" and size - LENGTH_BYTES < length <= MAX_HEADER:
+        has = f"{size - LENGTH_BYTES:,} of the {length:,} bytes of its header"
+        raise DumpError(f"{path} is cut short: it has {has}", "copy it again")
+    if not 2 <= length <= min(MAX_HEADER, size - LENGTH_BYTES):
+        raise DumpError(f"{path} is not a safetensors file", "give a safetensors file, or a folder of them")
+
+
 def _add_chunks(found: dict[str, list[Chunk]], path: Path, size: int | None) -> None:
     """Add what a file's header says that it has.
 
@@ -174,8 +189,8 @@ def _add_chunks(found: dict[str, list[Chunk]], path: Path, size: int | None) -> 
     try:
         with open(path, "rb", buffering=0) as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            if not 2 <= length <= min(MAX_HEADER, size - LENGTH_BYTES):
-                raise DumpError(f"{path} is not a safetensors file", "give a safetensors file, or a folder of them")
+            _refuse_cut(path, length, size, file.read(1))
+            file.seek(LENGTH_BYTES)
             header, notes = _header(file.read(length))
         offsets = _offsets(notes)
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:

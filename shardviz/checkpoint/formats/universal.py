@@ -59,7 +59,12 @@ def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
     if len(folders) > MAX_PARAMETERS:
         raise DumpError(f"{root} has more than {MAX_PARAMETERS:,} parameters", "give the folder of one step")
     for folder in folders:
-        for path in sorted(folder.iterdir())[:MAX_KINDS]:
+        files = sorted(folder.iterdir())
+        if len(files) > MAX_KINDS:
+            raise DumpError(
+                f"{folder} has {len(files):,} files of one parameter", "give a folder as DeepSpeed wrote it"
+            )
+        for path in files:
             if path.suffix == ENDING and path.is_file() and not path.is_symlink():
                 yield printable(folder.name), printable(path.stem), path
 
