@@ -291,7 +291,7 @@ def test_more_files_of_a_parameter_than_states_are_refused(tmp_path):
     folder = save_universal(tmp_path / "u", 1)
     for number in range(64):
         (folder / "global_step2" / "zero" / "2.bias" / f"{number}.pt").touch()
-    with pytest.raises(DumpError, match="2.bias has .* files of one parameter"):
+    with pytest.raises(DumpError, match=r"2\.bias has .* files of one parameter"):
         open_checkpoint(folder)
 
 
