@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
 Kept = Literal["stamped", "initial"]
-LAYOUT = ("shape", "claimed")
-"""What is another where ranks hold other parts; a tensor that was cut by hand has the shape of one rank's part."""
 MOMENTS: tuple[Kept, ...] = ("stamped", "initial")
 ROLES = ("param", "buffer")
 KEPT = tuple((moment, role) for moment in MOMENTS for role in ROLES)
@@ -112,7 +110,7 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
     elif not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
         results += [result for role in ROLES for result in _layout_changes(before, after, role)]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
-    relaid = [change for change in changes if step.is_of_jobs and change.aspect in LAYOUT]
+    relaid = [change for change in changes if step.is_of_jobs and _is_of_layout(change, before, after)]
     left = [result for result in results if isinstance(result, NotChecked)]
     not_compared = (*(one for one in left if not (_is_of_values(one) and step.is_of_jobs)), *step.not_compared)
     return Difference(
@@ -129,6 +127,14 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
 def _is_trace_alone(dump: Dump) -> bool:
     """Whether a dump has the trace of a job's step and nothing else: the job is one process."""
     return not dump.tensors and any(("", NO_WEIGHTS) in record.not_checked for record in dump.files.ranks.values())
+
+
+def _is_of_layout(change: Change, before: Dump, after: Dump) -> bool:
+    """Whether ranks may only hold other parts: a tensor that was cut by hand has the shape of one rank's part."""
+    if change.aspect != "shape":
+        return change.aspect == "claimed"
+    both = (_kept(dump, role).get(change.tensor) for dump in (before, after) for role in ROLES)
+    return any(one is not None and one.claimed is None for one in both)
 
 
 def _is_of_values(one: NotChecked) -> bool:

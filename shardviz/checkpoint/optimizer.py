@@ -65,7 +65,7 @@ class _Optimizer:
         states: Its tensors, by parameter.
         grouped: The parameters that its groups name; empty where that is not known.
         unread: Groups that could not be read.
-        plain: The names of what is no tensor in its states, by parameter.
+        plain: The names of states that are not tensors, by parameter.
     """
 
     before: str

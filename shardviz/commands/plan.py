@@ -31,8 +31,9 @@ from shardviz.plan.ranks import PlannedRanks
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.planning import PlanJob
     from shardviz.plan.choice import Row
 
@@ -108,17 +109,24 @@ def _choose(args: argparse.Namespace) -> int:
         0; 1 where none fits.
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
+    from shardviz.commands.common.streams import talk
     from shardviz.plan.choice import bytes_of, choice_lines
+    from shardviz.plan.search import meshes
 
     if not args.gpus:
         raise ShardvizError("--gpus 0: no mesh has 0 ranks", "name at least 1 GPU: --gpus 1024")
     if args.mesh or args.lock or args.output:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
     memory = bytes_of(args.memory) if args.memory else 0
+    job = _job(args)
+    tried = meshes(job.mesh.axes, args.gpus, job.node)
     rows: list[Row] = []
     try:
-        for row in _rows(args, memory):
-            rows.append(row)  # what is planned by then is printed where the rest is given up
+        for row in _rows(job, tried, memory):
+            rows.append(row)
+    except KeyboardInterrupt:
+        talk(f"shardviz: planned {len(rows)} of {len(tried)} meshes")
+        raise
     finally:
         terminal = terminal_for(args.color)
         write_answer(choice_lines(rows, memory, terminal.width), terminal)
@@ -126,11 +134,7 @@ def _choose(args: argparse.Namespace) -> int:
     return EXIT_CLEAN if fits else EXIT_FINDINGS
 
 
-def _rows(args: argparse.Namespace, memory: int) -> Iterator[Row]:
-    from shardviz.plan.search import meshes
-
-    job = _job(args)
-    tried = meshes(job.mesh.axes, args.gpus, job.node)
+def _rows(job: PlanJob, tried: Sequence[Mesh], memory: int) -> Iterator[Row]:
     done = Count("planned {done} of {of} meshes")
     with progress(lambda: str(done)):
         for number, mesh in enumerate(tried):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardviz.check.diff import Change, Difference, compare
+from shardviz.check.diff import Change, Difference, _is_of_layout, compare
 from shardviz.check.step.runs.departure import StepDifference
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
@@ -131,6 +131,17 @@ def test_layouts_of_two_jobs_whose_steps_agree_are_shown_and_change_nothing():
         "✓ the jobs agree",
     ]
     assert [found["tensor"] for found in difference.to_json()["relaid"]] == ["w", "layers.0.b", "layers.1.b"]
+
+
+def test_jobs_may_cut_a_plain_tensor_otherwise_and_have_no_other_shape_of_a_dtensor(tmp_path):
+    before, after = (
+        made(tmp_path / name, {"w": f"float32[{size}/tp, 12]", "cut": Made(None, f"[{size}]", shape=(size,))})
+        for name, size in (("a", 12), ("b", 24))
+    )
+    shapes = [Change(name, "shape", "[12]", "[24]") for name in ("w", "cut")]
+    assert [_is_of_layout(change, before, after) for change in shapes] == [False, True]
+    assert _is_of_layout(Change("w", "claimed", "", ""), before, after)
+    assert not _is_of_layout(Change("w", "dtype", "", ""), before, after)
 
 
 def test_two_dumps_that_share_nothing_to_compare_are_an_error(tmp_path, capsys):

@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 
-from shardviz.checkpoint.formats.pickled import read_pickle
+from shardviz.checkpoint.formats.pickled import UnknownTypeError, read_pickle
 from tests.checkpoint.hostile import Run, archive, kinds, refused, with_archive
 
 MARKER = "executed"
@@ -100,3 +100,15 @@ def test_self_containing_objects_are_harmless(tmp_path):
     loop.append(loop)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(loop))
     assert "state_dict_metadata is not a dict" in refused(tmp_path)
+
+
+SHARD, QUANTIZED = named("torch.distributed.tensor", "DTensor"), named("mine", "Int8")
+
+
+@pytest.mark.parametrize(("own", "later", "is_shard"), [(QUANTIZED, SHARD, False), (SHARD, QUANTIZED, True)])
+def test_a_refused_tensor_is_named_by_its_own_type(own, later, is_shard):
+    subclass, between = named("torch._utils", "_rebuild_wrapper_subclass"), b"X" + struct.pack("<I", 600) + b"x" * 600
+    with pytest.raises(UnknownTypeError) as caught:
+        read_pickle(b"\x80\x04" + subclass + own + between + later + b".", "one.pt")
+    assert ("one rank's parts of tensors" in caught.value.message) is is_shard
+    assert ("quantized" not in caught.value.hint) is is_shard

@@ -127,7 +127,9 @@ def test_every_way_to_share_out_a_number_of_gpus_is_tried_once() -> None:
 def test_what_is_planned_by_ctrl_c_is_printed(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     stop = "def check_mesh(mesh):\n    if mesh.shape[1] == 2: raise KeyboardInterrupt\n"
     mine.write_text(MINE + stop)
-    out = printed(capfd, str(mine), "--gpus", "2", "--no-step", code=130)
+    assert main(["plan", str(mine), "--gpus", "2", "--no-step"]) == 130
+    out, err = capfd.readouterr()
+    assert "planned 1 of 2 meshes" in err
     assert [cells(line)[0] for line in out.splitlines()[:2]] == ["mesh", "(fsdp=2, tp=1)"]
 
 

@@ -24,7 +24,7 @@ MAX_RANKS = 4
 
 
 def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
-    """Say of tensors that ranks hold otherwise that all of that is in one file of the checkpoint."""
+    """Say that all parts which ranks hold differently are in one file of the checkpoint."""
     odd = odd_file(1, (_files(*one) for one in judged if one[0].verdict != "not-compared"))
     if odd is None or not odd.differs:
         return [outcome for outcome, _, _ in judged]

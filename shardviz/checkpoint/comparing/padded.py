@@ -1,4 +1,4 @@
-"""Pairs of which a map says that the end of one is padding: what is compared of them, and padding in other places."""
+"""Pairs in which a map pads the end of one side: what is compared, and padding that is found in other places."""
 
 from __future__ import annotations
 

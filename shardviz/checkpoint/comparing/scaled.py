@@ -81,7 +81,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
 
 
 def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
-    """Return the outcome of a weight in eight bits without known scales: not compared where it is no plain cast.
+    """Return the outcome of a weight in eight bits without known scales: not compared unless it is a plain cast.
 
     Args:
         outcome: What became of it as if it were cast.

@@ -34,15 +34,17 @@ class UnknownTypeError(DumpError):
 
 SHARDS = (b"torch.distributed.tensor", b"torch.distributed._tensor", b"torch.distributed._shard.sharded_tensor")
 """Modules of tensors that are split over ranks."""
+NEAR = 256
+"""Bytes behind a tensor subclass in which its own type is named, before those of the tensors that follow."""
 
 
-def _what_is(data: bytes, error: RefusedError) -> tuple[str, str]:
+def _what_is(data: bytes, at: int, error: RefusedError) -> tuple[str, str]:
     """Return what the type that is not known is, where that is known, and what to do."""
     if SUBCLASS not in str(error):
         return "", "write the checkpoint again with torch.distributed.checkpoint or safetensors"
-    if any(module in data for module in SHARDS):
+    if any(module in data[at : at + NEAR] for module in SHARDS):
         fix = "save with torch.distributed.checkpoint, or what get_model_state_dict gives with full_state_dict=True"
-        return ": tensors of which it has one rank's parts only, as DTensor and ShardedTensor", fix
+        return ": one rank's parts of tensors, as DTensor and ShardedTensor", fix
     return "", "save quantized weights as safetensors; torchao has flatten_tensor_state_dict for it"
 
 
@@ -64,9 +66,10 @@ def read_pickle(data: bytes, where: str) -> Any:
         with collector_paused():
             return machine.run(STEPS)
     except RefusedError as error:
+        what, fix = _what_is(data, machine.at, error)
         raise UnknownTypeError(
-            f"{where} is refused: byte {machine.at:,} has {printable(str(error))}{_what_is(data, error)[0]}",
-            f"nothing in it was run; {_what_is(data, error)[1]}",
+            f"{where} is refused: byte {machine.at:,} has {printable(str(error))}{what}",
+            f"nothing in it was run; {fix}",
         ) from error
     except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
         raise DumpError(f"{where} is damaged at byte {machine.at:,} of {len(data):,}", "copy it again") from error

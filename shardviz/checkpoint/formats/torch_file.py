@@ -67,7 +67,7 @@ def _refuse_bare_pickle(path: Path) -> None:
 
 
 def _leaves(found: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
-    """Yield what is no dict, and no list that has dicts or tensors, each with its names level by level.
+    """Yield all but dicts, and lists with dicts or tensors in them, each with its names level by level.
 
     So torch.distributed.checkpoint flattens a state dict, too. Nothing deeper than `MAX_DEPTH` is looked at.
     """

@@ -61,7 +61,7 @@ class Received:
         roles: Their roles.
         each: Those of which each rank has one of its own.
         words: How the trip is called.
-        padded: Those of which a map says that a part is padding.
+        padded: Those that a map pads.
     """
 
     parts: Mapping[str, Sequence[Part]]
