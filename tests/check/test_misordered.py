@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -251,6 +252,43 @@ def test_rotary_order_on_load_is_named_with_its_reference(tmp_path: Path) -> Non
     assert found.kind == "misordered-within-shard"
     assert found.refs == ("torchtitan#1483",)
     assert "rotary" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("heads", "halves", "mesh", "layout"),
+    [
+        (2, (4, 2), "fsdp=2,tp=2", "[16/tp/fsdp, 2]"),  # as segments of two rows that fsdp split
+        (2, (2, 4), "fsdp=8,tp=2", "[16/tp/fsdp, 2]"),  # as shards of one row, along fsdp in another order
+        (4, (4, 2), "tp=32", "[32/tp, 2]"),
+    ],
+)
+def test_the_rotary_order_is_named_first_where_single_rows_look_like_shards(
+    tmp_path: Path, heads: int, halves: tuple[int, int], mesh: str, layout: str
+) -> None:
+    rows = heads * math.prod(halves)
+    content = arange(rows, 2).reshape(heads, *halves, 2).swapaxes(1, 2).reshape(rows, 2)
+    found = only(check_made(tmp_path, mesh, {"w": reordered(content, layout, mesh)}))
+    assert "rotary" in found.cause
+    assert found.also, "what the shards look like is said too"
+
+
+def test_interleaved_rows_are_not_blamed_on_a_mesh_of_other_sizes(tmp_path: Path) -> None:
+    content = arange(16, 2).reshape(2, 8, 2).swapaxes(0, 1).reshape(16, 2)
+    several = only(
+        check_made(tmp_path / "a", "fsdp=8,tp=2", {"w": reordered(content, "[16/tp/fsdp, 2]", "fsdp=8,tp=2")})
+    )
+    assert "interleaved" in several.cause
+    one = only(check_made(tmp_path / "b", "tp=16", {"w": reordered(content, "[16/tp, 2]", "tp=16")}))
+    assert "numbers the ranks" in one.cause, "two nodes of eight ranks may be numbered so"
+    assert "view(1, 2, 8, 1)" in one.also[0]
+
+
+@pytest.mark.parametrize("order", [[0, 2, 4, 6, 1, 3, 5, 7], [0, 4, 1, 5, 2, 6, 3, 7]])
+def test_shards_of_several_rows_in_another_order_are_the_ranks(tmp_path: Path, order: list[int]) -> None:
+    content = arange(32, 2).reshape(2, 8, 2, 2)[:, order].reshape(32, 2)
+    found = only(check_made(tmp_path, "fsdp=8,tp=2", {"w": reordered(content, "[32/tp/fsdp, 2]", "fsdp=8,tp=2")}))
+    assert "numbers the ranks" in found.cause
+    assert not found.also
 
 
 @pytest.mark.parametrize(

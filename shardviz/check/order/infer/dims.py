@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.infer.explanation import Explanation
-from shardviz.check.order.infer.orders import blocks_of, name_order
+from shardviz.check.order.infer.explanation import Disorder, Explanation
+from shardviz.check.order.infer.orders import blocks_of, name_order, transposed_digits
 from shardviz.layout.region import Ranges, indices, length
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -22,19 +22,29 @@ if TYPE_CHECKING:
 MAX_SIZE = 1 << 24
 """A dim of more indices than this is not laid out."""
 
+FEW_SEGMENTS = 3
+"""Whole shards that are exchanged are blocks of a dim in another order too; as few as q, k and v may be just that."""
+
+SHARDS_OR_ROWS = ("permuted-ranks", "segments")
+"""What rows in another order look like where a shard, or a rank's part of a segment, is a single row."""
+
+LEAST_HEAD = 8
+"""In an order that repeats after fewer rows than this, four ranks or segments may as well stand in another order."""
+
 Pairs = set[tuple[Ranges, Ranges]]
 """For places in a dim, what is held there."""
 
 
 def explain_dims(
-    claimed: Layout, held: Mapping[Coord, Region], *, most_blocks: int | None = None
+    claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequence[Explanation] = ()
 ) -> Iterator[Explanation]:
     """Yield the one explanation there is if every dim of the tensor is its own indices in another order.
 
     Args:
         claimed: What the placements say.
         held: What each known coordinate holds.
-        most_blocks: Pass over orders that move more blocks than this.
+        besides: What explains the same by shards that moved. Then a dim's order is only given where it is one that
+            loaders make: a few segments exchanged, or single rows dealt out in twos.
     """
     found = []
     for dim, size in enumerate(claimed.index_shape):
@@ -45,14 +55,24 @@ def explain_dims(
         if order is None:
             return
         if not np.array_equal(order, np.arange(size)):
-            if most_blocks is not None and len(blocks_of(order)[1]) > most_blocks:
+            if besides and not _is_made_by_loaders(order, besides[0].name):
                 return
             found.append(name_order(order, dim, _shards(pairs)))
     if not found:
         return
     name, _, fix = found[0]
     words = " and ".join(words for _, words, _ in found)
-    yield Explanation(name, f"the shards are in place, but {words}", fix, words)
+    yield Explanation(name, words, fix, words)
+
+
+def _is_made_by_loaders(order: NDArray[np.int64], beside: Disorder) -> bool:
+    """Whether an order is that of a few segments, or of rows that the rotary conventions or fused halves deal out."""
+    if len(blocks_of(order)[1]) <= FEW_SEGMENTS:
+        return True
+    outer, rows, columns, inner = transposed_digits(order) or (0, 0, 0, 0)
+    if beside not in SHARDS_OR_ROWS or inner != 1 or 2 not in (rows, columns) or rows * columns < LEAST_HEAD:
+        return False
+    return outer > 1 or beside == "permuted-ranks"
 
 
 def _pairs(claimed: Layout, held: Mapping[Coord, Region], dim: int) -> Pairs:

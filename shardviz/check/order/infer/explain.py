@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.order.case import Case
+    from shardviz.layout.layout import Layout
 
 MAX_ELEMENTS = 1 << 26
 """A tensor with more elements is not looked at element by element once no rule over whole ranges fits."""
 
 MAX_DIFFERENCES = 3
-
-FEW_SEGMENTS = 3
-"""Whole shards that are exchanged are blocks of a dim in another order too; as few as q, k and v may be just that."""
 
 
 def explain(case: Case) -> list[Explanation]:
@@ -60,8 +58,17 @@ def _by_ranges(case: Case) -> list[Explanation]:
     if not case.ids:
         found += explain_ranks(case.claimed, case.regions)
         found += explain_splits(case.claimed, case.regions)
-        found += explain_dims(case.claimed, case.regions, most_blocks=FEW_SEGMENTS if found else None)
+        by_dims = list(explain_dims(case.claimed, case.regions, besides=found))
+        found = by_dims + found if _are_rows(by_dims, found, case.claimed) else found + by_dims
     return found
+
+
+def _are_rows(by_dims: list[Explanation], by_shards: list[Explanation], claimed: Layout) -> bool:
+    """Whether rows in another order are likelier than shards: no mesh or split is in the order of rotary pairs, and a
+    mesh of several axes numbered in another order of these has a layout."""
+    names = {one.name for one in by_dims}
+    is_numbering = bool(by_shards) and by_shards[0].name == "permuted-ranks"
+    return "rotary" in names or ("interleaved" in names and is_numbering and claimed.mesh.ndim > 1)
 
 
 def _odd_copies(case: Case) -> Iterator[Explanation]:

@@ -201,7 +201,7 @@ def _name_digits(dim: int, order: Order, outer: int, rows: int, columns: int, in
     name: Disorder = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "interleaved"
     view = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
     pieces = "indices" if inner == 1 else f"blocks of {inner}"
-    words = f"dim {dim} is in the order of {view}: its {pieces} come back {_listed(order[::inner] // inner)}"
+    words = f"dim {dim} is in the order of {view}: its {pieces} come as {_listed(order[::inner] // inner)}"
     indices_in_order = f"torch.arange({len(order)}).view({outer}, {columns}, {rows}, {inner}).transpose(1, 2).flatten()"
     return name, words, CATALOGUE[name].fix.format(undo=f"weight.index_select({dim}, {indices_in_order})")
 
