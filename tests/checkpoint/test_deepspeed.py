@@ -23,6 +23,7 @@ from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import DumpError
 from tests.checkpoint.hostile import KIB, Run, damaged, refused
 from tests.checkpoint.zero_folders import KINDS, save_universal, save_zero, wholes
+from tests.dumps import replace_file
 from tests.lanes import nightly
 
 CASES = 300
@@ -213,8 +214,9 @@ def fuzz(zero, tmp_path, count, seed):
         chosen = rng.choice(files)
         root = next(folder for folder in zero.values() if folder in chosen.parents)
         folder = tmp_path / root.name
-        shutil.copytree(root, folder, dirs_exist_ok=True)
-        (folder / chosen.relative_to(root)).write_bytes(damaged(chosen.read_bytes(), rng))
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(root, folder)
+        replace_file(folder / chosen.relative_to(root), damaged(chosen.read_bytes(), rng))
         results.append(refused(folder))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < KIB
     return results

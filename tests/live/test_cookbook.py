@@ -112,7 +112,9 @@ def test_every_healthy_probe_has_two_meshes_or_more_to_be_tried_on_beside_its_ow
     assert all(len(meshes) >= 2 for meshes in OTHERS.values())
 
 
-@pytest.mark.parametrize(("probe", "meshes"), _lanes(), ids=lambda one: " ".join(one) if isinstance(one, list) else one.name)
+@pytest.mark.parametrize(
+    ("probe", "meshes"), _lanes(), ids=lambda one: " ".join(one) if isinstance(one, list) else one.name
+)
 def test_a_probe_is_clean_at_its_own_mesh_and_at_others(probe, meshes, ran):
     for mesh in meshes:
         model = ran(probe.name, mesh)
