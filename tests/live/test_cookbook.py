@@ -1,6 +1,7 @@
 """Every healthy probe on real gloo ranks, at its own mesh and at others: nothing found, everything looked at.
 
-By day each is tried on its own mesh, or on the first of the others where that takes more ranks than `FEW`.
+By day each is tried on its own mesh, or on the first of the others where that takes more ranks than `FEW`. So are
+`VARIANTS`, which shard as another probe does.
 """
 
 import math
@@ -63,6 +64,19 @@ OTHERS = {
 }
 NO_STEP = ("mesh", "checkpoint_dcp", "checkpoint_hf", "checkpoint_optimizer", "weight_sync")
 """Probes of where tensors go, which run no step."""
+VARIANTS = {
+    "fsdp1_cpu_offload",
+    "fsdp1_shard_grad_op",
+    "fsdp1_wrap_by_size",
+    "fsdp1_wrap_transformer",
+    "fsdp_meta",
+    "fsdp_mixed_precision",
+    "fsdp_nested",
+    "fsdp_no_reshard",
+    "pp_gpipe",
+    "pp_naive",
+    "tp_loss",
+}
 FEW = 4
 NEEDS_GPUS = ("dataparallel",)
 
@@ -88,7 +102,8 @@ def ran(tmp_path_factory):
 def _meshes(probe):
     """Return a probe's own mesh and the others, that of the daily lane first."""
     own, others = [",".join(map(str, probe.mesh))], OTHERS[probe.name]
-    return [*own, *others] if math.prod(probe.mesh) <= FEW else [*others, *own]
+    is_small = math.prod(probe.mesh) <= FEW and probe.name not in VARIANTS
+    return [*own, *others] if is_small else [*others, *own]
 
 
 def _lanes():
