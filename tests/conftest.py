@@ -25,8 +25,22 @@ NO_SKIPS = "SHARDVIZ_NO_SKIPS"
 # torch 2.4 has no _StridedShard: there is nothing to compare with.
 if version("torch").startswith("2.4."):
     collect_ignore = ["layout/test_layout_against_torch.py", "layout/test_layout_on_ranks.py"]
-ON_RANKS = ("shardviz.live.probe", "safetensors.numpy", "torch.distributed.pipelining", "pytest")
-"""Modules that most tests need on their ranks: imported once for all of them."""
+ON_RANKS = (
+    "shardviz.live.world.group",
+    "shardviz.live.probe",
+    "shardviz.live.dumping",
+    "shardviz.live.capture.lookup.by_reference",
+    "shardviz.live.capture.lookup.masters",
+    "shardviz.live.capture.lookup.merged",
+    "shardviz.picture.text.page",
+    "shardviz.testing.plugin.on_ranks.ranks",
+    "numpy.ma",
+    "safetensors.numpy",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.utils.serialization.config",
+)
+"""Modules that most tests need on their ranks: imported once for all of them, and not by each rank of each world."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -56,6 +56,12 @@ def make_dump(path: Path, mesh: Mesh, tensors: Mapping[str, Made | str]) -> Path
     return path
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in the place of one that may be there, at once: the disk is waited for where one is cut short."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
 def _layout(tensor: Made, mesh: Mesh) -> Layout:
     text = tensor.claimed or tensor.held
     return parse(text or f"[{', '.join(map(str, tensor.shape))}]").layout(mesh)

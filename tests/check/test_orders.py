@@ -110,7 +110,9 @@ def test_experts_and_files_sorted_as_text_are_named(tmp_path: Path) -> None:
 def test_ranks_that_share_a_shard_are_no_other_order_of_ranks(tmp_path: Path, source: list[int], words: str) -> None:
     own = shards_of(arange(12, 4), "[12/tp, 4]", "tp=4")
     made = Made("[12/tp, 4]", ids={rank: own[at] for rank, at in enumerate(source)})
-    for found in check_made(tmp_path, "tp=4", {"w": made}).findings:
+    findings = check_made(tmp_path, "tp=4", {"w": made}).findings
+    assert [found.kind for found in findings] == ["duplicated", "missing"]
+    for found in findings:
         assert words in found.summary
         assert "Several ranks read the same part" in found.cause
 

@@ -7,8 +7,6 @@ import pickle
 import random
 import resource
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -20,9 +18,11 @@ from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.formats.flat import boxes
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.cli import main
 from shardviz.errors import DumpError
 from tests.checkpoint.hostile import KIB, Run, damaged, refused
 from tests.checkpoint.zero_folders import KINDS, save_universal, save_zero, wholes
+from tests.dumps import replace_file
 from tests.lanes import nightly
 
 CASES = 300
@@ -89,24 +89,20 @@ def test_a_tied_name_of_stage_3_is_the_tensor_it_is_tied_to(zero):
     assert np.array_equal(found.read("tied"), found.read("0.weight"))
 
 
-def test_verbs_take_the_folder_and_that_of_a_step(zero):
-    for path in (zero[1], zero[1] / "global_step2"):
-        for verb in (["check", path], ["show", path], ["diff", zero[1], path]):
-            ran = subprocess.run([sys.executable, "-m", "shardviz", *verb], capture_output=True, text=True, check=False)
-            assert ran.returncode == 0, ran.stderr
-    assert "all equal" in ran.stdout
+def test_verbs_take_the_folder_and_that_of_a_step(zero, capsys):
+    for path in map(str, (zero[1], zero[1] / "global_step2")):
+        for words in (["check", path], ["show", path], ["diff", str(zero[1]), path]):
+            assert main(words) == 0, words
+        assert "all equal" in capsys.readouterr().out
 
 
-def test_contents_that_changed_are_named(zero, tmp_path):
+def test_contents_that_changed_are_named(zero, tmp_path, capsys):
     folder = copied(zero[1], tmp_path)
     changed(optim(folder, 1), lambda saved: saved["optimizer_state_dict"]["base_optimizer_state"]["state"].update(
         {0: torch.load(optim(folder, 0))["optimizer_state_dict"]["base_optimizer_state"]["state"][0]}
     ))  # fmt: skip
-    ran = subprocess.run(
-        [sys.executable, "-m", "shardviz", "diff", zero[1], folder], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 1
-    assert "optimizer.state.2.weight.exp_avg" in ran.stdout
+    assert main(["diff", str(zero[1]), str(folder)]) == 1
+    assert "optimizer.state.2.weight.exp_avg" in capsys.readouterr().out
 
 
 # Findings
@@ -213,8 +209,9 @@ def fuzz(zero, tmp_path, count, seed):
         chosen = rng.choice(files)
         root = next(folder for folder in zero.values() if folder in chosen.parents)
         folder = tmp_path / root.name
-        shutil.copytree(root, folder, dirs_exist_ok=True)
-        (folder / chosen.relative_to(root)).write_bytes(damaged(chosen.read_bytes(), rng))
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(root, folder)
+        replace_file(folder / chosen.relative_to(root), damaged(chosen.read_bytes(), rng))
         results.append(refused(folder))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < KIB
     return results

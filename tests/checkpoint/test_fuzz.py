@@ -20,6 +20,7 @@ from shardviz.picture.text.checkpoint import comparison_lines
 from shardviz.picture.text.terminal import Terminal
 from tests.checkpoint.hostile import KIB, SECONDS, damaged, refused
 from tests.checkpoint.jobs import Held, job
+from tests.dumps import replace_file
 from tests.lanes import nightly
 
 CASES = 300
@@ -37,7 +38,7 @@ def fuzz(small, tmp_path, count, seed):
         folder.mkdir(exist_ok=True)
         for path in chosen.parent.iterdir():
             data = path.read_bytes()
-            (folder / path.name).write_bytes(damaged(data, rng) if path == chosen else data)
+            replace_file(folder / path.name, damaged(data, rng) if path == chosen else data)
         results.append(refused(folder))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < KIB
     return results
@@ -63,9 +64,11 @@ def fuzz_beside(small, tmp_path, count, seed):
     dump = job(tmp_path / "whole", "fsdp=2,tp=2", held)
     results = []
     for at in range(count):
-        folder = shutil.copytree(dump, tmp_path / f"job-{at % 2}", dirs_exist_ok=True)
+        folder = tmp_path / f"job-{at % 2}"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(dump, folder)
         chosen = rng.choice(sorted(folder.iterdir()))
-        chosen.write_bytes(damaged(chosen.read_bytes(), rng))
+        replace_file(chosen, damaged(chosen.read_bytes(), rng))
         begin, message = time.process_time(), ""
         try:
             sides = job_of(dump_of(read_files(folder, strict=False))), open_checkpoint(small / "dcp")

@@ -126,7 +126,8 @@ def test_forty_thousand_chunks_are_listed_and_their_map_is_refused(small, tmp_pa
 
 def test_loops_of_links_are_not_followed(small, tmp_path):
     os.symlink("loop.safetensors", tmp_path / "loop.safetensors")
-    assert refused(tmp_path) or not open_checkpoint(tmp_path).tensors
+    assert not refused(tmp_path)
+    assert not open_checkpoint(tmp_path).tensors
     folder = edited(small, tmp_path, place(relative_path="round.distcp"))
     os.symlink("round.distcp", folder / "round.distcp")
     assert "incomplete" in kinds(folder)
@@ -142,7 +143,8 @@ def test_a_pipe_is_not_waited_for(small, tmp_path):
     assert "incomplete" in kinds(folder)
     (tmp_path / "hf").mkdir()
     os.mkfifo(tmp_path / "hf" / "model.safetensors")
-    assert "has no .safetensors file" in refused(tmp_path / "hf") or not open_checkpoint(tmp_path / "hf").tensors
+    assert not refused(tmp_path / "hf")
+    assert not open_checkpoint(tmp_path / "hf").tensors
     os.mkfifo(tmp_path / ".metadata")
     assert ".metadata is missing" in refused(tmp_path)
 

@@ -1,7 +1,6 @@
 """Files of `torch.save`: state dicts in them, alone or nested, and what is refused in one line."""
 
 import random
-import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import DumpError
 from shardviz.reference.files import open_reference
 from tests.checkpoint.hostile import damaged, kinds, look, refused
+from tests.dumps import replace_file
 from tests.lanes import nightly
 
 CASES = 60
@@ -114,8 +114,7 @@ def fuzz(file, folder, count, seed):
     rng, results = random.Random(seed), []
     for _ in range(count):
         copied = folder / f"damaged{file.suffix}"
-        shutil.copy(file, copied)
-        copied.write_bytes(damaged(file.read_bytes(), rng))
+        replace_file(copied, damaged(file.read_bytes(), rng))
         results.append(refused(copied))
     return results
 

@@ -16,12 +16,6 @@ ENDS_WELL = (
 )
 
 
-def run(*words, folder):
-    return subprocess.run(
-        [sys.executable, "-m", "shardviz", "run", *words], cwd=folder, capture_output=True, text=True, check=False
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
@@ -34,12 +28,13 @@ def run(*words, folder):
         (("-o", "a.py/job", "--", "true"), "cannot write", "give another folder with -o"),
     ],
 )
-def test_a_wrong_use_is_one_line_and_a_hint(tmp_path, words, message, hint):
+def test_a_wrong_use_is_one_line_and_a_hint(tmp_path, monkeypatch, capfd, words, message, hint):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("")
-    ran = run(*words, folder=tmp_path)
-    assert ran.returncode == 2
-    assert ran.stdout == ""
-    error, advice = ran.stderr.splitlines()
+    assert main(["run", *words]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    error, advice = err.splitlines()
     assert error.startswith("shardviz: error: ")
     assert message in error
     assert advice.startswith("Hint: ")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.dump.samples import write_sample
+from tests.dumps import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,4 +27,4 @@ def restored(one_rank: Path) -> Iterator[Path]:
     contents = {name: (one_rank / name).read_bytes() for name in ("run.json", "rank_00001.json")}
     yield one_rank
     for name, content in contents.items():
-        (one_rank / name).write_bytes(content)
+        replace_file(one_rank / name, content)

@@ -24,6 +24,7 @@ from shardviz.dump.records.tensors import (
 )
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError
+from tests.dumps import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,7 +115,7 @@ def spoil(path: Path, change: Change) -> None:
     """Change a file's JSON in place."""
     content = json.loads(path.read_bytes())
     change(content)
-    path.write_text(json.dumps(content))
+    replace_file(path, json.dumps(content).encode())
 
 
 def put(value: Any, *keys: str | int) -> Change:

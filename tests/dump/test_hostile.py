@@ -17,6 +17,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.errors import DumpError
 from tests.dump.samples import Change, both, put, refusal, spoil
+from tests.dumps import replace_file
 from tests.lanes import cases
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def assert_one_line(error: DumpError) -> None:
 def test_a_file_cut_off_anywhere_is_reported_by_its_name(restored: Path, name: str):
     content = (restored / name).read_bytes().rstrip()
     for length in range(len(content)):
-        (restored / name).write_bytes(content[:length])
+        replace_file(restored / name, content[:length])
         message = refusal(restored).message
         assert message.startswith(f"{restored}/{name} is damaged: "), content[:length]
         assert "truncated" in message or "malformed" in message, content[:length]
@@ -83,7 +84,7 @@ def test_a_wrong_value_anywhere_is_an_error_of_shardviz_or_a_dump_that_can_be_us
         right = container[key]
         for wrong in WRONG:
             container[key] = wrong
-            (restored / name).write_text(json.dumps(content))
+            replace_file(restored / name, json.dumps(content).encode())
             use_all(restored)
         container[key] = right
 
@@ -96,7 +97,7 @@ def test_a_field_of_another_type_is_reported_with_the_type_that_was_expected(res
         if isinstance(right, dict) or key == "values":
             continue
         container[key] = {"x": 1}
-        (restored / name).write_text(json.dumps(content))
+        replace_file(restored / name, json.dumps(content).encode())
         message = refusal(restored).message
         assert message.startswith(f"{restored}/{name} is damaged: Expected `"), message
         assert "got `object` - at `$." in message, message
@@ -113,7 +114,7 @@ def test_no_field_may_be_left_out_that_has_no_default(restored: Path):
         for field in fields:
             spoil(restored / name, lambda found, field=field: found.pop(field))
             assert f"missing required field `{field}`" in refusal(restored).message
-            (restored / name).write_bytes(content)
+            replace_file(restored / name, content)
 
 
 @cases(300)
@@ -126,10 +127,10 @@ def test_any_damage_to_the_bytes_is_an_error_of_shardviz_or_a_dump_that_can_be_u
     start = data.draw(st.integers(0, len(content)))
     length = data.draw(st.integers(0, 8))
     try:
-        path.write_bytes(content[:start] + data.draw(st.binary(max_size=8)) + content[start + length :])
+        replace_file(path, content[:start] + data.draw(st.binary(max_size=8)) + content[start + length :])
         use_all(one_rank)
     finally:
-        path.write_bytes(content)
+        replace_file(path, content)
 
 
 @cases(200)
@@ -138,10 +139,10 @@ def test_any_bytes_are_an_error_of_shardviz(one_rank: Path, content: bytes):
     path = one_rank / "rank_00001.json"
     before = path.read_bytes()
     try:
-        path.write_bytes(content)
+        replace_file(path, content)
         assert refusal(one_rank).message.startswith(f"{path}")
     finally:
-        path.write_bytes(before)
+        replace_file(path, before)
 
 
 def nested(depth: int, opened: str, closed: str) -> bytes:
@@ -170,7 +171,7 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_made_to_break_the_reader_is_reported_at_once_in_one_line(restored: Path, name: str, bomb: bytes):
-    (restored / name).write_bytes(bomb)
+    replace_file(restored / name, bomb)
     started = time.process_time()
     error = refusal(restored)
     assert time.process_time() - started < 0.3

@@ -1,6 +1,7 @@
 """Families of transformers under their own tensor-parallel plans: saved, loaded on ranks, saved again, compared.
 
-Nightly all of them, daily three small ones. Runs where transformers is installed; checkpoints have random weights.
+Nightly all of them, daily one that comes back with two tensors wrong. Runs where transformers is installed;
+checkpoints have random weights.
 """
 
 from __future__ import annotations
@@ -41,17 +42,12 @@ def wrong(lines):
     return [line for line in lines if not TIED.match(line)]
 
 
-def test_three_families_come_back_as_they_were_or_their_bug_is_named(tmp_path):
+def test_a_family_comes_back_as_it_was_but_for_its_bug_which_is_named(tmp_path):
     from tests.frameworks.families.known import PERMUTED
 
-    found = taken_there_and_back(tmp_path, "LlamaConfig", "MixtralConfig", "Inkling2TextConfig")
-    assert {name: wrong(one["lines"]) for name, one in found.items()} == {
-        "LlamaConfig": [],
-        "MixtralConfig": [],
-        "Inkling2TextConfig": found["Inkling2TextConfig"]["lines"],
-    }
-    assert found["MixtralConfig"]["compared"] == 237
-    assert_named(found["Inkling2TextConfig"]["lines"], PERMUTED["Inkling2TextConfig"])
+    one = taken_there_and_back(tmp_path, "Inkling2TextConfig")["Inkling2TextConfig"]
+    assert one["compared"] == 288
+    assert_named(one["lines"], PERMUTED["Inkling2TextConfig"])
 
 
 def assert_named(lines, patterns):

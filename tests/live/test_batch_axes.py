@@ -97,13 +97,13 @@ def test_a_mean_over_each_ranks_own_rows_is_compared_part_by_part_along_that_dim
 
 
 @pytest.mark.parametrize(
-    ("axes", "says"),
+    ("axes", "rows", "says"),
     [
-        ("{'dp': -1}", "BATCH_AXES splits dim -1 over dp"),
-        ("{'dp': 'rows'}", "BATCH_AXES splits dim 'rows' over dp"),
-        ("{'dp': 1}", "the batch has 6 elements in dim 1 for 8 ranks"),
+        ("{'dp': -1}", "12, 6", "BATCH_AXES splits dim -1 over dp"),
+        ("{'dp': 'rows'}", "12, 6", "BATCH_AXES splits dim 'rows' over dp"),
+        ("{'dp': 1}", "12, 2, 6", "the batch has 2 elements in dim 1 for 3 ranks"),
     ],
 )
-def test_a_dim_that_cannot_be_split_is_reported_in_a_line(axes, says, tmp_path):
+def test_a_dim_that_cannot_be_split_is_reported_in_a_line(axes, rows, says, tmp_path):
     with pytest.raises(ProbeError, match=says):
-        checked(f"BATCH_AXES = {axes}\n", "dp=8", tmp_path)
+        checked(f"BATCH_AXES = {axes}\ndef batch(): return torch.randn({rows})\n", "dp=3", tmp_path)

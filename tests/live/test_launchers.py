@@ -58,14 +58,6 @@ except Exception as error:
     assert "do not import the script that launches them" in stdout
 
 
-def test_ranks_start_below_a_temporary_folder_with_a_long_name(tmp_path: Path) -> None:
-    folder = tmp_path / ("long" * 25)
-    folder.mkdir()
-    text = 'print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))'
-    stdout, stderr = script(tmp_path, text, environ={"TMPDIR": str(folder)}).communicate(timeout=PATIENCE)
-    assert (stdout, stderr) == ("[5, 5]\n", "")
-
-
 ECHO = """
 try:
     print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))
@@ -74,13 +66,14 @@ except Exception as error:
 """
 
 
-def test_files_of_the_working_folder_do_not_stand_in_for_what_torch_imports(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
+def test_a_long_temporary_folder_and_files_with_torchs_names_in_the_working_folder_stop_no_rank(tmp_path: Path) -> None:
+    folder, temporary = tmp_path / "work", tmp_path / ("long" * 25)
     folder.mkdir()
+    temporary.mkdir()
     for name in ("random", "cuda", "sympy"):
         (folder / f"{name}.py").write_text(f"raise RuntimeError('{name} is not meant for torch')")
-    ended = script(tmp_path, ECHO, cwd=folder).communicate(timeout=PATIENCE)
-    assert ended == ("[5, 5]\n", "")
+    started = script(tmp_path, ECHO, cwd=folder, environ={"TMPDIR": str(temporary)})
+    assert started.communicate(timeout=PATIENCE) == ("[5, 5]\n", "")
 
 
 def test_an_exception_while_torch_is_imported_is_printed(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def test_every_layout_is_well_formed_and_stands_alone(name: str, tmp_path: Path)
 def test_every_box_has_a_size_and_lies_in_the_picture(name: str, tmp_path: Path) -> None:
     root = ElementTree.fromstring(drawn(tmp_path, *ALL[name]))
     width, height = int(root.attrib["width"]), int(root.attrib["height"])
-    for rect in root.iter(f"{SVG}rect"):
+    boxes = list(root.iter(f"{SVG}rect"))
+    assert boxes
+    for rect in boxes:
         assert 0 < int(rect.attrib["width"]) <= width
         assert 0 < int(rect.attrib["height"]) <= height
 

@@ -6,7 +6,7 @@ import asyncio
 import io
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ class Shown:
     """
 
     text: str
-    lines: Sequence[Strip]
+    lines: Sequence[Strip] = field(repr=False)  # asyncio prints what a run returned, for an error that nobody sees
     clipboard: str
     exited: int | None
     result: Any

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from shardviz.check.run import check_dump
 from tests.lanes import at_night, nightly
 from tests.live.run.jobs import BEGIN, END, ON_TWO_RANKS, TORCHRUN, command_for, environment, run
 
@@ -16,6 +17,7 @@ STAYS = (
     ON_TWO_RANKS
     + """
 import time
+exchange(model[0].weight)
 train(model)
 open(f"pid-{rank}", "w").write(str(os.getpid()))
 time.sleep(300)
@@ -60,12 +62,18 @@ def started(folder, *command):
         *at_night([(signal.SIGINT, 130, "was ended by Ctrl-C"), (signal.SIGHUP, 3, "the job failed: ")]),
     ],
 )
-def test_a_signal_ends_the_job_after_its_report_and_leaves_nothing_running(tmp_path, number, code, said):
+def test_a_signal_ends_the_job_after_its_report_of_exchanged_shards_and_leaves_nothing_running(
+    tmp_path, number, code, said
+):
     process, ranks = started(tmp_path, *TORCHRUN, "job.py")
     process.send_signal(number)
     assert process.wait(120) == code
     text = (tmp_path / "said").read_text()
-    assert "✓ 0.weight" in text
+    assert [(one.kind, one.tensor) for one in check_dump(tmp_path / "job.shardviz").findings] == [
+        ("misordered", "0.weight")
+    ]
+    assert "✗ misordered  0.weight" in text
+    assert "✓ 2.weight" in text
     assert said in text
     assert not [rank for rank in ranks if is_running(rank)]
     assert not list(tmp_path.glob(".job*"))

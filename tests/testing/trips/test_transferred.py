@@ -63,7 +63,7 @@ def test_a_fault_in_a_sync_is_named_with_its_tensor_its_rank_and_its_rows(mesh):
 
 @spmd(mesh={"rank": 4}, timeout=240)
 def test_a_right_sync_is_quiet_whatever_the_meshes_names_and_fusions(mesh):
-    check_healthy(DAILY, 1000)
+    check_healthy(DAILY // 2, 1000)
 
 
 @nightly
@@ -82,7 +82,7 @@ def test_two_hundred_random_right_syncs_are_quiet(mesh, part):
 
 @spmd(mesh={"rank": 4}, timeout=240)
 def test_without_a_sync_the_target_is_compared_with_what_the_source_has_now(mesh):
-    for seed in range(1000, 1004):
+    for seed in range(1000, 1002):
         pair = drawn(seed)
         options = {"map": pair.map, "layouts": pair.layouts, "mesh": pair.mesh}
         assert text_now(pair, options), (seed, "the target was never written")
