@@ -56,11 +56,13 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
 
 
 def warm(document: Document) -> None:
-    """Work out what the first keys will need: the step, the bytes, and the holders of the first tensors."""
-    _ = document.step, document.counted, document.usage.total
-    for entry in range(min(MOST_WARM, len(document.entries))):
+    """Work out what the first keys will need: the step, the bytes, layouts in words, and the first tensors' holders."""
+    _ = document.step, document.counted, document.usage.total, document.heats
+    for entry in document.entries:
+        _ = entry.layout, entry.facts, entry.title, entry.axes
+    for index in range(min(MOST_WARM, len(document.entries))):
         with suppress(ShardvizError):
-            document.sides(entry)
+            _ = document.sides(index).holders.dims
 
 
 def load_difference(here: Document, there: Document, post: Callable[[Message], object]) -> None:
