@@ -85,6 +85,7 @@ class Viewer(App[None], metaclass=Abstract):
         self._stamps: Stamps = {}
         self._reading = 0
         gc.set_threshold(*COLLECT)
+        self.animation_level = "none"  # a page down would be painted a dozen times, and over ssh be late
         self._plain = PlainCharacters(enabled=not shows_unicode())
         self._on_light, self._on_dark_16 = Inks(ON_LIGHT), Inks(ON_DARK_16)
         for theme in THEMES:
