@@ -135,7 +135,7 @@ class Document:
     failed: str = ""
     is_partial: bool = False
     _sides: dict[Hashable, Sides] = field(default_factory=dict, compare=False, repr=False)
-    _layouts: dict[int, Layout | None] = field(default_factory=dict, compare=False, repr=False)
+    _layouts: dict[int, tuple[Layout, frozenset[int]] | None] = field(default_factory=dict, compare=False, repr=False)
     _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -253,7 +253,7 @@ class Document:
             self._sides.pop(next(iter(self._sides)), None)  # another thread may have left it out already
         return sides
 
-    def _only_layout(self, entry: int) -> Layout | None:
+    def _only_layout(self, entry: int) -> tuple[Layout, frozenset[int]] | None:
         """Return the layout that is all there is to draw of an entry: others with the same one have the same map."""
         if entry not in self._layouts:
             one = self.entries[entry]

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from .document import Document
 
+Kept = dict[int, "Sequence[str]"]
+"""The names that are listed, by the index of their entry."""
+
 Choice = TypeVar("Choice", bound=str)
 
 
@@ -73,6 +76,16 @@ class Filters:
             and (not self.axis or self.axis in entry.axes)
             and (not self.text or self._matches(entry))
         )
+
+    def kept(self, entries: Sequence[Filtered]) -> Kept:
+        """Return the names that are listed; all of them where nothing is asked for and nothing is the model's own."""
+        passing = [at for at, entry in enumerate(entries) if self.passes(entry)]
+        if not passing and self == Filters():
+            passing = list(range(len(entries)))
+        if not self.text:
+            return {at: entries[at].names for at in passing}
+        own = ((at, [name for name in entries[at].names if self.keeps(entries[at], name)]) for at in passing)
+        return {at: names for at, names in own if names}
 
     def keeps(self, entry: Filtered, name: str) -> bool:
         """Whether one of a listed entry's names is: one layer of several, where the text is in its name alone."""

@@ -140,7 +140,7 @@ class Usage:
     @cached_property
     def tree(self) -> Node:
         """The modules."""
-        return tree_of(self.entries, range(len(self.entries)))
+        return tree_of(self.entries)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ The ranks of a part are looked up when they are asked for: 16,384 parts on 16,38
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -15,9 +16,10 @@ import numpy as np
 
 from shardviz.layout.everywhere import parts_of, spread
 from shardviz.picture.model.holders import Stripes, mask_of
+from shardviz.picture.model.mesh.labels import coords_among
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -90,19 +92,35 @@ class PartStripes(Stripes):
         return self.masks.lowest
 
 
+def is_whole(layout: Layout, ranks: Collection[int]) -> bool:
+    """Whether some ranks of a layout's mesh hold every part as all of them would, as those of one pipeline stage do."""
+    mesh, own = layout.mesh, np.array([rank for rank in layout.mesh.ranks if rank in ranks], np.int64)
+    if layout.flat is not None or not all(layout.shape):
+        return False
+    along = [len(np.unique(positions)) for positions in coords_among(mesh, own).T]
+    is_box = math.prod(along) == len(own)
+    return is_box and all(mesh.axis_size(axis) == along[mesh.axis_index(axis)] for axis in layout.split_axes)
+
+
 class LayoutRegions(Mapping["Region", "Mask"]):
     """The ranks that hold each region of a layout; they are worked out where all of them are asked for.
 
     Args:
-        layout: A layout that is not of a flat parameter.
+        layout: The layout.
+        ranks: The ranks that claim it, for which it is whole.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, ranks: Collection[int]) -> None:
         self._layout = layout
+        self._ranks = ranks
 
     @cached_property
     def _all(self) -> dict[Region, Mask]:
-        return {region: mask_of(ranks) for region, ranks in self._layout.holders().items() if all(region.dims)}
+        found = ((region, self._among(ranks)) for region, ranks in self._layout.holders().items() if all(region.dims))
+        return {region: mask_of(ranks) for region, ranks in found if ranks}
+
+    def _among(self, ranks: Sequence[int]) -> list[int]:
+        return [rank for rank in ranks if rank in self._ranks]
 
     def __getitem__(self, region: Region) -> Mask:
         return self._all[region]
@@ -112,9 +130,6 @@ class LayoutRegions(Mapping["Region", "Mask"]):
 
     def __len__(self) -> int:
         return len(self._all)
-
-    def __bool__(self) -> bool:
-        return all(self._layout.shape)
 
     def stripes(self, num_dims: int) -> tuple[Stripes, ...]:
         """Return the stripes of each dim, with dims of size 1 before them up to so many."""
@@ -133,4 +148,6 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         kinds = owner[order]
         first = np.flatnonzero(np.diff(kinds, prepend=-1))
         edges = np.append(bounds[order, 0][first], size)
-        return PartStripes(edges, kinds[first], PartRanks(np.array(mesh.ranks, np.int64), numbers, len(parts)))
+        own = np.array([rank in self._ranks for rank in mesh.ranks], np.bool_)
+        ranks = PartRanks(np.array(mesh.ranks, np.int64)[own], numbers[own], len(parts))
+        return PartStripes(edges, kinds[first], ranks)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.errors import DumpError
-from shardviz.picture.model.by_layout import LayoutRegions
+from shardviz.picture.model.by_layout import LayoutRegions, is_whole
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.palette import Colouring
 
@@ -130,10 +130,8 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     from shardviz.check.order.laid_out import LaidOut
 
     shift = dump.files.run.num_ranks
-    if (layout := only_layout(dump, tensor)) is not None:
-        shape = (1,) * (2 - len(layout.shape)) + layout.shape
-        holders = Holders(shape, LayoutRegions(layout), {})
-        return Sides(holders, shift, True, False, layout.mesh, axes=layout.nested_axes)
+    if (only := only_layout(dump, tensor)) is not None:
+        return _by_layout(*only, shift)
     regions: dict[Region, Mask] = {}
     runs: dict[Ranges, Mask] = {}
     for ranks, region, flat in claimed_parts(dump, tensor):
@@ -148,13 +146,19 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     return Sides(Holders(shape, regions, runs), shift, has_claimed, bool(cases), mesh, axes=axes)
 
 
-def only_layout(dump: Dump, tensor: Tensor) -> Layout | None:
-    """Return the layout that all ranks of its mesh claim, where there is nothing else to draw."""
+def _by_layout(layout: Layout, ranks: frozenset[int], shift: int) -> Sides:
+    shape = (1,) * (2 - len(layout.shape)) + layout.shape
+    holders = Holders(shape, LayoutRegions(layout, ranks), {})
+    return Sides(holders, shift, True, False, layout.mesh, axes=layout.nested_axes)
+
+
+def only_layout(dump: Dump, tensor: Tensor) -> tuple[Layout, frozenset[int]] | None:
+    """Return the layout by which all parts of a tensor are held, with its ranks, if there is nothing else to draw."""
     layouts = [layout for layout in tensor.claims if layout is not None]
-    if tensor.moment == "stamped" or len(layouts) != 1 or layouts[0].flat is not None or not all(layouts[0].shape):
+    if tensor.moment == "stamped" or len(layouts) != 1:
         return None
-    known = {*tensor.claims[layouts[0]], *dump.files.missing_ranks}
-    return layouts[0] if known.issuperset(layouts[0].mesh.ranks) else None
+    ranks = frozenset((*tensor.claims[layouts[0]], *dump.files.missing_ranks))
+    return (layouts[0], ranks) if is_whole(layouts[0], ranks) else None
 
 
 def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, laid_out: LaidOut) -> Sides:
