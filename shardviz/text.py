@@ -101,7 +101,7 @@ def starred(name: str) -> str:
 def join_numbers(numbers: Iterable[int], comma: str = ", ") -> str:
     """Write numbers briefly, rising: `0-3, 7`, or `0…1016 step 8`; of many pieces the first, and how many there are."""
     rising = sorted(numbers)
-    pieces = _pieces(_spans(rising))
+    pieces = _one_piece(rising) or _pieces(_spans(rising))
     if len(pieces) <= MOST_PIECES:
         return comma.join(pieces)
     return f"{comma.join(pieces[: MOST_PIECES - 2])}{comma}… ({len(rising):,} in all)"
@@ -113,6 +113,16 @@ def range_text(rising: Sequence[int], dash: str = "…") -> str:
     if last - first + 1 > len(rising):
         return join_numbers(rising, ",")
     return f"{first}{dash}{last}" if last > first else str(first)
+
+
+def _one_piece(rising: Sequence[int]) -> list[str]:
+    """Write numbers in equal steps at once, as the ranks of a group mostly are; nothing where there are others."""
+    if len(rising) < LEAST_STEPS:
+        return []
+    first, last, step = rising[0], rising[-1], rising[1] - rising[0]
+    if not step or rising != [*range(first, last + 1, step)]:
+        return []
+    return [f"{first}-{last}" if step == 1 else f"{first}…{last} step {step}"]
 
 
 def _pieces(spans: Sequence[tuple[int, int]]) -> list[str]:

@@ -96,7 +96,8 @@ class Listing(Box):
         if filters not in known:
             kept = filters.kept(self._entries)
             if filters.text:
-                return kept, tree_of(self._entries, kept)
+                same = (root for names, root in known.values() if names == kept)
+                return kept, next(same, None) or tree_of(self._entries, kept)
             if len(known) == MOST_TREES:
                 del known[next(iter(known))]
             known[filters] = kept, tree_of(self._entries, kept)

@@ -19,7 +19,7 @@ from shardviz.picture.model.holders import Stripes, mask_of
 from shardviz.picture.model.mesh.labels import coords_among
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -92,11 +92,14 @@ class PartStripes(Stripes):
         return self.masks.lowest
 
 
-def is_whole(layout: Layout, ranks: Collection[int]) -> bool:
+def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
     """Whether some ranks of a layout's mesh hold every part as all of them would, as those of one pipeline stage do."""
-    mesh, own = layout.mesh, np.array([rank for rank in layout.mesh.ranks if rank in ranks], np.int64)
+    mesh = layout.mesh
     if layout.flat is not None or not all(layout.shape):
         return False
+    if ranks.issuperset(mesh.ranks):
+        return True
+    own = np.array([rank for rank in mesh.ranks if rank in ranks], np.int64)
     along = [len(np.unique(positions)) for positions in coords_among(mesh, own).T]
     is_box = math.prod(along) == len(own)
     return is_box and all(mesh.axis_size(axis) == along[mesh.axis_index(axis)] for axis in layout.split_axes)
@@ -110,7 +113,7 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         ranks: The ranks that claim it, for which it is whole.
     """
 
-    def __init__(self, layout: Layout, ranks: Collection[int]) -> None:
+    def __init__(self, layout: Layout, ranks: frozenset[int]) -> None:
         self._layout = layout
         self._ranks = ranks
 
@@ -148,6 +151,13 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         kinds = owner[order]
         first = np.flatnonzero(np.diff(kinds, prepend=-1))
         edges = np.append(bounds[order, 0][first], size)
-        own = np.array([rank in self._ranks for rank in mesh.ranks], np.bool_)
-        ranks = PartRanks(np.array(mesh.ranks, np.int64)[own], numbers[own], len(parts))
+        ranks = PartRanks(np.array(mesh.ranks, np.int64)[self._own], numbers[self._own], len(parts))
         return PartStripes(edges, kinds[first], ranks)
+
+    @cached_property
+    def _own(self) -> NDArray[np.bool_]:
+        """Which of the mesh's ranks are its own."""
+        mesh = self._layout.mesh.ranks
+        if self._ranks.issuperset(mesh):
+            return np.ones(len(mesh), np.bool_)
+        return np.array([rank in self._ranks for rank in mesh], np.bool_)
