@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def starred(name: str) -> str:
 def join_numbers(numbers: Iterable[int], comma: str = ", ") -> str:
     """Write numbers briefly, rising: `0-3, 7`, or `0…1016 step 8`; of many pieces the first, and how many there are."""
     rising = sorted(numbers)
-    pieces = _pieces(_spans(rising))
+    pieces = _one_piece(rising) or _pieces(_spans(rising))
     if len(pieces) <= MOST_PIECES:
         return comma.join(pieces)
     return f"{comma.join(pieces[: MOST_PIECES - 2])}{comma}… ({len(rising):,} in all)"
@@ -113,6 +113,16 @@ def range_text(rising: Sequence[int], dash: str = "…") -> str:
     if last - first + 1 > len(rising):
         return join_numbers(rising, ",")
     return f"{first}{dash}{last}" if last > first else str(first)
+
+
+def _one_piece(rising: Sequence[int]) -> list[str]:
+    """Write numbers in equal steps at once, as the ranks of a group mostly are; nothing where there are others."""
+    if len(rising) < LEAST_STEPS:
+        return []
+    first, last, step = rising[0], rising[-1], rising[1] - rising[0]
+    if not step or rising != [*range(first, last + 1, step)]:
+        return []
+    return [f"{first}-{last}" if step == 1 else f"{first}…{last} step {step}"]
 
 
 def _pieces(spans: Sequence[tuple[int, int]]) -> list[str]:
@@ -133,12 +143,12 @@ def _pieces(spans: Sequence[tuple[int, int]]) -> list[str]:
 
 def _alike(spans: Sequence[tuple[int, int]], at: int) -> int:
     """Return how many spans from one on have its length and its distance to the next."""
-    pairs = zip(spans[at:], spans[at + 1 :], strict=False)
-    steps = ((after[0] - before[0], after[1] - before[1]) for before, after in pairs)
-    first = next(steps, None)
-    if first is None or first[0] != first[1]:
-        return 1
-    return 2 + sum(1 for _ in takewhile(lambda step: step == first, steps))
+    start, stop = spans[at]
+    step = spans[at + 1][0] - start if at + 1 < len(spans) else 0
+    end = at + 1
+    while end < len(spans) and spans[end] == (start + (end - at) * step, stop + (end - at) * step):
+        end += 1
+    return end - at
 
 
 def _span(span: tuple[int, int]) -> str:
@@ -147,13 +157,9 @@ def _span(span: tuple[int, int]) -> str:
 
 
 def _spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    spans: list[tuple[int, int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] == number:
-            spans[-1] = (spans[-1][0], number + 1)
-        else:
-            spans.append((number, number + 1))
-    return tuple(spans)
+    rising = [*numbers]
+    breaks = [at for at, (one, other) in enumerate(pairwise(rising), 1) if other != one + 1]
+    return tuple((rising[start], rising[stop - 1] + 1) for start, stop in pairwise([0, *breaks, len(rising)]) if rising)
 
 
 def natural_key(name: str) -> list[int | str]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardviz.check.verdicts import Verdict
-    from shardviz.picture.text.paint import Look
+    from shardviz.picture.text.paint import Look, Tone
 
 VERDICT_COLOURS: dict[Verdict, str] = {
     "error": VERMILLION,
@@ -57,14 +57,18 @@ RED_16 = "#aa0000"
 """The same for red; a tint of vermillion would be the background's colour."""
 
 
-@lru_cache(maxsize=1024)
 def block_style(look: Look, background: str, colours: str = "truecolor") -> Style:
     """Return the style of a block on a background, in a palette for so many colours as `Console.color_system` says."""
-    if look.tone == "nobody":
+    return _block_style(look.tone, look.colour, background, colours)
+
+
+@lru_cache(maxsize=256)
+def _block_style(tone: Tone, colour: int, background: str, colours: str) -> Style:
+    if tone == "nobody":
         return _filled(RED_16, WHITE) if colours == "standard" else _tinted(VERMILLION, background, 0.25)
-    if look.tone in ("in place", "unlit") or look.colour < 0:
-        return _tinted(GREY, background, 0.15 if look.tone in ("in place", "unlit") else 0.3)
-    return rank_style(look.colour, colours)
+    if tone in ("in place", "unlit") or colour < 0:
+        return _tinted(GREY, background, 0.15 if tone in ("in place", "unlit") else 0.3)
+    return rank_style(colour, colours)
 
 
 @lru_cache(maxsize=256)

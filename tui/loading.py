@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files, read_run
 from shardviz.errors import ShardvizError
+from shardviz.picture.model.nest import nest
 
 from .model.document import Document
 from .model.messages import DocumentRead, DumpsCompared, JobCompared, Progressed, ReadFailed, RunRead
+from .model.tree import lines_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MOST_WARM = 32
-"""How many tensors (identical layers are one) have their holders worked out before they are looked at."""
+"""How many lines of the tree have the holders of their tensors worked out before they are looked at."""
 
 
 def load(path: Path, post: Callable[[Message], object], read: Callable[[Document], Message] = DocumentRead) -> None:
@@ -56,11 +59,15 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
 
 
 def warm(document: Document) -> None:
-    """Work out what the first keys will need: the step, the bytes, and the holders of the first tensors."""
-    _ = document.step, document.counted, document.usage.total
-    for entry in range(min(MOST_WARM, len(document.entries))):
+    """Work out what the first keys will need: the step, the bytes, layouts in words, and the first tensors' holders."""
+    _ = document.step, document.counted, document.usage.total, document.heats
+    for entry in document.entries:
+        _ = entry.layout, entry.facts, entry.title, entry.axes
+    lines = (line.entry for line in lines_of(tree_of(document.entries)))
+    for index in islice((entry for entry in lines if entry is not None), MOST_WARM):
         with suppress(ShardvizError):
-            document.sides(entry)
+            sides = document.sides(index)
+            _ = [nest(sides, dim) for dim in range(len(sides.holders.shape))]
 
 
 def load_difference(here: Document, there: Document, post: Callable[[Message], object]) -> None:

@@ -85,6 +85,7 @@ class Viewer(App[None], metaclass=Abstract):
         self._stamps: Stamps = {}
         self._reading = 0
         gc.set_threshold(*COLLECT)
+        self.animation_level = "none"  # a page down would be painted a dozen times, and over ssh be late
         self._plain = PlainCharacters(enabled=not shows_unicode())
         self._on_light, self._on_dark_16 = Inks(ON_LIGHT), Inks(ON_DARK_16)
         for theme in THEMES:
@@ -186,7 +187,7 @@ class Viewer(App[None], metaclass=Abstract):
     async def go(self, target: Target) -> None:
         """Go somewhere."""
 
-    def action_goto(self) -> None:
+    async def action_goto(self) -> None:
         """Ask where to go, and go there."""
         from .screens.goto import GotoScreen
 
@@ -194,7 +195,8 @@ class Viewer(App[None], metaclass=Abstract):
             if target is not None:
                 await self.go(target)
 
-        self.push_screen(GotoScreen(self.known, self.about), leave)
+        with self.batch_update():  # or it would be painted after each of three layouts
+            await self.push_screen(GotoScreen(self.known, self.about), leave)
 
     def action_reload(self) -> None:
         """Read the files again, changed or not."""
@@ -225,11 +227,12 @@ class Viewer(App[None], metaclass=Abstract):
         shown = Traceback(width=min(self.size.width, 100), suppress=[textual])
         self.panic(Group(shown, Text("shardviz: error: the viewer failed; this is a bug in shardviz")))
 
-    def action_help(self) -> None:
+    async def action_help(self) -> None:
         """Show the help for the focused widget."""
         from .screens.help import help_for
 
-        self.push_screen(help_for(self.screen))
+        with self.batch_update():
+            await self.push_screen(help_for(self.screen))
 
     def action_copy_name(self) -> None:
         """Copy the chosen tensor's name, as the model spells it."""

@@ -1,18 +1,26 @@
 """Windows of holders are compared with the layouts laid out element by element."""
 
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
+from shardviz.picture.model.by_layout import LayoutRegions, is_whole
 from shardviz.picture.model.holders import Holders, Plane, mask_of, ranks_in_words, ranks_of, ranks_text
-from shardviz.picture.model.sides import sides_of
+from shardviz.picture.model.nest import nest
+from shardviz.picture.model.sides import Sides, sides_of
 from tests.dumps import Made, make_dump
 from tests.lanes import cases
+from tests.layout.layouts import layouts
+from tests.plans import make_plan
 
 MESH = parse_mesh("fsdp=2,tp=3")
 LAYOUTS = [
@@ -106,6 +114,51 @@ def test_a_cell_of_many_elements_is_different_if_any_of_them_is(tmp_path_factory
     rows = np.array([[0, 12], [0, 3], [2, 4], [9, 12]])
     window = sides.holders.window(Plane(0, 1, (0, 0)), rows, np.array([[0, 12]]))
     assert [sides.cell(window.masks[code]).different for code in window.codes[:, 0]] == [True, False, True, False]
+
+
+@given(layouts(), st.data())
+@cases(200)
+def test_by_a_layout_alone_a_cell_has_the_ranks_that_its_regions_have(layout: Layout, data: st.DataObject) -> None:
+    assume(layout.flat is None and all(layout.shape))
+    shape, shift = (1,) * (2 - len(layout.shape)) + layout.shape, layout.mesh.size
+    own = data.draw(st.sampled_from([*map(frozenset, (layout.mesh.ranks, *layout.mesh.groups(*layout.split_axes)))]))
+    assert is_whole(layout, own)
+    regions = {region: mask_of(own & {*ranks}) for region, ranks in layout.holders().items() if all(region.dims)}
+    one, other = (Holders(shape, known, {}) for known in (LayoutRegions(layout, own), regions))
+    assert dict(one.regions) == regions
+    dims = data.draw(st.permutations(range(len(shape))))
+    plane = Plane(dims[0], dims[1], tuple(data.draw(st.integers(0, size - 1)) for size in shape))
+    rows, cols = (data.draw(spans(shape[dim])) for dim in dims[:2])
+    cells = []
+    for holders in (one, other):
+        sides = Sides(holders, shift, has_claimed=True, has_held=False, mesh=layout.mesh, axes=layout.nested_axes)
+        window = holders.window(plane, rows, cols)
+        cells.append([[sides.cell(window.masks[code]) for code in line] for line in window.codes.tolist()])
+        cells.append([holders.edges(dim).tolist() for dim in range(len(shape))])
+        cells.append([[level.tolist() for level in nest(sides, dim)] for dim in range(len(shape))])
+    assert cells[:3] == cells[3:]
+
+
+def test_ranks_that_lack_a_part_of_a_layout_do_not_hold_it_whole() -> None:
+    layout = parse("[12/tp, 4]").layout(MESH)
+    assert is_whole(layout, frozenset({0, 1, 2}))
+    assert not is_whole(layout, frozenset({0, 1, 3, 4})), "tp=2 is missing"
+    assert not is_whole(layout, frozenset({0, 1, 2, 3})), "no product of positions"
+    assert not is_whole(parse("[flat(4, 2)/tp]").layout(MESH), frozenset(MESH.ranks))
+
+
+def test_a_plan_of_many_parts_has_no_set_of_ranks_for_each_before_it_is_asked(tmp_path: Path) -> None:
+    mesh = parse_mesh("fsdp=2048,tp=8")
+    path = make_plan(tmp_path / "many", mesh, [{"w": ("[131072/tp/fsdp, 64]", mesh)}])
+    dump = dump_of(read_files(path))
+    tracemalloc.start()
+    sides = sides_of(dump, dump.tensors[0])
+    cell = sides.cell(sides.holders.window(Plane(0, 1, (0, 0)), np.array([[0, 16384]]), np.array([[0, 64]])).masks[0])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert ranks_text(cell.claimed) == "0…16376 step 8"
+    assert cell.claimed_mixed
+    assert peak < 16 << 20, "the sets alone would be 32 MiB"
 
 
 def test_ranks_are_written_as_spans() -> None:

@@ -85,12 +85,16 @@ def test_bars_are_to_scale_and_nothing_that_is_there_is_unseen(share: float, dra
 
 
 def test_the_view_says_who_is_fullest_and_opens_a_rank(uneven: Path, tmp_path: Path) -> None:
-    walks = walk_on(uneven, {"memory": "6", "last": ("tab", "end"), "rank": ("enter",)})
+    walks = walk_on(uneven, {"memory": "6", "last": ("tab", "end"), "rank": ("enter",), "each": "6e"})
     text = walks["memory"].text
     assert "Memory: rank 0 has most, 576 B; mean 528 B, imbalance 1.09" in text
     assert "param 576 B" in text
     assert "12 × 32 B" in text
-    assert "rank 3         384 B" in text
+    lines = [line.replace("█", "") for line in text.splitlines()]
+    assert any("ranks 0-2                  576 B" in line and "3 ranks" in line for line in lines)
+    assert any("rank 3                     384 B" in line and "tp=3" in line for line in lines)
+    assert "4 ranks on 2 lines: e shows each" in text
+    assert [f"rank {rank} " in walks["each"].text for rank in range(4)] == [True] * 4
     assert "rank 3 of 4" in walks["rank"].text
     even = make_dump(tmp_path / "even.shardviz", parse_mesh("tp=4"), {"w": "[8/tp]"})
     assert "Memory: 8 B on every rank" in walk(even, "6").text

@@ -41,7 +41,7 @@ def layers(suffix: str, numbers: range | list[int], **verdicts: Verdict) -> Entr
 def shown(
     entries: list[Entry], apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
 ) -> list[TreeLine]:
-    return lines_of(tree_of(entries, range(len(entries))), apart, order)
+    return lines_of(tree_of(entries), apart, order)
 
 
 def paths(lines: list[TreeLine]) -> list[str]:

@@ -13,6 +13,7 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.mesh.heat import Heat, heats_of
 from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.sides import only_layout
 from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
@@ -21,14 +22,19 @@ from .step.step import Step, step_of
 from .usage import Usage, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
     from pathlib import Path
 
     from shardviz.check.finding import Finding, Report
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.layout.layout import Layout
     from shardviz.picture.exhibits.exhibit import Exhibit
     from shardviz.picture.model.sides import Sides
+
+
+MOST_KEPT = 128
+"""How many maps are kept, those that were looked at last."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,8 @@ class Document:
     report: Report | None = None
     failed: str = ""
     is_partial: bool = False
-    _sides: dict[tuple[int, str, bool], Sides] = field(default_factory=dict, compare=False, repr=False)
+    _sides: dict[Hashable, Sides] = field(default_factory=dict, compare=False, repr=False)
+    _layouts: dict[int, tuple[Layout, frozenset[int]] | None] = field(default_factory=dict, compare=False, repr=False)
     _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -239,10 +246,19 @@ class Document:
         tensor = self.entries[entry].tensor
         if name and name != tensor.names[0] and tensor.first.body.dense:
             tensor = replace(tensor, fold=Fold(name))
-        key = (entry, tensor.names[0], self.report is not None)
-        if key not in self._sides:
-            self._sides[key] = drawn_sides(self.dump, tensor, self.report)
-        return self._sides[key]
+        key = self._only_layout(entry) or (entry, tensor.names[0], self.report is not None)
+        sides = self._sides.pop(key, None) or drawn_sides(self.dump, tensor, self.report)
+        self._sides[key] = sides
+        if len(self._sides) > MOST_KEPT:
+            self._sides.pop(next(iter(self._sides)), None)  # another thread may have left it out already
+        return sides
+
+    def _only_layout(self, entry: int) -> tuple[Layout, frozenset[int]] | None:
+        """Return the layout that is all there is to draw of an entry: others with the same one have the same map."""
+        if entry not in self._layouts:
+            one = self.entries[entry]
+            self._layouts[entry] = None if one.findings else only_layout(self.dump, one.tensor)
+        return self._layouts[entry]
 
     def drawn(self, entry: int, name: str = "") -> Sides | None:
         """Return both sides of an entry's tensor; None where there is nothing that can be drawn."""

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from .document import Document
 
+Kept = dict[int, "Sequence[str]"]
+"""The names that are listed, by the index of their entry."""
+
 Choice = TypeVar("Choice", bound=str)
 
 
@@ -74,12 +77,24 @@ class Filters:
             and (not self.text or self._matches(entry))
         )
 
+    def kept(self, entries: Sequence[Filtered]) -> Kept:
+        """Return the names that are listed; all of them where nothing is asked for and nothing is the model's own."""
+        passing = [at for at, entry in enumerate(entries) if self.passes(entry)]
+        if not passing and self == Filters():
+            passing = list(range(len(entries)))
+        return {at: self._own(entries[at]) for at in passing}
+
+    def _own(self, entry: Filtered) -> Sequence[str]:
+        """Return the names of a listed entry that are: one layer of several, where the text is in its name alone."""
+        text, names = self.text.lower(), entry.names
+        if not text or text in entry.layout.lower():
+            return names
+        own = [name for name in names if text in printable(name).lower()]
+        return own if 0 < len(own) < len(names) else names
+
     def keeps(self, entry: Filtered, name: str) -> bool:
-        """Whether one of a listed entry's names is: one layer of several, where the text is in its name alone."""
-        text = self.text.lower()
-        if not text or text in printable(name).lower() or text in entry.layout.lower():
-            return True
-        return not any(text in printable(one).lower() for one in entry.names)
+        """Whether one of a listed entry's names is."""
+        return name in self._own(entry)
 
     def _is_of_model(self, entry: Filtered) -> bool:
         return entry.listed or bool(self.text)

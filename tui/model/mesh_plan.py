@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.picture.model.mesh.rank_grid import grids_of, one_grid
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.mesh.rank_grid import RankGrid
 
@@ -32,6 +36,14 @@ class MeshPlan:
         return one_grid(self.mesh)
 
     @cached_property
+    def ranks(self) -> list[list[int]]:
+        """The ranks of each row, column by column."""
+        across, down = self.grid.across, self.grid.down
+        placed = np.array(self.mesh.ranks, np.int64).reshape(self.mesh.shape).transpose(*down, *across)
+        rows: list[list[int]] = placed.reshape(self.grid.num_rows, self.grid.num_cols).tolist()
+        return rows
+
+    @cached_property
     def cell(self) -> int:
         """Columns that a rank takes: a sign, its number, a space behind it."""
         return len(str(max(self.mesh.ranks))) + 2
@@ -41,6 +53,17 @@ class MeshPlan:
         """Rows and columns of ranks in a group."""
         inner = grids_of(self.mesh, 1)[0][0]
         return inner.num_rows, inner.num_cols
+
+    def columns(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the columns of ranks that columns of the screen show, each with where its cell begins."""
+        cols = self._per_group[1]
+        width = cols * self.cell
+        for col in range(first // (width + GROUP_GAP) * cols, self.grid.num_cols):
+            begin = col * self.cell + col // cols * GROUP_GAP
+            if begin >= stop:
+                return
+            if begin + self.cell > first:
+                yield col, begin
 
     @cached_property
     def size(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from shardviz.check.verdicts import worst
 from shardviz.text import join_numbers, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardviz.check.verdicts import Verdict
 
@@ -118,6 +118,13 @@ def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> tuple[Pa
     return tuple(parts) or (("(no name)", None),)
 
 
+@lru_cache(maxsize=1 << 16)
+def _place_of(name: str, suffix: str, is_state: bool) -> tuple[tuple[Part, ...], Part]:
+    """Return the modules around a name, and its own part."""
+    *path, part = parts_of(name, suffix, is_state=is_state)
+    return tuple(path), part
+
+
 def _split(name: str) -> list[Part]:
     parts: list[Part] = []
     for text in _PARTS.findall(printable(name)):
@@ -134,24 +141,24 @@ def _label(part: Part) -> str:
     return part[0] if part[1] is None else f"{part[0]}.{part[1]}"
 
 
-def tree_of(entries: Sequence[Listed], shown: Iterable[int], keep: Callable[[int, str], bool] | None = None) -> Node:
+def tree_of(entries: Sequence[Listed], shown: Mapping[int, Sequence[str]] | None = None) -> Node:
     """Return the tree of some entries.
 
     Args:
         entries: All entries.
-        shown: The indices of those that are in the tree.
-        keep: Whether a name of an entry is in the tree; all are by default.
+        shown: The names that are in the tree, by the index of their entry; all are by default.
     """
+    if shown is None:
+        shown = {index: entry.names for index, entry in enumerate(entries)}
     root = Node()
     modules: dict[tuple[Part, ...], Node] = {(): root}
-    for index in shown:
+    for index, names in shown.items():
         entry = entries[index]
         suffix, is_state = entry.suffix, entry.is_state
-        for name in entry.names:
-            if keep is None or keep(index, name):
-                parts = parts_of(name, suffix, is_state=is_state)
-                leaf = Node(entry=index, names=[name], verdict=entry.verdict_of(name))
-                _put(_module(modules, parts[:-1]), parts[-1], leaf)
+        for name in names:
+            path, part = _place_of(name, suffix, is_state)
+            module = modules.get(path) or _module(modules, path)
+            _put(module, part, Node({}, index, [name], entry.verdict_of(name)))
     _align([root])
     _settle(root, {})
     return root
@@ -173,25 +180,36 @@ def _put(module: Node, part: Part, leaf: Node) -> None:
 
 def _align(modules: Sequence[Node]) -> None:
     """Give layers with the same parts the order that most of them have: what one alone has came last, as an entry."""
-    orders = Counter(tuple(module.parts) for module in modules if len(modules) > 1)
+    orders = Counter(tuple(module.parts) for module in modules)
+    if len(orders) > 1:
+        _reorder(modules, orders)
+    below: dict[Part | str, list[Node]] = {}
+    for module in modules:
+        for part, inside in module.parts.items():
+            if inside.parts:
+                below.setdefault(part if part[1] is None else part[0], []).append(inside)
+    for nodes in below.values():
+        _align(nodes)
+
+
+def _reorder(modules: Sequence[Node], orders: Counter[tuple[Part, ...]]) -> None:
+    """Give modules the order of parts that most of those with the same ones have."""
     usual: dict[frozenset[Part], tuple[Part, ...]] = {}
     for order, _ in orders.most_common():
         usual.setdefault(frozenset(order), order)
-    below: dict[Part | str, list[Node]] = {}
     for module in modules:
-        order = usual.get(frozenset(module.parts), tuple(module.parts))
-        module.parts = {part: module.parts[part] for part in order}
-        for part, inside in module.parts.items():
-            below.setdefault(part if part[1] is None else part[0], []).append(inside)
-    for nodes in below.values():
-        if any(node.parts for node in nodes):
-            _align(nodes)
+        own, order = tuple(module.parts), usual[frozenset(module.parts)]
+        if own != order:
+            module.parts = {part: module.parts[part] for part in order}
 
 
 def _settle(node: Node, alike: dict[object, int]) -> None:
     """Work out the worst verdict in a module, and give modules that are alike all through the same number."""
     for inside in node.parts.values():
-        _settle(inside, alike)
+        if inside.parts:
+            _settle(inside, alike)
+        else:
+            inside.kind = alike.setdefault((inside.entry, inside.verdict), len(alike))
     if node.entry is None:
         node.verdict = worst({inside.verdict for inside in node.parts.values()})
     content = (node.entry, node.verdict, tuple((part, inside.kind) for part, inside in node.parts.items()))

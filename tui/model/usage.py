@@ -111,6 +111,19 @@ class UsageEntry:
 
 
 @dataclass(frozen=True)
+class EquallyFull:
+    """Ranks that hold as many bytes as each other.
+
+    Attributes:
+        ranks: The ranks, rising.
+        taken: The bytes of each.
+    """
+
+    ranks: tuple[int, ...]
+    taken: int
+
+
+@dataclass(frozen=True)
 class Usage:
     """The memory of a run.
 
@@ -127,7 +140,7 @@ class Usage:
     @cached_property
     def tree(self) -> Node:
         """The modules."""
-        return tree_of(self.entries, range(len(self.entries)))
+        return tree_of(self.entries)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -146,6 +159,19 @@ class Usage:
     def total(self) -> Bytes:
         """The bytes of each rank."""
         return self._by_rank(self._of(self.tree))
+
+    @cached_property
+    def equally_full(self) -> tuple[EquallyFull, ...]:
+        """The ranks, those with as many bytes together, by the lowest of each."""
+        found: dict[int, list[int]] = {}
+        for rank, taken in zip(self.ranks, self.total.tolist(), strict=True):
+            found.setdefault(taken, []).append(rank)
+        return tuple(EquallyFull(tuple(ranks), taken) for taken, ranks in found.items())
+
+    @cached_property
+    def each_rank(self) -> tuple[EquallyFull, ...]:
+        """The ranks, one by one."""
+        return tuple(EquallyFull((rank,), taken) for rank, taken in zip(self.ranks, self.total.tolist(), strict=True))
 
     @cached_property
     def by_role(self) -> dict[str, Bytes]:

@@ -70,6 +70,13 @@ class ExploreView(View):
         if document is not None and document.entries:
             self.query_one(MapPanel).show(document, selection)
 
+    def work_ahead(self) -> bool:
+        """Make the tree of the next role."""
+        document = self.state.document
+        return (
+            document is not None and not document.is_partial and self.query_one(Listing).make_tree(roles_of(document))
+        )
+
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:
         document, selection = self.state.document, self.state.selection

@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Markdown, Static
+
+from .dialog import Dialog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,7 @@ EVERYWHERE = "In all views"
 HERE = "Here"
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Dialog[None]):
     """A dialog with the help of one widget, and a table of the keys that work in it.
 
     Args:

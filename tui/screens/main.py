@@ -15,6 +15,7 @@ from ..widgets.box import Column, Row
 from ..widgets.key_bar import KeyBar
 from ..widgets.title import Opened, Title
 from ..widgets.view_tabs import ViewTabs
+from .arranging import ArrangedOnce
 from .views import KEYS, VIEWS
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class MainScreen(Screen[None]):
 
     def __init__(self, state: State, names: Sequence[str], first: str) -> None:
         super().__init__()
+        self._compositor = ArrangedOnce()
         self._state = state
         self._names = list(names)
         self._views: dict[str, View] = {first: VIEWS[first](state)}
@@ -76,7 +78,7 @@ class MainScreen(Screen[None]):
                 await self._view(name)
                 return
             with suppress(NoMatches):  # the app is closing: the parts of a view go before the view does
-                if self._views[name].make_ready():
+                if self._views[name].make_ready() or self._views[name].work_ahead():
                     return
         self._working.pause()
         gc.freeze()  # the collector would walk all widgets every few frames, for 20 ms

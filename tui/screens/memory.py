@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from textual import on
-from textual.widgets import Static
 
-from shardviz.text import bytes_text
+from shardviz.text import bytes_text, counted
 
 from ..keys import keys
 from ..model.navigation.selection import rank_of
 from ..widgets.box import Box
 from ..widgets.lines import Lines
+from ..widgets.note import Note
 from ..widgets.trees.usage_tree import RankBars, UsageTree, rank_bar
 from .view import View
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..model.document import Document
     from ..model.navigation.selection import Selection
     from ..model.state import State
-    from ..model.usage import Usage
+    from ..model.usage import EquallyFull, Usage
 
 
 MARGIN = 6
@@ -42,19 +42,26 @@ class MemoryView(View):
     FOCUS = "#usage"
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
-        "memory", [("f", "fullest_first", "Fullest first", "Show the fullest ranks first, or all by number")], show=True
+        "memory",
+        [
+            ("f", "fullest_first", "Fullest first", "Show the fullest ranks first, or all by number"),
+            ("e", "each_rank", "Each rank", "Show each rank on a line of its own, or those that hold as much on one"),
+        ],
+        show=True,
     )
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self._of: Usage | None = None
         self._fullest_first = True
-        self._ranks: list[int] = []
+        self._each_rank = False
+        self._listed: tuple[Usage, bool, bool] | None = None
+        self._ranks: list[EquallyFull] = []
 
     def compose(self) -> ComposeResult:
         """Put the modules above, the ranks below."""
         with Box(id="usage-box"):
-            yield Static("", id="usage-head", classes="legend", markup=False)
+            yield Note(id="usage-head", classes="legend")
             yield UsageTree(id="usage")
         with Box(id="bars-box"):
             yield RankBars(id="bars")
@@ -72,31 +79,38 @@ class MemoryView(View):
             self._of = usage
             tree = self.query_one(UsageTree)
             tree.fill(usage)
-            self.query_one("#usage-head", Static).update(tree.head())
+            self.query_one("#usage-head", Note).say(tree.head())
             self.query_one("#usage-box", Box).entitle(_title(usage), _roles(document, usage, self.app.size.width))
         self._show_ranks(document, usage, rank_of(document, selection))
 
     def on_resize(self) -> None:
         """Put the heads over their columns again."""
-        self.query_one("#usage-head", Static).update(self.query_one(UsageTree).head())
+        self.query_one("#usage-head", Note).say(self.query_one(UsageTree).head())
 
     def _show_ranks(self, document: Document, usage: Usage, rank: int) -> None:
-        taken, mesh = dict(zip(usage.ranks, usage.total.tolist(), strict=True)), document.dump.files.mesh
-        self._ranks = sorted(usage.ranks, key=lambda one: -taken[one]) if self._fullest_first else [*usage.ranks]
-        most, lines = max(taken.values(), default=0), self.query_one(RankBars)
+        listed, lines = (usage, self._fullest_first, self._each_rank), self.query_one(RankBars)
+        if self._listed is None or self._listed[0] is not usage or self._listed[1:] != listed[1:]:
+            self._listed = listed
+            self._list(document, usage, lines)
+        lines.put_cursor(next((at for at, group in enumerate(self._ranks) if rank in group.ranks), 0))
+
+    def _list(self, document: Document, usage: Usage, lines: RankBars) -> None:
+        groups = usage.each_rank if self._each_rank else usage.equally_full
+        self._ranks = sorted(groups, key=lambda group: -group.taken) if self._fullest_first else [*groups]
+        most, mesh = max((group.taken for group in groups), default=0), document.dump.files.mesh
 
         def line(at: int) -> Text:
-            one = self._ranks[at]
-            where = mesh.label(one) if one in mesh else ""
-            return rank_bar(one, taken[one], most, where, lines.size.width)
+            return rank_bar(self._ranks[at], most, mesh, lines.size.width)
 
-        lines.show(len(self._ranks), line, self._ranks.index(rank) if rank in taken else 0)
+        lines.show(len(self._ranks), line)
         order = "fullest first" if self._fullest_first else "by number"
-        self.query_one("#bars-box", Box).entitle(f"Ranks, {order}")
+        self.query_one("#bars-box", Box).entitle(f"Ranks, {order}", _folded(len(usage.ranks), len(groups)))
 
     @on(Lines.Highlighted, "#bars")
     def _rank_chosen_here(self, message: Lines.Highlighted) -> None:
-        self.state.selection = replace(self.state.selection, rank=self._ranks[message.index])
+        ranks = self._ranks[message.index].ranks
+        if self.state.selection.rank not in ranks:
+            self.state.selection = replace(self.state.selection, rank=ranks[0])
 
     @on(Lines.Chosen, "#bars")
     async def _rank_opened(self) -> None:
@@ -106,6 +120,18 @@ class MemoryView(View):
         """Sort the ranks by their bytes, or by their numbers."""
         self._fullest_first = not self._fullest_first
         self.show(self.state.document, self.state.selection)
+
+    def action_each_rank(self) -> None:
+        """Show each rank on a line of its own, or those that hold as much on one."""
+        self._each_rank = not self._each_rank
+        self.show(self.state.document, self.state.selection)
+
+
+def _folded(num_ranks: int, num_lines: int) -> str:
+    """Say how many ranks the lines stand for, where that is not one each."""
+    if num_lines == num_ranks:
+        return ""
+    return f"{counted(num_ranks, 'rank')} on {counted(num_lines, 'line')}: e shows each"
 
 
 def _title(usage: Usage) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.text.terminal import UNICODE
@@ -24,6 +23,7 @@ from ..widgets.box import Box, Column, Row
 from ..widgets.grids.values_grid import ValuesGrid
 from ..widgets.lines import Lines
 from ..widgets.map.tensor_map import TensorMap
+from ..widgets.note import Note
 from ..widgets.rank_card import RankCard
 from ..widgets.search import Search
 from .view import View
@@ -75,6 +75,7 @@ class RankView(View):
         self._text = ""
         self._each_layer = False
         self._lines: list[RankLine] = []
+        self._listed: tuple[Document, object] | None = None
 
     def compose(self) -> ComposeResult:
         """Put the card over the lines on the left, the numbers on the right."""
@@ -88,7 +89,7 @@ class RankView(View):
             with Box(id="memory-box"):
                 yield ValuesGrid(id="memory")
                 yield TensorMap(id="rank-map")
-                yield Static("", id="memory-note", classes="legend", markup=False)
+                yield Note(id="memory-note", classes="legend")
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the chosen rank and tensor."""
@@ -101,14 +102,22 @@ class RankView(View):
 
     def _list(self, document: Document, selection: Selection, rank: int) -> None:
         order, text = self._order, self._text
+        asked_for, lines = (rank, order, text, self._each_layer), self.query_one(HeldLines)
+        if self._listed is not None and self._listed[0] is document and self._listed[1] == asked_for:
+            lines.put_cursor(self._place_of(document, selection))
+            return
+        self._listed = (document, asked_for)
         self._lines = rank_lines(document, rank, order=order, text=text, each_layer=self._each_layer)
-        name = name_of(document, selection)
-        chosen = [at for at, line in enumerate(self._lines) if line.entry == selection.entry]
-        cursor = next((at for at in chosen if self._lines[at].name == name), chosen[0] if chosen else 0)
-        self.query_one(Lines).show(len(self._lines), lambda at: _line(self._lines[at]), cursor)
+        lines.show(len(self._lines), lambda at: _line(self._lines[at]), self._place_of(document, selection))
         title = "Tensors on this rank" + (f", {self._order}" if self._order else "")
         found = f"{len(self._lines):,} found: {printable(self._text)}" if self._text else ""
         self.query_one("#held-box", Box).entitle(title, found)
+
+    def _place_of(self, document: Document, selection: Selection) -> int:
+        """Return the line of the chosen tensor, or the first."""
+        name = name_of(document, selection)
+        chosen = [at for at, line in enumerate(self._lines) if line.entry == selection.entry]
+        return next((at for at in chosen if self._lines[at].name == name), chosen[0] if chosen else 0)
 
     def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
         beside, why = _memory(document, selection, rank, values=self._values)
@@ -117,11 +126,11 @@ class RankView(View):
         grid.show(beside)
         grid.display, part.display = sides is None, sides is not None
         part.show(sides, "held" if sides is not None and sides.has_held else "claimed", selection.plane, lit=rank)
-        box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
+        box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Note)
         if document.entries:
             name = printable(name_of(document, selection))
             box.entitle(f"{shortened(name)} on rank {rank}")
-        note.update(why or (f"local shape {list(beside.one.shape)}" if beside else ""))
+        note.say(why or (f"local shape {list(beside.one.shape)}" if beside else ""))
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:

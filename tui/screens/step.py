@@ -36,6 +36,7 @@ from ..widgets.grids.bars import bar
 from ..widgets.grids.mesh_grid import MeshGrid
 from ..widgets.grids.schedule_grid import LEGEND, ScheduleGrid
 from ..widgets.lines import Lines
+from ..widgets.note import Note
 from ..widgets.trees.module_lines import ModuleLines
 from .view import View
 
@@ -89,20 +90,20 @@ class StepView(View):
             with ScrollBox(id="module-box"):
                 yield Static("", id="module-card", markup=False)
         with Box(id="comms-box"):
-            yield Static("", id="comms-head", classes="legend", markup=False)
+            yield Note(id="comms-head", classes="legend")
             yield CollectiveLines(id="collectives")
-            yield Static("", id="axis-bars", markup=False)
+            yield Note(id="axis-bars")
         with Box(id="schedule-box"):
             yield Static(LEGEND, id="schedule-legend", classes="legend", markup=False)
             yield ScheduleGrid(id="schedule")
-            yield Static("", id="pass", classes="legend", markup=False)
+            yield Note(id="pass", classes="legend")
         with Row(id="comm"):
             with Box(id="comm-box"):
-                yield Static("", id="comm-card", markup=False)
+                yield Note(id="comm-card")
                 yield MomentLines(id="moments")
             with Box(id="part-box"):
                 yield MeshGrid(id="part")
-        yield Static("", id="step-note", markup=False)
+        yield Note(id="step-note")
 
     def chosen(self, selection: Selection) -> object:
         """Return the chosen rank."""
@@ -113,8 +114,8 @@ class StepView(View):
         if document is None:
             return
         step = document.step
-        why, note = why_empty(step), self.query_one("#step-note", Static)
-        note.update(why)
+        why, note = why_empty(step), self.query_one("#step-note", Note)
+        note.say(why)
         note.display = bool(why)
         self._show_modules(document)
         for part in ("#comms-box", "#comm"):
@@ -152,11 +153,11 @@ class StepView(View):
         if self._by_bytes:
             self._listed.sort(key=lambda one: -one.received)
         width = axes_width(step)
-        self.query_one("#comms-head", Static).update(head_text(width))
+        self.query_one("#comms-head", Note).say(head_text(width))
         self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self._by_bytes else ""
-        self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
+        self.query_one("#axis-bars", Note).say(axis_bars(step, self.app.size.width // 2))
         self.query_one("#comms-box", Box).entitle(title + order, f"received per rank, at most{self._totals(step)}")
 
     def _totals(self, step: Step) -> str:
@@ -176,7 +177,7 @@ class StepView(View):
         chosen = self._listed[self.query_one(CollectiveLines).cursor]
         rank = rank_of(document, selection, chosen.ranks)
         self.query_one("#comm-box", Box).entitle(collective_title(chosen))
-        self.query_one("#comm-card", Static).update(collective_text(chosen, document.dump.files.mesh, rank))
+        self.query_one("#comm-card", Note).say(collective_text(chosen, document.dump.files.mesh, rank))
         self.query_one("#part-box", Box).entitle("● takes part", f"underlined: rank {rank}'s group")
         self.query_one(MeshGrid).show(document.dump.files.mesh, rank, takes_part(document, chosen, rank))
         self._moments = moments(document.dump, chosen)
@@ -195,7 +196,7 @@ class StepView(View):
         text = f"? not drawn: {step.undrawn}" if step.undrawn else ""
         if step.pipeline is not None and grid.chosen is not None:
             text = pass_text(grid.rank, *grid.chosen)
-        self.query_one("#pass", Static).update(text)
+        self.query_one("#pass", Note).say(text)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Filter and sort only if there are collectives."""
@@ -242,7 +243,7 @@ class StepView(View):
 
     @on(PassChosen)
     def _pass_chosen(self, message: PassChosen) -> None:
-        self.query_one("#pass", Static).update(pass_text(message.rank, message.record, message.begin))
+        self.query_one("#pass", Note).say(pass_text(message.rank, message.record, message.begin))
         self.state.selection = replace(self.state.selection, rank=message.rank)
 
     def action_next_axis(self) -> None:

@@ -94,6 +94,10 @@ class View(Column, metaclass=Abstract):
                 widget.render_lines(widget.size.region)
         return True
 
+    def work_ahead(self) -> bool:
+        """Do a part of what the next keys may need; return whether there was anything to do."""
+        return False
+
     @property
     def focus_first(self) -> str:
         """Selects the widget that is focused at first, with what is shown now."""

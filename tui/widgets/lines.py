@@ -99,10 +99,15 @@ class Lines(Grid):
     def action_move(self, step: int) -> None:
         """Move the cursor."""
         if self.count:
-            before, self.cursor = self.cursor, min(max(self.cursor + step, 0), self.count - 1)
+            self.put_cursor(self.cursor + step)
+            self.post_message(self.Highlighted(self, self.cursor))
+
+    def put_cursor(self, index: int) -> None:
+        """Put the cursor on a line, or on the nearest one that there is."""
+        before, self.cursor = self.cursor, min(max(index, 0), max(self.count - 1, 0))
+        if before != self.cursor:
             self._scroll_to_cursor()
             self._refresh_lines(before, self.cursor)
-            self.post_message(self.Highlighted(self, self.cursor))
 
     def action_end(self, index: int) -> None:
         """Move the cursor to the first or the last line."""

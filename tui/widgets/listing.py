@@ -9,6 +9,7 @@ from textual import on
 
 from ..model.filters import Filters
 from ..model.messages import TensorChosen
+from ..model.tree import tree_of
 from .box import Box
 from .search import Search
 from .trees.tensor_tree import TensorTree
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
     from textual.widgets import Input
 
     from ..keys import KeySpec
-    from ..model.filters import Filtered
-    from ..model.tree import Listed
+    from ..model.filters import Filtered, Kept
+    from ..model.tree import Listed, Node
 
     class Entry(Filtered, Listed, Protocol):
         """A tensor of a dump or of a checkpoint."""
 
+
+MOST_TREES = 8
+"""How many trees are kept, for filters that are set by a key."""
 
 SEARCHING: tuple[KeySpec, ...] = (
     ("slash", "search", "Search", "Find tensors by name"),
@@ -43,6 +47,7 @@ class Listing(Box):
         self.filters = Filters()
         self._entries: Sequence[Entry] = ()
         self._listed: tuple[Sequence[Entry], Filters] | None = None
+        self._trees: tuple[Sequence[Entry], dict[Filters, tuple[Kept, Node]]] = ((), {})
         self._chosen = (0, "")
 
     def compose(self) -> ComposeResult:
@@ -73,18 +78,39 @@ class Listing(Box):
             return
         entries, filters = self._entries, self.filters
         self._listed = (entries, filters)
-        shown = [index for index, entry in enumerate(entries) if filters.passes(entry)]
-        if not shown and filters == Filters():
-            shown = list(range(len(entries)))
-        kept = {(at, name) for at in shown for name in entries[at].names if filters.keeps(entries[at], name)}
-        self.query_one(TensorTree).fill(entries, shown, lambda index, name: (index, name) in kept)
-        self._entitle(len(kept), sum(len(entry.names) for entry in entries))
-        if kept and not any(at == self._chosen[0] for at, _ in kept):
-            first = next(name for name in entries[shown[0]].names if (shown[0], name) in kept)
-            self.post_message(TensorChosen(shown[0], first))
-        elif kept and filters.text and (self._chosen[0], self._chosen[1]) not in kept:
-            first = next(name for name in entries[self._chosen[0]].names if (self._chosen[0], name) in kept)
-            self.post_message(TensorChosen(self._chosen[0], first))
+        kept, root = self._filtered(filters)
+        self.query_one(TensorTree).fill(entries, root)
+        self._entitle(sum(map(len, kept.values())), sum(len(entry.names) for entry in entries))
+        chosen, name = self._chosen
+        if kept and chosen not in kept:
+            first = next(iter(kept))
+            self.post_message(TensorChosen(first, kept[first][0]))
+        elif kept and filters.text and name not in kept[chosen]:
+            self.post_message(TensorChosen(chosen, kept[chosen][0]))
+
+    def _filtered(self, filters: Filters) -> tuple[Kept, Node]:
+        """Return the names that pass filters, and their tree; that of a filter without a text is kept."""
+        if self._trees[0] is not self._entries:
+            self._trees = (self._entries, {})
+        known = self._trees[1]
+        if filters not in known:
+            kept = filters.kept(self._entries)
+            if filters.text:
+                same = (root for names, root in known.values() if names == kept)
+                return kept, next(same, None) or tree_of(self._entries, kept)
+            if len(known) == MOST_TREES:
+                del known[next(iter(known))]
+            known[filters] = kept, tree_of(self._entries, kept)
+        return known[filters]
+
+    def make_tree(self, roles: Sequence[str]) -> bool:
+        """Make the tree of one of some roles ahead; return whether there was one to make."""
+        wanted = (Filters(role=role) for role in roles[:MOST_TREES])
+        missing = next((filters for filters in wanted if filters not in self._trees[1]), None)
+        if missing is None or self._trees[0] is not self._entries:
+            return False
+        self._filtered(missing)
+        return True
 
     def _entitle(self, shown: int, of: int) -> None:
         """Write how many tensors are listed, and what leaves out the others."""

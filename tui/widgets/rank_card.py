@@ -5,28 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from textual.widgets import Static
 
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.text import bytes_text, counted, printable
 
 from ..colours import verdict_style
+from .note import Note
 
 if TYPE_CHECKING:
     from ..model.document import Document
 
 
-class RankCard(Static):
+class RankCard(Note):
     """A rank's host, the bytes that it holds, and for each axis its position and its group."""
 
-    _lines = -1
+    _of: tuple[Document, int] | None = None
 
     def show(self, document: Document, rank: int) -> None:
         """Show a rank."""
-        text = rank_text(document, rank)
-        lines = text.plain.count("\n")
-        self.update(text, layout=lines != self._lines)
-        self._lines = lines
+        if self._of is None or self._of[0] is not document or self._of[1] != rank:
+            self._of = (document, rank)
+            self.say(rank_text(document, rank))
 
 
 def rank_text(document: Document, rank: int) -> Text:

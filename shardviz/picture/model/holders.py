@@ -39,21 +39,20 @@ Masks = frozenset[Mask]
 @lru_cache(maxsize=1 << 14)
 def ranks_of(mask: Mask) -> tuple[int, ...]:
     """Return the ranks of a set, rising."""
-    digits = bin(mask)[:1:-1]
-    found, start = [], digits.find("1")
-    while start >= 0:
-        found.append(start)
-        start = digits.find("1", start + 1)
-    return tuple(found)
+    if mask.bit_count() == 1:
+        return (mask.bit_length() - 1,)
+    bits = np.frombuffer(mask.to_bytes(mask.bit_length() // 8 + 1, "little"), np.uint8)
+    return tuple(np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist())
 
 
-def mask_of(ranks: Iterable[int]) -> Mask:
+def mask_of(ranks: Iterable[int] | Indices) -> Mask:
     """Return ranks as a set."""
-    known = tuple(ranks)
-    bits = bytearray(max(known, default=0) // 8 + 1)
-    for rank in known:
-        bits[rank // 8] |= 1 << rank % 8
-    return int.from_bytes(bits, "little")
+    known = ranks if isinstance(ranks, np.ndarray) else np.array([*ranks], np.int64)
+    if len(known) == 1:
+        return 1 << int(known[0])
+    bits = np.zeros(int(known.max(initial=0)) + 1, np.bool_)
+    bits[known] = True
+    return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -82,7 +81,7 @@ class Stripes:
 
     edges: Indices
     kinds: Indices
-    masks: tuple[Mask, ...]
+    masks: Sequence[Mask]
 
     @classmethod
     def of(cls, size: int, held: Iterable[tuple[Ranges, Mask]]) -> Stripes:
@@ -163,6 +162,10 @@ class Holders:
     @cached_property
     def dims(self) -> tuple[Stripes, ...]:
         """The stripes of each dim, from the products alone."""
+        from shardviz.picture.model.by_layout import LayoutRegions
+
+        if isinstance(self.regions, LayoutRegions):
+            return self.regions.stripes(len(self.shape))
         missing = len(self.shape) - min((len(region.dims) for region in self.regions), default=len(self.shape))
         found = []
         for dim, size in enumerate(self.shape):

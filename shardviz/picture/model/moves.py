@@ -33,6 +33,8 @@ MOST_SLICES = 64
 @lru_cache(maxsize=64)
 def paths(sides: Sides) -> tuple[Path, ...]:
     """Return the paths of all whole blocks that are misplaced; blocks that were split differently have none."""
+    if not (sides.has_claimed and sides.has_held):
+        return ()
     low = (1 << sides.shift) - 1
     blocks = [*_by_elements(sides).values(), *sides.holders.runs.values()]
     moved = {mask & low: mask >> sides.shift for mask in blocks if mask & low and mask >> sides.shift}

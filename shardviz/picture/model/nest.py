@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.picture.model.mesh.labels import coords_of
+from shardviz.picture.model.by_layout import PartStripes
+from shardviz.picture.model.mesh.labels import coords_among
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from shardviz.picture.model.holders import Stripes
     from shardviz.picture.model.sides import Sides
 
     Indices = NDArray[np.int64]
@@ -60,13 +62,18 @@ def nest(sides: Sides, dim: int, *, held: bool = False) -> tuple[Indices, ...]:
     stripes = sides.holders.dims[dim]
     if sides.mesh is None or len(stripes.kinds) < 2:
         return ()
+    coords = coords_among(sides.mesh, _lowest(sides, stripes, held=held))
+    return _levels(np.diff(coords[stripes.kinds], axis=0), stripes.edges)
+
+
+def _lowest(sides: Sides, stripes: Stripes, *, held: bool) -> Indices:
+    """Return the lowest rank of each kind of stripe on one side; -1 where nobody holds it there."""
+    if isinstance(stripes, PartStripes):
+        return stripes.lowest
     low = (1 << sides.shift) - 1
     is_first = sides.has_claimed and not (held and sides.has_held)
     masks = [mask & low if is_first else mask >> sides.shift for mask in stripes.masks]
-    lowest = [(mask & -mask).bit_length() - 1 for mask in masks]
-    known, nowhere = coords_of(sides.mesh), (-1,) * sides.mesh.ndim
-    coords = np.array([known.get(rank, nowhere) for rank in lowest], np.int64)
-    return _levels(np.diff(coords[stripes.kinds], axis=0), stripes.edges)
+    return np.array([(mask & -mask).bit_length() - 1 for mask in masks], np.int64)
 
 
 def _levels(steps: Indices, edges: Indices) -> tuple[Indices, ...]:

@@ -9,6 +9,7 @@ tested); all of them are far from vermillion, which marks what is wrong, and fro
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -85,18 +86,32 @@ class Colouring:
         ranks = tuple(ranks)
         if self.mesh is not None and not self.axes and len(ranks) == self.mesh.size:
             return 0
-        colours = [self.colour(rank) for rank in ranks]
-        if len(set(colours)) == 1:
-            return colours[0]
-        hues = [colour // SHADES for colour in colours]
-        most = max(sorted(set(hues)), key=hues.count)
-        return most * SHADES if 3 * hues.count(most) >= len(hues) else -1
+        colours = self._counted(ranks)
+        if len(colours) == 1:
+            return next(iter(colours))
+        hues: Counter[int] = Counter()
+        for colour in sorted(colours):
+            hues[colour // SHADES] += colours[colour]
+        most, count = hues.most_common(1)[0]
+        return most * SHADES if 3 * count >= len(ranks) else -1
+
+    def _counted(self, ranks: tuple[int, ...]) -> Counter[int]:
+        """Count the ranks of each colour; thousands are looked up at once."""
+        known: Mapping[int, int] = _colours(self.mesh, self.axes) if self.mesh is not None else {}
+        if all(map(known.__contains__, ranks)):
+            return Counter(map(known.__getitem__, ranks))
+        return Counter(map(self.colour, ranks))
 
 
 def rank_colour(rank: int, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> int:
     """Return the place of a rank's colour in the palette; the arguments are those of `Colouring`."""
     colour = _colours(mesh, axes).get(rank) if mesh is not None else None
-    return colour if colour is not None else rank % HUES * SHADES + rank // HUES % SHADES
+    return colour if colour is not None else _by_number(rank)
+
+
+def _by_number(rank: int) -> int:
+    """Return the colour of a rank that is nowhere on a mesh."""
+    return rank % HUES * SHADES + rank // HUES % SHADES
 
 
 @lru_cache(maxsize=256)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.errors import DumpError
+from shardviz.picture.model.by_layout import LayoutRegions, is_whole
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.palette import Colouring
 
@@ -90,12 +91,22 @@ class Sides:
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
         low = (1 << self.shift) - 1
+        if len(masks) == 1:
+            (mask,) = masks
+            return self._whole(mask & low, mask >> self.shift)
         claimed, held = {mask & low for mask in masks}, {mask >> self.shift for mask in masks}
         if self.has_claimed and self.has_held:
             different = any(mask & low != mask >> self.shift for mask in masks)
         else:
             different = bool(self.copies) and any(mask.bit_count() != self.copies for mask in held)
         return Cell(reduce(or_, claimed), reduce(or_, held), len(claimed) > 1, len(held) > 1, different)
+
+    def _whole(self, claimed: Mask, held: Mask) -> Cell:
+        """Sum up a cell whose elements all have the same holders."""
+        different = claimed != held if self.has_claimed and self.has_held else False
+        if not (self.has_claimed and self.has_held):
+            different = bool(self.copies) and held.bit_count() != self.copies
+        return Cell(claimed, held, False, False, different)
 
     def at(self, index: Sequence[int]) -> Cell:
         """Describe one element as far as it is known, given by its index in the holders' shape."""
@@ -119,6 +130,8 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     from shardviz.check.order.laid_out import LaidOut
 
     shift = dump.files.run.num_ranks
+    if (only := only_layout(dump, tensor)) is not None:
+        return _by_layout(*only, shift)
     regions: dict[Region, Mask] = {}
     runs: dict[Ranges, Mask] = {}
     for ranks, region, flat in claimed_parts(dump, tensor):
@@ -131,6 +144,21 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     layout = tensor.claimed or (cases[0].held if cases else None)
     mesh, axes = (layout.mesh, layout.nested_axes) if layout is not None else (dump.files.mesh, ())
     return Sides(Holders(shape, regions, runs), shift, has_claimed, bool(cases), mesh, axes=axes)
+
+
+def _by_layout(layout: Layout, ranks: frozenset[int], shift: int) -> Sides:
+    shape = (1,) * (2 - len(layout.shape)) + layout.shape
+    holders = Holders(shape, LayoutRegions(layout, ranks), {})
+    return Sides(holders, shift, True, False, layout.mesh, axes=layout.nested_axes)
+
+
+def only_layout(dump: Dump, tensor: Tensor) -> tuple[Layout, frozenset[int]] | None:
+    """Return the layout by which all parts of a tensor are held, with its ranks, if there is nothing else to draw."""
+    layouts = [layout for layout in tensor.claims if layout is not None]
+    if tensor.moment == "stamped" or len(layouts) != 1:
+        return None
+    ranks = frozenset((*tensor.claims[layouts[0]], *dump.files.missing_ranks))
+    return (layouts[0], ranks) if is_whole(layouts[0], ranks) else None
 
 
 def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, laid_out: LaidOut) -> Sides:

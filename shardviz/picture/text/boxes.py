@@ -80,7 +80,8 @@ class Boxes:
 
     def write_centred(self, row: int, col: int, room: int, text: str) -> None:
         """Write text into the middle of some cells of a row."""
-        self.write(row, col + max(room - len(text), 0) // 2, text)
+        if text:
+            self.write(row, col + max(room - len(text), 0) // 2, text)
 
 
 def paint_boxes(blocks: Indices, down: Cut, across: Cut, corners: str = CORNERS) -> Boxes:
@@ -107,6 +108,6 @@ def runs(row: Sequence[object]) -> Iterator[tuple[int, int]]:
     """Return neighbours that are equal, as (first, one past the last)."""
     start = 0
     for _, run in groupby(row):
-        stop = start + sum(1 for _ in run)
+        stop = start + len(tuple(run))
         yield start, stop
         start = stop

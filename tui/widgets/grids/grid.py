@@ -29,6 +29,20 @@ class Grid(ScrollView, can_focus=True):
         self._colours = ""
         self._laid_out = Size(0, 0)
         self._scrolled: tuple[object, ...] = ()
+        self._painted_at: Size | None = None
+
+    @property
+    def size(self) -> Size:
+        """Its room; looked up once while it is painted: Textual walks up to the screen each time."""
+        return self._painted_at or super().size
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Paint some lines, which all ask for the same size."""
+        self._painted_at = super().size
+        try:
+            return super().render_lines(crop)
+        finally:
+            self._painted_at = None
 
     @property
     def base(self) -> Style:

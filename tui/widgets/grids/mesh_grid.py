@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
@@ -19,6 +19,8 @@ from ...model.navigation.lights import Lights
 from .grid import DIM, Grid
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from textual import events
     from textual.binding import BindingType
     from textual.strip import Strip
@@ -54,6 +56,7 @@ most.
         self.lights = Lights()
         self.colouring = Colouring()
         self._heat: Heat | None = None
+        self._styles: dict[tuple[bool, int, bool, bool, bool], Style] = {}
         self._gutter = 0
         self._heads = 1
 
@@ -119,28 +122,33 @@ most.
 
     def _row(self, plan: MeshPlan, row: int, left: int) -> list[Segment]:
         """Write the ranks of a row, neighbours that look alike together."""
-        segments: list[Segment] = []
-        text, before, column = "", self.base, left
-        while column < min(left + self.size.width - self._gutter, plan.size[1]):
-            col, cell, style = plan.col_at(column), " ", self.base
-            if col is not None:
-                rank = plan.grid.rank_at(row, col)
-                sign = self._sign(rank)
-                cell = f"{f'{sign}{rank}':>{plan.cell - 1}} "[column - plan.place(row, col)[1] :]
-                style = self._style(rank, sign)
-            if style is not before:
-                segments.append(Segment(text, before))
-                text, before = "", style
-            text += cell
-            column += len(cell)
-        return [*segments, Segment(text, before)]
+        cells: list[tuple[str, Style]] = []
+        ranks, column = plan.ranks[row], left
+        for col, begin in plan.columns(left, left + self.size.width - self._gutter):
+            if begin > column:
+                cells.append((" " * (begin - column), self.base))
+            rank = ranks[col]
+            sign = self._sign(rank)
+            cells.append((f"{f'{sign}{rank}':>{plan.cell - 1}} "[max(column - begin, 0) :], self._style(rank, sign)))
+            column = begin + plan.cell
+        return _joined(cells)
 
     def _style(self, rank: int, sign: str) -> Style:
-        if self._heat is not None:
-            fill = heat_style(self._heat.level(rank), self.colours) or self.base
-        else:
-            fill = rank_style(self.colouring.colour(rank), self.colours)
-        return _style(fill, sign != " ", rank in self.lights.group, rank == self.rank)
+        level = self._heat.level(rank) if self._heat is not None else self.colouring.colour(rank)
+        look = (self._heat is not None, level, sign != " ", rank in self.lights.group, rank == self.rank)
+        style = self._styles.get(look)
+        if style is None:
+            style = self._styles[look] = self._style_of(*look)
+        return style
+
+    def _style_of(self, is_heat: bool, level: int, has_sign: bool, is_grouped: bool, is_chosen: bool) -> Style:
+        fill = heat_style(level, self.colours) or self.base if is_heat else rank_style(level, self.colours)
+        return fill + Style(bold=has_sign, underline=is_grouped, reverse=is_chosen)
+
+    def notify_style_update(self) -> None:
+        """Paint in other colours."""
+        self._styles.clear()
+        super().notify_style_update()
 
     def _sign(self, rank: int) -> str:
         return self._heat.sign(rank) if self._heat is not None else self.lights.sign(rank)
@@ -190,7 +198,10 @@ most.
             self.post_message(RankChosen(self.plan.grid.rank_at(row, col)))
 
 
-@lru_cache(maxsize=4096)
-def _style(fill: Style, has_sign: bool, is_grouped: bool, is_chosen: bool) -> Style:
-    """Return the style of a rank's cell: equal ones are the same object, so that cells can be joined."""
-    return fill + Style(bold=has_sign, underline=is_grouped, reverse=is_chosen)
+def _joined(cells: Iterable[tuple[str, Style]]) -> list[Segment]:
+    """Return cells as segments, neighbours of one style as one: equal styles are the same object here."""
+    segments = []
+    for _, run in groupby(cells, key=lambda cell: id(cell[1])):
+        texts, styles = zip(*run, strict=True)
+        segments.append(Segment("".join(texts), styles[0]))
+    return segments

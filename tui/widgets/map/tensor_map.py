@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -37,11 +39,12 @@ CURSOR = Style(reverse=True, bold=True)
 
 @dataclass(frozen=True)
 class _Viewport:
-    """The visible part: the cells, the indices of each row, the style of each look, and those of LINE and OUTSIDE."""
+    """The visible part: the characters, the indices of each row, and the stretches of one style that it is made of."""
 
-    painted: Painted
+    chars: tuple[str, ...]
     rows: list[tuple[int, int]]
-    styles: list[Style]
+    stretches: list[list[tuple[int, Style]]]
+    """For each row the columns at which another style begins, with that."""
 
 
 def _dims(plane: Plane) -> tuple[int, int]:
@@ -99,6 +102,7 @@ outermost split, the shade that along the next; the mesh has the same colours.
         self.zoom: Zoom | None = None
         self.level = 0
         self._view: tuple[object, _Viewport] | None = None
+        self._frame: Frame | None = None
         self._hovered: tuple[int, ...] | None = None
         self.describe: Callable[[tuple[int, ...]], str] | None = None
         """Says who has the element under the mouse; by default its ranks."""
@@ -154,9 +158,14 @@ outermost split, the shade that along the next; the mesh has the same colours.
         self._view = None
         super().notify_style_update()
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Paint some lines of one frame."""
+        self._frame = self.frame
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         """Paint one line of the screen."""
-        frame = self.frame
+        frame = self._frame
         if frame is None:
             return self.blank
         left, top = self.scroll_offset
@@ -164,9 +173,9 @@ outermost split, the shade that along the next; the mesh has the same colours.
             at = self.place[frame.plane.cols]
             return self.strip_of(column_names(frame, at, left, self._room[1], self._gutter, self.base))
         view, line = self._viewport(frame, top, left), y - HEADER
-        if line >= len(view.painted.chars):
+        if line >= len(view.chars):
             return self.blank
-        text, at = view.painted.chars[line], self.place[frame.plane.rows]
+        text, at = view.chars[line], self.place[frame.plane.rows]
         name, here = row_name(frame, at, top + line, view.rows[line], ruled="─" in text, every=self.level > 0)
         gutter = Segment(name.rjust(self._gutter - 1) + " ", self.base + (BOLD if here else DIM))
         return self.strip_of([gutter, *self._segments(frame, view, line, left)])
@@ -177,13 +186,24 @@ outermost split, the shade that along the next; the mesh has the same colours.
         if self._view is None or self._view[0] != key:
             painted = paint(frame, top, left, *self._room)
             rows = [(start, stop) for start, stop in frame.rows.spans(top, self._room[0]).tolist()]
-            styles = [block_style(look, self.behind, self.colours) for look in painted.of]
-            self._view = (key, _Viewport(painted, rows, [*styles, self.base + DIM, self.base]))
+            self._view = (key, _Viewport(painted.chars, rows, self._stretches(painted)))
         return self._view[1]
 
+    def _stretches(self, painted: Painted) -> list[list[tuple[int, Style]]]:
+        """Join neighbours that look alike; LINE and OUTSIDE count from the end of the styles."""
+        looks = [block_style(look, self.behind, self.colours) for look in painted.of]
+        numbers: dict[Style, int] = {}
+        number_of = [numbers.setdefault(style, len(numbers)) for style in (*looks, self.base + DIM, self.base)]
+        codes, styles = np.array(number_of, np.int64)[painted.looks], list(numbers)
+        found = [[(0, styles[code])] for code in codes[:, :1].ravel().tolist()]
+        rows, columns = np.nonzero(codes[:, 1:] != codes[:, :-1])
+        for row, column, code in zip(rows.tolist(), columns.tolist(), codes[rows, columns + 1].tolist(), strict=True):
+            found[row].append((column + 1, styles[code]))
+        return found
+
     def _segments(self, frame: Frame, view: _Viewport, line: int, left: int) -> list[Segment]:
-        """Join neighbours that look alike; LINE and OUTSIDE are the last two of the styles."""
-        text, looks = view.painted.chars[line], view.painted.looks[line].tolist()
+        """Write the stretches of a line, with the cursor on its columns."""
+        text = view.chars[line]
         low, high = self._cursor_columns(frame, view.rows[line], left)
         cursor = CURSOR
         covered = low, min(high, len(text))
@@ -191,13 +211,10 @@ outermost split, the shade that along the next; the mesh has the same colours.
             row = line + self.scroll_offset.y - frame.rows.cell_of(self.place[frame.plane.rows])
             last = row == frame.rows.cells_of(self.place[frame.plane.rows]) - 1
             text, cursor = outlined(text, covered, first=not row, last=last), BOLD
-        segments, start = [], 0
-        for x in range(1, len(text) + 1):
-            if x < len(text) and looks[x] == looks[start] and x not in (low, high):
-                continue
-            style = view.styles[looks[start]]
-            segments.append(Segment(text[start:x], style + cursor if low <= start < high else style))
-            start = x
+        segments, stretches = [], view.stretches[line]
+        for (start, style), (stop, _) in zip(stretches, [*stretches[1:], (len(text), None)], strict=True):
+            for begin, end in pairwise(sorted({start, stop, *(at for at in covered if start < at < stop)})):
+                segments.append(Segment(text[begin:end], style + cursor if low <= begin < high else style))
         return segments
 
     def _cursor_columns(self, frame: Frame, span: tuple[int, int], left: int) -> tuple[int, int]:

@@ -12,16 +12,16 @@ from shardviz.picture.text.terminal import UNICODE
 from ...colours import verdict_style
 from ...keys import keys
 from ...model.messages import TensorChosen, TensorOpened
-from ...model.tree import errors_first, tree_of
+from ...model.tree import errors_first
 from ..lines import Lines
 from .module_tree import ModuleTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from textual.binding import BindingType
 
-    from ...model.tree import Listed, TreeLine
+    from ...model.tree import Listed, Node, TreeLine
 
 
 class TensorTree(ModuleTree):
@@ -50,18 +50,10 @@ them, and so does one that you search for or go to.
         super().__init__(id=id)
         self._entries: Sequence[Listed] = ()
 
-    def fill(
-        self, entries: Sequence[Listed], shown: Iterable[int], keep: Callable[[int, str], bool] | None = None
-    ) -> None:
-        """List some of the entries, given by their indices; modules stay open or closed as they were.
-
-        Args:
-            entries: All entries.
-            shown: The indices of those that are listed.
-            keep: Whether one of an entry's names is listed; all are by default.
-        """
+    def fill(self, entries: Sequence[Listed], root: Node) -> None:
+        """List the tree of some of the entries; modules stay open or closed as they were."""
         self._entries = entries
-        self.show_tree(tree_of(entries, shown, keep), self._order)
+        self.show_tree(root, self._order)
 
     def sign(self, row: TreeLine) -> Text:
         """Return the verdict's glyph."""

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual import on
 
+from shardviz.picture.model.holders import mask_of, ranks_in_words
+from shardviz.picture.model.mesh.labels import rank_labels
+from shardviz.picture.model.palette import Colouring
 from shardviz.text import bytes_text
 
 from ...keys import keys
@@ -18,8 +21,10 @@ from .module_tree import ModuleTree
 if TYPE_CHECKING:
     from textual.binding import BindingType
 
+    from shardviz.layout.mesh import Mesh
+
     from ...model.tree import TreeLine
-    from ...model.usage import Usage
+    from ...model.usage import EquallyFull, Usage
 
 BAR = 12
 SHORT_BAR = 4
@@ -30,6 +35,9 @@ LEAST_NAME = 8
 
 UNEVEN = 1.1
 """An imbalance from which on a line is marked: the fullest rank holds a tenth more than the mean."""
+
+NAME, MOST_RANKS = 22, 16
+"""Columns of the names of ranks, and characters of their numbers; with more of these it is how many ranks there are."""
 
 NUMBERS = 39
 """Columns of the numbers behind a name."""
@@ -112,12 +120,22 @@ class RankBars(Lines):
     HELP = """\
 ## The memory of ranks
 
-All that each rank holds, beside the fullest rank. To open one is to see all of its tensors.
+All that each rank holds, beside the fullest rank. Ranks that hold as much as each other are one line. To open one is
+to see all tensors of its first rank, or of the one that was chosen before.
 """
 
 
-def rank_bar(rank: int, taken: int, most: int, where: str, width: int) -> Text:
-    """Write a rank's bytes with a bar."""
-    head = f"rank {rank:<5} {bytes_text(taken):>9}  "
-    drawn = bar(taken / max(most, 1), max(min(width - len(head) - 24, 40), 4))
-    return Text.assemble((head, "bold"), (drawn, "dim"), (f"  {where}", "dim"), no_wrap=True)
+def rank_bar(group: EquallyFull, most: int, mesh: Mesh, width: int) -> Text:
+    """Write the bytes of a rank, or of each of several, with a bar, and where they are on the mesh."""
+    name = ranks_in_words(group.ranks, MOST_RANKS)
+    head = f"{name:<{NAME}} {bytes_text(group.taken):>9}  "
+    drawn = bar(group.taken / max(most, 1), max(min(width - len(head) - 24, 40), 4))
+    return Text.assemble((head, "bold"), (drawn, "dim"), (f"  {_where(group.ranks, mesh)}", "dim"), no_wrap=True)
+
+
+def _where(ranks: tuple[int, ...], mesh: Mesh) -> str:
+    """Write the coordinates of ranks, of several how many they are and those that they share."""
+    if len(ranks) == 1:
+        return mesh.label(ranks[0]) if ranks[0] in mesh else ""
+    shared = next((label for label in rank_labels(mask_of(ranks), Colouring(mesh)) if "=" in label), "")
+    return f"{len(ranks):,} ranks" + (f": {shared}" if shared else "")

@@ -6,11 +6,15 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.picture.model.holders import Mask, ranks_of, ranks_text
 from shardviz.text import INSIDE, range_text
 
 if TYPE_CHECKING:
-    from shardviz.layout.mesh import Coord, Mesh
+    from numpy.typing import NDArray
+
+    from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.palette import Colouring
 
 FEW = 16
@@ -78,17 +82,24 @@ def _along(axis: str, positions: list[int]) -> str:
 
 def _positions(mask: Mask, mesh: Mesh) -> dict[str, list[int]]:
     """Return the positions along each axis whose product is exactly this set; nothing where it is not a product."""
-    ranks, known = ranks_of(mask), coords_of(mesh)
-    coords = [known[rank] for rank in ranks if rank in known]
-    if len(coords) < len(ranks):
+    coords = coords_among(mesh, np.array(ranks_of(mask), np.int64))
+    along = [sorted(set(positions)) for positions in coords.T.tolist()]
+    if (coords < 0).any() or math.prod(map(len, along)) != len(coords):
         return {}
-    along = [set(positions) for positions in zip(*coords, strict=True)]
-    if math.prod(map(len, along)) != len(ranks):
-        return {}
-    return {axis: sorted(positions) for axis, positions in zip(mesh.axes, along, strict=True)}
+    return dict(zip(mesh.axes, along, strict=True))
+
+
+def coords_among(mesh: Mesh, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the coordinate of each of some ranks, a row for each; all -1 for one that is not on the mesh."""
+    known = _coords_by_rank(mesh)
+    found: NDArray[np.int64] = known[np.where((ranks >= 0) & (ranks < len(known)), ranks, len(known) - 1)]
+    return found
 
 
 @lru_cache(maxsize=16)
-def coords_of(mesh: Mesh) -> dict[int, Coord]:
-    """Return the coordinate of every rank of a mesh."""
-    return dict(zip(mesh.ranks, mesh.coords(), strict=True))
+def _coords_by_rank(mesh: Mesh) -> NDArray[np.int64]:
+    """Return the coordinate of every rank from 0 to the mesh's highest, and -1 for one more, which is not on it."""
+    ranks = np.array(mesh.ranks, np.int64)
+    known = np.full((int(ranks.max()) + 2, mesh.ndim), -1, np.int64)
+    known[ranks] = np.stack(np.unravel_index(np.arange(mesh.size), mesh.shape), axis=-1)
+    return known

@@ -1,0 +1,163 @@
+"""The holders of a tensor by one layout, on a mesh of any size: the parts of a dim are known before any rank is asked.
+
+A layout splits each dim by axes of its own, so the parts of a dim follow each other without a gap, and no rank has two.
+The ranks of a part are looked up when they are asked for: 16,384 parts on 16,384 ranks would be 32 MiB of sets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from shardviz.layout.everywhere import parts_of, spread
+from shardviz.picture.model.holders import Stripes, mask_of
+from shardviz.picture.model.mesh.labels import coords_among
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.region import Region
+    from shardviz.layout.splits import Chain
+    from shardviz.picture.model.holders import Mask, Masks
+
+    Indices = NDArray[np.int64]
+
+
+class PartRanks(Sequence["Mask"]):
+    """The ranks of each part of a dim, as sets that are made when they are asked for.
+
+    Args:
+        ranks: The ranks of a mesh.
+        part_of: The part that each of them has.
+        count: How many parts there are.
+    """
+
+    def __init__(self, ranks: Indices, part_of: Indices, count: int) -> None:
+        order = np.lexsort((ranks, part_of))
+        self._ranks = ranks[order]
+        self._starts = np.searchsorted(part_of[order], np.arange(count + 1))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> Mask: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Mask]: ...
+
+    def __getitem__(self, at: int | slice) -> Mask | list[Mask]:
+        if isinstance(at, slice):
+            return [self[part] for part in range(*at.indices(len(self)))]
+        return mask_of(self._of(at))
+
+    def _of(self, part: int) -> Indices:
+        return self._ranks[self._starts[part] : self._starts[part + 1]]
+
+    def together(self, parts: Indices) -> Mask:
+        """Return the ranks of several parts, given rising."""
+        first, last = int(parts[0]), int(parts[-1])
+        if last - first + 1 == len(parts):
+            return mask_of(self._ranks[self._starts[first] : self._starts[last + 1]])
+        return mask_of(np.concatenate([self._of(part) for part in parts.tolist()]))
+
+    @property
+    def lowest(self) -> Indices:
+        """The lowest rank of each part."""
+        return self._ranks[self._starts[:-1]]
+
+
+class PartStripes(Stripes):
+    """A dim cut into its parts, whose ranks have none in common."""
+
+    masks: PartRanks
+
+    def _masks(self, first: int, last: int) -> Masks:
+        """Return the ranks of some stripes: of several parts one's, and those of all, which says as much."""
+        parts = np.unique(self.kinds[first : last + 1])
+        one = self.masks[int(parts[0])]
+        return frozenset((one,)) if len(parts) == 1 else frozenset((one, self.masks.together(parts)))
+
+    @property
+    def lowest(self) -> Indices:
+        """The lowest rank of each kind."""
+        return self.masks.lowest
+
+
+def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
+    """Whether some ranks of a layout's mesh hold every part as all of them would, as those of one pipeline stage do."""
+    mesh = layout.mesh
+    if layout.flat is not None or not all(layout.shape):
+        return False
+    if ranks.issuperset(mesh.ranks):
+        return True
+    own = np.array([rank for rank in mesh.ranks if rank in ranks], np.int64)
+    along = [len(np.unique(positions)) for positions in coords_among(mesh, own).T]
+    is_box = math.prod(along) == len(own)
+    return is_box and all(mesh.axis_size(axis) == along[mesh.axis_index(axis)] for axis in layout.split_axes)
+
+
+class LayoutRegions(Mapping["Region", "Mask"]):
+    """The ranks that hold each region of a layout; they are worked out where all of them are asked for.
+
+    Args:
+        layout: The layout.
+        ranks: The ranks that claim it, for which it is whole.
+    """
+
+    def __init__(self, layout: Layout, ranks: frozenset[int]) -> None:
+        self._layout = layout
+        self._ranks = ranks
+
+    @cached_property
+    def _all(self) -> dict[Region, Mask]:
+        found = ((region, self._among(ranks)) for region, ranks in self._layout.holders().items() if all(region.dims))
+        return {region: mask_of(ranks) for region, ranks in found if ranks}
+
+    def _among(self, ranks: Sequence[int]) -> list[int]:
+        return [rank for rank in ranks if rank in self._ranks]
+
+    def __getitem__(self, region: Region) -> Mask:
+        return self._all[region]
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def stripes(self, num_dims: int) -> tuple[Stripes, ...]:
+        """Return the stripes of each dim, with dims of size 1 before them up to so many."""
+        missing = num_dims - len(self._layout.shape)
+        dims = (*((1, ()),) * missing, *zip(self._layout.shape, self._layout.chains, strict=True))
+        return tuple(self._stripes(size, links) for size, links in dims)
+
+    def _stripes(self, size: int, links: Chain) -> Stripes:
+        mesh = self._layout.mesh
+        sizes = tuple(zip(mesh.axes, mesh.shape, strict=True))
+        parts = parts_of(size, links, sizes)
+        numbers = spread(sizes, [axis for axis, _ in sizes if axis in links])
+        bounds = np.fromiter(chain.from_iterable(chain.from_iterable(parts)), np.int64).reshape(-1, 2)
+        owner = np.repeat(np.arange(len(parts)), np.fromiter(map(len, parts), np.int64, len(parts)))
+        order = np.argsort(bounds[:, 0], kind="stable")
+        kinds = owner[order]
+        first = np.flatnonzero(np.diff(kinds, prepend=-1))
+        edges = np.append(bounds[order, 0][first], size)
+        ranks = PartRanks(np.array(mesh.ranks, np.int64)[self._own], numbers[self._own], len(parts))
+        return PartStripes(edges, kinds[first], ranks)
+
+    @cached_property
+    def _own(self) -> NDArray[np.bool_]:
+        """Which of the mesh's ranks are its own."""
+        mesh = self._layout.mesh.ranks
+        if self._ranks.issuperset(mesh):
+            return np.ones(len(mesh), np.bool_)
+        return np.array([rank in self._ranks for rank in mesh], np.bool_)
