@@ -50,6 +50,7 @@ __all__ = [
     "dividing_float64_once",
     "fake_mode",
     "fake_world",
+    "flat_gradients_reduced",
     "flat_params",
     "flatten_mesh",
     "follow_modules_by",
@@ -757,6 +758,34 @@ def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[N
 
 
 @contextmanager
+def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Iterator[Callable[[], bool]]:
+    """Call back with every gradient that FSDP1 is about to reduce, and yield a function that says whether it does.
+
+    It is the whole one of a flat parameter, which autograd has made. `_runtime_utils._post_backward_hook` is replaced
+    for this long, in torch 2.13.0; where it has another name, nothing is called and the answer is always no.
+    """
+    from torch.distributed.fsdp import _runtime_utils
+
+    before: Any = getattr(_runtime_utils, "_post_backward_hook", None)
+    if before is None:
+        yield lambda: False
+        return
+    depth = 0
+
+    def reducing(state: Any, handle: Any, *rest: Any) -> Any:
+        nonlocal depth
+        note(handle.flat_param.grad)
+        depth += 1
+        try:
+            return before(state, handle, *rest)
+        finally:
+            depth -= 1
+
+    with replaced(_runtime_utils, "_post_backward_hook", reducing):
+        yield lambda: depth > 0
+
+
+@contextmanager
 def working_out_shapes() -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether DTensor runs an operator only to know the shape of its result.
 
@@ -817,7 +846,8 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
 
     Reads `_fsdp_param_group` of FSDP2's state, its `mp_policy` and `post_forward_mesh_info`, `_orig_size` and
     `offload_to_cpu` of its parameters; of FSDP1 the length of a handle's flat parameter, and `_offload_params`.
-    `_auto_reshard_after_forward` of FSDP2 keeps a module inside of no other one gathered, from its first forward on.
+    `_auto_reshard_after_forward` of FSDP2 keeps a module inside of no other one gathered, from its first forward on;
+    FSDP1 always does (`_post_forward_reshard`).
     Tried on torch 2.13.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -834,15 +864,19 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
             if params:
                 stays = is_kept or group.post_forward_mesh_info is None
                 yield clean_name(name), sum(sizes), stays, all(one.offload_to_cpu for one in params)
-        if isinstance(module, FullyShardedDataParallel) and getattr(module, "_handle", None) is not None:
-            yield from _unit_of_handle(name, module._handle)
+        if isinstance(module, FullyShardedDataParallel):
+            is_root = module not in inside
+            inside.update(module.modules())
+            if getattr(module, "_handle", None) is not None:
+                yield from _unit_of_handle(name, module._handle, is_root=is_root)
 
 
-def _unit_of_handle(name: str, handle: Any) -> Iterator[tuple[str, int, bool, bool]]:
-    flat, strategy = handle.flat_param, str(handle._sharding_strategy)
+def _unit_of_handle(name: str, handle: Any, *, is_root: bool) -> Iterator[tuple[str, int, bool, bool]]:
+    flat, strategy = handle.flat_param, handle._sharding_strategy.name
     if handle.uses_sharded_strategy:
-        size = flat._unpadded_unsharded_size.numel() * flat.dtype.itemsize
-        stays = "FULL_SHARD" not in strategy and "HYBRID_SHARD" not in strategy
+        dtype = handle._fwd_bwd_param_dtype or flat.dtype
+        size = flat._unpadded_unsharded_size.numel() * dtype.itemsize
+        stays = is_root or strategy not in ("FULL_SHARD", "HYBRID_SHARD")
         yield clean_name(name), size, stays, bool(getattr(handle, "_offload_params", False))
 
 

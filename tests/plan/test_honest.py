@@ -171,6 +171,58 @@ def test_each_layer_counts_as_uneven_by_itself(
     assert "[0-3].1.weight [64/fsdp, 64]: 1,280 to 1,408 elements" in text
 
 
+EXPERTS = """
+MESH = (3,)
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(8))
+    def forward(self, x): return sum(one(x) for one in self.experts)
+def build(): return nn.Sequential(Experts(), Experts())
+def batch(): return torch.zeros(3, 64)
+"""
+
+
+def test_experts_that_are_alike_are_one_line_of_each_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + EXPERTS)
+    assert main(["plan", "mine.py"]) == 0
+    text = capfd.readouterr().out
+    assert "16 parameters in uneven parts\n  [0-1].experts.[0-7].weight [64/fsdp, 64]: 1,280 to 1,408" in text
+    # 128 numbers more of 16 weights, their gradients and two states of Adam, of 4 bytes each
+    assert "  32 KiB of *.experts.[0-7].weight" in text
+    assert "experts.0" not in text
+
+
+FLAT = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+MESH = (2,)
+def build(): return nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(3)))
+def parallelize(model, mesh):
+    policy = ModuleWrapPolicy({nn.Linear})
+    return FullyShardedDataParallel(model, device_mesh=mesh, device_id=torch.device("cpu"), auto_wrap_policy=policy)
+def batch(): return torch.zeros(2, 256)
+"""
+
+
+def test_what_fsdp1_has_not_reduced_is_no_activation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + FLAT)
+    assert main(["plan", "mine.py"]) == 0
+    text = capfd.readouterr().out
+    rows = {line.split()[0]: line.split()[1:3] for line in text.split("\n\n")[1].splitlines()}
+    # a weight is 256 KiB: two are gathered, the gradient of one is there, and that of the one before is being reduced
+    assert rows["gathered"] == ["1", "MiB"]
+    assert rows["activations"][1] == "KiB"
+    assert float(rows["activations"][0]) < 16
+    assert "in uneven parts" not in text  # the flat parameters are cut into equal parts
+
+
 PARTLY = """
 MESH = (8,)
 def parallelize(model, mesh):
