@@ -62,6 +62,7 @@ __all__ = [
     "held_back",
     "id_without_memory",
     "in_backward",
+    "inner_tensors",
     "is_compiled",
     "load_hooks",
     "local_of",
@@ -727,6 +728,20 @@ def id_without_memory(storage: torch.UntypedStorage) -> int:
     return -int(storage._cdata)
 
 
+def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what a wrapper such as a quantized tensor holds, by name; nothing for a tensor with elements of its own.
+
+    By `__tensor_flatten__`, in torch 2.4.1 to 2.13.0.
+    """
+    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
+        part = getattr(tensor, name)
+        inside = inner_tensors(part)
+        found |= {f"{name}.{inner}": value for inner, value in inside.items()} or {name: part}
+    return found
+
+
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the tensors with elements of their own that a tensor is made of: a DTensor's part, or a tensor itself.
 
@@ -860,7 +875,7 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
         for group in _fsdp_groups(state):
             params = getattr(group, "fsdp_params", ())
             dtype = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
-            sizes = (one._orig_size.numel() * (dtype or one.sharded_param.dtype).itemsize for one in params)
+            sizes = (_gathered_bytes(one, dtype) for one in params)
             if params:
                 stays = is_kept or group.post_forward_mesh_info is None
                 yield clean_name(name), sum(sizes), stays, all(one.offload_to_cpu for one in params)
@@ -869,6 +884,14 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
             inside.update(module.modules())
             if getattr(module, "_handle", None) is not None:
                 yield from _unit_of_handle(name, module._handle, is_root=is_root)
+
+
+def _gathered_bytes(param: Any, dtype: torch.dtype | None) -> int:
+    """Return the bytes that FSDP2 gathers of a parameter; where that is in a form of its own, a step has shown them."""
+    if hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") and param.all_gather_outputs:
+        return sum(one.numel() * one.itemsize for one in param.all_gather_outputs)
+    size: int = param._orig_size.numel() * (dtype or param.sharded_param.dtype).itemsize
+    return size
 
 
 def _unit_of_handle(name: str, handle: Any, *, is_root: bool) -> Iterator[tuple[str, int, bool, bool]]:

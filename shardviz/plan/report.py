@@ -112,13 +112,19 @@ def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
     headings = len(rows)
     for role in (role for role in ROLES if amounts.by_role[role].any()):
         sizes = amounts.by_role[role]
-        rows.append([role, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), _of_all(role, sizes)])
+        name = role if role != "optimizer" else _optimizer(amounts)
+        rows.append([name, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), _of_all(role, sizes)])
     sums = {"together": amounts.together}
     if amounts.offloaded.any():
         sums |= {"in the CPU's memory": amounts.offloaded, "on the GPU": amounts.on_gpu}
     for name, sizes in sums.items():
         rows.append([name, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), "-"])
     return table(rows, headings=headings)
+
+
+def _optimizer(amounts: Amounts) -> str:
+    of = printable(amounts.ranks.plan.optimizer)
+    return f"state of {of}" if of else "optimizer"
 
 
 def _of_all(role: str, sizes: NDArray[np.int64]) -> str:

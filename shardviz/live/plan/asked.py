@@ -19,6 +19,7 @@ from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units
 from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states
 from shardviz.live.plan.step import planned_step
+from shardviz.live.plan.wrapped import taken_apart
 from shardviz.live.step.step import gradients
 from shardviz.plan.records import BucketRecord, PlanPart, UnitRecord
 
@@ -74,12 +75,14 @@ class Reply:
         how: How the model was built.
         without_step: Why no step was planned; empty where one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.
+        optimizer: The optimizer whose state it has; empty for none.
     """
 
     part: PlanPart
     how: tuple[str, ...] = ()
     without_step: str = ""
     was_asked_for_step: bool = True
+    optimizer: str = ""
 
 
 def answer(question: Question, rank: int) -> Reply:
@@ -111,17 +114,16 @@ class _Rank:
         units = tuple(UnitRecord(*unit) for unit in fsdp_units(unwrapped(built.model)))
         buckets = tuple(BucketRecord(size, views) for size, views in ddp_buckets(built.model))
         self.capture.add_ties(built.model)
-        self._record(built, step if step is not None and not step.failed else None)
+        of = self._record(built, step if step is not None and not step.failed else None)
         if step is None:
-            return Reply(
-                PlanPart(self.capture.record(), {}, units, buckets), built.refused, "", self.question.with_step
-            )
+            part = PlanPart(self.capture.record(), {}, units, buckets)
+            return Reply(part, built.refused, "", self.question.with_step, of)
         if step.comms is not None:
             self.capture.collectives += step.comms.records(self.question.mesh, self.rank, with_ranks=True)
         self.capture.schedule += step.schedule
         part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
         compiled = (COMPILED,) if any(map(is_compiled, built.model.modules())) else ()
-        return Reply(part, (*built.refused, *step.notes, *compiled), step.failed, self.question.with_step)
+        return Reply(part, (*built.refused, *step.notes, *compiled), step.failed, self.question.with_step, of)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""
@@ -151,24 +153,28 @@ class _Rank:
     def _unsharded(self) -> nn.Module:
         return unsharded(self.question.probe, self.question.build, double=self.question.double)
 
-    def _record(self, built: Built, step: PlannedStep | None) -> None:
-        """Record the model, and what it has once it has been stepped."""
+    def _record(self, built: Built, step: PlannedStep | None) -> str:
+        """Record the model, and what it has once it has been stepped; return the name of its optimizer."""
         before = self._locals(built.model)
         for local in before:
             self.capture.add_values(_without_values(local), "initial")
         grads = gradients(self._locals(built.model)) if step is not None else _expected(built.model, before)
-        of_optimizer = states(self.question, built, self.mesh, before, grads, step)
-        for local in [*grads, *of_optimizer]:
+        kept = states(self.question, built, self.mesh, before, grads, step)
+        for local in [*grads, *kept.tensors]:
             self.capture.add_values(_without_values(local), "step")
+        return kept.of
 
     def _locals(self, model: nn.Module) -> list[Local]:
-        return self.stages.own(local_tensors(unwrapped(model), self.question.mesh))
+        inner = unwrapped(model)
+        return self.stages.own(taken_apart(local_tensors(inner, self.question.mesh), inner))
 
 
 def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:
     """Return gradients as a step leaves them where nothing is special: each as its parameter."""
-    frozen = {clean_name(name) for name, param in unwrapped(model).named_parameters() if not param.requires_grad}
-    return [replace(one, role="grad") for one in locals_ if one.role == "param" and one.name not in frozen]
+    params = {clean_name(name): param for name, param in unwrapped(model).named_parameters()}
+    without = {name for name, param in params.items() if not param.requires_grad}
+    without |= {one.name for one in locals_ if one.name.rpartition(".")[0] in params}  # scales of narrow weights
+    return [replace(one, role="grad") for one in locals_ if one.role == "param" and one.name not in without]
 
 
 def _without_values(local: Local) -> Local:
