@@ -16,6 +16,7 @@ from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units, is_compiled, without_compiling
+from shardviz.live.plan.answers import TRIED, Answers
 from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states
 from shardviz.live.plan.step import planned_step
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
+NO_VALUES = "the step reads {}, which a plan does not have: with 0 and with infinity the step is the same"
+
 COMPILED = "the step is planned without torch.compile: compiled code may keep less of a forward"
 
 MORE: tuple[Means, ...] = ("fakes", "values")
@@ -129,6 +132,10 @@ class _Rank:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""
         built = self._sharded()
         step = self._step(built)
+        if step is not None and step.reads_values:
+            answered = self._answered(built.means)
+            if answered is not None:
+                return answered
         if step is None or not step.failed or built.means != "meta":
             return built, step
         for means in ("fakes",) if step.reads_values else MORE:
@@ -136,19 +143,39 @@ class _Rank:
                 other = self._sharded(means)
                 again = self._step(other)
                 if again is not None and not again.failed:
+                    again.notes += [f"planned with this rank's own values: {step.failed}"] if means == "values" else []
                     return other, again
-                step = again or step
+                step = step if again is None or again.reads_values else again
         return self._sharded(), step  # a step that failed has left its model half done
+
+    def _answered(self, means: Means) -> tuple[Built, PlannedStep] | None:
+        """Step the model with an answer for every number that it reads; None where the step depends on the answers."""
+        found: list[tuple[Built, PlannedStep]] = []
+        for answers in map(Answers, TRIED):
+            built = self._sharded(means)
+            step = self._step(built, answers)
+            if step is None or step.failed or not answers.asked:
+                return None
+            found.append((built, step))
+            step.notes.append(NO_VALUES.format(answers.said))
+        return found[0] if self._did(*found[0]) == self._did(*found[1]) else None
+
+    def _did(self, built: Built, step: PlannedStep) -> object:
+        """Return what a step has sent and held, and which parameters have a gradient after it."""
+        assert step.comms is not None
+        sent = step.comms.records(self.question.mesh, self.rank, with_ranks=True)
+        with_gradients = {name for name, param in built.model.named_parameters() if param.grad is not None}
+        return sent, step.schedule, step.saved, step.peak, with_gradients
 
     def _sharded(self, *means: Means) -> Built:
         early, self.early = self.early, None  # sharding changes it
         return sharded(self._unsharded, self.question.probe.parallelize, self.mesh, means or ALL, self.size, early)
 
-    def _step(self, built: Built) -> PlannedStep | None:
+    def _step(self, built: Built, answers: Answers | None = None) -> PlannedStep | None:
         ask = self.question
         if not ask.with_step:
             return None
-        return planned_step(ask.probe, built, self.mesh, ask.mesh, ask.batch, double=ask.double)
+        return planned_step(ask.probe, built, self.mesh, ask.mesh, ask.batch, double=ask.double, answers=answers)
 
     def _unsharded(self) -> nn.Module:
         return unsharded(self.question.probe, self.question.build, double=self.question.double)

@@ -121,9 +121,13 @@ def one_line(error: BaseException) -> str:
     """Return an exception's type, the first line of what it says, and the line of the user's code that raised it."""
     text = str(error).strip().partition("\n")[0].rstrip(".")
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return named + where(error)
+
+
+def where(error: BaseException) -> str:
+    """Return the line of the user's code that raised an exception, in parentheses; empty where none of it did."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
-    return named + where
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 
 
 def own_line() -> str:
