@@ -60,8 +60,12 @@ class Fold:
         return f"{self.prefix}[{','.join(map(_span, self.numbers))}]{self.suffix}"
 
 
-def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
+def fold(named: Iterable[tuple[str, Key]], *, by_last: bool = False) -> list[tuple[Fold, Key]]:
     """Fold names that share everything but their first number, and a key.
+
+    Args:
+        named: The names, each with its key.
+        by_last: Whether their last number counts instead: that of an expert, where layers are folded already.
 
     Returns:
         The folds, each with its key, in the order in which the first of their names came.
@@ -75,7 +79,7 @@ def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
     """
     groups: dict[tuple[str, str, bool, Key], list[int]] = {}
     for name, key in named:
-        prefix, number, suffix = cut(name)
+        prefix, number, suffix = cut_last(name) if by_last else cut(name)
         numbers = groups.setdefault((prefix, suffix, number is None, key), [])
         if number is not None:
             numbers.append(number)
@@ -85,6 +89,12 @@ def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
 def cut(name: str) -> tuple[str, int | None, str]:
     """Return the part before a name's first number, the number, and the part after; None where it has none."""
     match = _NUMBER.search(name)
+    return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
+
+
+def cut_last(name: str) -> tuple[str, int | None, str]:
+    """Return the part before a name's last number, the number, and the part after; None where it has none."""
+    match = max(_NUMBER.finditer(name), key=lambda one: one.start(), default=None)
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "dividing_float64_once",
     "fake_mode",
     "fake_world",
+    "flat_gradients_reduced",
     "flat_params",
     "flatten_mesh",
     "follow_modules_by",
@@ -61,6 +62,7 @@ __all__ = [
     "held_back",
     "id_without_memory",
     "in_backward",
+    "inner_tensors",
     "is_compiled",
     "load_hooks",
     "local_of",
@@ -726,6 +728,20 @@ def id_without_memory(storage: torch.UntypedStorage) -> int:
     return -int(storage._cdata)
 
 
+def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what a wrapper such as a quantized tensor holds, by name; nothing for a tensor with elements of its own.
+
+    By `__tensor_flatten__`, in torch 2.4.1 to 2.13.0.
+    """
+    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
+        part = getattr(tensor, name)
+        inside = inner_tensors(part)
+        found |= {f"{name}.{inner}": value for inner, value in inside.items()} or {name: part}
+    return found
+
+
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the tensors with elements of their own that a tensor is made of: a DTensor's part, or a tensor itself.
 
@@ -754,6 +770,34 @@ def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[N
 
     with replaced(torch.UntypedStorage, "resize_", resize_):
         yield
+
+
+@contextmanager
+def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Iterator[Callable[[], bool]]:
+    """Call back with every gradient that FSDP1 is about to reduce, and yield a function that says whether it does.
+
+    It is the whole one of a flat parameter, which autograd has made. `_runtime_utils._post_backward_hook` is replaced
+    for this long, in torch 2.13.0; where it has another name, nothing is called and the answer is always no.
+    """
+    from torch.distributed.fsdp import _runtime_utils
+
+    before: Any = getattr(_runtime_utils, "_post_backward_hook", None)
+    if before is None:
+        yield lambda: False
+        return
+    depth = 0
+
+    def reducing(state: Any, handle: Any, *rest: Any) -> Any:
+        nonlocal depth
+        note(handle.flat_param.grad)
+        depth += 1
+        try:
+            return before(state, handle, *rest)
+        finally:
+            depth -= 1
+
+    with replaced(_runtime_utils, "_post_backward_hook", reducing):
+        yield lambda: depth > 0
 
 
 @contextmanager
@@ -817,7 +861,8 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
 
     Reads `_fsdp_param_group` of FSDP2's state, its `mp_policy` and `post_forward_mesh_info`, `_orig_size` and
     `offload_to_cpu` of its parameters; of FSDP1 the length of a handle's flat parameter, and `_offload_params`.
-    `_auto_reshard_after_forward` of FSDP2 keeps a module inside of no other one gathered, from its first forward on.
+    `_auto_reshard_after_forward` of FSDP2 keeps a module inside of no other one gathered, from its first forward on;
+    FSDP1 always does (`_post_forward_reshard`).
     Tried on torch 2.13.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -830,19 +875,31 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
         for group in _fsdp_groups(state):
             params = getattr(group, "fsdp_params", ())
             dtype = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
-            sizes = (one._orig_size.numel() * (dtype or one.sharded_param.dtype).itemsize for one in params)
+            sizes = (_gathered_bytes(one, dtype) for one in params)
             if params:
                 stays = is_kept or group.post_forward_mesh_info is None
                 yield clean_name(name), sum(sizes), stays, all(one.offload_to_cpu for one in params)
-        if isinstance(module, FullyShardedDataParallel) and getattr(module, "_handle", None) is not None:
-            yield from _unit_of_handle(name, module._handle)
+        if isinstance(module, FullyShardedDataParallel):
+            is_root = module not in inside
+            inside.update(module.modules())
+            if getattr(module, "_handle", None) is not None:
+                yield from _unit_of_handle(name, module._handle, is_root=is_root)
 
 
-def _unit_of_handle(name: str, handle: Any) -> Iterator[tuple[str, int, bool, bool]]:
-    flat, strategy = handle.flat_param, str(handle._sharding_strategy)
+def _gathered_bytes(param: Any, dtype: torch.dtype | None) -> int:
+    """Return the bytes that FSDP2 gathers of a parameter; where that is in a form of its own, a step has shown them."""
+    if hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") and param.all_gather_outputs:
+        return sum(one.numel() * one.itemsize for one in param.all_gather_outputs)
+    size: int = param._orig_size.numel() * (dtype or param.sharded_param.dtype).itemsize
+    return size
+
+
+def _unit_of_handle(name: str, handle: Any, *, is_root: bool) -> Iterator[tuple[str, int, bool, bool]]:
+    flat, strategy = handle.flat_param, handle._sharding_strategy.name
     if handle.uses_sharded_strategy:
-        size = flat._unpadded_unsharded_size.numel() * flat.dtype.itemsize
-        stays = "FULL_SHARD" not in strategy and "HYBRID_SHARD" not in strategy
+        dtype = handle._fwd_bwd_param_dtype or flat.dtype
+        size = flat._unpadded_unsharded_size.numel() * dtype.itemsize
+        stays = is_root or strategy not in ("FULL_SHARD", "HYBRID_SHARD")
         yield clean_name(name), size, stays, bool(getattr(handle, "_offload_params", False))
 
 

@@ -1,5 +1,7 @@
 """A lockfile of layouts: a sorted text that a reviewer reads, one line for each folded tensor and kind of collective.
 
+Identical layers are one line, and so are identical experts in them: `layers.[0-31].experts.[0-7].w1.weight`.
+
     # shardviz layouts 1: mesh (fsdp=2, tp=4)
     param up.weight: float32[24/tp/fsdp, 12], 144 bytes per rank
     sent all_gather along fsdp, forward: 2 ranks, 324 bytes
@@ -16,10 +18,12 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.plan.amounts import Amounts
-from shardviz.plan.traffic import kind_of, sent, where
+from shardviz.plan.folding import fold_again, kind_of
+from shardviz.plan.traffic import sent, where
 from shardviz.text import bytes_text, natural_key, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from shardviz.plan.amounts import Held
@@ -30,6 +34,8 @@ HEAD = "# shardviz layouts 1: mesh "
 _VERSION = re.compile(r"# shardviz layouts (?P<number>[0-9]+):")
 
 _FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
+
+_BYTES = re.compile(r"[0-9]+(?= bytes per rank$)")
 
 _LINE = re.compile(r"(?P<name>(param|buffer|sent) .+?): (?P<text>.+, (?P<bytes>[0-9]{1,18}) bytes( per rank)?)")
 
@@ -69,7 +75,13 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
         name = f"sent {each.op} {where(each)}, {each.when}"
         if name not in found or each.received > found[name].bytes:
             found[name] = Line(name, f"{each.size} ranks, {each.received} bytes", each.received)
-    return sorted(found.values(), key=lambda line: natural_key(line.name))
+    return sorted(_folded(found.values()), key=lambda line: natural_key(line.name))
+
+
+def _folded(lines: Iterable[Line]) -> Iterator[Line]:
+    """Fold lines that differ in a further number only: that of an expert in each layer."""
+    for name, (text, size), count in fold_again((one.name, (one.text, one.bytes)) for one in lines):
+        yield Line(name, _BYTES.sub(str(size * count), text), size * count)
 
 
 def _of_tensor(one: Held) -> Line:
@@ -136,13 +148,14 @@ def layouts_of(path: Path) -> dict[str, str]:
 
 
 def _unfolded(name: str) -> list[str]:
-    """Return the names that a folded one, `layers.[0-3,7].weight`, stands for."""
+    """Return the names that a folded one, `layers.[0-3,7].experts.[0-7].weight`, stands for."""
     match = _FOLDED.fullmatch(name)
     if match is None:
         return [name]
     spans = (span.partition("-") for span in match["numbers"].split(","))
     numbers = (number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
-    return [f"{match['before']}{number}{match['after']}" for number in numbers]
+    afters = _unfolded(match["after"])
+    return [f"{match['before']}{number}{after}" for number in numbers for after in afters]
 
 
 def changed(path: Path, ranks: PlannedRanks) -> list[str]:
@@ -151,7 +164,8 @@ def changed(path: Path, ranks: PlannedRanks) -> list[str]:
     Raises:
         ShardvizError: The lockfile cannot be read.
     """
-    mesh, before = read_lock(path)
+    mesh, lines = read_lock(path)
+    before = {line.name: line for line in _folded(lines.values())}  # as an older shardviz wrote them, too
     after = {line.name: line for line in lock_lines(ranks)}
     found = [f"- mesh {mesh}", f"+ mesh {ranks.mesh}"] if mesh != str(ranks.mesh) else []
     for was, now in _pairs(before, after):

@@ -97,7 +97,7 @@ class PlanRecord(Record, frozen=True):
         parts: One for each kind of rank.
         run_id: That of its run.
         node: GPUs of a node; 0 where it is not given.
-        optimizer: What the optimizer state is that of: `adam`, `sgd`, `none`, or a class that the probe uses.
+        optimizer: What the optimizer state is that of: `Adam`, or the classes that the probe uses; empty for none.
         how: How many ranks were asked, and how the model was built, a sentence each.
         without_step: Why no step was planned; empty where one was.
     """

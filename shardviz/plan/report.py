@@ -11,8 +11,9 @@ from shardviz.picture.text.schedule import bubble_text
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
 from shardviz.plan.amounts import ROLES, Amounts, gathered
+from shardviz.plan.folding import fold_again, kind_of
 from shardviz.plan.splits import uneven, whole
-from shardviz.plan.traffic import crossing, kind_of, sent, where
+from shardviz.plan.traffic import crossing, sent, where
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
 if TYPE_CHECKING:
@@ -111,13 +112,19 @@ def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
     headings = len(rows)
     for role in (role for role in ROLES if amounts.by_role[role].any()):
         sizes = amounts.by_role[role]
-        rows.append([role, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), _of_all(role, sizes)])
+        name = role if role != "optimizer" else _optimizer(amounts)
+        rows.append([name, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), _of_all(role, sizes)])
     sums = {"together": amounts.together}
     if amounts.offloaded.any():
         sums |= {"in the CPU's memory": amounts.offloaded, "on the GPU": amounts.on_gpu}
     for name, sizes in sums.items():
         rows.append([name, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), "-"])
     return table(rows, headings=headings)
+
+
+def _optimizer(amounts: Amounts) -> str:
+    of = printable(amounts.ranks.plan.optimizer)
+    return f"state of {of}" if of else "optimizer"
 
 
 def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
@@ -181,7 +188,8 @@ def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[
     for role, word in WORDS.items():
         more.append((int(amounts.by_role[role][fullest] - amounts.by_role[role][emptiest]), word))
     least = LITTLE * int(amounts.on_gpu[fullest] - amounts.on_gpu[emptiest])
-    for size, name in sorted((one for one in more if one[0] > least), reverse=True)[:MOST]:
+    folded = [(size * count, name) for name, size, count in fold_again((name, size) for size, name in more)]
+    for size, name in sorted((one for one in folded if one[0] > least), reverse=True)[:MOST]:
         yield line(f"  {bytes_text(size)} of {printable(name)}")
 
 
@@ -203,18 +211,20 @@ def _named(module: str) -> str:
 def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
     if not found:
         return
-    names = [max(1, one.held.count) for one in found]  # a line may stand for many layers
+    texts = fold_again((one.held.name, (_parts_text(one), max(1, one.held.count))) for one in found)
+    names = [layers * experts for _, (_, layers), experts in texts]  # a line may stand for many
     yield line("")
     yield line((f"{counted(sum(names), 'parameter')} in uneven parts", "bold"))
-    for one in found[:MOST]:
-        layout = write(one.held.layout) if one.held.layout else ""
-        empty = (
-            f", {one.empty:,} of {one.ranks:,} ranks {'has' if one.empty == 1 else 'have'} none" if one.empty else ""
-        )
-        text = f"{printable(one.held.name)} {layout}: {one.least:,} to {one.most:,} elements{empty}"
-        yield from _sentence(text, width, "  ", 4)
-    if len(found) > MOST:
+    for name, (text, _), _ in texts[:MOST]:
+        yield from _sentence(f"{printable(name)} {text}", width, "  ", 4)
+    if len(texts) > MOST:
         yield line((f"  and {sum(names[MOST:]):,} more", DIM))
+
+
+def _parts_text(one: Uneven) -> str:
+    layout = write(one.held.layout) if one.held.layout else ""
+    empty = f", {one.empty:,} of {one.ranks:,} ranks {'has' if one.empty == 1 else 'have'} none" if one.empty else ""
+    return f"{layout}: {one.least:,} to {one.most:,} elements{empty}"
 
 
 def _whole(found: list[Whole], width: int) -> Iterator[Text]:
@@ -222,12 +232,16 @@ def _whole(found: list[Whole], width: int) -> Iterator[Text]:
         return
     yield line("")
     yield line(("could be split and is not", "bold"))
-    for one in found[:MOST]:
-        layout = write(one.held.layout) if one.held.layout else ""
-        saved = f"split over {one.axis}({one.size}) it would save each rank {bytes_text(one.saved)}"
-        yield from _sentence(f"{printable(one.held.name)} {layout}: {saved}", width, "  ", 4)
-    if len(found) > MOST:
-        yield line((f"  and {len(found) - MOST} more", DIM))
+    texts = fold_again((one.held.name, (_split_text(one), one.saved)) for one in found)
+    for name, (text, saved), experts in texts[:MOST]:
+        saves = f"{text} it would save each rank {bytes_text(saved * experts)}"
+        yield from _sentence(f"{printable(name)} {saves}", width, "  ", 4)
+    if len(texts) > MOST:
+        yield line((f"  and {len(texts) - MOST} more", DIM))
+
+
+def _split_text(one: Whole) -> str:
+    return f"{write(one.held.layout) if one.held.layout else ''}: split over {one.axis}({one.size})"
 
 
 def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text]:
@@ -241,7 +255,7 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
     heading, *rows = table([_HEADS, *(_cells(one, plan.node) for one in found)], left=2)
     yield heading
     for one, row in zip(found, rows, strict=True):
-        modules = ", ".join(_named(name) for name in one.modules)
+        modules = ", ".join(_named(name) for name, _, _ in fold_again((name, None) for name in one.modules))
         yield row
         yield line((f"  in {cut_at_comma(modules, width - 5)}", DIM))
     if plan.node:

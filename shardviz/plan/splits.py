@@ -57,11 +57,15 @@ class Whole:
 
 
 def uneven(amounts: Amounts) -> Iterator[Uneven]:
-    """Yield the parameters whose parts differ in size from rank to rank, the emptiest first."""
+    """Yield the parameters whose parts differ in size from rank to rank, the emptiest first.
+
+    Those of FSDP1's flat parameters do not count: these are cut into equal parts, wherever one of them ends.
+    """
     found = []
     for one, sizes in _parameters(amounts):
         least, most = int(sizes.min()), int(sizes.max())
-        if least < most:
+        is_flat = one.layout is not None and one.layout.flat is not None
+        if least < most and not is_flat:
             found.append(Uneven(one, least, most, int((sizes == 0).sum()), len(sizes)))
     yield from sorted(found, key=lambda one: (-one.empty / one.ranks, -(one.most - one.least)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import numpy as np
 
 from shardviz.dump.costs.comms import received
 from shardviz.picture.text.tables.comms import groups_text
-from shardviz.text import cut
+from shardviz.plan.folding import kind_of
 
 if TYPE_CHECKING:
     from shardviz.dump.records.step import CollectiveRecord
@@ -23,9 +22,6 @@ Axes = tuple[str, ...]
 
 Kind = tuple[Axes, Axes, str, str, int]
 """Axes along which groups run or within which they lie, the operation, when it runs, and the ranks of a group."""
-
-_NUMBERS = re.compile(r"(?<=\.)\[[0-9,-]+\]|^\[[0-9,-]+\]")
-"""The numbers of a folded name: `[0-3,7]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +107,6 @@ def axes_within(mesh: Mesh, ranks: tuple[int, ...]) -> Axes:
     if len(coords) < len(ranks):
         return ()
     return tuple(axis for axis, places in zip(mesh.axes, zip(*coords, strict=True), strict=False) if len({*places}) > 1)
-
-
-def kind_of(module: str) -> str:
-    """Return a name with a star for its first number, or for the numbers folded into it: layers are alike.
-
-    Example:
-        >>> kind_of("layers.7.w1"), kind_of("layers.[0-3,7].w1")
-        ('layers.*.w1', 'layers.*.w1')
-    """
-    before, number, after = cut(_NUMBERS.sub("0", module, count=1))
-    return module if number is None else f"{before}*{after}"
 
 
 def where(one: Sent) -> str:

@@ -221,3 +221,82 @@ def test_a_step_that_fails_without_values_prints_no_traceback_of_torchs(
     said = said._replace(out=" ".join(said.out.split()))
     assert "planned without activations and collectives: a step without values raised RuntimeError" in said.out
     assert "Traceback" not in said.err
+
+
+READS = """
+import torch
+from torch import nn
+AXES = BATCH_AXES = ("dp",)
+MESH = (2,)
+def build(): return nn.Linear(64, 64)
+def parallelize(model, mesh): pass
+def batch(): return torch.ones(32, 64)
+"""
+
+READING = {
+    "to print it": (
+        "print(loss.item(), bool(loss > 3), loss.tolist())",
+        "",
+        "with 0 and with infinity the step is the s",
+    ),
+    "to go another way": (
+        "loss = loss + model(x).sum() if loss > 3 else loss",
+        "the step reads a value, and a plan has none (mine.py, line 10: loss = loss + model(x).sum() if loss > 3",
+        "",
+    ),
+    "as a size": (
+        "loss = loss + model(x[:int(loss)]).sum()",
+        "the step reads a value, and a plan has none (mine.py, line 10: loss = loss + model(x[:int(loss)]).sum())",
+        "",
+    ),
+    "by numpy": (
+        "loss.detach().numpy()",
+        "the step reads values by numpy(), and a plan has none (mine.py, line 10: loss.detach().numpy())",
+        "",
+    ),
+    "to select": (
+        "loss = loss + x[x > loss].sum()",
+        "the step reads a value, and a plan has none (mine.py, line 10: loss = loss + x[x > loss].sum())",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READING)
+def test_a_value_that_is_read_does_not_matter_or_ends_the_step(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, ends, goes_on = READING[case]
+    step = f"def step(model, x, mesh):\n    loss = model(x).sum()\n    {code}\n    loss.backward()\n    return loss"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(READS.lstrip() + step)
+    assert main(["plan", "mine.py"]) == 0
+    text = " ".join(capfd.readouterr().out.split())
+    assert ends in text
+    assert goes_on in text
+    assert ("planned without activations and collectives" in text) == bool(ends)
+    assert ("activations are those of" in text) != bool(ends)
+    assert "planned with this rank's own values" not in text
+
+
+CUSTOM = """
+@torch.library.custom_op("mine::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor: return x * 2
+def loss(model, x): READ return model(x).sum() + doubled(x).sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        ("", "planned with this rank's own values: a step without values raised"),
+        ("len(x.nonzero());", "the step reads a value, and a plan has none (mine.py"),
+    ],
+)
+def test_a_kernel_that_needs_values_gets_them_and_nobody_else(
+    read: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(READS + CUSTOM.replace("READ", read))
+    assert main(["plan", "mine.py"]) == 0
+    assert said in " ".join(capfd.readouterr().out.split())

@@ -167,12 +167,27 @@ def test_a_hook_that_halves_what_is_sent_is_called_for_each_bucket(
     assert "raised" not in text
 
 
-def test_a_step_that_reads_what_it_used_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+UNUSED = """
+class Odd(nn.Sequential):
+    def forward(self, x): return super().forward(x)
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.unused = nn.Parameter(torch.zeros(8))
+def build(): return Odd(nn.Linear(4096, 4096, bias=False))
+"""
+
+
+@pytest.mark.parametrize("unused", ["", UNUSED])
+def test_looking_for_unused_parameters_is_planned_where_there_are_none(
+    unused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "large.py").write_text(LARGE.replace("OPTIONS", "find_unused_parameters=True"))
+    (tmp_path / "large.py").write_text(LARGE.replace("OPTIONS", "find_unused_parameters=True") + unused)
     assert main(["plan", "large.py", "--mesh", "2"]) == 0
     text = " ".join(capfd.readouterr().out.split())
-    assert "planned without activations and collectives: a step without values cannot be had of Distr" in text
-    assert "buckets 512 MiB" in text
+    if unused:
+        assert "planned without activations and collectives: a step without values cannot be had of Distr" in text
+    else:
+        assert "with 0 and with infinity the step is the same" in text
+        assert "all_reduce along dp backward 9 512 MiB 512 MiB" in text  # 8 buckets, and what was used
+    assert "buckets " in text

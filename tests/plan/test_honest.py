@@ -40,25 +40,67 @@ def optimizer(model, mesh):
     return Both(torch.optim.SGD(model[0].parameters(), momentum=0.9), torch.optim.SGD(model[1].parameters()))
 """
 
+NARROW = """
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.distributed.tensor import DTensor
+class Narrow(torch.Tensor):  # numbers of 8 bits, and a scale for each row
+    @staticmethod
+    def __new__(cls, codes, scales):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)
+    def __init__(self, codes, scales): self.codes, self.scales = codes, scales
+    def __tensor_flatten__(self): return ["codes", "scales"], []
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        same = cls(args[0].codes, args[0].scales)  # of detach and of views
+        return return_and_correct_aliasing(func, args, kwargs or {}, same)
+def narrow(weight):
+    own = weight.to_local()
+    inner = Narrow(torch.zeros(own.shape, dtype=torch.uint8), torch.ones(len(own), 1))
+    return DTensor.from_local(inner, weight.device_mesh, weight.placements, run_check=False)
+"""
+
 CASES = {
-    "two optimizers": (BOTH, ["optimizer 4 KiB 16 KiB"]),
+    "state in 8 bits": (
+        NARROW
+        + """
+class Adam8(torch.optim.Optimizer):
+    def __init__(self, params): super().__init__(params, {})
+    def step(self):
+        for one in self.param_groups[0]["params"]: self.state[one].update(first=narrow(one), second=narrow(one))
+def optimizer(model, mesh): return Adam8(model.parameters())
+""",
+        ["state of Adam8 4.25 KiB 17 KiB"],  # a byte for each of 2 * 2 * 64 * 64 numbers, and 4 for each of 4 * 64 rows
+    ),
+    "weights in 8 bits": (
+        NARROW
+        + """
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh)
+    model[0].weight = nn.Parameter(narrow(model[0].weight), requires_grad=False)
+def batch(): pass
+del batch
+""",
+        # 16 rows of 64 bytes and a scale of 4 bytes for each of them, and 16 rows of 64 numbers of 4 bytes
+        ["parameters 5.06 KiB 20.2 KiB gradients 4 KiB 16 KiB state of Adam 8 KiB 32 KiB"],
+    ),
+    "two optimizers": (BOTH, ["state of SGD 4 KiB 16 KiB"]),
     "no optimizer": (
         "def optimizer(model, mesh): return object.__new__(type('Own', (), {'step': None}))",
         [
-            "state is that of Adam: optimizer() returned Own, which has no state",
-            "optimizer 16 KiB 64 KiB",
+            "state is counted as Adam's, and may not be that: optimizer() returned Own, which has no state",
+            "state of Adam 16 KiB 64 KiB",
         ],
     ),
     "an optimizer that raises": (
         "def optimizer(model, mesh): raise ValueError('no weights')",
-        ["the optimizer's state is that of Adam: optimizer() or its step raised", "no weights"],
+        ["the optimizer's state is counted as Adam's, and may not be that: optimizer() or its step", "no weights"],
     ),
     "an optimizer that reads what it has worked out": (
         "def parallelize(model, mesh): pass\n"
         "def optimizer(model, mesh): return torch.optim.Adafactor(model.parameters())",
         [  # for each of two weights 64 rows and 64 columns of 4 bytes
-            "the optimizer's state is what it had made when its step raised DataDependentOutputException",
-            "optimizer 1 KiB 4 KiB",
+            "the optimizer reads a value, taken as 1: what it keeps is taken not to depend",
+            "state of Adafactor 1 KiB 4 KiB",
         ],
     ),
     "an optimizer that raises before it has made all of its state": (
@@ -69,7 +111,7 @@ class Half(torch.optim.SGD):
         raise ValueError("half")
 def optimizer(model, mesh): return Half(model.parameters())
 """,
-        ["the optimizer's state is that of Adam: optimizer() or its step raised ValueError: half", "optimizer 16 KiB"],
+        ["and may not be that: optimizer() or its step raised ValueError: half", "state of Adam 16 KiB"],
     ),
     "compiled": (
         "def parallelize(model, mesh): model[0].compile(backend='eager'); fully_shard(model, mesh=mesh)",
@@ -178,6 +220,58 @@ def test_each_layer_counts_as_uneven_by_itself(
     text = capfd.readouterr().out
     assert "8 parameters in uneven parts" in text  # the second layer's weight and bias, four times
     assert "[0-3].1.weight [64/fsdp, 64]: 1,280 to 1,408 elements" in text
+
+
+EXPERTS = """
+MESH = (3,)
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(8))
+    def forward(self, x): return sum(one(x) for one in self.experts)
+def build(): return nn.Sequential(Experts(), Experts())
+def batch(): return torch.zeros(3, 64)
+"""
+
+
+def test_experts_that_are_alike_are_one_line_of_each_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + EXPERTS)
+    assert main(["plan", "mine.py"]) == 0
+    text = capfd.readouterr().out
+    assert "16 parameters in uneven parts\n  [0-1].experts.[0-7].weight [64/fsdp, 64]: 1,280 to 1,408" in text
+    # 128 numbers more of 16 weights, their gradients and two states of Adam, of 4 bytes each
+    assert "  32 KiB of *.experts.[0-7].weight" in text
+    assert "experts.0" not in text
+
+
+FLAT = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+MESH = (2,)
+def build(): return nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(3)))
+def parallelize(model, mesh):
+    policy = ModuleWrapPolicy({nn.Linear})
+    return FullyShardedDataParallel(model, device_mesh=mesh, device_id=torch.device("cpu"), auto_wrap_policy=policy)
+def batch(): return torch.zeros(2, 256)
+"""
+
+
+def test_what_fsdp1_has_not_reduced_is_no_activation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + FLAT)
+    assert main(["plan", "mine.py"]) == 0
+    text = capfd.readouterr().out
+    rows = {line.split()[0]: line.split()[1:3] for line in text.split("\n\n")[1].splitlines()}
+    # a weight is 256 KiB: two are gathered, the gradient of one is there, and that of the one before is being reduced
+    assert rows["gathered"] == ["1", "MiB"]
+    assert rows["activations"][1] == "KiB"
+    assert float(rows["activations"][0]) < 16
+    assert "in uneven parts" not in text  # the flat parameters are cut into equal parts
 
 
 PARTLY = """

@@ -9,7 +9,7 @@ import pytest
 
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
-from shardviz.plan.lock import read_lock
+from shardviz.plan.lock import layouts_of, read_lock
 
 JOB = """
 import torch
@@ -87,6 +87,35 @@ def test_a_module_of_another_name_costs_what_the_old_one_did(job: Path, capfd: p
     assert lines == [
         "+ param [0-2].gate.weight: float32[16/dp, 8], 384 bytes per rank  (+384 B per rank)",
         "- param [0-2].up.weight: float32[16/dp, 8], 384 bytes per rank  (-384 B per rank)",
+    ]
+
+
+EXPERTS = """
+class Experts(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(count))
+    def forward(self, x): return sum(one(x) for one in self.experts)
+def build(): return nn.Sequential(*(Experts(COUNT) for _ in range(LAYERS)))
+"""
+
+
+def test_identical_experts_of_identical_layers_are_one_line(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job.write_text(JOB + EXPERTS.replace("COUNT", "12"))
+    Path("l.lock").unlink()
+    assert again(capfd, 0, "--no-step") == again(capfd, 0, "--no-step", "--force")
+    line = "param [0-2].experts.[0-11].weight: float32[8/dp, 8], 2304 bytes per rank"
+    assert Path("l.lock").read_text().splitlines()[1:] == [line]
+    assert layouts_of(Path("l.lock")) == {
+        f"{layer}.experts.{expert}.weight": "float32[8/dp, 8]" for layer in range(3) for expert in range(12)
+    }
+    of_one = "param [0-2].experts.{}.weight: float32[8/dp, 8], 192 bytes per rank"
+    Path("l.lock").write_text("\n".join(["# shardviz layouts 1: mesh (dp=4)", *map(of_one.format, range(12))]))
+    assert again(capfd, 0, "--no-step") == ([], "")  # a line for each expert, as lockfiles were before
+    job.write_text(JOB + EXPERTS.replace("COUNT", "13"))
+    assert again(capfd, 1, "--no-step")[0] == [
+        f"- {line}",
+        "+ param [0-2].experts.[0-12].weight: float32[8/dp, 8], 2496 bytes per rank  (+192 B per rank)",
     ]
 
 

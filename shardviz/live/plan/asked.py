@@ -16,9 +16,11 @@ from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units, is_compiled, without_compiling
+from shardviz.live.plan.answers import TRIED, Answers
 from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states
 from shardviz.live.plan.step import planned_step
+from shardviz.live.plan.wrapped import taken_apart
 from shardviz.live.step.step import gradients
 from shardviz.plan.records import BucketRecord, PlanPart, UnitRecord
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
+NO_VALUES = "the step reads {}, which a plan does not have: with 0 and with infinity the step is the same"
+
 COMPILED = "the step is planned without torch.compile: compiled code may keep less of a forward"
 
 MORE: tuple[Means, ...] = ("fakes", "values")
@@ -74,12 +78,14 @@ class Reply:
         how: How the model was built.
         without_step: Why no step was planned; empty where one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.
+        optimizer: The optimizer whose state it has; empty for none.
     """
 
     part: PlanPart
     how: tuple[str, ...] = ()
     without_step: str = ""
     was_asked_for_step: bool = True
+    optimizer: str = ""
 
 
 def answer(question: Question, rank: int) -> Reply:
@@ -111,22 +117,25 @@ class _Rank:
         units = tuple(UnitRecord(*unit) for unit in fsdp_units(unwrapped(built.model)))
         buckets = tuple(BucketRecord(size, views) for size, views in ddp_buckets(built.model))
         self.capture.add_ties(built.model)
-        self._record(built, step if step is not None and not step.failed else None)
+        of = self._record(built, step if step is not None and not step.failed else None)
         if step is None:
-            return Reply(
-                PlanPart(self.capture.record(), {}, units, buckets), built.refused, "", self.question.with_step
-            )
+            part = PlanPart(self.capture.record(), {}, units, buckets)
+            return Reply(part, built.refused, "", self.question.with_step, of)
         if step.comms is not None:
             self.capture.collectives += step.comms.records(self.question.mesh, self.rank, with_ranks=True)
         self.capture.schedule += step.schedule
         part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
         compiled = (COMPILED,) if any(map(is_compiled, built.model.modules())) else ()
-        return Reply(part, (*built.refused, *step.notes, *compiled), step.failed, self.question.with_step)
+        return Reply(part, (*built.refused, *step.notes, *compiled), step.failed, self.question.with_step, of)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""
         built = self._sharded()
         step = self._step(built)
+        if step is not None and step.reads_values:
+            answered = self._answered(built.means)
+            if answered is not None:
+                return answered
         if step is None or not step.failed or built.means != "meta":
             return built, step
         for means in ("fakes",) if step.reads_values else MORE:
@@ -134,41 +143,65 @@ class _Rank:
                 other = self._sharded(means)
                 again = self._step(other)
                 if again is not None and not again.failed:
+                    again.notes += [f"planned with this rank's own values: {step.failed}"] if means == "values" else []
                     return other, again
-                step = again or step
+                step = step if again is None or again.reads_values else again
         return self._sharded(), step  # a step that failed has left its model half done
+
+    def _answered(self, means: Means) -> tuple[Built, PlannedStep] | None:
+        """Step the model with an answer for every number that it reads; None where the step depends on the answers."""
+        found: list[tuple[Built, PlannedStep]] = []
+        for answers in map(Answers, TRIED):
+            built = self._sharded(means)
+            step = self._step(built, answers)
+            if step is None or step.failed or not answers.asked:
+                return None
+            found.append((built, step))
+            step.notes.append(NO_VALUES.format(answers.said))
+        return found[0] if self._did(*found[0]) == self._did(*found[1]) else None
+
+    def _did(self, built: Built, step: PlannedStep) -> object:
+        """Return what a step has sent and held, and which parameters have a gradient after it."""
+        assert step.comms is not None
+        sent = step.comms.records(self.question.mesh, self.rank, with_ranks=True)
+        with_gradients = {name for name, param in built.model.named_parameters() if param.grad is not None}
+        return sent, step.schedule, step.saved, step.peak, with_gradients
 
     def _sharded(self, *means: Means) -> Built:
         early, self.early = self.early, None  # sharding changes it
         return sharded(self._unsharded, self.question.probe.parallelize, self.mesh, means or ALL, self.size, early)
 
-    def _step(self, built: Built) -> PlannedStep | None:
+    def _step(self, built: Built, answers: Answers | None = None) -> PlannedStep | None:
         ask = self.question
         if not ask.with_step:
             return None
-        return planned_step(ask.probe, built, self.mesh, ask.mesh, ask.batch, double=ask.double)
+        return planned_step(ask.probe, built, self.mesh, ask.mesh, ask.batch, double=ask.double, answers=answers)
 
     def _unsharded(self) -> nn.Module:
         return unsharded(self.question.probe, self.question.build, double=self.question.double)
 
-    def _record(self, built: Built, step: PlannedStep | None) -> None:
-        """Record the model, and what it has once it has been stepped."""
+    def _record(self, built: Built, step: PlannedStep | None) -> str:
+        """Record the model, and what it has once it has been stepped; return the name of its optimizer."""
         before = self._locals(built.model)
         for local in before:
             self.capture.add_values(_without_values(local), "initial")
         grads = gradients(self._locals(built.model)) if step is not None else _expected(built.model, before)
-        of_optimizer = states(self.question, built, self.mesh, before, grads, step)
-        for local in [*grads, *of_optimizer]:
+        kept = states(self.question, built, self.mesh, before, grads, step)
+        for local in [*grads, *kept.tensors]:
             self.capture.add_values(_without_values(local), "step")
+        return kept.of
 
     def _locals(self, model: nn.Module) -> list[Local]:
-        return self.stages.own(local_tensors(unwrapped(model), self.question.mesh))
+        inner = unwrapped(model)
+        return self.stages.own(taken_apart(local_tensors(inner, self.question.mesh), inner))
 
 
 def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:
     """Return gradients as a step leaves them where nothing is special: each as its parameter."""
-    frozen = {clean_name(name) for name, param in unwrapped(model).named_parameters() if not param.requires_grad}
-    return [replace(one, role="grad") for one in locals_ if one.role == "param" and one.name not in frozen]
+    params = {clean_name(name): param for name, param in unwrapped(model).named_parameters()}
+    without = {name for name, param in params.items() if not param.requires_grad}
+    without |= {one.name for one in locals_ if one.name.rpartition(".")[0] in params}  # scales of narrow weights
+    return [replace(one, role="grad") for one in locals_ if one.role == "param" and one.name not in without]
 
 
 def _without_values(local: Local) -> Local:

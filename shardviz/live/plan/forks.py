@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+import sysconfig
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -26,6 +27,9 @@ Answer = TypeVar("Answer")
 
 MOST_AT_ONCE = 2
 """Forks that run at a time, where there are as many cores: each may hold a whole model's tensors without values."""
+
+STDLIB = sysconfig.get_paths()["stdlib"]
+"""The folder of Python's own modules."""
 
 WAIT = 600.0
 """Seconds after which no answer will come."""
@@ -117,23 +121,28 @@ def one_line(error: BaseException) -> str:
     """Return an exception's type, the first line of what it says, and the line of the user's code that raised it."""
     text = str(error).strip().partition("\n")[0].rstrip(".")
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return named + where(error)
+
+
+def where(error: BaseException) -> str:
+    """Return the line of the user's code that raised an exception, in parentheses; empty where none of it did."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
-    return named + where
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 
 
 def own_line() -> str:
     """Return the line of the user's code that runs, in parentheses; empty where none of it does."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_own(frame.f_code.co_filename):
+    while frame is not None and frame.f_code is not _run.__code__ and not is_own(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None:
+    if frame is None or frame.f_code is _run.__code__:
         return ""
     file, number = frame.f_code.co_filename, frame.f_lineno
     return f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is neither torch's nor shardviz's, or is a probe."""
+    """Whether a file is neither Python's nor torch's nor shardviz's, or is a probe."""
     parts = Path(file).parts
-    return "probes" in parts or (not {"torch", "shardviz"} & set(parts) and not file.startswith("<"))
+    is_python = file.startswith(STDLIB) and "site-packages" not in parts
+    return "probes" in parts or not ({"torch", "shardviz"} & set(parts) or is_python or file.startswith("<"))

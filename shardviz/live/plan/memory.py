@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.live.compat import (
     DTensor,
+    flat_gradients_reduced,
     id_without_memory,
     in_backward,
     plain_tensors,
@@ -49,6 +50,7 @@ class Made:
         of_fsdp: Whether it has weights that FSDP gathered, gradients that it has not reduced, or is sent by it.
         is_score: Whether it is of attention, a number for each pair of a query and a key.
         is_state: Whether it is a weight, the gradient of one or a bucket of them, which are counted apart.
+        parts: In backward, what it was put together from: FSDP1's flat gradient from those of weights.
     """
 
     module: str
@@ -56,6 +58,7 @@ class Made:
     of_fsdp: bool = False
     is_score: bool = False
     is_state: bool = False
+    parts: Sequence[Made] = ()
 
 
 @dataclass
@@ -121,6 +124,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._followed: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
         self._stack = ExitStack()
         self._only_shapes: Callable[[], bool] = bool
+        self._reduces_flat: Callable[[], bool] = bool
         self._attention = Attention()
         self.log = Log()
 
@@ -132,6 +136,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack.enter_context(storages_resized(self._resized))
         self._stack.enter_context(self._attention)
         self._only_shapes = self._stack.enter_context(working_out_shapes())
+        self._reduces_flat = self._stack.enter_context(flat_gradients_reduced(self._mark_flat))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -150,11 +155,21 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return returned
         if "wait_tensor" in str(func):
             return args[0]  # without values a new tensor is returned, with values the same one
-        is_of_fsdp = getattr(func, "namespace", "") == "fsdp"
-        for made in self._made_in([returned, args, kwargs] if is_of_fsdp else returned):
+        takes_all = getattr(func, "namespace", "") == "fsdp"
+        is_of_fsdp = takes_all or self._reduces_flat()
+        for made in self._made_in([returned, args, kwargs] if takes_all else returned):
             made.of_fsdp = made.of_fsdp or is_of_fsdp
             made.is_score = made.is_score or self._attention.has_made(returned)
+            if func is torch.ops.aten.cat.default and made.in_backward:
+                made.parts = self._made_in(args)
         return returned
+
+    def _mark_flat(self, gradient: torch.Tensor | None) -> None:
+        """Mark a gradient that FSDP1 is about to reduce, and those of the weights that it is made of."""
+        for made in self._made_in(gradient):
+            made.of_fsdp = True
+            for part in made.parts:
+                part.of_fsdp = True
 
     def _mark_state(self) -> None:
         """Mark weights and their gradients: those from before a step, and those that have replaced them."""

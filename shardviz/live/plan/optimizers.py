@@ -11,11 +11,13 @@ import torch
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import clean_name
+from shardviz.live.plan.answers import Answers
 from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.wrapped import parts_of
 from shardviz.live.step.observe import optimizer_states
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from shardviz.live.plan.asked import Question
     from shardviz.live.plan.building import Built
     from shardviz.live.plan.step import PlannedStep
+
+NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}
 
 KINDS: dict[str, tuple[str, ...]] = {
     "adam": ("exp_avg", "exp_avg_sq"),
@@ -60,6 +64,19 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
+@dataclass(frozen=True)
+class States:
+    """What an optimizer keeps.
+
+    Attributes:
+        tensors: Its state.
+        of: The optimizer's name.
+    """
+
+    tensors: list[Local]
+    of: str
+
+
 def states(
     question: Question,
     built: Built,
@@ -67,7 +84,7 @@ def states(
     params: Sequence[Local],
     grads: Sequence[Local],
     step: PlannedStep | None,
-) -> list[Local]:
+) -> States:
     """Return the state of every parameter that has a gradient.
 
     Args:
@@ -84,26 +101,48 @@ def states(
         if found is not None:
             return found
     trained = {grad.name for grad in grads} - _again(unwrapped(built.model))
-    return _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
+    by_rule = _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
+    return States(by_rule, NAMES[wanted.kind or "adam"])
 
 
 def _of_own(
     question: Question, built: Built, mesh: DeviceMesh, params: Sequence[Local], step: PlannedStep
-) -> list[Local] | None:
+) -> States | None:
     """Return the state of the probe's own optimizer, once it has stepped; None where it has not made any."""
     parts: list[Any] = []
+    answers = Answers(1)
     try:
-        with step.without_values:
+        with step.without_values, answers:
             own = question.probe.optimizer(built.model, mesh)
             parts = _parts(own)
             with step.comms or contextlib.nullcontext():
                 own.step()
     except Exception as error:
         if not _are_made(parts):
-            step.notes.append(f"the optimizer's state is that of Adam: {_reason(error)}")
+            step.notes.append(f"the optimizer's state is counted as Adam's, and may not be that: {_reason(error)}")
             return None
         step.notes.append(f"the optimizer's state is what it had made when its step raised {one_line(error)}")
-    return [one for part in parts for one in optimizer_states(part, unwrapped(built.model), params)]
+    if answers.asked:
+        step.notes.append(f"the optimizer reads {answers.said}, taken as 1: what it keeps is taken not to depend on it")
+    if question.optimizer.dtype or question.optimizer.master:
+        step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")
+    names = dict.fromkeys(type(getattr(part, "optim", part)).__name__ for part in parts)
+    model = unwrapped(built.model)
+    return States([one for part in parts for one in _kept(part, model, params)], ", ".join(names))
+
+
+def _kept(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
+    """Yield an optimizer's state, taken apart where it wraps other tensors: numbers of 8 bits and their scales."""
+    state = getattr(optimizer, "optim", optimizer).state
+    wrapped = {
+        f"{clean_name(name)}.{kind}": value
+        for name, parameter in model.named_parameters()
+        for kind, value in state.get(parameter, {}).items()
+        if torch.is_tensor(value)
+    }
+    for local in optimizer_states(optimizer, model, params):
+        parts = parts_of(local.name, "optim", wrapped[local.name]) if local.name in wrapped else []
+        yield from parts or [local]
 
 
 def _are_made(parts: Sequence[Any]) -> bool:

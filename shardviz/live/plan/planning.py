@@ -130,4 +130,5 @@ def _record(job: PlanJob, chosen: Chosen, run_id: str) -> PlanRecord:
     failed = next((reply.without_step for reply, _ in chosen.parts if reply.without_step), "")
     if not job.with_step:
         failed = "--no-step was given"
-    return PlanRecord(SCHEMA, parts, run_id, job.node, job.optimizer.kind, (stands + apart, *notes), failed)
+    of = next((reply.optimizer for reply, _ in chosen.parts if reply.optimizer), "")
+    return PlanRecord(SCHEMA, parts, run_id, job.node, of, (stands + apart, *notes), failed)

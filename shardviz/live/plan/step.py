@@ -22,8 +22,9 @@ from shardviz.live.compat import (
     real_tensors,
     without_pinned_memory,
 )
+from shardviz.live.plan.answers import NumpyRefusal, Refusal
 from shardviz.live.plan.choices import OF_VALUES, Choices
-from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.forks import one_line, where
 from shardviz.live.plan.memory import Memory
 from shardviz.live.plan.optimizers import dtype_of
 from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.step import StageRecord
     from shardviz.layout.mesh import Mesh
+    from shardviz.live.plan.answers import Answers
     from shardviz.live.plan.building import Built
     from shardviz.live.step.comms import Comms
 
@@ -76,7 +78,14 @@ class PlannedStep:
 
 
 def planned_step(
-    probe: ModuleType, built: Built, device_mesh: DeviceMesh, mesh: Mesh, batch: Shape | None, *, double: bool
+    probe: ModuleType,
+    built: Built,
+    device_mesh: DeviceMesh,
+    mesh: Mesh,
+    batch: Shape | None,
+    *,
+    double: bool,
+    answers: Answers | None = None,
 ) -> PlannedStep | None:
     """Step a sharded model on tensors without values.
 
@@ -87,6 +96,7 @@ def planned_step(
         mesh: The same.
         batch: The batch's shape and element type; None for the probe's own.
         double: Whether the batch is in float64.
+        answers: What code gets that reads a number; None to end the step there.
 
     Returns:
         None where there is no batch to step on.
@@ -99,7 +109,8 @@ def planned_step(
             without_pinned_memory(built.model)
             if built.means == "meta":
                 built.model.to_empty(device="cpu")
-            return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
+            with answers or contextlib.nullcontext():
+                return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
     except ShardvizError as error:
         return PlannedStep(error.message, reads_values=True)  # by other means it is no better
     except Exception as error:
@@ -124,7 +135,7 @@ def _failed(built: Built, error: Exception) -> PlannedStep:
     if reads_values and looks_for_unused(built.model):
         return PlannedStep(f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}", reads_values)
     if reads_values:
-        return PlannedStep(f"the step reads a value, and a plan has none: {one_line(error)}", reads_values)
+        return PlannedStep(f"the step reads a value, and a plan has none{where(error)}", reads_values)
     return PlannedStep(f"a step {how} raised {one_line(error)}", reads_values)
 
 
@@ -150,9 +161,10 @@ def _stepped(
         stages = stages_of(probe, model, device_mesh)
     torch.manual_seed(2)
     buckets = ddp_alone(model)
-    choices = contextlib.nullcontext() if built.means == "values" else Choices()
+    choices = Refusal() if built.means == "values" else Choices()
     with (
         choices,
+        NumpyRefusal(),
         quiet_redistribution(),
         pipelines_alone(),
         futures_answered(),

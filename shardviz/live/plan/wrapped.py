@@ -1,0 +1,62 @@
+"""Tensors that wrap others, such as weights in 8 bits: a plan takes them apart, so that bytes are right.
+
+A captured job names them and looks no further, since only their class knows what their elements mean. A plan has no
+elements: it needs only to know how many there are, of how many bytes each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.live.capture.locals import Local, of_tensor
+from shardviz.live.compat import DTensor, clean_name, inner_tensors, local_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+    from torch import nn
+
+    from shardviz.dump.records.base import Role
+
+
+def taken_apart(locals_: Iterable[Local], model: nn.Module) -> Iterator[Local]:
+    """Yield a model's tensors, in place of each one that wraps others these."""
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    tensors = {clean_name(name): tensor for name, tensor in named}
+    for local in locals_:
+        parts = parts_of(local.name, local.role, tensors[local.name]) if local.name in tensors else []
+        yield from parts or [local]
+
+
+def parts_of(name: str, role: Role, tensor: torch.Tensor) -> list[Local]:
+    """Return what a tensor is made of; nothing for a tensor with elements of its own.
+
+    The part that has an element for each of its own is split as it is, and has its name and its gradient. The others,
+    such as scales, are what this rank has of them: `up.weight.scale` of a weight, `up.weight.exp_avg_scale` of a state.
+    """
+    wrapper, found = local_of(tensor), list[Local]()
+    for attribute, part in inner_tensors(wrapper).items():
+        if part.shape == wrapper.shape and not any(one.name == name for one in found):
+            found.append(_with_gradient(of_tensor(name, role, _placed(part.detach(), tensor)), tensor))
+        else:
+            its = f"{name}{'_' if role == 'optim' else '.'}{attribute.replace('.', '_')}"
+            found.append(Local(its, role, tuple(part.shape), part.detach()))
+    return found
+
+
+def _placed(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a part with the placements of the tensor that it is of."""
+    if not isinstance(like, DTensor):
+        return part
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def _with_gradient(local: Local, tensor: torch.Tensor) -> Local:
+    if not tensor.is_leaf or tensor.grad is None:
+        return local
+    grad = of_tensor(local.name, "grad", tensor.grad)
+    return replace(local, grad=grad.values, grad_claim=grad.claim)
