@@ -7,6 +7,7 @@ gets, where they go, how many arrive. Code may then read them. Other ranks are t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,13 +98,18 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # then its operators on plain tensors come by, one after the other
-        if self._only_shapes():
-            return func(*args, **kwargs)
-        if func in CHOOSES:
+        return func(*args, **kwargs) if self._only_shapes() else self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on plain tensors."""
+        kind = _kind(func)
+        if kind == "chooses":
             return self._chosen(func, func(*args, **kwargs), args)
-        if func in FILLS or func in FILLS_WITH or func in COUNTS:
+        if kind == "fills":
             return self._filled(func, func(*args, **kwargs), args, kwargs)
-        if "c10d" in getattr(func, "namespace", ""):
+        if kind == "depends" and not len(self._known):
+            return func(*args, **kwargs)
+        if kind == "exchanges":
             return self._exchanged(func, func(*args, **kwargs), args)
         known = [self._of(one) for one in tensors_in((args, kwargs))]
         if known and None not in known and _is_pure(func):
@@ -210,6 +216,19 @@ def _unless_of_values(func: Any, args: Any, kwargs: Any) -> Any:
         return None
 
 
+@lru_cache(maxsize=4096)
+def _kind(func: Any) -> str:
+    """Return what is done about an operator; `depends` where that is nothing as long as no numbers are known."""
+    if func in CHOOSES:
+        return "chooses"
+    if func in FILLS or func in FILLS_WITH or func in COUNTS:
+        return "fills"
+    if "c10d" in getattr(func, "namespace", ""):
+        return "exchanges"
+    return "multiplies" if func is ATEN._grouped_mm.default else "depends"
+
+
+@lru_cache(maxsize=4096)
 def _is_pure(func: Any) -> bool:
     """Whether an operator's result follows from its inputs."""
     return func.namespace in ("aten", "prims") and torch.Tag.nondeterministic_seeded not in func.tags

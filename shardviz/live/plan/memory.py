@@ -151,8 +151,10 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # then its operators on plain tensors come by, one after the other
         returned = func(*args, **(kwargs or {}))
-        if self._only_shapes():
-            return returned
+        return returned if self._only_shapes() else self._followed_up(func, args, kwargs, returned)
+
+    def _followed_up(self, func: Any, args: Any, kwargs: Any, returned: Any) -> Any:
+        """Follow the storages that an operator made, and return what it returns with values."""
         if "wait_tensor" in str(func):
             return args[0]  # without values a new tensor is returned, with values the same one
         takes_all = getattr(func, "namespace", "") == "fsdp"

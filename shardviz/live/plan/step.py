@@ -25,8 +25,8 @@ from shardviz.live.compat import (
 from shardviz.live.plan.answers import NumpyRefusal, Refusal
 from shardviz.live.plan.choices import OF_VALUES, Choices
 from shardviz.live.plan.forks import one_line, where
-from shardviz.live.plan.memory import Memory
 from shardviz.live.plan.optimizers import dtype_of
+from shardviz.live.plan.watched import Watched
 from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import loss_of, stages_of
@@ -161,15 +161,16 @@ def _stepped(
         stages = stages_of(probe, model, device_mesh)
     torch.manual_seed(2)
     buckets = ddp_alone(model)
-    choices = Refusal() if built.means == "values" else Choices()
+    has_values = built.means == "values"
+    choices = None if has_values else Choices()
     with (
-        choices,
+        Refusal() if has_values else contextlib.nullcontext(),
         NumpyRefusal(),
         quiet_redistribution(),
         pipelines_alone(),
         futures_answered(),
         observed(model, stages, values=False) as seen,
-        Memory(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets) as memory,
+        Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as memory,
     ):
         if hasattr(probe, "step"):
             probe.step(model, as_written(own), device_mesh)

@@ -7,6 +7,7 @@ collective that goes through torch's dispatcher: DTensor's, FSDP's, DistributedD
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from shardviz.live.compat import CommDebugMode, follow_modules_by, ranks_of_oper
 from shardviz.live.step.running import Running, tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from torch import nn
 
@@ -58,12 +61,24 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record a collective, then let torch count and run it."""
-        library, _, name = str(func).partition("::" if "::" in str(func) else ".")
-        if library in _LIBRARIES and not name.startswith(_NO_COLLECTIVES):
-            self._note(_plain(name), func, (*args, *(kwargs or {}).values()))
+        self.note(func, args, kwargs)
         returned = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         self._note_narrowing(func, args, returned)
         return returned
+
+    @contextmanager
+    def only_modules(self) -> Iterator[None]:
+        """Follow which module is running, and see no operators: `note` is called with the collectives among them."""
+        self._running.__enter__()
+        try:
+            yield
+        finally:
+            self._running.__exit__()
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Record an operator, if it is a collective."""
+        if op := _collective(func):
+            self._note(op, func, (*args, *(kwargs or {}).values()))
 
     def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
         """Record the dtype of rounded results, and of narrower inputs beside wider ones."""
@@ -94,6 +109,13 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             named = () if axes or not with_ranks else ranks
             found.append(CollectiveRecord(op, axes, len(ranks), module, backward, count, size, outside, named))
         return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _collective(func: Any) -> str:
+    """Return what a collective is called; empty for another operator."""
+    library, _, name = str(func).partition("::" if "::" in str(func) else ".")
+    return _plain(name) if library in _LIBRARIES and not name.startswith(_NO_COLLECTIVES) else ""
 
 
 def _plain(name: str) -> str:

@@ -73,7 +73,7 @@ def observed(
         for number, module in (stages or {}).items():
             for handle in _follow(seen, number, module):
                 stack.callback(handle.remove)
-        stack.enter_context(seen.comms)
+        stack.enter_context(seen.comms if values else seen.comms.only_modules())
         yield seen
 
 
