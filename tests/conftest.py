@@ -34,6 +34,7 @@ ON_RANKS = (
     "shardviz.live.capture.lookup.merged",
     "shardviz.picture.text.page",
     "shardviz.testing.plugin.on_ranks.ranks",
+    "hypothesis.strategies",
     "numpy.ma",
     "safetensors.numpy",
     "torch.distributed.optim",

@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).parent / "golden"
 FAILED = Path(os.environ.get("SHARDVIZ_ARTEFACTS", tempfile.gettempdir())) / "shardviz-golden"
+PATIENCE = 120.0
+"""Seconds until a test gives up: far more than a loaded machine takes, as only a test that fails waits for them."""
 SIZES = [(80, 24), (120, 40), (200, 60)]
 
 
@@ -87,6 +90,13 @@ async def settle(pilot: Pilot[Any]) -> str:
             return text
         before = text
     return ""
+
+
+async def until(pilot: Pilot[Any], condition: Callable[[], object]) -> None:
+    """Wait for what other threads or a timer do; a test looks itself at what there is when it never comes."""
+    end = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < end:
+        await pilot.pause(0.01)
 
 
 def screen_lines(app: App[None]) -> Sequence[Strip]:

@@ -19,7 +19,7 @@ from shardviz.tui.model.stored import first_plane, named
 from shardviz.tui.saving import screen_text
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
-from tests.tui.driving import Shown, assert_golden, screen_lines, settle
+from tests.tui.driving import Shown, assert_golden, screen_lines, settle, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,10 +154,7 @@ def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_reported(
                 (lambda: path.write_bytes(b"x" * 20), f"^ {path.name} +{re.escape(str(path)[:40])}"),
             ):
                 change()
-                for _ in range(500):
-                    await pilot.pause(0.01)
-                    if re.search(wanted, screen_text(app), re.DOTALL):
-                        break
+                await until(pilot, lambda wanted=wanted: re.search(wanted, screen_text(app), re.DOTALL))
                 seen.append(await settle(pilot))
         return seen
 

@@ -17,20 +17,16 @@ from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.saving import screen_text
 from shardviz.tui.widgets.title import Opened, title_text
-from tests.tui.driving import settle, walk
+from tests.tui.driving import PATIENCE, settle, until, walk
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
 
 
-async def until(pilot: Pilot[Any], pattern: str) -> str:
+async def matching(pilot: Pilot[Any], pattern: str) -> str:
     """Wait until the screen matches, and return it."""
-    for _ in range(500):
-        text = screen_text(pilot.app)
-        if re.search(pattern, text, re.DOTALL):
-            return text
-        await pilot.pause(0.01)
-    return text
+    await until(pilot, lambda: re.search(pattern, screen_text(pilot.app), re.DOTALL))
+    return screen_text(pilot.app)
 
 
 def test_title_and_tree_are_there_while_other_ranks_are_still_being_read(
@@ -41,7 +37,7 @@ def test_title_and_tree_are_there_while_other_ranks_are_still_being_read(
 
     def slowly(folder: Path, name: str, *rest: Any) -> Any:
         if name in gates:
-            assert gates[name].wait(30)
+            assert gates[name].wait(PATIENCE)
         return read_rank(folder, name, *rest)
 
     monkeypatch.setattr(read, "_read_rank", slowly)
@@ -49,9 +45,9 @@ def test_title_and_tree_are_there_while_other_ranks_are_still_being_read(
     async def run() -> tuple[str, str, str]:
         app = ShardvizApp(even_bug)
         async with app.run_test(size=(120, 40)) as pilot:
-            title = await until(pilot, "8 ranks")
+            title = await matching(pilot, "8 ranks")
             gates["rank_00000.json"].set()
-            tree = await until(pilot, r"reading rank 2.*layers\.\[0-2\]")
+            tree = await matching(pilot, r"reading rank 2.*layers\.\[0-2\]")
             await pilot.press("down", "down")
             gates["rank_00002.json"].set()
             return title, tree, await settle(pilot)

@@ -18,7 +18,7 @@ from shardviz.tui.changes import stamps_of
 from shardviz.tui.plain import SAME, plain
 from shardviz.tui.saving import screen_text
 from shardviz.tui.settings import remember_theme, remembered_theme
-from tests.tui.driving import settle, walk
+from tests.tui.driving import settle, until, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,17 +29,14 @@ def copied(folder: Path, dump: Path, tmp_path: Path) -> Path:
 
 
 def after_change(dump: Path, change: Callable[[], object], wanted: str) -> str:
-    """Open a dump, change its files, and return the screen once it says what is wanted, or after five seconds."""
+    """Open a dump, change its files, and return the screen once it says what is wanted."""
 
     async def run() -> str:
         app = ShardvizApp(dump)
         async with app.run_test(size=(120, 40)) as pilot:
             await settle(pilot)
             change()
-            for _ in range(500):
-                await pilot.pause(0.01)
-                if re.search(wanted, screen_text(app)):
-                    break
+            await until(pilot, lambda: re.search(wanted, screen_text(app)))
             return await settle(pilot)
 
     return asyncio.run(run())

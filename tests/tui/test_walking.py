@@ -21,7 +21,7 @@ from shardviz.tui.model.messages import DocumentRead
 from shardviz.tui.screens import main
 from shardviz.tui.screens.view import View
 from tests.dumps import Made, make_dump
-from tests.tui.driving import settle, walk, walk_on
+from tests.tui.driving import settle, until, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
@@ -232,10 +232,7 @@ def test_views_are_made_before_they_are_asked_for(healthy: Path, monkeypatch: py
     async def run() -> list[str | None]:
         app = ShardvizApp(healthy)
         async with app.run_test() as pilot:
-            for _ in range(500):
-                if len(app.query(View)) == len(app.view_names):
-                    break
-                await pilot.pause(0.01)
+            await until(pilot, lambda: len(app.query(View)) == len(app.view_names))
             return [view.id for view in app.query(View)]
 
     assert asyncio.run(run()) == ["explore", "mesh", "rank", "findings", "step", "memory"]
@@ -301,10 +298,7 @@ def test_ranks_appear_while_a_job_still_writes_them(
         app, seen = ShardvizApp(live), []
         async with app.run_test() as pilot:
             for wanted, arriving in ((3, files[4:]), (8, [])):
-                for _ in range(500):
-                    if app.document is not None and len(app.document.dump.files.ranks) == wanted:
-                        break
-                    await pilot.pause(0.01)
+                await until(pilot, lambda wanted=wanted: app.document and len(app.document.dump.files.ranks) == wanted)
                 assert app.document is not None
                 seen.append(len(app.document.dump.files.ranks))
                 for file in arriving:
