@@ -15,7 +15,7 @@ from shardviz.text import printable
 from ..colours import verdict_style
 from ..keys import keys
 from ..model.filters import after
-from ..model.names import shortened
+from ..model.names import fitted, shortened
 from ..model.navigation.selection import name_of, of_entry, rank_of
 from ..model.rank.lines import ORDERS, Order, RankLine, rank_lines
 from ..model.rank.memory import ids_beside, values_beside
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from ..model.navigation.selection import Selection
     from ..model.rank.cells import Beside
     from ..model.state import State
+
+
+LEAST_NAME, LEAST_PART = 8, 6
+"""Characters of a name at least, and of what is shown of the part behind it, if anything is."""
 
 
 class RankView(View):
@@ -108,7 +112,11 @@ class RankView(View):
             return
         self._listed = (document, asked_for)
         self._lines = rank_lines(document, rank, order=order, text=text, each_layer=self._each_layer)
-        lines.show(len(self._lines), lambda at: _line(self._lines[at]), self._place_of(document, selection))
+
+        def line(at: int) -> Text:
+            return _line(self._lines[at], lines.size.width - lines.scrollbar_size_vertical)
+
+        lines.show(len(self._lines), line, self._place_of(document, selection))
         title = "Tensors on this rank" + (f", {self._order}" if self._order else "")
         found = f"{len(self._lines):,} found: {printable(self._text)}" if self._text else ""
         self.query_one("#held-box", Box).entitle(title, found)
@@ -204,14 +212,11 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
 """
 
 
-def _line(line: RankLine) -> Text:
-    return Text.assemble(
-        (UNICODE.of(line.verdict), verdict_style(line.verdict)),
-        f" {line.size:>12}  ",
-        (shortened(line.title), "bold"),
-        (f"  {line.part}", "dim"),
-        no_wrap=True,
-    )
+def _line(line: RankLine, width: int) -> Text:
+    text = Text.assemble((UNICODE.of(line.verdict), verdict_style(line.verdict)), f" {line.size:>12}  ", no_wrap=True)
+    text.append(fitted(line.title, max(width - text.cell_len, LEAST_NAME)), "bold")
+    part = f"  {line.part}"
+    return text.append(part, "dim") if width - text.cell_len >= min(len(part), LEAST_PART) else text
 
 
 def _without_values(document: Document) -> str:
