@@ -157,14 +157,16 @@ class RankView(View):
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
         self._text = message.value.strip()
-        self._again()
+        self._list_again()
 
     @on(Search.Closed)
     def _search_closed(self) -> None:
         self.query_one(HeldLines).focus()
 
-    def _again(self) -> None:
-        self.show(self.state.document, self.state.selection)
+    def _list_again(self) -> None:
+        """List the tensors in another way; the numbers beside them stay."""
+        if self.state.document is not None:
+            self._list(self.state.document, self.state.selection, rank_of(self.state.document, self.state.selection))
 
     def action_step(self, step: int) -> None:
         """Go to another rank, in the mesh's order; after the last comes the first."""
@@ -176,17 +178,19 @@ class RankView(View):
     def action_values(self) -> None:
         """Switch between elements and values."""
         self._values = not self._values
-        self._again()
+        if self.state.document is not None:
+            selection = self.state.selection
+            self._show_memory(self.state.document, selection, rank_of(self.state.document, selection))
 
     def action_order(self) -> None:
         """Sort in another way."""
         self._order = after(ORDERS, self._order)
-        self._again()
+        self._list_again()
 
     def action_each_layer(self) -> None:
         """Show each layer on a line of its own, or alike ones on one."""
         self._each_layer = not self._each_layer
-        self._again()
+        self._list_again()
 
     def action_search(self) -> None:
         """Open the search line."""
