@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from shardviz.dump.read import DumpFiles
 
+
+DIALOGS = (".screens.goto", ".screens.help")
+"""Modules that are read while the user reads: the one that reads Markdown takes as long as three frames."""
 
 MOST_WARM = 32
 """How many lines of the tree have the holders of their tensors worked out before they are looked at."""
@@ -55,12 +59,14 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
     gc.freeze()  # a dump of a thousand ranks is a million objects that the collector would walk at every frame
     post(read(document))
     warm(document)
+    for name in DIALOGS:
+        import_module(name, __package__)
     gc.freeze()
 
 
 def warm(document: Document) -> None:
     """Work out what the first keys will need: the step, the bytes, layouts in words, and the first tensors' holders."""
-    _ = document.step, document.counted, document.usage.total, document.heats
+    _ = document.step, document.counted, document.usage.total, document.usage.equally_full, document.heats
     for entry in document.entries:
         _ = entry.layout, entry.facts, entry.title, entry.axes
     lines = (line.entry for line in lines_of(tree_of(document.entries)))

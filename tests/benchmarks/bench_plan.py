@@ -47,7 +47,7 @@ KEYS = """
 import statistics, sys
 from pathlib import Path
 from bench_tui import WALKS, press
-worked = press(Path({folder!r}), WALKS["llama"]).worked
+worked = press(Path({folder!r}), WALKS["wide"]).worked
 print(statistics.median(worked), max(worked))
 """
 """Prints the processor seconds of a key in the viewer, the median and the slowest, on its last line."""

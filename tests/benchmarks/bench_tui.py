@@ -1,4 +1,7 @@
-"""The TUI on 723 tensors of 1,024 ranks and on one tensor of 128,256 x 8,192: first paint, a key to its frame, memory.
+"""The TUI on 723 tensors of 1,024 ranks, a plan of 16,384, one tensor of 128,256 x 8,192, and 8 ranks as a yardstick.
+
+python tests/benchmarks/bench_tui.py                 first paint, a key to its frame, peak memory
+python tests/benchmarks/bench_tui.py FOLDER WALK     the same of any dump, with the keys of one of `WALKS`
 
 The real app, driven by keys; each dump in a process of its own, so that its peak memory is its own. Keys are judged by
 processor time, which is the same on a busy machine; the wall's is printed beside it.
@@ -57,6 +60,15 @@ WALKS = {
         "1",
     ],
 }
+WALKS["wide"] = [
+    *["down", "down", "right", "pagedown", "v", "v", "f", "f", "r", "r", "r", "end", "home"],
+    *["enter", "+", "+", "pagedown", "shift+down", "0", "escape", "slash", "w", "1", "escape", "u", "u"],
+    *["2", "right", "down", "pagedown", "a", "b", "b", "3", "down", "down", "pagedown", "end", "o", "]", "u"],
+    *["slash", "w", "escape", "escape", "4", "5", "down", "pagedown", "a", "o", "6", "down", "right", "e", "f"],
+    *["tab", "down", "end", "1", "g", "r", "9", "enter", "1", "g", "n", "o", "enter"],
+]
+"""Nearly all keys, each at its first use and again."""
+
 NOTHING = "f12"
 READING = 2.0
 """Seconds in which a user reads the first screen, and the other views are made."""
@@ -70,6 +82,33 @@ def make_one(folder: Path) -> None:
 
     tensor = Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]")
     make_dump(folder, parse_mesh("fsdp=8,tp=8"), {"output.weight": tensor})
+
+
+def make_planned(folder: Path) -> None:
+    """Write a plan of 405B parameters on 16,384 ranks: 16 stages, and one tensor that all ranks have a part of."""
+    from shardviz.layout.mesh import Mesh, parse_mesh
+    from tests.plans import make_plan, shifted
+
+    whole, stage = parse_mesh("pp=16,fsdp=128,tp=8"), parse_mesh("fsdp=128,tp=8")
+    flat = Mesh(("fsdp", "tp"), (2048, 8))
+    rows, cols = "[53248/tp/fsdp, 16384]", "[16384/fsdp, 53248/tp]"
+    stages = []
+    for at in range(16):
+        mesh = shifted(stage, at * stage.size)
+        parts = {"attention.wq": rows, "attention.wo": cols, "ffn.w1": rows, "ffn.w2": cols, "norm": "[16384/fsdp]"}
+        names = ((f"layers.{layer}", part) for layer in range(at * 8, at * 8 + 8) for part in parts)
+        shared = {"tok_embeddings.weight": ("[131072/tp/fsdp, 16384]", flat)}
+        stages.append(shared | {f"{layer}.{part}.weight": (parts[part], mesh) for layer, part in names})
+    make_plan(folder, whole, stages)
+
+
+def make_eight(folder: Path) -> None:
+    """Write a dump of the same kind on 8 ranks: what a key costs where there is little to show."""
+    from shardviz.layout.mesh import parse_mesh
+    from tests.dumps import make_dump
+
+    layers = {f"layers.{layer}.{part}.weight": "[16/tp/fsdp, 16]" for layer in range(4) for part in ("up", "down")}
+    make_dump(folder, parse_mesh("fsdp=2,tp=4"), {"tok_embeddings.weight": "[64/tp/fsdp, 16]", **layers})
 
 
 @dataclass(frozen=True)
@@ -145,11 +184,13 @@ def main() -> None:
     from bench_check import make
 
     with tempfile.TemporaryDirectory() as parent:
-        for name, write in (("llama", make), ("one", make_one)):
+        made = (("eight", make_eight, "wide"), ("llama", make, "llama"), ("llama", None, "wide"))
+        for name, write, walk in (*made, ("planned", make_planned, "wide"), ("one", make_one, "one")):
             folder = Path(parent) / f"{name}.shardviz"
-            write(folder)
-            print(f"{name}:", flush=True)
-            subprocess.run([sys.executable, str(here), str(folder), name], check=True)
+            if write is not None:
+                write(folder)
+            print(f"{name}, {walk} walk:", flush=True)
+            subprocess.run([sys.executable, str(here), str(folder), walk], check=True)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_bars_are_to_scale_and_nothing_that_is_there_is_unseen(share: float, dra
 def test_the_view_says_who_is_fullest_and_opens_a_rank(uneven: Path, tmp_path: Path) -> None:
     walks = walk_on(uneven, {"memory": "6", "last": ("tab", "end"), "rank": ("enter",), "each": "6e"})
     text = walks["memory"].text
-    assert "Memory: rank 0 has most, 576 B; mean 528 B, imbalance 1.09" in text
+    assert "Memory: ranks 0-2 have most, 576 B; mean 528 B, imbalance 1.09" in text
     assert "param 576 B" in text
     assert "12 × 32 B" in text
     lines = [line.replace("█", "") for line in text.splitlines()]

@@ -22,19 +22,24 @@ from shardviz.dump.read import read_files
 from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.model.holders import Holders
+from shardviz.picture.model.sides import Sides
 from shardviz.picture.text.report import listed_rows
 from shardviz.tui import web
 from shardviz.tui.loading import checked
 from shardviz.tui.model.comparing import pairs
-from shardviz.tui.model.document import Document
+from shardviz.tui.model.document import MOST_KEPT, Document
 from shardviz.tui.model.mesh_plan import MeshPlan
-from shardviz.tui.model.names import shortened
+from shardviz.tui.model.names import fitted, shortened
+from shardviz.tui.model.navigation.lights import drawn_side
 from shardviz.tui.model.navigation.selection import Selection, carried_over, of_entry
 from shardviz.tui.model.rank.lines import rank_lines
 from shardviz.tui.model.rank.memory import ids_beside, ids_in_memory, part_text, values_beside
 from shardviz.tui.widgets.finding_card import finding_body, verdict_text
+from shardviz.tui.widgets.map.side_bar import SIDES
 from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump
+from tests.plans import make_plan
 from tests.tui.driving import walk
 from tests.tui.steps import add_to_ranks
 
@@ -319,3 +324,34 @@ def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(a
     Console(file=printed, width=100).print(finding_body(found))
     first, *rows = [row.rstrip() for row in printed.getvalue().splitlines()]
     assert (first, rows) == (sentence, ["fix   mend it", *(f"or    {text}" for text in also), "more  an example"])
+
+
+def test_a_name_that_does_not_fit_keeps_both_of_its_ends() -> None:
+    assert fitted("layers.[0-7].attention.wk.weight", 40) == "layers.[0-7].attention.wk.weight"
+    assert fitted("layers.[0-7].attention.wk.weight", 18) == "layers…n.wk.weight"
+    assert len(fitted("layers.[0-7].attention.wk.weight", 8)) == 8
+
+
+@pytest.mark.parametrize(
+    ("has_claimed", "has_held", "drawn"),
+    [
+        (True, True, ("claimed", "held", "difference")),
+        (True, False, ("claimed",) * 3),
+        (False, True, ("held",) * 3),
+    ],
+)
+def test_a_side_that_is_not_known_is_not_drawn(has_claimed: bool, has_held: bool, drawn: tuple[str, ...]) -> None:
+    sides = Sides(Holders((2, 2), {}, {}), 1, has_claimed, has_held)
+    assert tuple(drawn_side(sides, side) for side in SIDES) == drawn
+    assert drawn_side(Sides(Holders((0, 2), {}, {}), 1, has_claimed, has_held), "held") == "held", "nobody has nothing"
+
+
+def test_only_so_many_maps_are_kept_and_equal_layouts_share_one(tmp_path: Path) -> None:
+    names = {f"w{at}": (f"[{4 * at + 4}/fsdp, 4]", MESH) for at in range(MOST_KEPT + 8)}
+    made = make_plan(tmp_path / "plan", MESH, [{**names, "again": names["w0"]}])
+    found = Document(made, dump_of(read_files(made)))
+    entry = {one.title: at for at, one in enumerate(found.entries)}
+    assert found.sides(entry["w0"]) is found.sides(entry["again"])
+    for at in range(len(found.entries)):
+        found.sides(at)
+    assert len(found._sides) == MOST_KEPT

@@ -59,3 +59,9 @@ def test_coming_back_to_a_view_paints_no_scroll_bar_twice(plan: Path, monkeypatc
     seen = walk_on(plan, walks, size=(200, 60), look=lambda _: len(painted))
     assert seen["there"].result > 0
     assert seen["there"].result == seen["back"].result == seen["again"].result
+
+
+def test_what_a_plan_does_not_know_is_not_drawn_as_held_by_nobody(plan: Path) -> None:
+    walks = walk_on(plan, {"held": ("v",), "difference": ("v",), "mesh": ("2",)}, size=(120, 40))
+    assert not any("nobody" in shown.text for shown in walks.values())
+    assert all("? no ids: drawn as claimed" in walks[side].text for side in ("held", "difference"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from textual import on
 
+from shardviz.picture.model.holders import ranks_in_words
 from shardviz.text import bytes_text, counted
 
 from ..keys import keys
@@ -15,7 +16,7 @@ from ..model.navigation.selection import rank_of
 from ..widgets.box import Box
 from ..widgets.lines import Lines
 from ..widgets.note import Note
-from ..widgets.trees.usage_tree import RankBars, UsageTree, rank_bar
+from ..widgets.trees.usage_tree import MOST_RANKS, RankBars, UsageTree, rank_bar
 from .view import View
 
 if TYPE_CHECKING:
@@ -141,9 +142,10 @@ def _title(usage: Usage) -> str:
         return "Memory: the dump has no tensors that take any"
     if found.most == found.least:
         return f"Memory: {bytes_text(found.most)} on every rank"
-    rank = usage.ranks[int(np.argmax(usage.total))]
+    fullest = max(usage.equally_full, key=lambda group: group.taken).ranks
+    who = f"{ranks_in_words(fullest, MOST_RANKS)} {'have' if len(fullest) > 1 else 'has'} most"
     mean = bytes_text(round(found.mean))
-    return f"Memory: rank {rank} has most, {bytes_text(found.most)}; mean {mean}, imbalance {found.imbalance:.2f}"
+    return f"Memory: {who}, {bytes_text(found.most)}; mean {mean}, imbalance {found.imbalance:.2f}"
 
 
 def _roles(document: Document, usage: Usage, width: int) -> str:

@@ -8,7 +8,7 @@ from textual.widgets import Static
 
 from ..keys import keys
 from ..model.names import shortened
-from ..model.navigation.lights import lights_of
+from ..model.navigation.lights import drawn_side, lights_of
 from ..model.navigation.selection import rank_of
 from ..widgets.box import Box, Column, Row, ScrollBox
 from ..widgets.grids.mesh_grid import LEGEND, MeshGrid
@@ -19,6 +19,8 @@ from .view import View
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
+
+    from shardviz.picture.text.paint import Side
 
     from ..model.document import Document
     from ..model.navigation.selection import Selection
@@ -78,8 +80,9 @@ class MeshView(View):
             self._show_map(document, selection, rank)
 
     def _show_map(self, document: Document, selection: Selection, rank: int) -> None:
-        side = "held" if selection.side == "difference" else selection.side
+        side: Side = "held" if selection.side == "difference" else selection.side
         sides = document.drawn(selection.entry, selection.name)
+        side = drawn_side(sides, side) if sides is not None else side
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
         title = f"rank {rank}'s part of {shortened(document.entries[selection.entry].title)}"
         self.query_one("#mesh-map-box", Box).entitle(title)

@@ -15,7 +15,7 @@ from shardviz.text import printable
 from ..colours import verdict_style
 from ..keys import keys
 from ..model.filters import after
-from ..model.names import shortened
+from ..model.names import fitted, shortened
 from ..model.navigation.selection import name_of, of_entry, rank_of
 from ..model.rank.lines import ORDERS, Order, RankLine, rank_lines
 from ..model.rank.memory import ids_beside, values_beside
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from ..model.navigation.selection import Selection
     from ..model.rank.cells import Beside
     from ..model.state import State
+
+
+LEAST_NAME, LEAST_PART = 8, 6
+"""Characters of a name at least, and of what is shown of the part behind it, if anything is."""
 
 
 class RankView(View):
@@ -108,7 +112,11 @@ class RankView(View):
             return
         self._listed = (document, asked_for)
         self._lines = rank_lines(document, rank, order=order, text=text, each_layer=self._each_layer)
-        lines.show(len(self._lines), lambda at: _line(self._lines[at]), self._place_of(document, selection))
+
+        def line(at: int) -> Text:
+            return _line(self._lines[at], lines.size.width - lines.scrollbar_size_vertical)
+
+        lines.show(len(self._lines), line, self._place_of(document, selection))
         title = "Tensors on this rank" + (f", {self._order}" if self._order else "")
         found = f"{len(self._lines):,} found: {printable(self._text)}" if self._text else ""
         self.query_one("#held-box", Box).entitle(title, found)
@@ -149,14 +157,16 @@ class RankView(View):
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
         self._text = message.value.strip()
-        self._again()
+        self._list_again()
 
     @on(Search.Closed)
     def _search_closed(self) -> None:
         self.query_one(HeldLines).focus()
 
-    def _again(self) -> None:
-        self.show(self.state.document, self.state.selection)
+    def _list_again(self) -> None:
+        """List the tensors in another way; the numbers beside them stay."""
+        if self.state.document is not None:
+            self._list(self.state.document, self.state.selection, rank_of(self.state.document, self.state.selection))
 
     def action_step(self, step: int) -> None:
         """Go to another rank, in the mesh's order; after the last comes the first."""
@@ -168,17 +178,19 @@ class RankView(View):
     def action_values(self) -> None:
         """Switch between elements and values."""
         self._values = not self._values
-        self._again()
+        if self.state.document is not None:
+            selection = self.state.selection
+            self._show_memory(self.state.document, selection, rank_of(self.state.document, selection))
 
     def action_order(self) -> None:
         """Sort in another way."""
         self._order = after(ORDERS, self._order)
-        self._again()
+        self._list_again()
 
     def action_each_layer(self) -> None:
         """Show each layer on a line of its own, or alike ones on one."""
         self._each_layer = not self._each_layer
-        self._again()
+        self._list_again()
 
     def action_search(self) -> None:
         """Open the search line."""
@@ -204,14 +216,11 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
 """
 
 
-def _line(line: RankLine) -> Text:
-    return Text.assemble(
-        (UNICODE.of(line.verdict), verdict_style(line.verdict)),
-        f" {line.size:>12}  ",
-        (shortened(line.title), "bold"),
-        (f"  {line.part}", "dim"),
-        no_wrap=True,
-    )
+def _line(line: RankLine, width: int) -> Text:
+    text = Text.assemble((UNICODE.of(line.verdict), verdict_style(line.verdict)), f" {line.size:>12}  ", no_wrap=True)
+    text.append(fitted(line.title, max(width - text.cell_len, LEAST_NAME)), "bold")
+    part = f"  {line.part}"
+    return text.append(part, "dim") if width - text.cell_len >= min(len(part), LEAST_PART) else text
 
 
 def _without_values(document: Document) -> str:

@@ -11,6 +11,9 @@ from shardviz.picture.model.holders import mask_of
 from ..step.text import group_of
 
 if TYPE_CHECKING:
+    from shardviz.picture.model.sides import Sides
+    from shardviz.picture.text.paint import Side
+
     from ..document import Document
     from ..step.step import Collective
     from .selection import Selection
@@ -42,6 +45,13 @@ class Lights:
         if rank in self.guilty and claimed == held:
             return "≠"
         return {(1, 1): "●", (1, 0): "○", (0, 1): "✗"}.get((claimed, held), " ")
+
+
+def drawn_side(sides: Sides, side: Side) -> Side:
+    """Return the side to draw instead of one that is not known, on which nobody would seem to hold anything."""
+    if sides.has_claimed == sides.has_held or sides.marks or not all(sides.holders.shape):
+        return side
+    return "held" if sides.has_held else "claimed"
 
 
 def lights_of(document: Document, selection: Selection, rank: int | None = None, axis: str = "") -> Lights:

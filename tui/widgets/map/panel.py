@@ -12,7 +12,7 @@ from ...clipboard import copy
 from ...keys import keys
 from ...model.messages import PlaneTurned
 from ...model.names import shortened
-from ...model.navigation.lights import lights_of
+from ...model.navigation.lights import drawn_side, lights_of
 from ...model.navigation.selection import Selection, name_of, next_slice
 from ..box import Box, Column, Row
 from ..grids.mesh_grid import LEGEND, MeshGrid
@@ -69,8 +69,9 @@ class MapPanel(Box):
         entry = document.entries[selection.entry]
         sides, why = _sides(document, selection)
         self.entitle(_title(entry, selection))
-        self.query_one(SideBar).show(selection.side, sides.titles if sides else CLAIMED_AND_HELD)
-        self.query_one(TensorMap).show(sides, selection.side, selection.plane, _pending_text(entry))
+        side = drawn_side(sides, selection.side) if sides else selection.side
+        self.query_one(SideBar).show(selection.side, sides.titles if sides else CLAIMED_AND_HELD, side)
+        self.query_one(TensorMap).show(sides, side, selection.plane, _pending_text(entry))
         shape = entry.tensor.shape
         self.query_one(TensorMap).describe = (lambda place: hovered(sides, place, shape)) if sides else None
         self.query_one(Inspector).show(document, selection, sides, why)

@@ -29,6 +29,12 @@ LEGENDS = {
 }
 """How to read the labels of a side, the first that there is room for."""
 
+NOT_KNOWN: dict[Side, tuple[str, ...]] = {
+    "claimed": ("? no ids to find it by: drawn is what is claimed", "? no ids: drawn as claimed", "? as claimed"),
+    "held": ("? no placements to say it: drawn is what is held", "? no placements: drawn as held", "? as held"),
+}
+"""Why another side is drawn than the one that is asked for."""
+
 TO_INTENDED = ("1→4: on 1, should be on 4", "1→4: is→should be")
 """How to read a difference where the second side is the intended one."""
 
@@ -39,10 +45,19 @@ class SideBar(WordLine):
     _side: Side = "claimed"
     _titles: tuple[str, str] = CLAIMED_AND_HELD
 
-    def show(self, side: Side, titles: tuple[str, str] = CLAIMED_AND_HELD) -> None:
-        """Mark the side that is drawn, and show its legend; `titles` are what the two sides are."""
-        if (side, titles) != (self._side, self._titles):
-            self._side, self._titles = side, titles
+    _drawn: Side = "claimed"
+
+    def show(self, side: Side, titles: tuple[str, str] = CLAIMED_AND_HELD, drawn: Side | None = None) -> None:
+        """Mark a side, and show its legend.
+
+        Args:
+            side: The side that is asked for.
+            titles: What the two sides are.
+            drawn: The side that is drawn, where that one is not known.
+        """
+        shown = (side, titles, drawn or side)
+        if shown != (self._side, self._titles, self._drawn):
+            self._side, self._titles, self._drawn = shown
             self.refresh()
 
     def action_show_side(self, side: Side) -> None:
@@ -61,6 +76,8 @@ class SideBar(WordLine):
         ]
         shown = dict(zip(SIDES, (*self._titles, "difference"), strict=True))[self._side]
         legends = TO_INTENDED if shown == "difference" and self._titles == HELD_AND_INTENDED else LEGENDS[shown]
+        if self._drawn != self._side:
+            legends = NOT_KNOWN[self._drawn]
         room = self.size.width - sum(word.width for word in sides) - len(GAP)
         legend = next((text for text in legends if not self.size.width or len(text) <= room), "")
         return [*sides, Word((Segment(GAP + legend, DIM),))]

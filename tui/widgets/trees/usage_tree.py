@@ -39,6 +39,9 @@ UNEVEN = 1.1
 NAME, MOST_RANKS = 22, 16
 """Columns of the names of ranks, and characters of their numbers; with more of these it is how many ranks there are."""
 
+WHERE = 34
+"""Columns kept free for where ranks are."""
+
 NUMBERS = 39
 """Columns of the numbers behind a name."""
 
@@ -129,7 +132,7 @@ def rank_bar(group: EquallyFull, most: int, mesh: Mesh, width: int) -> Text:
     """Write the bytes of a rank, or of each of several, with a bar, and where they are on the mesh."""
     name = ranks_in_words(group.ranks, MOST_RANKS)
     head = f"{name:<{NAME}} {bytes_text(group.taken):>9}  "
-    drawn = bar(group.taken / max(most, 1), max(min(width - len(head) - 24, 40), 4))
+    drawn = bar(group.taken / max(most, 1), max(min(width - len(head) - WHERE, 40), 4))
     return Text.assemble((head, "bold"), (drawn, "dim"), (f"  {_where(group.ranks, mesh)}", "dim"), no_wrap=True)
 
 
@@ -138,4 +141,4 @@ def _where(ranks: tuple[int, ...], mesh: Mesh) -> str:
     if len(ranks) == 1:
         return mesh.label(ranks[0]) if ranks[0] in mesh else ""
     shared = next((label for label in rank_labels(mask_of(ranks), Colouring(mesh)) if "=" in label), "")
-    return f"{len(ranks):,} ranks" + (f": {shared}" if shared else "")
+    return f"{shared} · {len(ranks):,} ranks".removeprefix(" · ")
