@@ -34,6 +34,14 @@ CASES = {
         3,
         "SystemExit: 3 (mine.py, line 10: def parallelize(model, mesh): sys.exit(3))",
     ),
+    "what fails by all means": ("def build(): return open('no.pt')", (), 2, "error: build() raised FileNotFoundError"),
+    "FSDP1 without a device": (
+        "from torch.distributed.fsdp import FullyShardedDataParallel\n"
+        "def parallelize(model, mesh): return FullyShardedDataParallel(model, device_mesh=mesh)",
+        (),
+        2,
+        "Hint: a plan has no GPU: give FullyShardedDataParallel device_id=torch.device(mesh.device_type)",
+    ),
     "an element type of a batch": ("", ("--batch", "4,8:int65"), 2, "torch has no element type 'int65'"),
     "an element type of a state": ("", ("--state", "fp32"), 2, "torch has no element type 'fp32'"),
 }

@@ -33,6 +33,13 @@ AT_FAULT = "make what it calls work on the meta device"
 
 BY_HAND = "call build() and parallelize() by hand: the traceback shows where"
 NO_GPU = "a plan has no GPU: leave out what asks for one, and take the device from mesh.device_type"
+FOR_FSDP1 = "a plan has no GPU: give FullyShardedDataParallel device_id=torch.device(mesh.device_type)"
+
+INSTEAD = {
+    "fakes": "so the model is built on tensors without memory, under FakeTensorMode",
+    "values": "so the model is built with its values",
+}
+"""What a plan says after the reasons for which a model is not built on the meta device."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,7 @@ def sharded(
         ProbeError: No means works.
     """
     refused: list[str] = []
+    reasons: list[str] = []
     for one in means:
         mode = fake_mode() if one == "fakes" else _Limit() if one == "values" else None
         if one == "values" and size > MAX_VALUES:
@@ -154,15 +162,25 @@ def sharded(
             done = model if returned is None else returned
             if one == "meta" and has_ddp(done):
                 continue  # it hooks parameters, and a step needs others that are on a device
-            return Built(done, one, mode if one == "fakes" else None, (*refused, *talks.said))
+            instead = (INSTEAD[one],) if refused else ()
+            return Built(done, one, mode if one == "fakes" else None, (*refused, *instead, *talks.said))
         except ProbeError as error:
             raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # torch's CheckpointException is not derived from Exception
             on = {"meta": "on the meta device", "fakes": "under FakeTensorMode", "values": "with values"}[one]
+            reasons.append(f"{call} raised {one_line(error)}")
             refused.append(f"{call} {on} raised {one_line(error)}")
-    raise ProbeError("; ".join((refused[-1], *talks.said)), NO_GPU if "cuda" in refused[-1].lower() else BY_HAND)
+    why = reasons[-1] if len(set(reasons)) == 1 else refused[-1]
+    raise ProbeError("; ".join((why, *talks.said)), _hint(why))
+
+
+def _hint(why: str) -> str:
+    """Return what to do where a model cannot be built by any means."""
+    if "needs a non-CPU accelerator" in why:
+        return FOR_FSDP1
+    return NO_GPU if any(word in why.lower() for word in ("cuda", "nccl")) else BY_HAND
 
 
 def _built(build: Callable[[], nn.Module], means: str, early: nn.Module | None) -> nn.Module:

@@ -37,5 +37,7 @@ class Talks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def said(self) -> tuple[str, ...]:
         """What was called, a sentence each."""
         return tuple(
-            f"parallelize() calls {call}: a plan sends nothing, so its result is not true" for call in self._calls
+            f"parallelize() calls {call}: a plan sends nothing, so what it returns is not true, nor are layouts that "
+            "depend on it"
+            for call in self._calls
         )
