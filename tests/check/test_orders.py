@@ -104,7 +104,7 @@ def test_experts_and_files_sorted_as_text_are_named(tmp_path: Path) -> None:
         ([0, 0, 2, 2], "tp=i holds the shard of tp=2*(i//2)"),
         ([0, 0, 1, 1], "tp=i holds the shard of tp=i//2"),
         ([0, 1, 0, 1], "tp=i holds the shard of tp=i%2"),
-        ([0, 1, 1, 3], "the shards [0, 1, 1, 3], some of them twice"),
+        ([0, 1, 1, 2], "the shards [0, 1, 1, 2], some of them twice"),
     ],
 )
 def test_ranks_that_share_a_shard_are_no_other_order_of_ranks(tmp_path: Path, source: list[int], words: str) -> None:
@@ -115,6 +115,34 @@ def test_ranks_that_share_a_shard_are_no_other_order_of_ranks(tmp_path: Path, so
     for found in findings:
         assert words in found.summary
         assert "Several ranks read the same part" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "cause"),
+    [
+        ([0, 1, 1, 3], "tp=2 holds the shard of tp=1; the other 3 hold their own", "clamped"),
+        ([0, 1, 2, 3, 4, 5, 6, 6], "tp=7 holds the shard of tp=6; the other 7 hold their own", "clamped"),
+        ([0, 5, 2, 3, 4, 1, 6, 7], "tp=1 holds the shard of tp=5 and tp=5 holds the shard of tp=1", "exchanged"),
+    ],
+)
+def test_few_ranks_with_anothers_shard_are_named_and_the_others_are_not_blamed(
+    tmp_path: Path, source: list[int], words: str, cause: str
+) -> None:
+    mesh, layout = f"tp={len(source)}", "[16/tp, 4]"
+    own = shards_of(arange(16, 4), layout, mesh)
+    made = Made(layout, ids={rank: own[at] for rank, at in enumerate(source)})
+    for found in check_made(tmp_path, mesh, {"w": made}).findings:
+        assert words in found.summary
+        assert cause in found.cause
+        assert "each rank" not in found.summary
+
+
+def test_two_ranks_of_a_mesh_with_each_others_shards_are_named_by_rank(tmp_path: Path) -> None:
+    own = shards_of(arange(16, 4), "[16/tp/fsdp, 4]", "fsdp=4,tp=2")
+    own[1], own[6] = own[6], own[1]
+    found = only(check_made(tmp_path, "fsdp=4,tp=2", {"w": Made("[16/tp/fsdp, 4]", ids=own)}))
+    assert found.ranks == (1, 6)
+    assert "rank 1 holds the shard of rank 6 and rank 6 holds the shard of rank 1; all other ranks" in found.summary
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ def test_shards_of_a_gradient_are_compared_with_their_own_part(tmp_path):
     [
         (2.0, "the gradient is 2 times the unsharded model's, the size of dp or tp"),
         (4.0, "the gradient is 4 times the unsharded model's, the size of dp * tp"),
-        (0.5, "the gradient is 1/2 of the unsharded model's, 1 over dp or tp"),
-        (0.25, "the gradient is 1/4 of the unsharded model's, 1 over dp * tp"),
+        (0.5, "the gradient is 1/2 of the unsharded model's, 1 over the size of dp or tp"),
+        (0.25, "the gradient is 1/4 of the unsharded model's, 1 over the size of dp * tp"),
     ],
 )
 def test_a_ratio_is_named_with_the_axes_whose_size_it_is(tmp_path, ratio, says):
@@ -179,7 +179,7 @@ def test_logged_values_that_are_each_ranks_own_are_unreduced_scalars(tmp_path):
     values = {0: part, 1: WANTED - part, 2: part, 3: WANTED - part}
     (finding,) = check_step(step_dump(tmp_path, values, role="scalar"), [])
     assert finding.kind == "unreduced-scalar"
-    assert finding.summary.endswith("their sum over tp is the whole's")
+    assert finding.summary.endswith("their sum over tp is the unsharded model's value")
 
 
 def test_a_bias_that_every_rank_adds_is_named_with_how_often(tmp_path):

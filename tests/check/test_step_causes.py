@@ -103,7 +103,10 @@ def test_a_loss_that_is_divided_twice_is_one_finding_with_its_gradients(tmp_path
     step.add("v", "grad", on_all(WANTED / 2)).add("w", "grad", on_all(WANTED / 2))
     (found,), _ = step.check()
     assert (found.kind, found.tensor) == ("wrong-scale", "loss")
-    assert found.summary == "the value is 1/2 of the unsharded model's, 1 over dp or tp, and so are 2 gradients"
+    assert (
+        found.summary
+        == "the value is 1/2 of the unsharded model's, 1 over the size of dp or tp, and so are 2 gradients"
+    )
     assert "mean already" in found.cause
 
 
@@ -117,7 +120,7 @@ def test_a_norm_of_each_ranks_own_shards_is_told_how_to_be_summed(tmp_path: Path
     parts = {0: 3.0, 1: 4.0, 2: 3.0, 3: 4.0}
     (found,), _ = Step(tmp_path).add("norm", "scalar", parts, 5.0).check()
     assert found.kind == "unreduced-scalar"
-    assert found.summary.endswith("their norm over tp is the whole's")
+    assert found.summary.endswith("their norm over tp is the unsharded model's value")
     assert "sum of squares over tp" in found.fix
 
 

@@ -194,6 +194,7 @@ def test_group_ranks_that_are_not_coordinates_are_found(tmp_path: Path) -> None:
     found = only(check_dump(tmp_path / "made.shardviz"))
     assert (found.kind, found.ranks) == ("rank-order", (0, 1))
     assert "rank 0 is tp=0 but number 1 of its group" in found.summary
+    assert "made from its ranks in another order" in found.cause, "the mesh's ranks rise"
 
 
 def tie(folder: Path) -> None:

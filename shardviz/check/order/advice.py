@@ -118,7 +118,7 @@ CATALOGUE: dict[Disorder, Advice] = {
         "label the local tensors by {placements}, or redistribute after labelling",
     ),
     "same-shard": Advice(
-        "The loader did not use this axis's coordinate to choose the shard: a tp_rank left at its default of 0",
+        "The loader chose the shard without the rank's coordinate on the axis: a tp_rank left at its default of 0",
         "choose the shard by mesh.get_local_rank({axis!r})",
         ("vllm-gguf-plugin#103",),
     ),
@@ -126,7 +126,19 @@ CATALOGUE: dict[Disorder, Advice] = {
         "Several ranks read the same part: the shard was chosen by less than the whole coordinate, as where a "
         "file that several ranks share is read from its start, or the coordinate was divided or wrapped by the number "
         "of ranks of another job",
-        "choose the shard by the whole of mesh.get_local_rank({axis!r}), also within a file that holds several shards",
+        "choose the shard by mesh.get_local_rank({axis!r}), undivided; read a file with the shards of several ranks at "
+        "each rank's own offset",
+    ),
+    "shared-shards": Advice(
+        "These ranks read another rank's part and most read their own: an index that was clamped or is off by one at "
+        "its end, a part that was saved or copied twice under two names",
+        "look for how these ranks choose what they read (min(), a last index, a list of files), and compare the files "
+        "of both",
+    ),
+    "exchanged-ranks": Advice(
+        "These ranks have each other's parts and all others their own: two files or hosts were exchanged, or two "
+        "entries of a list of files or hosts",
+        "look for the list or the file names by which these ranks find their parts; the others need no change",
     ),
     "reversed": Advice(
         "The loader counts the coordinate from the other end, or the mesh was built from ranks in falling order",

@@ -21,13 +21,17 @@ class Agreement:
     Attributes:
         loss: The loss of the sharded step over all ranks; NaN where it was not captured.
         loss_wanted: The unsharded model's.
-        num_gradients: How many gradients were compared.
-        farthest: The largest difference of any element of them, on any rank.
+        num_right: How many gradients are the unsharded model's.
+        nearest: The largest difference of any element of them, on any rank.
+        num_wrong: How many gradients are not.
+        farthest: The largest difference of any element of those, on any rank.
     """
 
     loss: float
     loss_wanted: float
-    num_gradients: int
+    num_right: int
+    nearest: float
+    num_wrong: int
     farthest: float
 
 
@@ -40,7 +44,9 @@ def agreement(dump: Dump) -> Agreement | None:
         return None
     loss = float(next(iter(losses[0].reduced.values()))) if losses else math.nan
     wanted = float(losses[0].wanted) if losses else math.nan
-    return Agreement(loss, wanted, len(gradients), max((_farthest(one) for one in gradients), default=0.0))
+    right, wrong = ([one for one in gradients if bool(one.wrong) == is_wrong] for is_wrong in (False, True))
+    near, far = (max(map(_farthest, ones), default=0.0) for ones in (right, wrong))
+    return Agreement(loss, wanted, len(right), near, len(wrong), far)
 
 
 def _farthest(one: Compared) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.as_claimed import claimed_dims
-from shardviz.check.values.numbers import first_difference
+from shardviz.check.values.numbers import first_difference, same_step
 from shardviz.layout.notation import write
 from shardviz.text import named_ranks
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
 
 Groups = list[list["Shard"]]
-MAX_LISTED = 8
+
+OF_REPLICAS = ("OLMo-core#319", "composer#2812")
 
 
 def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
@@ -95,31 +96,74 @@ def _compare(dump: Dump, tensor: Tensor, numbers: list[int], groups: Groups) -> 
 
 
 def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Finding:
-    others: list[int] = []
-    for group in differing:
-        usual = Counter(shard.digest(index) for shard in group).most_common(1)[0][0]
-        others += [shard.rank for shard in group if shard.digest(index) != usual]
+    usual = [Counter(shard.digest(index) for shard in group).most_common(1)[0][0] for group in differing]
+    others = [
+        [shard for shard in group if shard.digest(index) != most] for group, most in zip(differing, usual, strict=True)
+    ]
+    ranks = tuple(sorted(shard.rank for shards in others for shard in shards))
     mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
-    axes = _axes(mesh, differing, index)
-    group = differing[0]
-    other = next(shard for shard in group if shard.digest(index) != group[0].digest(index))
-    first = first_difference(group[0], other)
+    pair = next(shard for shard in differing[0] if shard.digest(index) == usual[0]), others[0][0]
+    axes, odd = _axes(mesh, differing, index), _odd(mesh, differing, others)
     is_beside_shards = tensor.claimed is None and any(one.claimed is not None for one in dump.at("initial"))
-    cause, fix, refs = _advice(tensor.role, axes, is_beside_shards=is_beside_shards)
+    if odd and not is_beside_shards:
+        sentence = (
+            f"copies differ from the start: {odd} {'has' if len(ranks) == 1 else 'have'} other values than all others"
+        )
+        sentence += _apart(*pair)
+        cause, fix, refs = _advice_on_odd(odd, ranks, differing[0])
+        held = f"other values on {odd}"
+    else:
+        sentence = f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {_count(differing, index)}"
+        cause, fix, refs = _advice(tensor.role, axes, is_beside_shards=is_beside_shards)
+        held = f"different values along {' and '.join(axes)}" if axes else "different values"
+    first = first_difference(*pair)
     return Finding(
         "unreplicated",
         "error",
         tensor.names[index],
-        tuple(sorted(others)),
-        f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others):,} of "
-        f"{len(tensor.shards):,} ranks differ from the other copies ({named_ranks(others, MAX_LISTED)})",
+        ranks,
+        sentence,
         details=(first,) if first else (),
         claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
-        held=f"different values along {' and '.join(axes)}" if axes else "different values",
+        held=held,
         cause=cause,
         fix=fix,
         refs=refs,
     )
+
+
+def _count(differing: Groups, index: int) -> str:
+    """Say how many different copies there are: `each part has 2 different copies on 2 ranks`."""
+    copies = max(len({shard.digest(index) for shard in group}) for group in differing)
+    ranks = max(map(len, differing))
+    where = f"{copies:,} different copies on {ranks:,} ranks"
+    return where if len(differing) == 1 else f"each of {len(differing):,} parts has {where}"
+
+
+def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
+    """Name the ranks whose copies are others than those of most, which agree; empty where there is no such most."""
+    if any(2 * len(odd) >= len(group) for odd, group in zip(others, differing, strict=True)):
+        return ""
+    ranks = sorted(shard.rank for shards in others for shard in shards)
+    coords = [mesh.coord_of(rank) for rank in ranks if rank in mesh]
+    if len(ranks) == 1:
+        at = (
+            ", ".join(f"{axis}={position}" for axis, position in zip(mesh.axes, coords[0], strict=True))
+            if coords
+            else ""
+        )
+        return f"rank {ranks[0]}" + f" ({at})" * (mesh.ndim > 1 and bool(at))
+    for column, axis in enumerate(mesh.axes):
+        positions = {coord[column] for coord in coords}
+        if len(positions) == 1 and len(coords) * mesh.axis_size(axis) == mesh.size:
+            return f"{axis}={positions.pop()} ({named_ranks(ranks)})"
+    return named_ranks(ranks)
+
+
+def _apart(right: Shard, wrong: Shard) -> str:
+    """Say by how much all elements of an odd copy differ, where it is by one number or factor."""
+    step = same_step(right, wrong)
+    return f": every element {'is' if step.startswith('times') else 'differs by'} {step}" if step else ""
 
 
 def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
@@ -142,7 +186,7 @@ def _advice(role: str, axes: list[str], *, is_beside_shards: bool) -> tuple[str,
     if role == "buffer":
         return (
             "Buffers are neither sharded nor synchronised: each rank computes with its own",
-            f"make it alike {where}: seed alike before it is made, or torch.distributed.broadcast it after",
+            f"torch.distributed.broadcast it {where} once it is made, or give all ranks one seed before",
             ("LlamaFactory#10820",),
         )
     if is_beside_shards:
@@ -157,7 +201,24 @@ def _advice(role: str, axes: list[str], *, is_beside_shards: bool) -> tuple[str,
     return (
         "Each replica drew or loaded its own values, by a seed or a file that depends on the rank, and nothing makes "
         "them agree: gradients are averaged, weights are not",
-        f"seed alike {where} before the weights are drawn, or torch.distributed.broadcast them from its first rank "
-        "before training",
-        ("OLMo-core#319", "composer#2812"),
+        f"give all ranks {where} one seed before the weights are drawn, or torch.distributed.broadcast the weights "
+        "from the first of these ranks before training",
+        OF_REPLICAS,
+    )
+
+
+def _advice_on_odd(odd: str, ranks: tuple[int, ...], group: list[Shard]) -> tuple[str, str, tuple[str, ...]]:
+    """Return cause, fix and references where most copies agree: seeds and files cannot depend on the rank there."""
+    first = min(shard.rank for shard in group)
+    if first in ranks:
+        return (
+            f"Only {odd} loaded or changed its copy, as where rank 0 reads a checkpoint, and nothing sent it on",
+            f"torch.distributed.broadcast it from rank {first}, or load it on every rank",
+            OF_REPLICAS,
+        )
+    return (
+        f"All other ranks agree, so something loaded or changed the copy on {odd} alone: code that runs only there, "
+        "another file on that machine, or a broadcast without it",
+        f"look for what only {odd} runs or reads; torch.distributed.broadcast from rank {first} makes the copies equal",
+        OF_REPLICAS,
     )

@@ -11,6 +11,10 @@ from shardviz.layout.region import index_of
 if TYPE_CHECKING:
     from shardviz.dump.dump import Shard
 
+LEAST_ALIKE = 3
+ALIKE = 1e-5
+"""Relative, of differences and factors: those of float32 numbers are rounded."""
+
 
 def flat_values(shard: Shard) -> list[float | str] | None:
     """Return a shard's values, row-major; None where the dump has only their digest."""
@@ -40,6 +44,24 @@ def first_difference(one: Shard, other: Shard) -> str:
     shape = (*one.body.local_shape, *pair)
     index = index_of(at, shape)
     return f"at {index} of the shard rank {one.rank} has {_said(ours[at])}, rank {other.rank} {_said(theirs[at])}"
+
+
+def same_step(one: Shard, other: Shard) -> str:
+    """Say by what all elements of a second copy differ from those of a first: `+0.5` or `times 2`; empty where by none.
+
+    Copies of fewer than three elements show no rule.
+    """
+    ours, theirs = flat_values(one), flat_values(other)
+    pairs = list(zip(ours or (), theirs or (), strict=False))
+    if len(pairs) < LEAST_ALIKE or not all(isinstance(value, float | int) for pair in pairs for value in pair):
+        return ""
+    steps = [float(b) - float(a) for a, b in pairs]
+    factors = [float(b) / float(a) for a, b in pairs if a]
+    if steps[0] and all(math.isclose(step, steps[0], rel_tol=ALIKE) for step in steps):
+        return f"{steps[0]:+.6g}"
+    if len(factors) == len(pairs) and all(math.isclose(factor, factors[0], rel_tol=ALIKE) for factor in factors):
+        return f"times {factors[0]:.6g}"
+    return ""
 
 
 def _said(value: float | str) -> str:

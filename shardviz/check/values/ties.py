@@ -59,8 +59,8 @@ def _finding(stamp: Stamp, ranks: tuple[int, ...], num_both: int) -> Finding:
         "error",
         stamp.name,
         ranks,
-        f"it shared storage with {stamp.tied_to} before sharding, and does not on {len(ranks):,} of the {num_both:,} "
-        "ranks that have both",
+        f"{stamp.name} shared storage with {stamp.tied_to} before sharding, and no longer does on "
+        f"{'all' if len(ranks) == num_both else f'{len(ranks):,} of the'} {num_both:,} ranks that have both",
         cause="Sharding, or to_empty before it, replaced the parameters of both modules by new ones, module by module",
         fix=f"tie them again after the model is sharded, under one layout, or shard the module that owns both as one "
         f"unit: model.{stamp.name} = model.{stamp.tied_to}",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.finding import Finding
 from shardviz.dump.read import mesh_of
 
@@ -33,9 +35,26 @@ def check_rank_order(dump: Dump) -> Iterator[Finding]:
             tuple(sorted(ranks)),
             f"{len(ranks):,} ranks have a number in the group along {name} that is not their coordinate on mesh "
             f"{mesh_of(record)}: rank {rank} is {name}={position} but number {in_group} of its group",
-            cause="The mesh was built from ranks that do not rise, and process groups number their ranks by rank",
-            fix="build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis",
+            cause=_BY_RANK if _is_by_rank(record, axis, ranks) else _BY_HAND.format(axis=name),
+            fix="build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis"
+            if _is_by_rank(record, axis, ranks)
+            else f"build the mesh by init_device_mesh, which makes its groups itself, or make the group along {name} "
+            "from its ranks in the order of the mesh",
         )
+
+
+def _is_by_rank(record: MeshRecord, axis: int, ranks: dict[int, tuple[int, int]]) -> bool:
+    """Whether every group along an axis numbers its ranks rising, and it is the mesh that does not."""
+    groups = np.moveaxis(np.array(record.ranks).reshape(record.shape), axis, -1).reshape(-1, record.shape[axis])
+    numbers = {int(rank): int((group < rank).sum()) for group in groups for rank in group if int(rank) in ranks}
+    return all(numbers[rank] == in_group for rank, (_, in_group) in ranks.items())
+
+
+_BY_RANK = "The mesh was built from ranks that do not rise, and process groups number their ranks by rank"
+_BY_HAND = (
+    "The process group along {axis} was made from its ranks in another order than the mesh has them, as by new_group "
+    "with sort_ranks=False or a group that was handed to DeviceMesh.from_group"
+)
 
 
 def differing(dump: Dump) -> Places:

@@ -26,6 +26,8 @@ Disorder = Literal[
     "another-layout",
     "same-shard",
     "repeated-shards",
+    "shared-shards",
+    "exchanged-ranks",
     "reversed",
     "rotated",
     "global-rank",

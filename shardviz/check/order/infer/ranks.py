@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 8
 
+FEW = 3
+"""So many ranks out of order are named, with what they hold; of more, the order of all is."""
+
 
 def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
     """Yield the rules by which ranks hold each other's shards, axis by axis first, then by rank."""
@@ -31,7 +34,10 @@ def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Exp
         yield _explain_axes(claimed, by_axis)
         return
     yield from _by_global_rank(claimed, sources)
-    if len(claimed.mesh.ranks) == len(sources):
+    odd = {coord: source for coord, source in sources.items() if coord != source}
+    if len(odd) <= FEW and 2 * len(odd) < len(sources):
+        yield _explain_few(claimed, odd)
+    elif len(claimed.mesh.ranks) == len(sources):
         permutation = _by_rank(claimed, sources)
         if len(set(permutation)) == len(permutation):
             yield _explain_permutation(claimed, permutation)
@@ -79,7 +85,10 @@ def _explain_axes(claimed: Layout, maps: Maps) -> Explanation:
     axis = next(axis for axis, (disorder, _) in named.items() if disorder == name)
     words = " and ".join(words for _, words in named.values())
     fix = CATALOGUE[name].fix.format(axis=axis)
-    return Explanation(name, f"each rank holds another rank's shard: {words}", fix, words)
+    sentence = (
+        words if name in ("shared-shards", "exchanged-ranks") else f"each rank holds another rank's shard: {words}"
+    )
+    return Explanation(name, sentence, fix, words)
 
 
 def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str]:
@@ -95,12 +104,25 @@ def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str
     if len(steps) == 1:
         return "rotated", f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
     order = listed((seen.get(position, "?") for position in range(size)), MAX_LISTED)
+    odd = {position: source for position, source in seen.items() if position != source}
+    few = len(odd) <= FEW and 2 * len(odd) < len(seen)
+    if few and len(sources) < len(seen):
+        return "shared-shards", f"{_holders(axis, odd)}; the other {len(seen) - len(odd):,} hold their own"
+    if few:
+        return "exchanged-ranks", f"{_holders(axis, odd)}; the other {len(seen) - len(odd):,} hold their own"
     if len(sources) < len(seen):
         repeated = _repeated(axis, size, seen)
         return "repeated-shards", f"along {axis} the ranks hold the shards [{order}], some of them twice{repeated}"
     if len(seen) == size and as_text(np.array([seen[position] for position in range(size)])) == 1:
         return "as-text", f"along {axis} the shards are in the order of their numbers as text: [{order}]"
     return "permuted-ranks", f"along {axis} the shards stand in the order [{order}]"
+
+
+def _holders(axis: str, odd: Mapping[int, int]) -> str:
+    """Say which positions along an axis hold which shard: `fsdp=127 holds the shard of fsdp=126`."""
+    return " and ".join(
+        f"{axis}={position} holds the shard of {axis}={source}" for position, source in sorted(odd.items())
+    )
 
 
 def _repeated(axis: str, size: int, seen: Mapping[int, int]) -> str:
@@ -142,6 +164,16 @@ def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> list[int]:
     mesh = claimed.mesh
     pairs = sorted((mesh.rank_at(coord), mesh.rank_at(source)) for coord, source in sources.items())
     return [source for _, source in pairs]
+
+
+def _explain_few(claimed: Layout, odd: Mapping[Coord, Coord]) -> Explanation:
+    rank_at = claimed.mesh.rank_at
+    pairs = sorted((rank_at(coord), rank_at(source)) for coord, source in odd.items())
+    words = " and ".join(f"rank {rank} holds the shard of rank {source}" for rank, source in pairs)
+    name: Disorder = (
+        "exchanged-ranks" if {at for at, _ in pairs} == {source for _, source in pairs} else "shared-shards"
+    )
+    return Explanation(name, f"{words}; all other ranks hold their own", CATALOGUE[name].fix.format(axis=""), words)
 
 
 def _explain_permutation(claimed: Layout, permutation: list[int]) -> Explanation:

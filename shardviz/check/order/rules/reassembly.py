@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import GatherRecord, Stamp
+    from shardviz.layout.layout import Layout
+
+UNEVEN = (
+    "torch's own collective is wrong for shards of different sizes in this layout, or the process groups are not in "
+    "the mesh's order",
+    "choose sizes that the axes divide",
+)
+EVEN = (
+    "The process groups are not in the mesh's order, or torch's own collective is wrong for this layout",
+    "build the mesh by init_device_mesh, which makes its groups itself",
+)
+"""Cause and fix, where shards have the same size and where they do not."""
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 """By name and collective: what the ranks got that is not the tensor in order."""
@@ -103,6 +115,7 @@ def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
 def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
     tensor = dump.stamped.get(name)
     claimed = tensor.claimed if tensor is not None else None
+    cause, fix = UNEVEN if claimed is not None and _is_uneven(claimed) else EVEN
     return Finding(
         "collective-mismatch",
         "error",
@@ -110,10 +123,14 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
         tuple(ranks),
         f"the shards are as claimed, but {call}() {_said(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
-        cause="torch's own collective is wrong for this layout, or the process groups are not in the mesh's order",
-        fix="choose sizes that the axes divide, or redistribute one axis at a time; shardviz audit gives a repro to "
-        "report",
+        cause=cause,
+        fix=f"{fix}, or redistribute one axis at a time; shardviz audit gives a repro to report",
     )
+
+
+def _is_uneven(layout: Layout) -> bool:
+    """Whether ranks have shards of different sizes."""
+    return len({layout.region(coord).shape for coord in layout.mesh.coords()}) > 1
 
 
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:

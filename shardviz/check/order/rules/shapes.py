@@ -20,6 +20,7 @@ from shardviz.check.order.rules.ids.places import shape_differs
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Tensor
+
+MOST_SHAPES = 3
 
 FROM_LOCAL = "DTensor.from_local takes the local shape times the ranks for the global shape"
 
@@ -39,15 +42,17 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
         return
     wanted = stamp.shape if stamp else shapes.most_common(1)[0][0]
     others = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != wanted}
-    rank, shape = next(iter(others.items()))
+    rank = next(iter(others))
+    shapes_of = {shape: [at for at, own in others.items() if own == shape] for shape in dict.fromkeys(others.values())}
+    seen = " and ".join(f"{list(shape)} on {named_ranks(ranks)}" for shape, ranks in [*shapes_of.items()][:MOST_SHAPES])
     whose = "the unsharded model has" if stamp else "most ranks have"
     claimed = tensor.shards[rank].layout
     yield replace(
         _with_label(laid_out, tensor, name, claimed, wanted),
         tensor=name,
         ranks=tuple(others),
-        sentence=f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: {list(shape)} on rank "
-        f"{rank}, where {whose} {list(wanted)}",
+        sentence=f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: {seen}, "
+        f"where {whose} {list(wanted)}",
         claimed=write(claimed) if claimed is not None else "",
     )
 

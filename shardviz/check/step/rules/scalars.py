@@ -33,18 +33,18 @@ def check_scalar(one: Compared) -> Finding | None:
         one.name,
         one.wrong,
         f"ranks log {shown} where the unsharded model logs {number(float(one.wanted.sum()))}",
-        details=(f"their {missing[0]} over {axes} is the whole's",) if missing else (),
+        details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
         claimed=claimed_text(one),
         held=f"each rank's own part (+{', +'.join(missing[1])})" if missing else "a value of each rank's own",
         cause=cause,
-        fix=fix.format(axes=axes),
+        fix=fix.format(axes=axes, op="AVG" if missing and missing[0] == "mean" else "SUM"),
         refs=("pytorch#144054",),
     )
 
 
 _PART = (
     ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part only",
-    "log tensor.full_tensor().item(), or all_reduce the value over {axes} first",
+    "all_reduce the value over {axes} with ReduceOp.{op} before it is logged; of a DTensor, log full_tensor().item()",
 )
 _OWN = (
     "Each rank computes it from its own part, and no sum or mean makes up for that: a softmax or an accuracy over a "

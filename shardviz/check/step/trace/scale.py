@@ -38,7 +38,7 @@ def check_times(evidence: Evidence, one: Compared, first: Divergence) -> Finding
     is_ratio = bool(ratio) and abs(factor - ratio) <= max(NEAR, one.rounding.epsilon) * abs(factor)
     axes = _axes(one, ratio) if is_ratio else []
     size = " or ".join(axes)
-    which = f", the size of {size}" if size and ratio > 1 else f", 1 over the size of {size}" if size else ""
+    which = f", {'' if ratio > 1 else '1 over '}the size of {size}" if size else ""
     times = times_text(ratio) if is_ratio else f"{number(factor)} times"
     cause, fix = _advice(evidence, first, ratio if is_ratio else Fraction(0), size)
     return Finding(

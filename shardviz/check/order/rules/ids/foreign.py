@@ -88,11 +88,11 @@ def _collision(case: Case) -> Finding:
         "error",
         case.name,
         tuple(sorted(by_rank)),
-        f"one name stands for {distinct} different tensors of the unsharded model: {named}",
+        f"ranks use this name for {distinct} different tensors of the unsharded model: {named}",
         claimed=case.claimed_text,
         held="a different tensor on each rank",
-        cause="Modules were renumbered on each rank, as local experts counted from 0: a checkpoint by name keeps one "
-        "rank's and loses the others'",
+        cause="Each rank numbers its own modules from 0, as with local experts: a checkpoint goes by the name, keeps "
+        "one rank's tensor and loses those of the others",
         fix="name modules by their global number, or stack the experts into one tensor and shard it with Shard(0)",
         refs=("KempnerForge#202",),
     )

@@ -61,7 +61,7 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     is_ratio = bool(ratio) and abs(factor - ratio) <= near * max(1.0, abs(factor))
     found = overs(gradients, ratio, batch_axes(evidence.dump)) if is_ratio else []
     size = " or ".join(over.text for over in found)
-    which = f", the size of {size}" if size and ratio > 1 else f", 1 over {size}" if size else ""
+    which = f", {'' if ratio > 1 else '1 over '}the size of {size}" if size else ""
     times = times_text(ratio) if is_ratio else f"{number(factor)} times"
     cause, fix = _advice(gradients, factor, times)
     if found:

@@ -76,7 +76,7 @@ def check_scale(one: Compared, batch: Batch | None = None, *, is_mean: bool = Fa
         return _by_numbers(one)
     found = overs([one], ratio, batch)
     size = " or ".join(over.text for over in found)
-    which = f", the size of {size}" if size and ratio > 1 else f", 1 over {size}" if size else ""
+    which = f", {'' if ratio > 1 else '1 over '}the size of {size}" if size else ""
     cause, fix = _of_value(ratio, size, is_mean=is_mean) if one.role == "scalar" else _advice(ratio, found)
     return Finding(
         "wrong-scale",
