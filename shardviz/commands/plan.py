@@ -111,7 +111,7 @@ def _choose(args: argparse.Namespace) -> int:
     from shardviz.commands.common.streams import talk
     from shardviz.live.plan.rows import rows as planned_rows
     from shardviz.plan.choice import bytes_of, choice_lines
-    from shardviz.plan.search import meshes
+    from shardviz.plan.search import MOST_MESHES, meshes
 
     if not args.gpus:
         raise ShardvizError("--gpus 0: no mesh has 0 ranks", "name at least 1 GPU: --gpus 1024")
@@ -119,7 +119,10 @@ def _choose(args: argparse.Namespace) -> int:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
     memory = bytes_of(args.memory) if args.memory else 0
     job = _job(args)
-    tried = meshes(job.mesh.axes, args.gpus, job.node)
+    found = meshes(job.mesh.axes, args.gpus, job.node)
+    tried = found[:MOST_MESHES]
+    if len(found) > len(tried):
+        talk(f"trying the {len(tried)} likeliest of {len(found):,} meshes")
     rows: list[Row] = []
     doing = Doing(len(tried))
     try:

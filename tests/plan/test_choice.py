@@ -217,3 +217,14 @@ def test_where_a_step_fails_on_the_first_rank_it_is_not_tried_on_all(
     text = printed(capfd, staged.name, "--mesh", "4,2,1", "-o", "one.shardviz")
     assert "a step with values raised ValueError: no" in " ".join(text.split())
     assert sorted(path.name for path in Path().glob("stepped*")) == ["stepped0", "stepped7"]
+
+
+def test_how_many_meshes_are_left_out_is_said(
+    mine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardviz.plan.search.MOST_MESHES", 1)
+    assert main(["plan", mine.name, "--gpus", "2", "--no-step"]) == 0
+    out, err = capfd.readouterr()
+    assert "trying the 1 likeliest of 2 meshes" in err
+    assert [cells(line)[0] for line in out.splitlines()[:2]] == ["mesh", "(fsdp=2, tp=1)"]
+    assert "tp=2" not in out
