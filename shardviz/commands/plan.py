@@ -16,13 +16,13 @@ from __future__ import annotations
 import re
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz import probe_files
 from shardviz.commands.common.parser import count
-from shardviz.commands.common.progress import Count, progress
+from shardviz.commands.common.progress import progress
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.origin import is_earlier_run
 from shardviz.dump.write import SUFFIX, check_folder, replacing_folder, write_plan, write_run
@@ -31,9 +31,8 @@ from shardviz.plan.ranks import PlannedRanks
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.planning import PlanJob
     from shardviz.plan.choice import Row
 
@@ -110,8 +109,9 @@ def _choose(args: argparse.Namespace) -> int:
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
+    from shardviz.live.plan.rows import rows as planned_rows
     from shardviz.plan.choice import bytes_of, choice_lines
-    from shardviz.plan.search import meshes
+    from shardviz.plan.search import MOST_MESHES, meshes
 
     if not args.gpus:
         raise ShardvizError("--gpus 0: no mesh has 0 ranks", "name at least 1 GPU: --gpus 1024")
@@ -119,10 +119,14 @@ def _choose(args: argparse.Namespace) -> int:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
     memory = bytes_of(args.memory) if args.memory else 0
     job = _job(args)
-    tried = meshes(job.mesh.axes, args.gpus, job.node)
+    found = meshes(job.mesh.axes, args.gpus, job.node)
+    tried = found[:MOST_MESHES]
+    if len(found) > len(tried):
+        talk(f"trying the {len(tried)} likeliest of {len(found):,} meshes")
     rows: list[Row] = []
+    doing = Doing(len(tried))
     try:
-        for row in _rows(job, tried, memory):
+        for row in _shown(planned_rows(job, tried, memory, doing), doing):
             rows.append(row)
     except KeyboardInterrupt:
         talk(f"shardviz: planned {len(rows)} of {len(tried)} meshes")
@@ -134,28 +138,34 @@ def _choose(args: argparse.Namespace) -> int:
     return EXIT_CLEAN if fits else EXIT_FINDINGS
 
 
-def _rows(job: PlanJob, tried: Sequence[Mesh], memory: int) -> Iterator[Row]:
-    done = Count("planned {done} of {of} meshes")
-    with progress(lambda: str(done)):
-        for number, mesh in enumerate(tried):
-            yield _row(replace(job, mesh=mesh), memory)
-            done(number + 1, len(tried))
+def _shown(rows: Iterator[Row], doing: Doing) -> Iterator[Row]:
+    """Yield rows, and show how many there are and what is planned now."""
+    with progress(lambda: str(doing)):
+        for row in rows:
+            doing.done += 1
+            yield row
 
 
-def _row(job: PlanJob, memory: int) -> Row:
-    """Plan one mesh of several; no step of it where what lasts over a step does not fit, which is soon known."""
-    from shardviz.live.plan.planning import plan
-    from shardviz.plan.amounts import Amounts
-    from shardviz.plan.choice import Row, row_of
+@dataclass
+class Doing:
+    """How far many plans are.
 
-    try:
-        if memory and job.with_step:
-            lasting = Amounts(PlannedRanks(plan(replace(job, with_step=False))[1], job.mesh)).lasting
-            if lasting.max() > memory:
-                return Row(job.mesh, int(lasting.max()))
-        return row_of(PlannedRanks(plan(job)[1], job.mesh))
-    except ShardvizError as error:
-        return Row(job.mesh, failed=error.message)
+    Attributes:
+        of: How many meshes there are.
+        done: How many are done.
+        now: What is done now.
+    """
+
+    of: int
+    done: int = 0
+    now: str = ""
+
+    def __call__(self, now: str) -> None:
+        """Note what is done next."""
+        self.now = now
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.of} meshes done, {self.now}"
 
 
 def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:

@@ -5,7 +5,6 @@ Each function's docstring names the torch versions it was tried on. Also here: n
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -28,7 +27,7 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -67,10 +66,12 @@ __all__ = [
     "in_backward",
     "inner_tensors",
     "is_compiled",
+    "know_fakes",
     "load_hooks",
     "local_of",
     "looks_for_unused",
     "make_ranks_of_threads",
+    "new_fakes",
     "pipelines_alone",
     "placement_of",
     "plain_tensors",
@@ -477,9 +478,31 @@ def fake_mode() -> Any:
     """Return a mode in which tensors have shapes, element types and devices, and no memory. Tried on torch 2.13.0."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode: Any = _with_quick_keys(FakeTensorMode) if hasattr(FakeTensorMode, "_cached_dispatch_impl") else FakeTensorMode
+    has_entries = hasattr(FakeTensorMode, "_make_cache_entry")
+    mode: Any = _with_quick_keys(FakeTensorMode) if has_entries else FakeTensorMode
     return mode(allow_non_fake_inputs=True)
 
+
+def new_fakes() -> list[tuple[Any, Any]]:
+    """Return what `fake_mode` has found out since it was last asked, for `know_fakes` in another process."""
+    found = [((str(key[0]), *key[1:]), _FAKES[key]) for key in _NEW_FAKES]
+    _NEW_FAKES.clear()
+    return found
+
+
+def know_fakes(found: Iterable[tuple[Any, Any]]) -> None:
+    """Know what operators return on tensors without values, so that it need not be found out again."""
+    for (name, *rest), entry in found:
+        space, packet, overload = name.split(".")
+        func = getattr(getattr(getattr(torch.ops, space), packet), overload)
+        key = (func, *rest)
+        _FAKES[key] = entry
+
+
+_FAKES: dict[tuple[Any, ...], Any] = {}
+"""What operators return, by operator and arguments: entries of torch's cache."""
+
+_NEW_FAKES: list[tuple[Any, ...]] = []
 
 _PLAIN_ARGUMENTS = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -493,34 +516,34 @@ def _with_quick_keys(kind: Any) -> Any:
 
     torch makes a key of 17 attributes of every tensor, one by one in Python, for each operator of a step. The key here
     has those of them that do not follow from others, and leads to the same entry of torch's cache; where it is not
-    sure, torch decides. `_cached_dispatch_impl`, `_cache_key` and `_output_from_cache_entry` in torch 2.13.0.
+    sure, torch decides. `_cached_dispatch_impl`, `_make_cache_entry` and `_output_from_cache_entry` in torch 2.13.0.
     """
-    fakes: Any = importlib.import_module("torch._subclasses.fake_tensor")
 
     class Quick(kind):  # type: ignore[misc]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self._entries: dict[Any, Any] = {}
+        _used: tuple[Any, Any, Any] = None, None, None
 
         def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             key = _quick_key(self, func, args, kwargs)
-            if key is None:
-                return super()._cached_dispatch_impl(func, types, args, kwargs)
-            entry = self._entries.get(key)
+            entry = _FAKES.get(key) if key is not None else None
             if entry is not None:
-                return self._output_from_cache_entry(None, entry, None, func, args)
-            own = self._own_key(func, args, kwargs)
-            returned = super()._cached_dispatch_impl(func, types, args, kwargs)
-            found = kind.cache.get(own)
-            if isinstance(found, fakes._DispatchCacheValidEntry):
-                self._entries[key] = found
+                return super()._output_from_cache_entry(None, entry, None, func, args)
+            try:
+                returned = super()._cached_dispatch_impl(func, types, args, kwargs)
+                if key is not None and args and self._used[0] is func and self._used[1] is args:
+                    _FAKES[key] = self._used[2]
+                    _NEW_FAKES.append(key)
+            finally:
+                self._used = None, None, None  # kept, its tensors would count as memory of the step
             return returned
 
-        def _own_key(self, func: Any, args: Any, kwargs: Any) -> Any:
-            try:
-                return self._cache_key(fakes._CacheKeyState(self.shape_env), func, args, kwargs)
-            except fakes._BypassDispatchCache:
-                return None
+        def _make_cache_entry(self, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            entry = super()._make_cache_entry(state, key, func, args, kwargs, output)
+            self._used = func, args, entry
+            return entry
+
+        def _output_from_cache_entry(self, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
+            self._used = func, args, entry
+            return super()._output_from_cache_entry(state, entry, key, func, args)
 
     return Quick
 
@@ -540,7 +563,7 @@ def _add_to_key(mode: Any, parts: list[Any], values: Any) -> bool:
     parts += type(values), len(values)
     for one in values:
         kind = type(one)
-        if kind in _PLAIN_ARGUMENTS:
+        if kind in _PLAIN_ARGUMENTS and one == one:  # NaN is not
             parts += kind, one
         elif kind is list or kind is tuple:
             if not _add_to_key(mode, parts, one):

@@ -14,7 +14,7 @@ MOST_MESHES = 64
 
 
 def meshes(axes: Sequence[str], gpus: int, node: int = 0) -> list[Mesh]:
-    """Return the meshes of so many ranks, those that are likely first, `MOST_MESHES` at most.
+    """Return the meshes of so many ranks, those that are likely first.
 
     Likely is what keeps the inner axes, whose groups talk most, within a node: an axis named like tensor or expert
     parallelism is no wider than a node where nodes are known.
@@ -24,7 +24,7 @@ def meshes(axes: Sequence[str], gpus: int, node: int = 0) -> list[Mesh]:
         ['(dp=4, tp=1)', '(dp=2, tp=2)', '(dp=1, tp=4)']
     """
     found = [Mesh(tuple(axes), sizes) for sizes in _shared(gpus, len(axes))]
-    return sorted(found, key=lambda mesh: (_wide(mesh, node), mesh.shape[-1]))[:MOST_MESHES]
+    return sorted(found, key=lambda mesh: (_wide(mesh, node), mesh.shape[-1]))
 
 
 def _wide(mesh: Mesh, node: int) -> bool:

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.layout.mesh import Mesh
+from shardviz.live.plan.planning import PlanJob, plan
+from shardviz.plan.amounts import Amounts
 from shardviz.plan.choice import Row, choice_lines
+from shardviz.plan.ranks import PlannedRanks
 from shardviz.plan.search import meshes
+from shardviz.text import bytes_text
 from tests.lanes import at_night
 
 MINE = """
@@ -142,3 +147,84 @@ def test_a_mesh_on_which_what_lasts_does_not_fit_is_planned_without_a_step(
     assert not Path("stepped").exists()
     printed(capfd, str(mine), "--gpus", "2", "--memory", "1GB")
     assert Path("stepped").exists()
+
+
+STAGED = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+AXES = ("pp", "fsdp", "tp")
+MESH = (2, 2, 2)
+STAGE_AXES = ("pp",)
+BATCH_AXES = ()
+def build(): return nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+def parallelize(model, mesh):
+    per_stage = -(-4 // mesh["pp"].size())
+    first = mesh.get_local_rank("pp") * per_stage
+    kept = model[first:first + per_stage]
+    for layer in kept: parallelize_module(layer, mesh["tp"], ColwiseParallel(output_layouts=Replicate()))
+    for layer in kept: fully_shard(layer, mesh=mesh["fsdp"])
+    return fully_shard(kept, mesh=mesh["fsdp"])
+def batch(): return torch.randn(8, 64)
+"""
+
+
+@pytest.fixture
+def staged(mine: Path) -> Path:
+    mine.write_text(STAGED)
+    return mine
+
+
+def test_a_mesh_with_idle_stages_is_not_planned(staged: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = printed(capfd, staged.name, "--gpus", "8")
+    assert "not planned: (pp=8, fsdp=1, tp=1): stages of pp would have no parameters" in " ".join(text.split())
+    assert {cells(line)[0].partition(",")[0] for line in text.splitlines() if line.startswith("(pp")} == {
+        "(pp=1",
+        "(pp=2",
+        "(pp=4",
+    }
+
+
+def test_axes_of_one_rank_are_told_apart_by_name(staged: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = printed(capfd, staged.name, "--mesh", "1,2,1", "-o", "one.shardviz")
+    assert "all_gather along fsdp" in text
+
+
+def test_of_meshes_that_do_not_fit_the_smallest_is_known_to_the_byte(
+    staged: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(printed(capfd, staged.name, "--gpus", "4", "--memory", "1KB", code=1).split())
+    said = re.search(r"6 meshes need more than 1000 B, at least ([\d.]+ \w+) on \((.*?)\)", text)
+    assert said is not None
+    by_mesh = {str(mesh): lasting(staged, mesh) for mesh in meshes(("pp", "fsdp", "tp"), 4)}
+    assert by_mesh[f"({said[2]})"] == min(by_mesh.values())
+    assert said[1] == bytes_text(min(by_mesh.values()))
+
+
+def lasting(path: Path, mesh: Mesh) -> int:
+    """Return the bytes of parameters and optimizer state on the fullest rank of a mesh."""
+    _, record = plan(PlanJob(probe_files.find(str(path)), mesh, with_step=False))
+    return int(Amounts(PlannedRanks(record, mesh)).lasting.max())
+
+
+def test_where_a_step_fails_on_the_first_rank_it_is_not_tried_on_all(
+    staged: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stop = "def step(model, x, mesh):\n    open(f'stepped{mesh.get_rank()}', 'w')\n    raise ValueError('no')\n"
+    staged.write_text(STAGED + stop)
+    text = printed(capfd, staged.name, "--mesh", "4,2,1", "-o", "one.shardviz")
+    assert "a step with values raised ValueError: no" in " ".join(text.split())
+    assert sorted(path.name for path in Path().glob("stepped*")) == ["stepped0", "stepped7"]
+
+
+def test_how_many_meshes_are_left_out_is_said(
+    mine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardviz.plan.search.MOST_MESHES", 1)
+    assert main(["plan", mine.name, "--gpus", "2", "--no-step"]) == 0
+    out, err = capfd.readouterr()
+    assert "trying the 1 likeliest of 2 meshes" in err
+    assert [cells(line)[0] for line in out.splitlines()[:2]] == ["mesh", "(fsdp=2, tp=1)"]
+    assert "tp=2" not in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -46,7 +47,9 @@ def _show(words: Callable[[], str], done: threading.Event) -> None:
         return
     while not done.wait(INTERVAL):
         seconds = time.monotonic() - begin
-        print(f"{CLEAR}{words()}, {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+        took = f", {seconds:.0f} s"
+        room = shutil.get_terminal_size().columns - len(took) - 1  # a line wider than the screen would not be cleared
+        print(f"{CLEAR}{words()[:room]}{took}", end="", file=sys.stderr, flush=True)
     print(CLEAR, end="", file=sys.stderr, flush=True)
 
 

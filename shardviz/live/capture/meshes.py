@@ -95,8 +95,13 @@ def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _own_axes(own: Mesh, mesh: Mesh) -> tuple[str, ...]:
-    found = [next((one for one in mesh.axes if own.groups(axis)[0] in mesh.groups(one)), "") for axis in own.axes]
+    found = [_along(own.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in own.axes]
     return tuple(found) if len(found) < mesh.ndim and all(found) and len(set(found)) == len(found) else ()
+
+
+def _along(group: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> str:
+    """Return the first of some axes that a group runs along; several do if they have one rank each."""
+    return next((one for one in axes if one in mesh.axes and group in mesh.groups(one)), "")
 
 
 def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:

@@ -68,7 +68,8 @@ class _Asked:
         self.replies: dict[int, Reply] = {}
 
     def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> None:
-        """Ask those ranks that were not asked before, or not for a step."""
+        """Ask those ranks that were not asked before, or not for a step, and none for a step where one has failed."""
+        with_step = with_step and not any(reply.without_step for reply in self.replies.values())
         known = {rank for rank, reply in self.replies.items() if reply.was_asked_for_step or not with_step}
         self.replies |= self._ask([rank for rank in ranks if rank not in known], with_step)
 

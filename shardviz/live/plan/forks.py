@@ -1,4 +1,7 @@
-"""Ask ranks one after the other: each is a fork of this process, so that none leaves anything behind for the next."""
+"""Ask ranks one after the other: each is a fork of this process, so that none leaves anything behind for the next.
+
+But for one thing: what operators return on tensors without values, which is the same for all of them.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shardviz.errors import RankError, ShardvizError
+from shardviz.live.compat import know_fakes, new_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 Answer = TypeVar("Answer")
+Rank = TypeVar("Rank", int, str)
+"""A rank, or what it is called where ranks of many meshes are asked."""
 
 MOST_AT_ONCE = 2
 """Forks that run at a time, where there are as many cores: each may hold a whole model's tensors without values."""
@@ -46,15 +52,15 @@ class _Asked(Generic[Answer]):
     answers: Connection
 
 
-def ask(ranks: Iterable[int], work: Callable[[int], Answer]) -> dict[int, Answer]:
+def ask(ranks: Iterable[Rank], work: Callable[[Rank], Answer]) -> dict[Rank, Answer]:
     """Return what `work(rank)` returns for every rank, each in a fork of its own.
 
     Raises:
         ShardvizError: What a rank raised; any other exception becomes a `RankError` with its last line.
     """
     waiting = list(dict.fromkeys(ranks))
-    found: dict[int, Answer] = {}
-    running: dict[int, _Asked[Answer]] = {}
+    found: dict[Rank, Answer] = {}
+    running: dict[Rank, _Asked[Answer]] = {}
     at_once = min(MOST_AT_ONCE, os.cpu_count() or 1)
     try:
         while waiting or running:
@@ -70,7 +76,7 @@ def ask(ranks: Iterable[int], work: Callable[[int], Answer]) -> dict[int, Answer
     return found
 
 
-def _begin(rank: int, work: Callable[[int], Answer]) -> _Asked[Answer]:
+def _begin(rank: Rank, work: Callable[[Rank], Answer]) -> _Asked[Answer]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     sys.stdout.flush()
@@ -81,19 +87,20 @@ def _begin(rank: int, work: Callable[[int], Answer]) -> _Asked[Answer]:
     return _Asked(process, ours)
 
 
-def _run(rank: int, work: Callable[[int], Answer], answers: Connection) -> None:
+def _run(rank: Rank, work: Callable[[Rank], Answer], answers: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its forks
+    new_fakes()
     try:
         answer: tuple[bool, object] = True, work(rank)
     except ShardvizError as error:
         answer = False, error
     except (Exception, SystemExit) as error:
         answer = False, RankError(f"rank {rank}: {one_line(error)}", "call it by hand: its traceback shows where")
-    answers.send_bytes(pickle.dumps(answer))
+    answers.send_bytes(pickle.dumps((*answer, new_fakes())))
     answers.close()
 
 
-def _ready(running: dict[int, _Asked[Answer]]) -> Iterator[int]:
+def _ready(running: dict[Rank, _Asked[Answer]]) -> Iterator[Rank]:
     ready = wait([one.answers for one in running.values()], timeout=WAIT)
     if not ready:
         ranks = f"{'rank' if len(running) == 1 else 'ranks'} {', '.join(map(str, running))}"
@@ -101,9 +108,9 @@ def _ready(running: dict[int, _Asked[Answer]]) -> Iterator[int]:
     yield from [rank for rank, one in running.items() if one.answers in ready]
 
 
-def _answer(rank: int, one: _Asked[Answer]) -> Answer:
+def _answer(rank: int | str, one: _Asked[Answer]) -> Answer:
     try:
-        done, answer = pickle.loads(one.answers.recv_bytes())
+        done, answer, fakes = pickle.loads(one.answers.recv_bytes())
     except EOFError:
         one.process.join()
         raise RankError(
@@ -111,6 +118,7 @@ def _answer(rank: int, one: _Asked[Answer]) -> Answer:
             KILLED if one.process.exitcode == -9 else DIED,
         ) from None
     one.process.join()
+    know_fakes(fakes)
     if not done:
         raise answer
     found: Answer = answer

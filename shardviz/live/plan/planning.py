@@ -58,26 +58,67 @@ class PlanJob:
     command: tuple[str, ...] = ()
 
 
-def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
+@dataclass(frozen=True)
+class Loaded:
+    """A probe, with its model: the same for plans on all meshes.
+
+    Attributes:
+        module: The probe's module.
+        early: The model, built before there were ranks.
+    """
+
+    module: ModuleType
+    early: EarlyModel
+
+    @property
+    def stage_axes(self) -> tuple[str, ...]:
+        """The axes along which ranks have different layers."""
+        return tuple(getattr(self.module, "STAGE_AXES", ()))
+
+
+def load(job: PlanJob) -> Loaded:
+    """Import a job's probe and build its model.
+
+    Raises:
+        ShardvizError: The probe cannot be imported, or what was asked for does not exist.
+    """
+    _check_dtypes(job)
+    module = _loaded(job.probe)
+    check_intended(getattr(module, "expect", {}))
+    return Loaded(module, EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double)))
+
+
+def question_of(job: PlanJob, loaded: Loaded) -> Question:
+    """Return what is asked of the ranks of a job's mesh.
+
+    Raises:
+        ShardvizError: The probe refuses this mesh.
+    """
+    if hasattr(loaded.module, "check_mesh"):
+        loaded.module.check_mesh(job.mesh)
+    return Question(
+        loaded.module, job.probe.build, job.mesh, job.optimizer, loaded.early, job.batch, job.with_step, job.double
+    )
+
+
+def plan(job: PlanJob, loaded: Loaded | None = None) -> tuple[RunRecord, PlanRecord]:
     """Plan a job, and return the two files of its dump.
+
+    Args:
+        job: The job.
+        loaded: Its probe, if it was loaded already.
 
     Raises:
         ShardvizError: The model cannot be built or sharded without ranks, or too many ranks differ.
     """
-    _check_dtypes(job)
-    module = _loaded(job.probe)
-    expect = getattr(module, "expect", {})
-    check_intended(expect)
-    if hasattr(module, "check_mesh"):
-        module.check_mesh(job.mesh)
-    early = EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double))
-    question = Question(module, job.probe.build, job.mesh, job.optimizer, early, job.batch, job.with_step, job.double)
+    loaded = loaded or load(job)
+    question = question_of(job, loaded)
 
     def asked(ranks: Sequence[int], with_step: bool) -> dict[int, Reply]:
         one = replace(question, with_step=with_step and job.with_step)
         return ask(ranks, lambda rank: answer(one, rank))
 
-    chosen = choose(job.mesh, asked, tuple(getattr(module, "STAGE_AXES", ())))
+    chosen = choose(job.mesh, asked, loaded.stage_axes)
     run_id = secrets.token_hex(8)
     run = RunRecord(
         schema=SCHEMA,
@@ -87,7 +128,7 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
         command=job.command,
         probe=job.probe.name,
         mesh=MeshRecord(job.mesh.axes, job.mesh.shape, job.mesh.ranks),
-        intended=dict(expect),
+        intended=dict(getattr(loaded.module, "expect", {})),
         run_id=run_id,
     )
     return run, _record(job, chosen, run_id)

@@ -1,0 +1,34 @@
+"""What is shown while a verb works stays on its one line."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from shardviz.commands.common import progress as shown
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_text_wider_than_the_screen_is_cut_before_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(shown, "PATIENCE", 0.0)
+    monkeypatch.setattr(shown, "INTERVAL", 0.001)
+    with shown.progress(lambda: "planning a mesh " * 9):
+        until = time.monotonic() + 60
+        while " s" not in screen.getvalue() and time.monotonic() < until:
+            time.sleep(0.001)
+    first = screen.getvalue().split(shown.CLEAR)[1]
+    assert len(first) < 40
+    assert first.startswith("planning a mesh ")
+    assert first.endswith(", 0 s")
