@@ -1,0 +1,143 @@
+"""Every private torch API that shardviz uses is called from here, and nowhere else.
+
+Each function's docstring names the torch versions it was tried on. Also here: names that moved between versions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardviz.live.compat.ddp import ddp_alone, ddp_buckets, has_ddp, looks_for_unused
+from shardviz.live.compat.fakes import answered_alone, fake_mode, futures_answered, know_fakes, new_fakes
+from shardviz.live.compat.fsdp import (
+    dividing_float64_once,
+    flat_gradients_reduced,
+    flat_params,
+    fsdp_units,
+    held_back,
+    without_pinned_memory,
+)
+from shardviz.live.compat.meshes import (
+    asks_for_shapes,
+    flatten_mesh,
+    local_of,
+    placement_of,
+    quiet_redistribution,
+    root_mesh,
+    torch_placement,
+    working_out_shapes,
+)
+from shardviz.live.compat.modules import (
+    computed_buffers,
+    follow_modules_by,
+    is_compiled,
+    load_hooks,
+    replaced,
+    without_compiling,
+)
+from shardviz.live.compat.names import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    clean_name,
+    distribute_tensor,
+    fully_shard,
+    unit_of,
+    use_public_names,
+)
+from shardviz.live.compat.pipelines import pipelines_alone, stages_of
+from shardviz.live.compat.tensors import (
+    has_storage,
+    id_without_memory,
+    in_backward,
+    inner_tensors,
+    plain_tensors,
+    real_tensors,
+    storages_resized,
+    version_of,
+)
+from shardviz.live.compat.worlds import (
+    count_groups,
+    default_store,
+    fake_world,
+    groups_here,
+    make_ranks_of_threads,
+    ranks_of_operator,
+    world_of,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.debug import CommDebugMode
+
+__all__ = [
+    "CommDebugMode",
+    "DTensor",
+    "Partial",
+    "Replicate",
+    "Shard",
+    "answered_alone",
+    "asks_for_shapes",
+    "clean_name",
+    "computed_buffers",
+    "count_groups",
+    "ddp_alone",
+    "ddp_buckets",
+    "default_store",
+    "distribute_tensor",
+    "dividing_float64_once",
+    "fake_mode",
+    "fake_world",
+    "flat_gradients_reduced",
+    "flat_params",
+    "flatten_mesh",
+    "follow_modules_by",
+    "fsdp_units",
+    "fully_shard",
+    "futures_answered",
+    "groups_here",
+    "has_ddp",
+    "has_storage",
+    "held_back",
+    "id_without_memory",
+    "in_backward",
+    "inner_tensors",
+    "is_compiled",
+    "know_fakes",
+    "load_hooks",
+    "local_of",
+    "looks_for_unused",
+    "make_ranks_of_threads",
+    "new_fakes",
+    "pipelines_alone",
+    "placement_of",
+    "plain_tensors",
+    "quiet_redistribution",
+    "ranks_of_operator",
+    "real_tensors",
+    "replaced",
+    "root_mesh",
+    "stages_of",
+    "storages_resized",
+    "torch_placement",
+    "unit_of",
+    "use_public_names",
+    "version_of",
+    "without_compiling",
+    "without_pinned_memory",
+    "working_out_shapes",
+    "world_of",
+]
+
+
+if not TYPE_CHECKING:  # or no name that is missing here would be noticed
+
+    def __getattr__(name: str) -> Any:
+        """Return `CommDebugMode`, imported when it is first asked for: with it comes all of torch's `_tools`."""
+        if name != "CommDebugMode":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            from torch.distributed.tensor.debug import CommDebugMode
+        except ImportError:  # torch 2.4
+            from torch.distributed._tensor.debug import CommDebugMode  # type: ignore[import-not-found,no-redef]
+        return CommDebugMode

@@ -1,0 +1,159 @@
+"""DistributedDataParallel: its buckets, also where no other rank is there."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardviz.live.compat.modules import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class _PartOfBucket:
+    """What a hook of DistributedDataParallel sees of a bucket: the interface of torch's `GradBucket`."""
+
+    def __init__(self, buffer: torch.Tensor, params: Sequence[torch.Tensor], at: int, *, is_last: bool) -> None:
+        self._buffer = buffer
+        self._params = list(params)
+        self._at = at
+        self._is_last = is_last
+
+    def index(self) -> int:
+        """Return its place in the order in which buckets are reduced."""
+        return self._at
+
+    def buffer(self) -> torch.Tensor:
+        """Return its gradients, one after the other."""
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Take another tensor instead."""
+        self._buffer = buffer
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters whose gradients it has."""
+        return self._params
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients, each in the shape of its parameter."""
+        cut = torch.split(self._buffer, [one.numel() for one in self._params])
+        return [own.view(one.shape) for own, one in zip(cut, self._params, strict=True)]
+
+    def is_last(self) -> bool:
+        """Whether no other bucket comes after it."""
+        return self._is_last
+
+
+def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
+    """Let DistributedDataParallel reduce its buckets by calls of `all_reduce`: a fake world's own answers crash it.
+
+    Its first step has one bucket for all gradients; they are reduced as in the steps that follow, by the model's own
+    hook where it has one. `_comm_hooks` and `_register_comm_hook`, tried on torch 2.13.0, whose `FakeWork` has a
+    future without tensors.
+
+    Returns:
+        The buckets that were reduced, once they are.
+    """
+    found: list[torch.Tensor] = []
+
+    def reduce(ddp: Any, bucket: Any) -> Any:
+        found.append(bucket.buffer())
+        later = _buckets(ddp, bucket.parameters()[::-1]) if _builds_again(ddp) else [bucket.parameters()]
+        parts = torch.split(bucket.buffer(), [sum(map(torch.numel, own)) for own in later])
+        hook, state = next(iter(ddp._comm_hooks), (_all_reduced, ddp.process_group))
+        for at, (part, own) in enumerate(zip(parts, later, strict=True)):
+            hook(state, _PartOfBucket(part, own, at, is_last=at == len(later) - 1))
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    for module in _ddps(model):
+        with suppress(RuntimeError):
+            torch._C._distributed_c10d._register_comm_hook(module.reducer, module, reduce)
+    return found
+
+
+def _all_reduced(group: Any, bucket: _PartOfBucket) -> None:
+    torch.distributed.all_reduce(bucket.buffer(), group=group)
+
+
+def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
+    """Yield the bytes of DistributedDataParallel's buckets after its first step, and whether they are the gradients.
+
+    `_build_params_for_reducer`, in torch 2.4.1 to 2.13.0.
+    """
+    for ddp in _ddps(model):
+        params = ddp._build_params_for_reducer()[0]
+        for own in _buckets(ddp, params[::-1]) if _builds_again(ddp) else _buckets(ddp, params)[::-1]:
+            yield sum(one.numel() * one.element_size() for one in own), bool(ddp.gradient_as_bucket_view)
+
+
+def _ddps(model: nn.Module) -> list[Any]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def _builds_again(ddp: Any) -> bool:
+    """Whether buckets are built again after the first step, as gradients came: nearly the last parameters first."""
+    return bool(ddp.static_graph or not ddp.find_unused_parameters)
+
+
+def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return parameters by buckets, filled in their order.
+
+    `bucket_bytes_cap` and `_compute_bucket_assignment_by_size`, in torch 2.4.1 to 2.13.0.
+    """
+    distributed: Any = torch.distributed
+    is_default = getattr(ddp, "bucket_bytes_cap_default", True)
+    first = distributed._DEFAULT_FIRST_BUCKET_BYTES if is_default else ddp.bucket_bytes_cap
+    limits = list(getattr(ddp, "bucket_bytes_cap_list", ())) or [first, ddp.bucket_bytes_cap]
+    found = distributed._compute_bucket_assignment_by_size(list(params), limits, [False] * len(params))[0]
+    return [[params[at] for at in own] for own in found]
+
+
+@contextmanager
+def _ddp_unasked() -> Iterator[None]:
+    """Let DistributedDataParallel not ask other ranks, which do not exist, nor hold back what its first step reduces.
+
+    Its hooks are called by `ddp_alone`, and may be those that need a GPU. `_verify_param_shape_across_processes`,
+    `_sync_module_states`, `_set_static_graph`, `_register_comm_hook` and `_check_comm_hook`, in torch 2.4.1 to 2.13.0.
+    """
+    from torch import distributed
+    from torch.nn.parallel import distributed as ddp
+
+    kind: Any = ddp.DistributedDataParallel
+    check = kind._check_comm_hook
+
+    def checked(self: Any, hook: Any) -> None:
+        if not getattr(hook, "__name__", "").startswith("bf16_compress"):  # which torch refuses where it has no CUDA
+            check(self, hook)
+
+    def skipped(*_: object, **__: object) -> None: ...
+
+    instead = (
+        (ddp, "_verify_param_shape_across_processes", skipped),
+        (ddp, "_sync_module_states", skipped),
+        (kind, "_set_static_graph", skipped),
+        (distributed, "_register_comm_hook", skipped),
+        (kind, "_check_comm_hook", checked),
+    )
+    with ExitStack() as stack:
+        for owner, name, own in instead:
+            stack.enter_context(replaced(owner, name, own))
+        yield
+
+
+def looks_for_unused(model: nn.Module) -> bool:
+    """Whether DistributedDataParallel looks for parameters that a step does not use: it reads them from a tensor."""
+    return any(ddp.find_unused_parameters for ddp in _ddps(model))
+
+
+def has_ddp(model: nn.Module) -> bool:
+    """Whether a model is, or has in it, DistributedDataParallel, which hooks the parameters that it is given."""
+    return bool(_ddps(model))

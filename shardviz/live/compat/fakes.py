@@ -1,0 +1,167 @@
+"""Tensors without values, and what operators return on them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardviz.live.compat.modules import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def fake_mode() -> Any:
+    """Return a mode in which tensors have shapes, element types and devices, and no memory. Tried on torch 2.13.0."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    has_entries = hasattr(FakeTensorMode, "_make_cache_entry")
+    mode: Any = _with_quick_keys(FakeTensorMode) if has_entries else FakeTensorMode
+    return mode(allow_non_fake_inputs=True)
+
+
+def new_fakes() -> list[tuple[Any, Any]]:
+    """Return what `fake_mode` has found out since it was last asked, for `know_fakes` in another process."""
+    found = [((str(key[0]), *key[1:]), _FAKES[key]) for key in _NEW_FAKES]
+    _NEW_FAKES.clear()
+    return found
+
+
+def know_fakes(found: Iterable[tuple[Any, Any]]) -> None:
+    """Know what operators return on tensors without values, so that it need not be found out again."""
+    for (name, *rest), entry in found:
+        space, packet, overload = name.split(".")
+        func = getattr(getattr(getattr(torch.ops, space), packet), overload)
+        key = (func, *rest)
+        _FAKES[key] = entry
+
+
+_FAKES: dict[tuple[Any, ...], Any] = {}
+"""What operators return, by operator and arguments: entries of torch's cache."""
+
+
+_NEW_FAKES: list[tuple[Any, ...]] = []
+
+
+_PLAIN_ARGUMENTS = frozenset(
+    (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
+"""Types of arguments, beside tensors and lists, whose values are part of an operator's key as they are."""
+
+
+@cache
+def _with_quick_keys(kind: Any) -> Any:
+    """Return a `FakeTensorMode` that finds what it has in its cache in a third of the time.
+
+    torch makes a key of 17 attributes of every tensor, one by one in Python, for each operator of a step. The key here
+    has those of them that do not follow from others, and leads to the same entry of torch's cache; where it is not
+    sure, torch decides. `_cached_dispatch_impl`, `_make_cache_entry` and `_output_from_cache_entry` in torch 2.13.0.
+    """
+
+    class Quick(kind):  # type: ignore[misc]
+        _used: tuple[Any, Any, Any] = None, None, None
+
+        def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            key = _quick_key(self, func, args, kwargs)
+            entry = _FAKES.get(key) if key is not None else None
+            if entry is not None:
+                return super()._output_from_cache_entry(None, entry, None, func, args)
+            try:
+                returned = super()._cached_dispatch_impl(func, types, args, kwargs)
+                if key is not None and args and self._used[0] is func and self._used[1] is args:
+                    _FAKES[key] = self._used[2]
+                    _NEW_FAKES.append(key)
+            finally:
+                self._used = None, None, None  # kept, its tensors would count as memory of the step
+            return returned
+
+        def _make_cache_entry(self, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            entry = super()._make_cache_entry(state, key, func, args, kwargs, output)
+            self._used = func, args, entry
+            return entry
+
+        def _output_from_cache_entry(self, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
+            self._used = func, args, entry
+            return super()._output_from_cache_entry(state, entry, key, func, args)
+
+    return Quick
+
+
+def _quick_key(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """Return what tells an operator on these arguments from others; None where plain attributes do not."""
+    parts: list[Any] = [func, torch.get_default_dtype(), torch._C._get_default_device()]
+    if torch.is_inference_mode_enabled() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
+        return None
+    if not _add_to_key(mode, parts, args) or not _add_to_key(mode, parts, [*kwargs, *kwargs.values()]):
+        return None
+    return tuple(parts)
+
+
+def _add_to_key(mode: Any, parts: list[Any], values: Any) -> bool:
+    """Add arguments to a key; returns whether that is all there is to them."""
+    parts += type(values), len(values)
+    for one in values:
+        kind = type(one)
+        if kind in _PLAIN_ARGUMENTS and one == one:  # NaN is not
+            parts += kind, one
+        elif kind is list or kind is tuple:
+            if not _add_to_key(mode, parts, one):
+                return False
+        elif getattr(one, "fake_mode", None) is not mode or not _add_tensor(parts, one):
+            return False
+    return True
+
+
+def _add_tensor(parts: list[Any], fake: Any) -> bool:
+    if fake.constant is not None or fake.layout is not torch.strided or fake.is_quantized or fake.is_inference():
+        return False
+    if fake._has_symbolic_sizes_strides:
+        return False
+    parts += fake.dtype, fake.shape, fake.stride(), fake.storage_offset(), fake.untyped_storage().nbytes()
+    parts += fake.fake_device, fake.requires_grad, fake.is_conj(), fake.is_neg()
+    return True
+
+
+def answered_alone(func: Any, args: Any) -> Any:
+    """Return the device of a fake tensor, which it asks every mode for; None if another operator is run.
+
+    `prim.device` and `FakeTensor.fake_device`, tried on torch 2.13.0: half of all that modes see in a step.
+    """
+    if func is not torch.ops.prim.device.default or not hasattr(args[0], "fake_device"):
+        return None
+    return torch.device("meta") if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
+
+
+class _Answered:
+    """What an `all_reduce` that does not wait returns, with a future that has its tensors."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor) -> None:
+        self._work = work
+        self._tensor = tensor
+
+    def get_future(self) -> Any:
+        """Return a future that is there."""
+        done: Any = torch.futures.Future()
+        done.set_result([self._tensor])
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+@contextmanager
+def futures_answered() -> Iterator[None]:
+    """Let futures of `all_reduce` have their tensors, for hooks that go on with them: a fake world's have none."""
+    from torch import distributed
+
+    before: Any = distributed.all_reduce
+
+    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = before(tensor, *args, **kwargs)
+        return None if work is None else _Answered(work, tensor)
+
+    with replaced(distributed, "all_reduce", all_reduce):
+        yield

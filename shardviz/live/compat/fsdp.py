@@ -1,0 +1,209 @@
+"""FSDP1 and FSDP2: flat parameters, units, and gradients that they hold back."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardviz.live.claims.flat import FlatParam
+from shardviz.live.compat.modules import replaced
+from shardviz.live.compat.names import clean_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@contextmanager
+def dividing_float64_once() -> Iterator[None]:
+    """Let FSDP2 divide float64 gradients as it divides float32 gradients, the dtype in which the model is trained.
+
+    Over a group of one rank, as for experts, `foreach_reduce` divides by `set_gradient_divide_factor` in its copy, and
+    for float16 and float64 a second time, by the result of `_get_gradient_divide_factors`. Tried on torch 2.13.0 and
+    2.15.0; 2.4.1 has no such factor.
+    """
+    try:
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+    except ImportError:
+        yield
+        return
+    collectives: Any = _fsdp_collectives
+    factors = collectives._get_gradient_divide_factors
+
+    def once(group: Any, all_reduce_group: Any, dtype: torch.dtype, *rest: Any, **named: Any) -> Any:
+        pre, post, *ops = factors(group, all_reduce_group, dtype, *rest, **named)
+        factor = named.get("factor", rest[1] if len(rest) > 1 else None)
+        is_copied = factor is not None and (group is None or group.size() == 1)
+        return (None, None, *ops) if is_copied and dtype == torch.float64 else (pre, post, *ops)
+
+    with replaced(collectives, "_get_gradient_divide_factors", once):
+        yield
+
+
+def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters whose gradient FSDP2 keeps to itself until a later backward, so that `.grad` is None.
+
+    After `set_requires_gradient_sync(False)` it is on the unsharded parameter, after `set_requires_all_reduce(False)`
+    in `_partial_reduce_output`. Tried on torch 2.13.0; where a name has moved, nothing is held back.
+    """
+    for module in model.modules():
+        find: Any = getattr(module, "_get_fsdp_state", None)
+        state = find() if callable(find) else None
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            partial = getattr(group, "_partial_reduce_output", None) is not None
+            for param in getattr(group, "fsdp_params", ()):
+                whole = getattr(param, "_unsharded_param", None)
+                kept = getattr(param, "unsharded_accumulated_grad", None), None if whole is None else whole.grad
+                if partial or any(grad is not None for grad in kept):
+                    yield param.sharded_param
+
+
+def flat_params(model: nn.Module) -> Iterator[FlatParam]:
+    """Yield the original parameters of every FSDP1 flat parameter in a model.
+
+    Reads `FullyShardedDataParallel._handle`, `FlatParamHandle` and, of `FlatParameter`, `_param_infos`, the
+    `_param_extensions` of tensor-parallel ones, and `_shared_param_infos`, which has the other names of a parameter.
+    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for prefix, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            yield from _of_handle(prefix, module._handle, getattr(module, "_inter_node_pg", None))
+
+
+def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatParam]:
+    from torch import distributed
+
+    flat = handle.flat_param
+    split = handle.uses_sharded_strategy
+    shard_ranks = tuple(distributed.get_process_group_ranks(handle.process_group))
+    me = (distributed.get_rank(),)
+    shard_group, replicas = (shard_ranks, me) if split else (me, shard_ranks)
+    if replicate_group is not None:
+        replicas = tuple(distributed.get_process_group_ranks(replicate_group))
+    # Before the first forward the parameter is the shard.
+    local = getattr(flat, "_local_shard", flat) if split else flat
+    size = local.numel()
+    grad = getattr(flat, "_saved_grad_shard", None) if split else flat.grad
+    grad = flat.grad if grad is None else grad
+    shared: dict[tuple[Any, str], list[Any]] = {}
+    for info in flat._shared_param_infos:
+        shared.setdefault((info.prim_module, info.prim_param_name), []).append(info)
+    offset = 0
+    infos = iter(zip(flat._param_infos, flat._shapes, flat._param_extensions, strict=True))
+    for numel, padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+        if not padding:
+            own, shape, of_tp = next(infos)
+            for info in (own, *shared.get((own.module, own.param_name), ())):
+                yield FlatParam(
+                    clean_name(".".join(part for part in (prefix, info.module_name, info.param_name) if part)),
+                    clean_name(prefix),
+                    tuple(shape),
+                    tuple(shape if of_tp is None else of_tp.shape),
+                    offset,
+                    size * len(shard_group),
+                    local.detach(),
+                    size * shard_group.index(me[0]),
+                    shard_group,
+                    replicas,
+                    grad,
+                )
+        offset += numel
+
+
+@contextmanager
+def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Iterator[Callable[[], bool]]:
+    """Call back with every gradient that FSDP1 is about to reduce, and yield a function that says whether it does.
+
+    It is the whole one of a flat parameter, which autograd has made. `_runtime_utils._post_backward_hook` is replaced
+    for this long, in torch 2.13.0; where it has another name, nothing is called and the answer is always no.
+    """
+    from torch.distributed.fsdp import _runtime_utils
+
+    before: Any = getattr(_runtime_utils, "_post_backward_hook", None)
+    if before is None:
+        yield lambda: False
+        return
+    depth = 0
+
+    def reducing(state: Any, handle: Any, *rest: Any) -> Any:
+        nonlocal depth
+        note(handle.flat_param.grad)
+        depth += 1
+        try:
+            return before(state, handle, *rest)
+        finally:
+            depth -= 1
+
+    with replaced(_runtime_utils, "_post_backward_hook", reducing):
+        yield lambda: depth > 0
+
+
+def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
+    """Yield what FSDP gathers together: a module's name, bytes on one rank, and how it is kept.
+
+    That is whether it stays gathered until backward, and whether its shards are in the CPU's memory.
+
+    Reads `_fsdp_param_group` of FSDP2's state, its `mp_policy` and `post_forward_mesh_info`, `_orig_size` and
+    `offload_to_cpu` of its parameters; of FSDP1 the length of a handle's flat parameter, and `_offload_params`.
+    `_auto_reshard_after_forward` of FSDP2 keeps a module inside of no other one gathered, from its first forward on;
+    FSDP1 always does (`_post_forward_reshard`).
+    Tried on torch 2.13.0.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        state = _fsdp_state(module)
+        is_kept = getattr(state, "_auto_reshard_after_forward", False) and module not in inside
+        inside.update(module.modules() if state is not None and module not in inside else ())
+        for group in _fsdp_groups(state):
+            params = getattr(group, "fsdp_params", ())
+            dtype = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
+            sizes = (_gathered_bytes(one, dtype) for one in params)
+            if params:
+                stays = is_kept or group.post_forward_mesh_info is None
+                yield clean_name(name), sum(sizes), stays, all(one.offload_to_cpu for one in params)
+        if isinstance(module, FullyShardedDataParallel):
+            is_root = module not in inside
+            inside.update(module.modules())
+            if getattr(module, "_handle", None) is not None:
+                yield from _unit_of_handle(name, module._handle, is_root=is_root)
+
+
+def _gathered_bytes(param: Any, dtype: torch.dtype | None) -> int:
+    """Return the bytes that FSDP2 gathers of a parameter; where that is in a form of its own, a step has shown them."""
+    if hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") and param.all_gather_outputs:
+        return sum(one.numel() * one.itemsize for one in param.all_gather_outputs)
+    size: int = param._orig_size.numel() * (dtype or param.sharded_param.dtype).itemsize
+    return size
+
+
+def _unit_of_handle(name: str, handle: Any, *, is_root: bool) -> Iterator[tuple[str, int, bool, bool]]:
+    flat, strategy = handle.flat_param, handle._sharding_strategy.name
+    if handle.uses_sharded_strategy:
+        dtype = handle._fwd_bwd_param_dtype or flat.dtype
+        size = flat._unpadded_unsharded_size.numel() * dtype.itemsize
+        stays = is_root or strategy not in ("FULL_SHARD", "HYBRID_SHARD")
+        yield clean_name(name), size, stays, bool(getattr(handle, "_offload_params", False))
+
+
+def without_pinned_memory(model: nn.Module) -> None:
+    """Let FSDP2 not pin what it offloads, which takes a GPU: `pin_memory` of its parameters, in torch 2.13.0."""
+    groups = (group for module in model.modules() for group in _fsdp_groups(_fsdp_state(module)))
+    for group in groups:
+        for param in getattr(group, "fsdp_params", ()):
+            param.pin_memory = False
+
+
+def _fsdp_state(module: nn.Module) -> Any:
+    find: Any = getattr(module, "_get_fsdp_state", None)
+    return find() if callable(find) else None
+
+
+def _fsdp_groups(state: Any) -> list[Any]:
+    return list(getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)])

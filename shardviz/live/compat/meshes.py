@@ -1,0 +1,146 @@
+"""DeviceMesh, placements and how DTensor redistributes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardviz.layout import placements
+from shardviz.live.compat.modules import replaced
+from shardviz.live.compat.names import DTensor, Partial, Replicate, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def placement_of(placement: Any) -> placements.Placement:
+    """Return one of torch's placements as a plain value.
+
+    `_StridedShard`, a private name, is a subclass of `Shard` in torch 2.5.1 and a separate class in 2.13.0 and 2.15.0,
+    so it is tested first.
+
+    Raises:
+        TypeError: The placement is of an unknown kind.
+    """
+    if hasattr(placement, "split_factor"):
+        return placements.StridedShard(placement.dim, int(placement.split_factor))
+    if placement.is_replicate():
+        return placements.Replicate()
+    if placement.is_partial():
+        return placements.Partial(str(placement.reduce_op))
+    if placement.is_shard():
+        return placements.Shard(placement.dim)
+    raise TypeError(f"unknown placement {placement!r}")
+
+
+def torch_placement(placement: placements.Placement) -> Any:
+    """Return a plain value as one of torch's placements.
+
+    Raises:
+        TypeError: This torch has no `_StridedShard`, which came after 2.4.1. Tried on 2.13.0 and 2.15.0.
+    """
+    if isinstance(placement, placements.StridedShard):
+        from torch.distributed.tensor import placement_types
+
+        if not hasattr(placement_types, "_StridedShard"):
+            raise TypeError(f"torch {torch.__version__} has no placement for {placement}")
+        return placement_types._StridedShard(placement.dim, split_factor=placement.split_factor)
+    if isinstance(placement, placements.Shard):
+        return Shard(placement.dim)
+    return Partial(placement.op) if isinstance(placement, placements.Partial) else Replicate()
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh that a sub-mesh was sliced or flattened from; any other mesh is its own root.
+
+    `_get_root_mesh` in torch 2.13.0 and 2.15.0; `_mesh_resources.get_root_mesh` and, in 2.4.1, `get_parent_mesh`.
+    """
+    if hasattr(mesh, "_get_root_mesh"):
+        root: DeviceMesh = mesh._get_root_mesh()
+        return root
+    from torch.distributed import device_mesh
+
+    resources: Any = device_mesh._mesh_resources
+    find = getattr(resources, "get_root_mesh", None) or resources.get_parent_mesh
+    return find(mesh) or mesh
+
+
+def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Flatten a mesh's axes into one; torch may use the flattened mesh to merge collectives from then on.
+
+    Calls `DeviceMesh._flatten`, tried on torch 2.13.0 and 2.15.0; 2.4.1 has none, and the mesh itself is returned.
+    """
+    flat: DeviceMesh = mesh._flatten() if hasattr(mesh, "_flatten") else mesh
+    return flat
+
+
+def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
+    """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
+
+    torch 2.4.1 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialised ones, in `_forward_metadata_inference`.
+
+    Args:
+        inputs: The inputs of the stage.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_forward_metadata_inference":
+        frame = frame.f_back
+    return frame is not None or any(torch.is_tensor(one) and one.is_meta for one in inputs)
+
+
+@contextmanager
+def quiet_redistribution() -> Iterator[None]:
+    """Silence torch's advice on slow redistributions during those that shardviz itself runs.
+
+    The logger's name is private; torch 2.13.0 and 2.15.0 have it, 2.4.1 gives no such advice.
+    """
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def working_out_shapes() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether DTensor runs an operator only to know the shape of its result.
+
+    It runs it on tensors of the whole shape, without values: `ShardingPropagator._propagate_tensor_meta_non_cached`, in
+    torch 2.13.0; where it has another name, the answer is always no.
+    """
+    from torch.distributed.tensor import _sharding_prop
+
+    kind: Any = _sharding_prop.ShardingPropagator
+    before = getattr(kind, "_propagate_tensor_meta_non_cached", None)
+    if before is None:
+        yield lambda: False
+        return
+    depth = 0
+
+    def noting(*args: Any, **named: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            return before(*args, **named)
+        finally:
+            depth -= 1
+
+    with replaced(kind, "_propagate_tensor_meta_non_cached", noting):
+        yield lambda: depth > 0
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor's own part without waiting for it or recording it for autograd; another tensor is returned.
+
+    `DTensor._local_tensor` in torch 2.4.1 to 2.13.0.
+    """
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,75 @@
+"""Modules: what torch keeps of them beside parameters, and who follows their calls."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardviz.live.compat.names import clean_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed.tensor.debug import CommDebugMode
+
+
+def computed_buffers(model: nn.Module) -> frozenset[str]:
+    """Return the names of the buffers that are in no checkpoint, because every rank computes them.
+
+    `_non_persistent_buffers_set` in torch 2.4.1 and 2.13.0.
+    """
+    return frozenset(
+        clean_name(f"{prefix}.{name}" if prefix else name)
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    )
+
+
+def load_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """Yield what a module runs on a state dict before it loads it, except for torch's own hooks.
+
+    `_load_state_dict_pre_hooks` in torch 2.4.1 and 2.13.0: its values are wrappers that pass the module on.
+    """
+    for wrapped in module._load_state_dict_pre_hooks.values():
+        hook = getattr(wrapped, "hook", wrapped)
+        if not (getattr(hook, "__module__", None) or "torch.").startswith(("torch.", "functools")):
+            yield wrapped
+
+
+@contextmanager
+def replaced(owner: Any, name: str, new: object) -> Iterator[None]:
+    """Put something in the place of an attribute of a module or a class, for as long as the context lasts."""
+    before = getattr(owner, name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is what `torch.compile` made of one, or was compiled in place by `Module.compile`.
+
+    `OptimizedModule` and `_compiled_call_impl` in torch 2.4.1 to 2.13.0.
+    """
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def follow_modules_by(mode: CommDebugMode, tracker: Any) -> None:
+    """Give a `CommDebugMode` a different tracker of the running module.
+
+    The attribute exists in torch 2.4.1, 2.13.0 and 2.15.0.
+    """
+    mode.advanced_module_tracker = tracker
+
+
+def without_compiling() -> Any:
+    """Return a context in which compiled code runs as it was written: what has no values cannot be compiled.
+
+    `torch.compiler.set_stance`, from torch 2.6 on.
+    """
+    stance: Any = getattr(torch.compiler, "set_stance", None)
+    return nullcontext() if stance is None else stance("force_eager")

@@ -1,0 +1,66 @@
+"""Pipeline stages, also where no other rank is there."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardviz.live.compat.modules import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
+    """Return this rank's stages of a pipeline's schedule, each with the process group of its pipeline.
+
+    `_stage` of a schedule with one stage a rank, `_stages` of one with several, in torch 2.4.1 to 2.13.0.
+    """
+    stages = getattr(schedule, "_stages", None) or [schedule._stage]
+    return [(stage.submod, stage.group) for stage in stages]
+
+
+class _Vote:
+    """A stage's vote, which is read as a number."""
+
+    def __init__(self, vote: int) -> None:
+        self.vote = vote
+
+    def item(self) -> int:
+        """Return the vote."""
+        return self.vote
+
+
+@contextmanager
+def pipelines_alone() -> Iterator[None]:
+    """Let a stage of a pipeline take its own vote for that of all: whether it was given the shapes of what it receives.
+
+    `PipelineStage._warmup_backward_result`, which sends and receives votes, and `_user_meta`, in torch 2.13.0; where
+    there are no votes, nothing is done.
+
+    Raises:
+        RuntimeError: A stage was not given the shapes, which only the stage before it knows.
+    """
+    from torch.distributed.pipelining import stage as pipelining
+
+    kind: Any = pipelining.PipelineStage
+    before = getattr(kind, "_warmup_backward_result", None)
+    if before is None:
+        yield
+        return
+
+    def alone(self: Any, received_result: Any = None) -> _Vote:
+        like = torch.zeros(1, dtype=torch.int32) if isinstance(received_result, _Vote) else received_result
+        before(self, like)
+        modes: Any = pipelining
+        if modes.InferenceMode.needs_dynamic(self._user_meta, True):
+            raise RuntimeError(
+                "PipelineStage asks the stage before it for shapes: give it input_args and output_args to be planned"
+            )
+        return _Vote(1)
+
+    with replaced(kind, "_warmup_backward_result", alone):
+        yield

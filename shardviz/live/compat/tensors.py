@@ -1,0 +1,98 @@
+"""Storages, versions and inner tensors."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardviz.live.compat.meshes import local_of
+from shardviz.live.compat.modules import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements of its own: sparse ones and subclasses that wrap other tensors do not.
+
+    A wrapper's storage is there, but has no data pointer. Tried on torch 2.4.1 and 2.13.0.
+    """
+    try:
+        tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return hasattr(tensor, "trigger_wait")  # a functional collective's result becomes plain once it is waited for
+    return True
+
+
+def in_backward() -> bool:
+    """Whether this thread is running a backward pass.
+
+    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    """
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def real_tensors() -> Any:
+    """Return a context in which new tensors have values, inside `fake_mode` too. Tried on torch 2.4.1 and 2.13.0."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+def id_without_memory(storage: torch.UntypedStorage) -> int:
+    """Return what tells one storage on the meta device from others: `_cdata`, in torch 2.4.1 to 2.13.0."""
+    return -int(storage._cdata)
+
+
+def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what a wrapper such as a quantized tensor holds, by name; nothing for a tensor with elements of its own.
+
+    By `__tensor_flatten__`, in torch 2.4.1 to 2.13.0.
+    """
+    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
+        part = getattr(tensor, name)
+        inside = inner_tensors(part)
+        found |= {f"{name}.{inner}": value for inner, value in inside.items()} or {name: part}
+    return found
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors with elements of their own that a tensor is made of: a DTensor's part, or a tensor itself.
+
+    Wrappers say what they hold by `__tensor_flatten__`, in torch 2.4.1 to 2.13.0.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
+            if torch.is_tensor(part):  # a DTensor's mesh is a part of it too
+                yield from plain_tensors(part)
+    else:
+        yield tensor
+
+
+@contextmanager
+def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Call back with every storage that got another size, which no operator shows.
+
+    `torch.UntypedStorage.resize_` is replaced for this long, as torch's own `MemTracker` does. Tried on torch 2.13.0.
+    """
+    before = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        returned = before(storage, size)
+        note(storage)
+        return returned
+
+    with replaced(torch.UntypedStorage, "resize_", resize_):
+        yield
+
+
+def version_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return how often a tensor and this rank's part of it were written to in place, as far as torch counts it.
+
+    Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.4.1 to 2.13.0.
+    """
+    return tensor._version, local_of(tensor)._version

@@ -1,0 +1,122 @@
+"""Process groups: worlds of threads, worlds that do not exist, and which ranks an operator speaks to."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardviz.live.compat.ddp import _ddp_unasked
+from shardviz.live.compat.modules import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def make_ranks_of_threads() -> None:
+    """Give each thread of this process a process group world of its own, backend "threaded". This cannot be undone.
+
+    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    """
+    from torch.testing._internal.distributed import multi_threaded_pg
+
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
+    multi_threaded_pg._install_threaded_pg()  # type: ignore[no-untyped-call]
+
+
+def default_store() -> Any:
+    """Return the store that the job's ranks met at. `_get_default_store` in torch 2.4.1 to 2.13.0."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+@contextmanager
+def world_of(group: Any) -> Iterator[None]:
+    """Let a process group be the whole world for its members: its first ranks are the job's first ranks.
+
+    Names of groups are counted, and the members make groups that the others do not: their count is where the caller
+    sets it right with `count_groups`. `_update_default_pg` and `_world.default_pg`, tried on torch 2.13.0.
+    """
+    c10d = torch.distributed.distributed_c10d
+    before = c10d._world.default_pg
+    c10d._update_default_pg(group)
+    try:
+        yield
+    finally:
+        c10d._update_default_pg(before)
+
+
+def count_groups(at_least: int = 0) -> int:
+    """Return how many process groups were named, after setting it to a number if it is smaller.
+
+    `_world.group_count`, tried on torch 2.13.0.
+    """
+    world = torch.distributed.distributed_c10d._world
+    world.group_count = max(world.group_count, at_least)
+    return int(world.group_count)
+
+
+def groups_here() -> list[tuple[str, tuple[int, ...]]]:
+    """Return the process groups that this rank is in, each with what its maker calls it.
+
+    `_world.pg_group_ranks` and `group_desc` in torch 2.4.1 to 2.15.0; the groups of a mesh are called `mesh_` and the
+    name of the axis.
+    """
+    ranks: dict[Any, dict[int, int]] = torch.distributed.distributed_c10d._world.pg_group_ranks
+    rank = torch.distributed.get_rank()
+    return [(str(getattr(group, "group_desc", "")), tuple(of)) for group, of in ranks.items() if rank in of]
+
+
+def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the ranks of the group that one of torch's collective operators runs over.
+
+    `c10d` operators get the group as a script object, functional ones its name; both are private. Tried on torch
+    2.4.1, 2.13.0 and 2.15.0.
+    """
+    from torch import distributed
+
+    groups: Any = distributed.distributed_c10d
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+            group: Any = distributed.ProcessGroup.unbox(arg)
+            return tuple(distributed.get_process_group_ranks(group))
+        if isinstance(arg, str) and "functional" in str(func) and arg in groups._world.pg_names.values():
+            return tuple(distributed.get_process_group_ranks(groups._resolve_process_group(arg)))
+    return tuple(range(distributed.get_world_size()))
+
+
+@contextmanager
+def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
+    """Be one rank of a world that does not exist: its collectives send nothing, and leave their outputs as they were.
+
+    `FakeStore` of `torch.testing._internal`, and the backend "fake", tried on torch 2.13.0.
+    """
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
+    try:
+        with _ddp_unasked(), _one_empty_part():
+            yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@contextmanager
+def _one_empty_part() -> Iterator[None]:
+    """Let FSDP2 give all ranks that have nothing of a parameter one empty tensor: torch makes one for each of them.
+
+    `_chunk_with_empty`, in torch 2.6 to 2.13.0: two minutes of a plan on 100,000 ranks.
+    """
+    try:
+        from torch.distributed.fsdp._fully_shard import _fsdp_param as params
+    except ImportError:  # torch 2.4 and 2.5
+        yield
+        return
+
+    def chunked(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
+        found = list(torch.chunk(tensor, num_chunks, dim=dim))
+        return found + [found[0].new_empty(0)] * (num_chunks - len(found))
+
+    with replaced(params, "_chunk_with_empty", chunked):
+        yield
