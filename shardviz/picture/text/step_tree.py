@@ -48,7 +48,7 @@ def tree_lines(tree: StepTree, terminal: Terminal) -> list[Text]:
     shown = tree.lines()
     lines = [line((about, "bold")), *key, *(node_line(node, terminal.glyphs) for node in shown[:MOST_LINES])]
     if len(shown) > MOST_LINES:
-        lines.append(line((f"{terminal.glyphs.more} {len(shown) - MOST_LINES:,} more", DIM)))
+        lines.append(line((f"{terminal.glyphs.more} {counted(len(shown) - MOST_LINES, 'more call')}", DIM)))
     return lines
 
 
