@@ -111,9 +111,9 @@ def test_a_bias_that_is_added_too_often_lies_beside_the_excess(tmp_path: Path) -
     (finding,) = report_on(dump).findings
     found = exhibit_of(dump, finding)
     assert found is not None
-    assert found.heads[-2:] == ("out.bias", "times out.bias")
-    assert [row.cells[-1] for row in found.rows] == [Cell("4", is_wrong=True)] * len(bias)
-    assert [row.cells[-2].text for row in found.rows] == ["0.5", "1", "-1", "2"]
+    assert found.heads[-3:] == ("out.bias", "times out.bias", "wanted")
+    assert [row.cells[-2] for row in found.rows] == [Cell("4", is_wrong=True)] * len(bias)
+    assert [row.cells[-3].text for row in found.rows] == ["0.5", "1", "-1", "2"]
 
 
 def test_parts_that_lack_a_sum_lie_above_their_sum(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ WHAT = {
 NEAR = 1e-4
 """A ratio this near to a fraction, relative to it, is written as one."""
 
+FEW = 4
+"""So many ranks are shown in their own order, however small the terminal is."""
+
 STRIP = 12
 """Cells of the strip that shows where along a shard its values are off."""
 
@@ -52,7 +55,7 @@ REFERENCES: tuple[tuple[Moment, str], ...] = (
 
 REDUCTION_WORDS: dict[Reduction, str] = {"mean": "mean", "sum": "sum", "norm": "root of squares"}
 
-HEADS = ("", "element", "has", "unsharded model", "ratio", "where off: █ most")
+HEADS = ("", "element", "has", "unsharded model", "ratio", "where it is off")
 
 
 def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
@@ -69,7 +72,7 @@ def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
 
 
 def _beside_vector(one: Compared, added: Added) -> Exhibit | None:
-    """Lay the first elements of a result, and what they have too much, beside the vector that explains it."""
+    """Lay the first elements of a result beside a vector, and say how many times they have it, where 1 is wanted."""
     rank = one.wrong[0]
     got, due = one.reduced[rank].ravel(), one.wanted_of(rank).ravel()
     ids = one.regions[rank].flat_ids(one.wanted.shape).ravel()
@@ -81,12 +84,12 @@ def _beside_vector(one: Compared, added: Added) -> Exhibit | None:
         rows.append(
             Row(
                 str(index_of(int(ids[at]), one.wanted.shape)),
-                (has, *plain(f"{value:.6g}" for value in (due[at], over, own)), times),
+                (has, *plain(f"{value:.6g}" for value in (due[at], own)), times, Cell("1")),
             )
         )
-    more, name = "too much" if added.times > 0 else "too little", added.name
-    caption = f"how often the {WHAT[one.role]} on {title_of(one.wrong, one.mesh)} has {name}, beside the 1 time wanted"
-    return exhibit(caption, ("element", "has", "unsharded model", more, name, f"times {name}"), rows)
+    caption = f"how many times the {WHAT[one.role]} on {title_of(one.wrong, one.mesh)} has {added.name}"
+    heads = ("element", "has", "unsharded model", added.name, f"times {added.name}", "wanted")
+    return exhibit(caption, heads, rows, noun="element")
 
 
 def lacking_reduction(dump: Dump, finding: Finding) -> Exhibit | None:
@@ -113,7 +116,8 @@ def _parts_and_whole(
     due = one.wanted_of(ranks[0]).ravel()
     own = [rank for rank in apart if rank in ranks]
     at = _most_apart(one, ranks, own)
-    shown = ranks if len(ranks) < MOST_ROWS else sorted({*ranks[: MOST_ROWS - 3], *own})
+    order = own if len(ranks) > FEW else []  # the headline names them: they stay where there is room for few
+    shown = [*order, *(rank for rank in ranks if rank not in order)][: MOST_ROWS - 1]
     rows = [_row_at(one, [rank], "", at) for rank in shown]
     what, words = WHAT[one.role], REDUCTION_WORDS[kind]
     rows.append(_whole_row(words, whole.ravel()[at], due[at], one.tolerance))

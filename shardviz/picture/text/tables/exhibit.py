@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.exhibits.steps import LEVELS
 from shardviz.picture.text.tables.table import padded, widest
-from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, line
+from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, line, wrapped
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ def exhibit_lines(exhibit: Exhibit, terminal: Terminal) -> list[Text]:
     columns = columns_of(exhibit, terminal.glyphs)
     widths = [widest(titles), *map(widest, columns)]
     kept = _fitting(widths, terminal.width - len(INDENT))
-    lines = [line("  ", (printable(exhibit.caption), "bold")), _line(titles, columns, widths[:kept], 0, [])]
+    lines = wrapped(printable(exhibit.caption), terminal.width, line("  "), 2)
+    for caption in lines:
+        caption.stylize("bold", 2)
+    lines.append(_line(titles, columns, widths[:kept], 0, []))
     for at, row in enumerate(exhibit.rows, 1):
         lines += [line("")] if row.is_apart and at > 1 else []
         lines.append(_line(titles, columns, widths[:kept], at, row.cells))
