@@ -74,7 +74,8 @@ def _positions(case: Case, lines: dict[Coord, Line], num_wrong: int) -> Exhibit 
         alike.setdefault((due, has), []).append(case.rank(coord))
     rows = []
     for (due, has), ranks in list(alike.items())[: MOST_ROWS // 2]:
-        title, verb = title_of(ranks, case.mesh).partition(" (")[0], "holds" if len(ranks) == 1 else "hold"
+        title = title_of(ranks, case.mesh).partition(" (")[0]
+        verb = "hold" if title.startswith(("ranks", "all")) else "holds"
         rows.append(Row(f"{title} should hold", plain(due), count=0))
         cells = tuple(Cell(str(own), own != other) for own, other in zip(has, due, strict=True))
         rows.append(Row(f"{title} {verb}", cells, len(ranks)))

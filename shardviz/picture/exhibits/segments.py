@@ -47,7 +47,8 @@ def _beside(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> 
             found.setdefault((due, has), []).append(case.rank(coord))
     rows = []
     for (due, has), ranks in found.items():
-        title, verb = title_of(ranks, case.mesh).partition(" (")[0], "holds" if len(ranks) == 1 else "hold"
+        title = title_of(ranks, case.mesh).partition(" (")[0]
+        verb = "hold" if title.startswith(("ranks", "all")) else "holds"
         rows.append(Row(f"{title} should hold", plain(due), count=0))
         cells = tuple(Cell(own, own != other) for own, other in zip(has, due, strict=True))
         rows.append(Row(f"{title} {verb}", cells, len(ranks)))
