@@ -92,7 +92,10 @@ def test_text_marks_wrong_cells_in_any_alphabet(glyphs: object, wrong: str, stri
 
 def test_columns_that_do_not_fit_are_left_out_from_the_right() -> None:
     wide = Exhibit("c", ("", *map(str, range(9))), (Row("rank 0", tuple(Cell("x" * 12) for _ in range(9))),))
-    assert max(row.cell_len for row in exhibit_lines(wide, Terminal(60))) <= 60
+    lines = exhibit_lines(wide, Terminal(60))
+    assert max(row.cell_len for row in lines) <= 60
+    assert [row.plain.endswith("  …") for row in lines] == [False, True, False]
+    assert not any("…" in row.plain for row in exhibit_lines(wide, Terminal(200)))
 
 
 def test_names_are_not_read_as_markup() -> None:

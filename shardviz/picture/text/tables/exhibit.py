@@ -27,21 +27,23 @@ _NUMBER = re.compile(r"-?(?:\d+|inf|nan)(?=(?:[./e][-+.e\d]*)?$)")
 
 
 def exhibit_lines(exhibit: Exhibit, terminal: Terminal) -> list[Text]:
-    """Return an exhibit's caption and table; columns that do not fit are left out from the right."""
+    """Return an exhibit's caption and table; columns that do not fit are left out from the right, where `…` says so."""
     titles = [printable(exhibit.heads[0]), *(printable(row.title) for row in exhibit.rows)]
     columns = columns_of(exhibit, terminal.glyphs)
     widths = [widest(titles), *map(widest, columns)]
-    kept = _fitting(widths, terminal.width - len(INDENT))
+    room = terminal.width - len(INDENT)
+    more = (" " * GAP + terminal.glyphs.more, DIM) if _fitting(widths, room) < len(widths) else ("", "")
+    kept = _fitting(widths, room - len(more[0]))
     lines = wrapped(printable(exhibit.caption), terminal.width, line("  "), 2)
     for caption in lines:
         caption.stylize("bold", 2)
-    lines.append(_line(titles, columns, widths[:kept], 0, []))
+    lines.append(line(_line(titles, columns, widths[:kept], 0, []), more))
     for at, row in enumerate(exhibit.rows, 1):
         lines += [line("")] if row.is_apart and at > 1 else []
         lines.append(_line(titles, columns, widths[:kept], at, row.cells))
     if exhibit.left_out:
-        more = line((f"{INDENT}{terminal.glyphs.more} {exhibit.more}", DIM))
-        lines.insert(len(lines) - exhibit.sums_up, more)
+        left_out = line((f"{INDENT}{terminal.glyphs.more} {exhibit.more}", DIM))
+        lines.insert(len(lines) - exhibit.sums_up, left_out)
     return lines
 
 
