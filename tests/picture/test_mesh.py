@@ -149,3 +149,8 @@ def test_each_terminal_gets_colours_of_its_own(
     fills = set(re.findall(r"\x1b\[([0-9;]*)m +\d\x1b", text))
     assert len(fills) == 8, "as many as ranks"
     assert any(fill.endswith(code) for fill in fills)
+
+
+def test_a_single_row_is_not_left_out_for_a_line_that_says_so() -> None:
+    assert kept(9, 5, {3}) == [0, range(1, 3), 3, range(4, 8), 8]
+    assert kept(9, 5, {2}) == [0, 1, 2, range(3, 8), 8]
