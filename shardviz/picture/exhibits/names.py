@@ -62,7 +62,7 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
         return None
     if stamp is not None:
         rows.append(Row("unsharded model", plain((wanted,))))
-    heads = ("", "whole tensor, as claimed", "so its shard has", "shard has")
+    heads = ("", "tensor claimed", "so its shard is", "shard held")
     return exhibit("shapes", heads, rows, sums_up=stamp is not None, noun="rank")
 
 
