@@ -33,8 +33,8 @@ def drawn(tmp_path: Path, claimed: str, held: str, terminal: Terminal, mesh: str
 
 def test_a_line_leads_from_where_a_part_should_be_to_where_it_is(tmp_path: Path) -> None:
     text = drawn(tmp_path, "[6/fsdp/tp, 1]", "[6/tp/fsdp, 1]", Terminal())
-    assert "2:3 │       1        │ ─┐ ┌──▸ 2:3 │      ≠ 2       │" in text
-    assert "3:5 │       2        │  └─┼──▸ 3:5 │      ≠ 1       │" in text
+    assert "2:3 │       1        │ ─┐ ┌──▸ 2:3 │      ✗ 2       │" in text
+    assert "3:5 │       2        │  └─┼──▸ 3:5 │      ✗ 1       │" in text
 
 
 def test_equal_parts_that_change_places_get_room_for_their_lines(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_equal_parts_that_change_places_get_room_for_their_lines(tmp_path: Path)
 def test_without_room_there_are_no_lines_and_no_part_is_lost(tmp_path: Path, terminal: Terminal) -> None:
     text = drawn(tmp_path, "[8/fsdp/tp, 1]", "[8/tp/fsdp, 1]", terminal)
     assert "▸" not in text
-    assert f"{terminal.glyphs.differs} 2" in text
+    assert f"{terminal.glyphs.wrong} 2" in text
 
 
 def test_a_terminal_without_unicode_gets_lines_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from shardviz.picture.html.parts import exhibit_table
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.text.page import page_lines
-from shardviz.picture.text.tables.exhibit import exhibit_lines
-from shardviz.picture.text.terminal import ASCII, Terminal
+from shardviz.picture.text.tables.exhibit import columns_of, exhibit_lines
+from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
 from tests.check.records import add_values, change_rank, change_run
 from tests.check.steps import WANTED, Step, on_all
 from tests.dumps import Made, make_dump
@@ -80,18 +81,21 @@ def test_rows_beyond_the_first_are_counted() -> None:
     assert exhibit("c", ("", "x"), []) is None
 
 
-@pytest.mark.parametrize(("glyphs", "wrong", "strip"), [(None, "≠1.5", "·▁█"), (ASCII, "!=1.5", ".18")])
+@pytest.mark.parametrize(("glyphs", "wrong", "strip"), [(None, "✗ 1.5", "·▁█"), (ASCII, "x 1.5", ".18")])
 def test_text_marks_wrong_cells_in_any_alphabet(glyphs: object, wrong: str, strip: str) -> None:
     terminal = Terminal() if glyphs is None else Terminal(glyphs=ASCII)
     plain = "\n".join(row.plain for row in exhibit_lines(ONE, terminal))
     assert wrong in plain
     assert strip in plain
-    assert "3 more" in plain
+    assert "3 more rows" in plain
 
 
 def test_columns_that_do_not_fit_are_left_out_from_the_right() -> None:
     wide = Exhibit("c", ("", *map(str, range(9))), (Row("rank 0", tuple(Cell("x" * 12) for _ in range(9))),))
-    assert max(row.cell_len for row in exhibit_lines(wide, Terminal(60))) <= 60
+    lines = exhibit_lines(wide, Terminal(60))
+    assert max(row.cell_len for row in lines) <= 60
+    assert [row.plain.endswith("  …") for row in lines] == [False, True, False]
+    assert not any("…" in row.plain for row in exhibit_lines(wide, Terminal(200)))
 
 
 def test_names_are_not_read_as_markup() -> None:
@@ -110,9 +114,9 @@ def test_a_bias_that_is_added_too_often_lies_beside_the_excess(tmp_path: Path) -
     (finding,) = report_on(dump).findings
     found = exhibit_of(dump, finding)
     assert found is not None
-    assert found.heads[-2:] == ("out.bias", "times")
-    assert [row.cells[-1] for row in found.rows] == [Cell("3", is_wrong=True)] * len(bias)
-    assert [row.cells[-2].text for row in found.rows] == ["0.5", "1", "-1", "2"]
+    assert found.heads[-3:] == ("out.bias", "times out.bias", "wanted")
+    assert [row.cells[-2] for row in found.rows] == [Cell("4", is_wrong=True)] * len(bias)
+    assert [row.cells[-3].text for row in found.rows] == ["0.5", "1", "-1", "2"]
 
 
 def test_parts_that_lack_a_sum_lie_above_their_sum(tmp_path: Path) -> None:
@@ -121,7 +125,7 @@ def test_parts_that_lack_a_sum_lie_above_their_sum(tmp_path: Path) -> None:
     finding = of_kind(report_on(dump), "unreduced-gradient")
     found = exhibit_of(dump, finding)
     assert found is not None
-    assert found.caption == "one element of the gradient on ranks 0-3, and their sum over dp and tp"
+    assert found.caption == "one element of w's gradient on ranks 0-3, and their sum over dp and tp"
     assert [row.title for row in found.rows] == ["rank 0", "rank 1", "rank 2", "rank 3", "sum"]
     assert [row.cells[-2].text for row in found.rows] == ["0.1", "0.2", "0.3", "0.4", "1"]
     assert [row.cells[-2].is_wrong for row in found.rows] == [True] * 4 + [False]
@@ -143,7 +147,7 @@ def test_segments_are_shown_as_each_rank_has_them_and_should(tmp_path: Path) -> 
     dump = dump_of(read_files(folder))
     found = exhibit_of(dump, of_kind(report_on(dump), "wrong-segment"))
     assert found is not None
-    assert found.heads == ("", "segment 0 [0:8]", "segment 1 [8:16]", "segment 2 [16:24]")
+    assert found.heads == ("", "segment 0", "segment 1", "segment 2")
     due, has = found.rows[:2]
     assert (due.title, [cell.text for cell in due.cells]) == ("rank 0 should hold", ["[0:4]", "[8:12]", "[16:20]"])
     assert has.cells == (Cell("[0:8]", is_wrong=True), Cell("[8:12]"), Cell("nothing", is_wrong=True))
@@ -156,7 +160,7 @@ def test_a_layout_without_segments_is_left_to_the_map(tmp_path: Path) -> None:
     assert exhibit_of(dump, of_kind(report_on(dump), "wrong-placement")) is None
 
 
-def test_copies_of_a_repeated_shard_are_not_marked_for_being_alike(tmp_path: Path) -> None:
+def test_copies_of_a_repeated_shard_share_its_row(tmp_path: Path) -> None:
     folder = make_dump(tmp_path / "d.shardviz", parse_mesh("dp=2,tp=2"), {"w": "[16/tp, 3]"})
     values = np.random.default_rng(0).normal(size=(8, 3))
     add_values(folder, "w", "[16/tp, 3]", dict.fromkeys(range(4), values))
@@ -165,7 +169,7 @@ def test_copies_of_a_repeated_shard_are_not_marked_for_being_alike(tmp_path: Pat
     assert found is not None
     parts = [(row.title, row.cells[0].text) for row in found.rows]
     assert parts == [("ranks 0,2", "[0:8, 0:3]"), ("ranks 1,3", "[8:16, 0:3]")]
-    assert [any(cell.is_wrong for cell in row.cells) for row in found.rows] == [False, True]
+    assert [any(cell.is_wrong for cell in row.cells) for row in found.rows] == [True, True]
 
 
 def test_ranks_that_claim_another_layout_are_shown_with_it(tmp_path: Path) -> None:
@@ -203,7 +207,7 @@ def test_what_is_gathered_is_shown_as_expected_and_got(
     assert found is not None
     assert found.caption == "what full_tensor() gives, stretch by stretch"
     assert [tuple(cell.text for cell in row.cells) for row in found.rows] == cells
-    assert found.rows[0].title == "ranks 0-1"
+    assert all(row.title == "ranks 0-1" for row in found.rows)
     assert all(row.cells[-1].is_wrong for row in found.rows)
 
 
@@ -211,9 +215,9 @@ def test_a_plain_tensor_marks_what_all_ranks_hold_and_what_none_does(tmp_path: P
     first = np.arange(1, 4)
     dump, report = checked(tmp_path, Made(None, shape=(12,), ids=dict.fromkeys(range(4), first)), "tp=4")
     text = "".join(row.plain + "\n" for row in page_lines(of_tensor(dump, dump.tensors[0], "w", report), Terminal()))
-    assert "≠ 0-3" in text
-    assert "≠ nobody" in text
-    assert "≠ held by too many ranks, or by none" in text
+    assert "✗ 0-3" in text
+    assert "✗ nobody" in text
+    assert "✗ held by too many ranks, or by none" in text
 
 
 def test_copies_are_called_equal_only_where_they_were_compared(tmp_path: Path) -> None:
@@ -237,11 +241,59 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert [row.cells for row in found.rows] == [(Cell("1"),), ()]
 
 
-def test_a_shard_that_repeats_another_is_marked_by_another_sign_than_one_that_differs() -> None:
-    repeated = Exhibit("c", ("", "first"), (Row("rank 1", (Cell("1.5", is_wrong=True, sign="same"),)),))
-    assert exhibit_lines(repeated, Terminal())[-1].plain.rstrip().endswith("=1.5")
-    assert "= 1.5" in exhibit_table(repeated)
-    assert "=1.5" in exhibit_drawing(repeated).markup
+def test_marks_stand_before_numbers_whose_points_are_in_line() -> None:
+    cells = (Cell("-11.5", is_wrong=True), Cell("3"), Cell("0.25", is_right=True), Cell("1/128"), Cell(""))
+    found = Exhibit("c", ("", "has"), tuple(Row(f"rank {at}", (cell,)) for at, cell in enumerate(cells)))
+    column = ["  has", "✗ -11.5", "    3", "✓   0.25", "    1/128", ""]
+    assert columns_of(found, UNICODE) == [column]
+    assert [row.plain.rstrip()[11:] for row in exhibit_lines(found, Terminal())[1:]] == column
+    for text in column[1:-1]:
+        assert f">{text}</td>" in exhibit_table(found)
+        assert f">{text}</text>" in exhibit_drawing(found).markup
+
+
+def test_rows_of_another_group_are_set_apart() -> None:
+    rows = tuple(Row(f"rank {rank}", (Cell("1"),), is_apart=rank in (0, 2)) for rank in range(4))
+    found = Exhibit("c", ("", "has"), rows)
+    assert [row.plain.strip()[:6] for row in exhibit_lines(found, Terminal())[2:]] == [
+        "rank 0",
+        "rank 1",
+        "",
+        "rank 2",
+        "rank 3",
+    ]
+    assert exhibit_table(found).count('class="apart"') == 1
+    assert exhibit_drawing(found).height == exhibit_drawing(replace(found, rows=rows[:2])).height + 3 * 18
+
+
+def test_no_row_is_left_out_for_a_line_that_says_so() -> None:
+    rows = [Row(f"rank {rank}", (Cell("1"),)) for rank in range(MOST_ROWS + 1)]
+    found = exhibit("c", ("", "has"), rows, noun="rank")
+    assert found is not None
+    assert (len(found.rows), found.left_out) == (MOST_ROWS + 1, 0)
+    assert cut_to(found, MOST_ROWS - 1).more == "2 more ranks"
+
+
+def test_what_is_left_out_is_counted_in_ranks() -> None:
+    rows = [Row(f"tp={at}", (Cell("1"),), count=128) for at in range(MOST_ROWS)]
+    found = exhibit("c", ("", "has"), rows, 3, noun="rank", rest="all with these values")
+    assert found is not None
+    assert found.more == "3 more ranks, all with these values"
+    assert cut_to(found, 4).more == "515 more ranks, all with these values"
+    text = [row.plain.strip() for row in exhibit_lines(cut_to(found, 4), Terminal())]
+    assert text[-1] == "… 515 more ranks, all with these values"
+
+
+def test_ranks_of_a_large_mesh_are_named_by_their_place_on_it() -> None:
+    mesh = parse_mesh("fsdp=128,tp=8")
+    assert title_of(range(1, 1024, 8), mesh) == "tp=1 (128 ranks)"
+    assert title_of(range(1024), mesh) == "all 1,024 ranks"
+    assert title_of([517], mesh) == "rank 517 (fsdp=64, tp=5)"
+    assert title_of([rank for rank in range(1024) if rank != 517], mesh) == "all but rank 517"
+    assert title_of([8, 9, 10, 11], mesh) == "ranks 8-11"
+    assert title_of([3], parse_mesh("fsdp=2,tp=2")) == "rank 3"
+    assert title_of([0, 2], parse_mesh("fsdp=2,tp=2")) == "ranks 0,2"
+    assert title_of([3000, 3001, 3010], mesh) == "ranks 3000-3001,3010"
 
 
 def test_ranks_that_are_too_many_to_name_are_counted() -> None:
@@ -278,7 +330,7 @@ def test_ranks_without_a_file_are_named_by_their_place_on_the_mesh(tmp_path: Pat
     assert found is not None
     assert [(row.title, *(cell.text for cell in row.cells)) for row in found.rows] == [
         ("rank 3", "fsdp=1, tp=1", "no file"),
-        ("ranks 0-2", "", "a file"),
+        ("the other 3 ranks", "", "a file"),
     ]
     assert [cell.is_wrong for row in found.rows for cell in row.cells] == [False, True, False, False]
 

@@ -80,10 +80,10 @@ def test_findings_come_first_with_their_picture_and_are_reported_once_for_all_la
     article = text[text.index("<article") : text.index("</article>")]
     assert "<code>layers.[0-1].wq</code><a" in article
     assert "</h3><p>2 tensors alike: " in article
-    assert "≠ 4</text>" in article
+    assert "✗ 4</text>" in article
     tensors, mesh = text.index('id="tensors"'), text.index('id="mesh"')
-    assert "≠ 4</text>" not in text[tensors:mesh]
-    assert "≠ 4</text>" in text[mesh:], "the ranks that a finding names are marked"
+    assert "✗ 4</text>" not in text[tensors:mesh]
+    assert "✗ 4</text>" in text[mesh:], "the ranks that a finding names are marked"
     assert "findings: ▁ 0 on rank" in text[mesh:], "and how many name each"
 
 
@@ -210,7 +210,7 @@ def test_maps_beyond_the_pages_room_are_left_out_and_said(tmp_path: Path, monkey
     monkeypatch.setattr("shardviz.picture.html.page.MOST_BYTES", 1)
     text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
     assert text.count("Not drawn: the page is full; shardviz show draws it") == 3
-    assert "≠ 4</text>" in text, "what is wrong is drawn first"
+    assert "✗ 4</text>" in text, "what is wrong is drawn first"
 
 
 @pytest.fixture

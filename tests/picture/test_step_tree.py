@@ -85,7 +85,7 @@ def test_a_right_step_is_closed_below_the_model_itself(dump):
 def test_the_first_wrong_one_is_marked_and_closed_ones_say_how_many_they_close_over(dump):
     lines = lines_of(dump, [FOUND])
     assert sum("first wrong module" in line for line in lines) == 1
-    assert next(line for line in lines if "layers.0" in line).endswith("⋮ 1")
+    assert next(line for line in lines if "layers.0" in line).endswith("… 1 call")
     assert any("✓✗" in line and "layers.1.attn.o" in line for line in lines)
     assert "✗ the output is off" in lines
 

@@ -35,10 +35,10 @@ def test_the_viewer_opens_on_what_differs_with_marks_on_both_maps_and_what_ranks
     lines = [line for line in shown.text.splitlines() if line.startswith("│  ")]
     assert [line[3:12].strip() for line in lines if line[3] in "≠<>=?"] == ["≠ wrong", "> theirs", "= right"]
     assert "the job, by rank" in shown.text
-    assert "≠ 1" in shown.text
-    assert "≠ 2" in shown.text
-    assert "≠ 0" in shown.text
-    assert "≠[12:18, 0:16]" in shown.text
+    assert "✗ 1" in shown.text
+    assert "✗ 2" in shown.text
+    assert "✗ 0" in shown.text
+    assert "✗ [12:18, 0:16]" in shown.text
     assert "of ckpt.safetensors" in shown.text
 
 

@@ -210,6 +210,6 @@ class BesideLines(Lines):
 ## A job beside a checkpoint
 
 The tensors of both, different ones first. The left map has the ranks that claim each part, the right one the numbers of
-the files that have it. `≠` is where a rank holds something else than the checkpoint has; below is what, and the bytes
+the files that have it. `✗` is where a rank holds something else than the checkpoint has; below is what, and the bytes
 of the file that have what it claims.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Group
@@ -14,21 +15,21 @@ from shardviz.picture.exhibits.exhibit import cut_to
 from shardviz.picture.model.palette import GREEN, VERMILLION
 from shardviz.picture.text.report import uncompared_text
 from shardviz.picture.text.tables.exhibit import exhibit_lines
-from shardviz.picture.text.terminal import BAD, UNICODE, Terminal
+from shardviz.picture.text.terminal import BAD, GOOD, UNICODE, Terminal
 from shardviz.text import counted, printable
 
 from ..colours import ink, verdict_style
 from ..model.names import shortened
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
     from shardviz.check.finding import Finding, Report
     from shardviz.picture.exhibits.exhibit import Exhibit
 
     from ..model.document import Document
 
 MOST_NAME = 40
-MOST_COLUMNS = 76
-"""Columns of the table that a finding is seen by, on the smallest terminal."""
 
 
 class FindingCard(Static):
@@ -77,17 +78,26 @@ def finding_body(finding: Finding, exhibit: Exhibit | None = None) -> Group:
     others = [row for row in finding.advice if row[0] != "fix"]
     label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fixes else 0
     layouts = [(title, text) for title, text in finding.layouts if text not in finding.sentence]
-    seen_by = [_inked(line) for line in exhibit_lines(exhibit, Terminal(MOST_COLUMNS))] if exhibit else []
+    seen_by = [_Seen(exhibit)] if exhibit else []
     above = [*fixes, *layouts] if seen_by else [*layouts, *fixes]
     rows = _rows([*above, *others, *details], label)
     return Group(Text(printable(finding.sentence)), *seen_by, rows)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a finding is seen by, with as many columns as there is room for."""
+
+    exhibit: Exhibit
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from map(_inked, exhibit_lines(self.exhibit, Terminal(options.max_width)))
+
+
 def _inked(line: Text) -> Text:
-    """Return a line of an exhibit with its wrong cells in the viewer's ink, which `NO_COLOR` does not turn to grey."""
-    line.spans = [
-        Span(start, end, ink(VERMILLION, bold=True) if style == BAD else style) for start, end, style in line.spans
-    ]
+    """Return a line of an exhibit with its marked cells in the viewer's ink, which `NO_COLOR` does not turn to grey."""
+    inks = {BAD: ink(VERMILLION, bold=True), GOOD: ink(GREEN)}
+    line.spans = [Span(start, end, inks.get(str(style), style)) for start, end, style in line.spans]
     line.end = "\n"
     return line
 

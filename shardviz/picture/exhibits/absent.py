@@ -40,16 +40,15 @@ def _beside(
     mesh: Mesh, layout: Layout | None, missing: tuple[int, ...], words: tuple[str, str], there: list[int]
 ) -> Exhibit | None:
     """Lay the first ranks that lack something above all that have it; the last row is always shown."""
-    shown = missing[: MOST_ROWS - bool(there)]
     rows = [
         Row(title_of([rank]), (Cell(_place(mesh, rank)), Cell(_part(layout, rank)), Cell(words[0], is_wrong=True)))
-        for rank in shown
+        for rank in missing[: MOST_ROWS * 2]
     ]
-    others = [Row(title_of(there), (Cell(""), Cell(""), Cell(words[1])))] if there else []
+    others = f"the other {len(there):,} ranks" if len(there) > 1 else title_of(there) if there else ""
+    last = [Row(others, (Cell(""), Cell(""), Cell(words[1], is_right=True)), count=len(there))] if there else []
     heads = ("", "on the mesh", "should hold", "has")
-    return exhibit(
-        "what ranks left in the dump", heads, [*rows, *others], len(missing) - len(shown), sums_up=bool(others)
-    )
+    left_out = len(missing) - len(rows)
+    return exhibit("what ranks left in the dump", heads, [*rows, *last], left_out, sums_up=bool(last), noun="rank")
 
 
 def _place(mesh: Mesh, rank: int) -> str:

@@ -24,10 +24,10 @@ def beside_definition(dump: Dump, finding: Finding) -> Exhibit | None:
             wrong = wrong_after(dump, call)
             if wrong:
                 order = sorted(call.ranks, key=lambda rank: rank not in wrong)
-                rows = [_row(dump, call.module, rank, wrong.get(rank)) for rank in order[:MOST_ROWS]]
+                rows = [_row(dump, call.module, rank, wrong.get(rank)) for rank in order[: MOST_ROWS * 2]]
                 heads = ("", "had", "got", "expected")
                 caption = f"{call.op} over {title_of(call.ranks)}"
-                return exhibit(caption, heads, rows, len(order) - len(rows))
+                return exhibit(caption, heads, rows, len(order) - len(rows), noun="rank")
     return None
 
 

@@ -12,6 +12,7 @@ from shardviz.check.values.copies import copies_of
 from shardviz.errors import ShardvizError
 from shardviz.layout.region import Region, index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
+from shardviz.picture.text.terminal import WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump, Shard, Tensor
+
+LOCAL = "local index"
+"""The head of rows whose columns are counted within a shard, not within the tensor."""
 
 DIGEST = 8
 """Characters of a digest that are shown where the dump has no values."""
@@ -42,19 +46,24 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
     if tensor is None or tensor.claimed is None:
         return None
     at, claimed = tensor.names.index(finding.tensor), claimed_dims(tensor.claimed)
+    mesh = dump.files.mesh
     alike: dict[tuple[str, str], list[int]] = {}  # copies of one part are equal by right
     for rank, shard in tensor.shards.items():
         part = str(Region(claimed[rank])) if rank in claimed else ""
         alike.setdefault((part, shard.digest(at)), []).append(rank)
     parts = Counter(digest for _, digest in alike)
-    rows, first = list[Row](), dict[str, str]()
-    for (part, digest), ranks in sorted(alike.items(), key=lambda one: parts[one[0][1]] < 2)[:MOST_ROWS]:
-        repeats = first.setdefault(digest, part) != part
+    order = sorted(alike.items(), key=lambda one: parts[one[0][1]] < 2)
+    most = MOST_ROWS // 2 if len(parts) == 1 and len(order) > MOST_ROWS else MOST_ROWS + 1
+    rows = list[Row]()
+    for (part, digest), ranks in order[:most]:
         texts = _texts(dump, tensor.shards[ranks[0]], finding.tensor, at, 0)
-        rows.append(Row(title_of(ranks), (Cell(part), *(Cell(text, repeats, "same") for text in texts))))
+        cells = (Cell(part), *(Cell(text, parts[digest] > 1) for text in texts))
+        rows.append(Row(title_of(ranks, mesh), cells, len(ranks)))
     heads = _heads(dump, tensor.first, finding.tensor, 0)
-    caption = "the first values of each shard, = where another shard has them, too"
-    return exhibit(caption, ("", "claims", *heads), rows, len(alike) - len(rows))
+    caption = f"the first values of each shard: {WRONG} where they are those of another shard"
+    left_out = sum(len(ranks) for _, ranks in order[most:])
+    rest = "all with these values" if len(parts) == 1 else ""
+    return exhibit(caption, (LOCAL, "claims", *heads), rows, left_out, noun="rank", rest=rest)
 
 
 def _captured(dump: Dump, name: str) -> Iterator[Tensor]:
@@ -75,13 +84,22 @@ def _side_by_side(dump: Dump, name: str, groups: list[list[list[Shard]]], at: in
     """Lay the copies of each part below each other, as far as there is room, and count the others."""
     first = groups[0][0][0]
     begin = _first_difference(dump, name, first, groups[0][1][0])
-    rows, count = list[Row](), 0
+    rows, left_out = list[Row](), 0
     for group in groups:
-        count += len(group)
         if len(rows) < MOST_ROWS:
             rows += _copy_rows(dump, name, group, at, begin)
-    heads = ("", *_heads(dump, first, name, begin))
-    return exhibit("copies that must be equal", heads, rows, count - len(rows))
+        else:
+            left_out += sum(map(len, group))
+    heads = (LOCAL if _is_split(dump, first, name) else "", *_heads(dump, first, name, begin))
+    each = ", part by part" if len(groups) > 1 else ""
+    return exhibit(f"copies that must be equal{each}", heads, rows, left_out, noun="rank")
+
+
+def _is_split(dump: Dump, shard: Shard, name: str) -> bool:
+    """Whether a shard is less than the whole tensor, so that its indices are not the tensor's."""
+    stamp = dump.stamps.get(name)
+    whole = shard.layout.shape if shard.layout is not None else stamp.shape if stamp is not None else ()
+    return tuple(shard.body.local_shape) != tuple(whole or shard.body.local_shape)
 
 
 def _copy_rows(dump: Dump, name: str, group: list[list[Shard]], at: int, begin: int) -> list[Row]:
@@ -89,8 +107,10 @@ def _copy_rows(dump: Dump, name: str, group: list[list[Shard]], at: int, begin: 
     texts = [_texts(dump, shards[0], name, at, begin) for shards in group]
     return [
         Row(
-            title_of([shard.rank for shard in shards]),
+            title_of([shard.rank for shard in shards], dump.files.mesh),
             tuple(Cell(text, text != due) for text, due in zip(own, texts[0], strict=False)),
+            len(shards),
+            is_apart=shards is group[0],
         )
         for shards, own in zip(group, texts, strict=True)
     ]
@@ -133,9 +153,10 @@ def untied(dump: Dump, finding: Finding) -> Exhibit | None:
         return None
     names = (stamp.tied_to, stamp.name)
     tied = [rank for rank in dump.files.ranks if rank not in finding.ranks]
+    mesh = dump.files.mesh
     rows = [
         Row("before sharding", plain(("storage A", "storage A"))),
-        *([Row(title_of(tied), plain(("storage A", "storage A")))] if tied else []),
-        Row(title_of(finding.ranks), (Cell("storage A"), Cell("storage B", is_wrong=True))),
+        *([Row(title_of(tied, mesh), plain(("storage A", "storage A")))] if tied else []),
+        Row(title_of(finding.ranks, mesh), (Cell("storage A"), Cell("storage B", is_wrong=True))),
     ]
     return exhibit("whose storage each name has", ("", *names), rows)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from shardviz.picture.model.holders import ranks_in_words
+from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
+from shardviz.picture.model.mesh.labels import rank_labels
+from shardviz.picture.model.palette import Colouring
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-Sign = Literal["differs", "same"]
-"""The name of a glyph, as `terminal.Glyphs` has it."""
+    from shardviz.layout.mesh import Mesh
 
 MOST_ROWS = 8
-MOST_CELLS = 6
+MOST_CELLS = 8
 """Rows and values per row of an exhibit: enough to see a rule, few enough to read."""
 
 MOST_RANKS = 24
 """Characters of a row's ranks."""
+
+FEW_RANKS = 16
+"""On a mesh of so many ranks, numbers alone say which one is meant."""
+
+SHORT = 12
+"""Rank numbers up to this many characters are written out, whatever their coordinates are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +36,13 @@ class Cell:
 
     Attributes:
         text: What it says.
-        is_wrong: Whether it is marked.
-        sign: The glyph that marks it: it differs from what it should be, or is the same where it should not.
+        is_wrong: Whether it is marked as wrong.
+        is_right: Whether it is marked as right, where that is not to be expected beside wrong ones.
     """
 
     text: str
     is_wrong: bool = False
-    sign: Sign = "differs"
+    is_right: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +52,14 @@ class Row:
     Attributes:
         title: Whose row it is: ranks, or the unsharded model.
         cells: One per column after the title.
+        count: How many of the things that an exhibit counts it stands for.
+        is_apart: Whether it begins a group of rows that are held against each other, and not against those before.
     """
 
     title: str
     cells: tuple[Cell, ...]
+    count: int = 1
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +70,10 @@ class Exhibit:
         caption: What the table has, in a few words.
         heads: The titles of its columns, that of the rows' own titles first.
         rows: Its rows.
-        left_out: How many rows more there are.
+        left_out: How many more of what its rows stand for there are.
         sums_up: Whether the last row is what the others are held against, and stays where there is room for few.
+        noun: What its rows stand for.
+        rest: What all that is left out has in common.
     """
 
     caption: str
@@ -67,15 +81,29 @@ class Exhibit:
     rows: tuple[Row, ...]
     left_out: int = 0
     sums_up: bool = False
+    noun: str = "row"
+    rest: str = ""
 
     @property
     def shown(self) -> int:
         """How many rows come before those that are left out."""
         return len(self.rows) - self.sums_up
 
+    @property
+    def more(self) -> str:
+        """What is left out, in words: `125 more ranks`."""
+        return counted(self.left_out, f"more {self.noun}") + (f", {self.rest}" if self.rest else "")
+
 
 def exhibit(
-    caption: str, heads: Sequence[str], rows: Sequence[Row], left_out: int = 0, *, sums_up: bool = False
+    caption: str,
+    heads: Sequence[str],
+    rows: Sequence[Row],
+    left_out: int = 0,
+    *,
+    sums_up: bool = False,
+    noun: str = "row",
+    rest: str = "",
 ) -> Exhibit | None:
     """Make an exhibit of the first rows, without columns that say nothing; None where there are no rows.
 
@@ -83,33 +111,54 @@ def exhibit(
         caption: What the table has.
         heads: The titles of its columns.
         rows: The rows, those that are wrong first where not all can be shown.
-        left_out: How many rows there are beside these.
+        left_out: How many of what rows stand for there are beside these.
         sums_up: Whether the last row stays where there is room for few.
+        noun: What rows stand for.
+        rest: What all that is left out has in common.
     """
     if not rows:
         return None
-    shown = _first(rows, MOST_ROWS, sums_up=sums_up)
-    said = [any(row.cells[at].text for row in shown if at < len(row.cells)) for at in range(len(heads) - 1)]
-    kept = tuple(Row(row.title, tuple(compress(row.cells, said))) for row in shown)
-    return Exhibit(caption, (heads[0], *compress(heads[1:], said)), kept, len(rows) - len(shown) + left_out, sums_up)
-
-
-def _first(rows: Sequence[Row], most: int, *, sums_up: bool) -> Sequence[Row]:
-    """Return the first rows, with the last one among them where it sums up the others."""
-    return rows[:most] if len(rows) <= most or not sums_up else [*rows[: most - 1], rows[-1]]
+    said = [any(row.cells[at].text for row in rows if at < len(row.cells)) for at in range(len(heads) - 1)]
+    kept = tuple(replace(row, cells=tuple(compress(row.cells, said))) for row in rows)
+    whole = Exhibit(caption, (heads[0], *compress(heads[1:], said)), kept, left_out, sums_up, noun, rest)
+    return cut_to(whole, MOST_ROWS)
 
 
 def cut_to(whole: Exhibit, most: int) -> Exhibit:
-    """Return the first rows of an exhibit, where there is room for no more."""
-    over = max(len(whole.rows) - most, 0)
-    rows = tuple(_first(whole.rows, most, sums_up=whole.sums_up))
-    return replace(whole, rows=rows, left_out=whole.left_out + over) if over else whole
+    """Return the first rows of an exhibit, where there is room for no more, and its last one if that sums it up.
+
+    A single row is not left out: the line that says so would take its place.
+    """
+    if len(whole.rows) <= most + (not whole.left_out):
+        return whole
+    last = whole.rows[-1:] if whole.sums_up else ()
+    rows = (*whole.rows[: most - len(last)], *last)
+    over = sum(row.count for row in whole.rows) - sum(row.count for row in rows)
+    return replace(whole, rows=rows, left_out=whole.left_out + over)
 
 
-def title_of(ranks: Sequence[int]) -> str:
-    """Name a row's ranks, and say how many they are where not all can be named."""
-    title = ranks_in_words(ranks, MOST_RANKS)
+def title_of(ranks: Sequence[int], mesh: Mesh | None = None) -> str:
+    """Name a row's ranks by their numbers, or by their coordinates where these say more, and how many they are."""
+    on_mesh = _on_mesh(ranks, mesh) if mesh is not None and all(rank in mesh for rank in ranks) else ""
+    title = on_mesh or ranks_in_words(ranks, MOST_RANKS)
     return f"{len(ranks):,} {title}" if title.endswith("...") else title
+
+
+def _on_mesh(ranks: Sequence[int], mesh: Mesh) -> str:
+    """Name ranks of a mesh by their place on it; empty where their numbers are as good."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} ({mesh.label(ranks[0])})" if mesh.size > FEW_RANKS and mesh.ndim > 1 else ""
+    missing = sorted(set(mesh.ranks) - set(ranks)) if mesh.size > FEW_RANKS else [-1]
+    if not missing:
+        return f"all {len(ranks):,} ranks"
+    numbers = ranks_text(mask_of(ranks))
+    if len(numbers) <= SHORT and "…" not in numbers:
+        return ""
+    labels = rank_labels(mask_of(ranks), Colouring(mesh))
+    label = next((label for label in labels if "=" in label and len(label) <= MOST_RANKS), "")
+    if not label and len(missing) < len(ranks) and len(ranks_in_words(missing)) <= MOST_RANKS and missing != [-1]:
+        return f"all but {ranks_in_words(missing)}"
+    return f"{label} ({len(ranks):,} ranks)" if label else ""
 
 
 def plain(texts: Iterable[object]) -> tuple[Cell, ...]:

@@ -34,20 +34,21 @@ def out_of_place(dump: Dump, finding: Finding) -> Exhibit | None:
                 alike.setdefault(record, []).append(rank)
             found = [_rows(dump, stamp, record, own) for record, own in alike.items()]
             shown = [row for rows, _ in found for row in rows]
-            return exhibit(f"what {call}() gives, stretch by stretch", HEADS, shown, sum(more for _, more in found))
+            left_out = sum(more for _, more in found)
+            return exhibit(f"what {call}() gives, stretch by stretch", HEADS, shown, left_out, noun="part")
     return None
 
 
 def _rows(dump: Dump, stamp: Stamp, record: GatherRecord, ranks: list[int]) -> tuple[list[Row], int]:
     """Return a row for each of the first stretches that are out of place, and how many there are beside these."""
-    title, numel = title_of(ranks), math.prod(stamp.shape)
+    title, numel = title_of(ranks, dump.files.mesh), math.prod(stamp.shape)
     ids = gathered_ids(dump, stamp, record) if not record.error else None
     if ids is None or len(ids) != numel:
         cells = (Cell(counted(numel, "element")), Cell(""), Cell(_in_words(record, ids), is_wrong=True))
         return [Row(title, cells)], 0
     stretches = _stretches(ids)
-    rows = [_row(stamp, ids, *stretch) for stretch in stretches[:MOST_ROWS]]
-    return [replace(rows[0], title=title), *rows[1:]], len(stretches) - len(rows)
+    rows = [_row(stamp, ids, *stretch) for stretch in stretches[: MOST_ROWS * 2]]
+    return [replace(row, title=title) for row in rows], len(stretches) - len(rows)
 
 
 def _in_words(record: GatherRecord, ids: NDArray[np.int64] | None) -> str:

@@ -28,8 +28,11 @@ def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
             continue
         for rank, owner in owners_of(case).items():
             by_owner.setdefault(owner, []).append(rank)
-        rows = [Row(title_of(ranks), (Cell(owner, owner != finding.tensor),)) for owner, ranks in by_owner.items()]
-        return exhibit(f"what ranks have as {finding.tensor}", ("", "in the unsharded model"), rows)
+        rows = [
+            Row(title_of(ranks, case.mesh), (Cell(owner, owner != finding.tensor),), len(ranks))
+            for owner, ranks in by_owner.items()
+        ]
+        return exhibit(f"what ranks have as {finding.tensor}", ("", "in the unsharded model"), rows, noun="rank")
     return None
 
 
@@ -48,15 +51,19 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
     usual = Counter({whole: len(ranks) for (whole, _, _), ranks in found.items()}).most_common(1)
     wanted = str(list(stamp.shape)) if stamp is not None else usual[0][0] if usual else ""
     rows = [
-        Row(title_of(ranks), (Cell(whole, whole != wanted), Cell(due), Cell(has, has != due)))
+        Row(
+            title_of(ranks, dump.files.mesh),
+            (Cell(whole, whole != wanted), Cell(due), Cell(has, has != due)),
+            len(ranks),
+        )
         for (whole, due, has), ranks in found.items()
     ]
     if not any(cell.is_wrong for row in rows for cell in row.cells):
         return None
     if stamp is not None:
         rows.append(Row("unsharded model", plain((wanted,))))
-    heads = ("", "of the whole tensor", "so of its shard", "has")
-    return exhibit("shapes", heads, rows, sums_up=stamp is not None)
+    heads = ("", "tensor claimed", "so its shard is", "shard held")
+    return exhibit("shapes", heads, rows, sums_up=stamp is not None, noun="rank")
 
 
 def claims(dump: Dump, finding: Finding) -> Exhibit | None:
@@ -68,8 +75,10 @@ def claims(dump: Dump, finding: Finding) -> Exhibit | None:
     if len(found) < 2:
         return None
     usual = max(found, key=lambda text: len(found[text]))
-    rows = [Row(title_of(ranks), (Cell(text, text != usual),)) for text, ranks in found.items()]
-    return exhibit("the layout that each rank claims", ("", "claims"), rows)
+    rows = [
+        Row(title_of(ranks, dump.files.mesh), (Cell(text, text != usual),), len(ranks)) for text, ranks in found.items()
+    ]
+    return exhibit("the layout that each rank claims", ("", "claims"), rows, noun="rank")
 
 
 def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:
@@ -81,7 +90,7 @@ def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:
             found.setdefault(place, []).append(rank)
         name = record.axes[axis]
         rows += [
-            Row(title_of(ranks), (Cell(f"{name}={position}"), Cell(str(number), is_wrong=True)))
+            Row(title_of(ranks, dump.files.mesh), (Cell(f"{name}={position}"), Cell(str(number), True)), len(ranks))
             for (position, number), ranks in found.items()
         ]
-    return exhibit("where ranks are on the mesh, and their numbers in its groups", HEADS_OF_NUMBERS, rows)
+    return exhibit("where ranks are on the mesh, and their numbers in its groups", HEADS_OF_NUMBERS, rows, noun="rank")

@@ -52,7 +52,7 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "wrong-segment":
             return segments.of_each_segment(dump, finding, cases)
         case "sequence-order":
-            return orders.along_sequence(finding, cases)
+            return orders.along_sequence(finding, cases, dump.files.mesh)
         case "name-collision" | "foreign":
             return names.owners(dump, finding, cases)
         case "rank-order":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.order.rules.sequence import positions_of
-from shardviz.layout.region import Region
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
 
 if TYPE_CHECKING:
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump
-    from shardviz.layout.mesh import Coord
+    from shardviz.layout.mesh import Coord, Mesh
+    from shardviz.layout.region import Ranges
 
 MOST_POSITIONS = 12
 MOST_SHARDS = 32
-"""Shards that are looked at for one that is out of order."""
+"""Shards that are looked at for one that is out of order, where a tensor is large."""
 
 MAX_ELEMENTS = 1 << 20
-"""Larger shards are not laid out element by element for a picture."""
+"""Larger shards are not laid out element by element for a picture, and of larger tensors only the first shards."""
 
 
 def along_shards(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
@@ -34,9 +35,10 @@ def along_shards(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None
     """
     tensor = dump.stamped.get(finding.tensor)
     for case in cases.cases(tensor, finding.tensor) if tensor is not None else ():
-        lines = {coord: line for coord in list(case.shards)[:MOST_SHARDS] if (line := _line(case, coord)) is not None}
+        most = None if math.prod(case.shape) <= MAX_ELEMENTS else MOST_SHARDS
+        lines = {coord: line for coord in list(case.shards)[:most] if (line := _line(case, coord)) is not None}
         if any(np.any(np.diff(held) < 0) for _, _, held in lines.values()):
-            return _positions(case, lines)
+            return _positions(case, lines, len(finding.ranks))
     return None
 
 
@@ -63,28 +65,45 @@ def _line(case: Case, coord: Coord) -> Line | None:
     return dim, along[0], along[1]
 
 
-def _positions(case: Case, lines: dict[Coord, Line]) -> Exhibit | None:
+def _positions(case: Case, lines: dict[Coord, Line], num_wrong: int) -> Exhibit | None:
+    """Lay the indices that ranks hold below those that they should; ranks that hold alike share two rows."""
     dim = next(iter(lines.values()))[0]
+    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for coord, (_, *pair) in lines.items():
+        due, has = (tuple(indices[:MOST_POSITIONS].tolist()) for indices in pair)
+        alike.setdefault((due, has), []).append(case.rank(coord))
     rows = []
-    for coord, (_, claimed, held) in list(lines.items())[: MOST_ROWS // 2]:
-        pairs = list(zip(claimed[:MOST_POSITIONS].tolist(), held[:MOST_POSITIONS].tolist(), strict=True))
-        rows.append(Row(f"{title_of([case.rank(coord)])} should hold", plain(due for due, _ in pairs)))
-        rows.append(Row("holds", tuple(Cell(str(has), has != due) for due, has in pairs)))
+    for (due, has), ranks in list(alike.items())[: MOST_ROWS // 2]:
+        title = title_of(ranks, case.mesh).partition(" (")[0]
+        verb = "hold" if title.startswith(("ranks", "all")) else "holds"
+        rows.append(Row(f"{title} should hold", plain(due), count=0))
+        cells = tuple(Cell(str(own), own != other) for own, other in zip(has, due, strict=True))
+        rows.append(Row(f"{title} {verb}", cells, len(ranks)))
     count = max(len(row.cells) for row in rows)
     heads = [str(position) for position in range(count)]
-    return exhibit(f"the index along dim {dim} that each local position has", ("position", *heads), rows)
+    caption = f"the global index along dim {dim} at each local position"
+    left_out = max(num_wrong - sum(row.count for row in rows), 0)
+    return exhibit(caption, ("local position", *heads), rows, left_out, noun="rank")
 
 
-def along_sequence(finding: Finding, cases: LaidOut) -> Exhibit | None:
+def along_sequence(finding: Finding, cases: LaidOut, mesh: Mesh) -> Exhibit | None:
     """Return the positions of a sequence that each rank has of this tensor, and of the one that it is held against."""
     found = positions_of(cases)
     own = next((one for one in found if one.name == finding.tensor), None)
     usual = next((one for one in found if finding.intended.startswith(f"as {one.name}:")), None)
     if own is None or usual is None:
         return None
-    rows = []
+    alike: dict[tuple[str, str, bool], list[int]] = {}
     for rank in sorted(own.held.keys() & usual.held.keys()):
-        due, has = (str(Region((one.held[rank],))) for one in (usual, own))
-        rows.append(Row(title_of([rank]), (Cell(due), Cell(has, rank in finding.ranks))))
-    rows.sort(key=lambda row: not row.cells[-1].is_wrong)
-    return exhibit("positions along the sequence", ("", usual.name, own.name), rows)
+        due, has = (_stretches(one.held[rank]) for one in (usual, own))
+        alike.setdefault((due, has, rank in finding.ranks), []).append(rank)
+    rows = [
+        Row(title_of(ranks, mesh), (Cell(due), Cell(has, is_wrong)), len(ranks))
+        for (due, has, is_wrong), ranks in sorted(alike.items(), key=lambda one: not one[0][-1])
+    ]
+    return exhibit("positions along the sequence", ("", usual.name, own.name), rows, noun="rank")
+
+
+def _stretches(ranges: Ranges) -> str:
+    """Write positions as they lie in memory: `0:6, 42:48`."""
+    return ", ".join(f"{start}:{stop}" for start, stop in ranges) or "nothing"

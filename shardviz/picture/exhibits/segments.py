@@ -47,10 +47,15 @@ def _beside(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> 
             found.setdefault((due, has), []).append(case.rank(coord))
     rows = []
     for (due, has), ranks in found.items():
-        rows.append(Row(f"{title_of(ranks)} should hold", plain(due)))
-        rows.append(Row("holds", tuple(Cell(own, own != other) for own, other in zip(has, due, strict=True))))
-    heads = [f"segment {number} {Region((((start, stop),),))}" for number, (start, stop) in enumerate(segments)]
-    return exhibit(f"what ranks have of each segment of dim {dim}", ("", *heads), rows)
+        title = title_of(ranks, case.mesh).partition(" (")[0]
+        verb = "hold" if title.startswith(("ranks", "all")) else "holds"
+        rows.append(Row(f"{title} should hold", plain(due), count=0))
+        cells = tuple(Cell(own, own != other) for own, other in zip(has, due, strict=True))
+        rows.append(Row(f"{title} {verb}", cells, len(ranks)))
+    heads = [f"segment {number}" for number in range(len(segments))]
+    sizes = {stop - start for start, stop in segments}
+    each = f", {sizes.pop():,} each" if len(sizes) == 1 else ""
+    return exhibit(f"what ranks have of the segments of dim {dim}{each}", ("", *heads), rows, noun="rank")
 
 
 def _texts(ranges: Ranges, segments: Sequence[Range]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from shardviz.layout.region import index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,6 +35,12 @@ WHAT = {
 }
 """Results, as captions call them."""
 
+NEAR = 1e-4
+"""A ratio this near to a fraction, relative to it, is written as one."""
+
+FEW = 4
+"""So many ranks are shown in their own order, however small the terminal is."""
+
 STRIP = 12
 """Cells of the strip that shows where along a shard its values are off."""
 
@@ -48,7 +55,7 @@ REFERENCES: tuple[tuple[Moment, str], ...] = (
 
 REDUCTION_WORDS: dict[Reduction, str] = {"mean": "mean", "sum": "sum", "norm": "root of squares"}
 
-HEADS = ("", "element", "has", "unsharded model", "ratio", "off along the shard")
+HEADS = ("", "element", "has", "unsharded model", "ratio", "where it is off")
 
 
 def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
@@ -65,22 +72,24 @@ def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
 
 
 def _beside_vector(one: Compared, added: Added) -> Exhibit | None:
-    """Lay the first elements of a result, and what they have too much, beside the vector that explains it."""
+    """Lay the first elements of a result beside a vector, and say how many times they have it, where 1 is wanted."""
     rank = one.wrong[0]
     got, due = one.reduced[rank].ravel(), one.wanted_of(rank).ravel()
     ids = one.regions[rank].flat_ids(one.wanted.shape).ravel()
     rows = []
     for at, own in enumerate(added.values.ravel()[:MOST_CELLS].tolist()):
         over = got[at] - due[at]
-        has, ratio = Cell(f"{got[at]:.6g}", is_wrong=True), Cell(f"{over / own:.4g}" if own else "", is_wrong=True)
+        has = Cell(f"{got[at]:.6g}", is_wrong=True)
+        times = Cell(f"{1 + over / own:.4g}" if own else "", is_wrong=True)
         rows.append(
             Row(
                 str(index_of(int(ids[at]), one.wanted.shape)),
-                (has, *plain(f"{value:.6g}" for value in (due[at], over, own)), ratio),
+                (has, *plain(f"{value:.6g}" for value in (due[at], own)), times, Cell("1")),
             )
         )
-    caption = f"what the {WHAT[one.role]} on {title_of(one.wrong)} has too much, as a multiple of {added.name}"
-    return exhibit(caption, ("element", "has", "unsharded model", "too much", added.name, "times"), rows)
+    caption = f"how many times the {WHAT[one.role]} on {title_of(one.wrong, one.mesh)} has {added.name}"
+    heads = ("element", "has", "unsharded model", added.name, f"times {added.name}", "wanted")
+    return exhibit(caption, heads, rows, noun="element")
 
 
 def lacking_reduction(dump: Dump, finding: Finding) -> Exhibit | None:
@@ -88,31 +97,56 @@ def lacking_reduction(dump: Dump, finding: Finding) -> Exhibit | None:
     for one in _wrong(dump, finding) if finding.tensor else ():
         fit = missing_reduction(one)
         whole = reduced_over(one, *fit[:2]) if fit is not None else {}
-        first = next((rank for rank in one.wrong if rank in whole and whole[rank].size), None)
+        apart = _farthest_apart(one)
+        first = next((rank for rank in (*apart, *one.wrong) if rank in whole and whole[rank].size), None)
         if fit is not None and first is not None:
-            return _parts_and_whole(one, *fit[:2], _group(one, fit[1], first), whole[first])
+            return _parts_and_whole(one, *fit[:2], _group(one, fit[1], first), whole[first], apart)
     return None
 
 
 def _parts_and_whole(
-    one: Compared, kind: Reduction, axes: tuple[str, ...], ranks: list[int], whole: NDArray[np.float64]
+    one: Compared,
+    kind: Reduction,
+    axes: tuple[str, ...],
+    ranks: list[int],
+    whole: NDArray[np.float64],
+    apart: tuple[int, ...],
 ) -> Exhibit | None:
-    """Lay the parts of a group of ranks above their sum or their mean, for the element that is farthest off on any."""
+    """Lay the parts of a group of ranks above their sum or their mean, for the element that is farthest apart."""
     due = one.wanted_of(ranks[0]).ravel()
-    at = int(np.argmax(np.max([_off(one.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
-    rows = [_row_at(one, [rank], "", at) for rank in ranks[: MOST_ROWS - 1]]
-    left_out = len(ranks) - len(rows)
+    own = [rank for rank in apart if rank in ranks]
+    at = _most_apart(one, ranks, own)
+    order = (
+        own if len(ranks) > FEW and one.wanted.ndim else []
+    )  # the headline names them: they stay where there is room for few
+    shown = [*order, *(rank for rank in ranks if rank not in order)][: MOST_ROWS - 1]
+    rows = [_row_at(one, [rank], "", at) for rank in shown]
     what, words = WHAT[one.role], REDUCTION_WORDS[kind]
     rows.append(_whole_row(words, whole.ravel()[at], due[at], one.tolerance))
-    caption = f"one element of the {what}" if one.wanted.ndim else f"the {what}"
-    caption += f" on {title_of(ranks)}, and their {words} over {' and '.join(axes)}"
-    return exhibit(caption, HEADS, rows, left_out, sums_up=True)
+    caption = f"one element of {one.name}'s {what}" if one.wanted.ndim else f"the {what}"
+    caption += f" on {title_of(ranks, one.mesh)}, and their {words} over {' and '.join(axes)}"
+    return exhibit(caption, HEADS, rows, len(ranks) - len(shown), sums_up=True, noun="rank")
+
+
+def _farthest_apart(one: Compared) -> tuple[int, ...]:
+    """Return the two neighbours whose copies of one part are farthest apart: those that a finding names."""
+    groups = one.mesh.groups(one.copies_differ_along[0]) if one.copies_differ_along else []
+    return max(one.neighbours_apart(groups), key=lambda pair: pair[2], default=())[:2]
+
+
+def _most_apart(one: Compared, ranks: Sequence[int], apart: Sequence[int]) -> int:
+    """Return the element in which two of the ranks are farthest apart, or without them the one farthest off on any."""
+    if len(apart) == 2:
+        return int(np.argmax(_off(one.reduced[apart[0]].ravel(), one.reduced[apart[1]].ravel())))
+    due = one.wanted_of(ranks[0]).ravel()
+    return int(np.argmax(np.max([_off(one.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
 
 
 def _whole_row(title: str, got: float, due: float, tolerance: float) -> Row:
-    is_wrong = not abs(got - due) <= tolerance
-    ratio = _ratio_text(got / due) if due else ""
-    return Row(title, (Cell(""), Cell(f"{got:.6g}", is_wrong), Cell(f"{due:.6g}"), Cell(ratio, is_wrong), Cell("")))
+    is_right = bool(abs(got - due) <= tolerance)
+    ratio = f"{got / due:.4g}" if due else ""
+    has, times = (Cell(text, is_wrong=not is_right, is_right=is_right) for text in (f"{got:.6g}", ratio))
+    return Row(title, (Cell(""), has, Cell(f"{due:.6g}"), times, Cell("")))
 
 
 def _group(one: Compared, axes: tuple[str, ...], rank: int) -> list[int]:
@@ -129,10 +163,11 @@ def beside_reference(dump: Dump, finding: Finding) -> Exhibit | None:
     if not wrong:
         return None
     if not finding.tensor:
-        rows = [row for one in wrong[:MOST_ROWS] for row in _rows(one, one.name)[:1]]
-        return exhibit("the element of each gradient that is farthest off", HEADS, rows)
-    caption = f"the element of the {WHAT[wrong[0].role]} that is farthest off, rank by rank"
-    return exhibit(caption if wrong[0].wanted.ndim else f"the {WHAT[wrong[0].role]}", HEADS, _rows(wrong[0]))
+        rows = [replace(row, count=1) for one in wrong for row in _rows(one, one.name)[:1]]
+        return exhibit("the element of each gradient that is farthest off", HEADS, rows, noun="gradient")
+    what = f"{wrong[0].name}'s {WHAT[wrong[0].role]}"
+    caption = f"the element of {what} that is farthest off, rank by rank" if wrong[0].wanted.ndim else what
+    return exhibit(caption, HEADS, _rows(wrong[0]), noun="rank")
 
 
 def _wrong(dump: Dump, finding: Finding) -> list[Compared]:
@@ -171,21 +206,29 @@ def _row_at(one: Compared, ranks: list[int], name: str, at: int) -> Row:
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = got[at] / due[at]
     is_wrong = ranks[0] in one.wrong
-    element = str(index_of(int(ids[at]), one.wanted.shape)) if one.wanted.ndim else ""
+    is_flat = one.claimed is not None and one.claimed.flat is not None
+    shape = one.claimed.tensor_shape if one.claimed is not None and is_flat else one.wanted.shape
+    element = str(index_of(int(ids[at]), shape)) if shape else ""
     return Row(
-        title_of(ranks),
+        title_of(ranks, one.mesh),
         (
             Cell(" ".join(filter(None, (name, element)))),
             Cell(f"{got[at]:.6g}", is_wrong),
             Cell(f"{due[at]:.6g}"),
-            Cell(_ratio_text(ratio), is_wrong),
+            Cell(_ratio_text(ratio, one.mesh.size), is_wrong),
             Cell(_strip(_off(got, due), one.tolerance)),
         ),
+        count=len(ranks),
     )
 
 
-def _ratio_text(ratio: float) -> str:
-    return f"{ratio:.4g}" if np.isfinite(ratio) else ""
+def _ratio_text(ratio: float, num_ranks: int) -> str:
+    """Write a ratio, as a fraction where it is one over ranks that a mesh has along its axes."""
+    if not np.isfinite(ratio):
+        return ""
+    times = round(1 / ratio) if abs(ratio) * num_ranks > 1 / 2 else 0
+    is_share = times > 1 and num_ranks % times == 0 and abs(ratio * times - 1) < NEAR
+    return f"1/{times}" if is_share else f"{ratio:.4g}"
 
 
 def _off(got: NDArray[np.float64], due: NDArray[np.float64]) -> NDArray[np.float64]:

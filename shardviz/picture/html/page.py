@@ -31,7 +31,7 @@ from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.page import PATTERN, figure, mesh_figure
 from shardviz.picture.text.report import listed_rows, own_dtype, step_results, step_text, summary_line
-from shardviz.picture.text.terminal import UNICODE, Terminal
+from shardviz.picture.text.terminal import UNICODE, WRONG, Terminal
 from shardviz.text import fold
 
 if TYPE_CHECKING:
@@ -214,7 +214,9 @@ def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, str]) ->
 def _mesh(dump: Dump, report: Report) -> str:
     """Draw the mesh with the ranks that findings name, and a mesh for each number that is not the same on all ranks."""
     mesh, marked = dump.files.mesh, report.named_ranks
-    about = f"≠ is named by a finding: {ranks_in_words(sorted(marked), 60)}" if marked else "No finding names a rank."
+    about = (
+        f"{WRONG} is named by a finding: {ranks_in_words(sorted(marked), 60)}" if marked else "No finding names a rank."
+    )
     parts = [element("figure", mesh_figure(mesh, style=False, marked=marked), tabindex=0)]
     for heat in heats_of(dump, report):
         least, most = heat.ends

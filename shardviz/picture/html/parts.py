@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
-from shardviz.text import bytes_text, counted
+from shardviz.picture.text.tables.exhibit import columns_of
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -130,24 +132,24 @@ def table(
 
 def exhibit_table(exhibit: Exhibit) -> str:
     """Write what a finding is seen by as a table with a caption; wrong cells are marked by colour and by a glyph."""
-    heads = (element("th", words(head), scope="col") for head in exhibit.heads)
+    columns = columns_of(exhibit, UNICODE)
+    heads = (element("th", words(text), scope="col") for text in (exhibit.heads[0], *(column[0] for column in columns)))
     body = []
-    for row in exhibit.rows:
-        cells = (element("td", words(_marked(cell)), class_="wrong" if cell.is_wrong else None) for cell in row.cells)
-        body.append(element("tr", element("th", words(row.title), scope="row"), *cells))
+    for at, row in enumerate(exhibit.rows, 1):
+        texts = (words(column[at]) for column in columns)
+        cells = (element("td", text, class_=_mark(cell)) for text, cell in zip(texts, row.cells, strict=False))
+        apart = "apart" if row.is_apart and at > 1 else None
+        body.append(element("tr", element("th", words(row.title), scope="row"), *cells, class_=apart))
     if exhibit.left_out:
-        more = element("th", counted(exhibit.left_out, "more row"), scope="row", class_="soft")
+        more = element("th", words(f"{UNICODE.more} {exhibit.more}"), scope="row", class_="soft")
         body.insert(exhibit.shown, element("tr", more))
     caption = element("caption", words(exhibit.caption))
     head = element("thead", element("tr", *heads))
     return scrolled(element("table", caption, head, element("tbody", *body), class_="exhibit"), exhibit.caption)
 
 
-_SIGNS = {"differs": "≠", "same": "="}
-
-
-def _marked(cell: Cell) -> str:
-    return f"{_SIGNS[cell.sign]} {cell.text}" if cell.is_wrong else cell.text
+def _mark(cell: Cell) -> str | None:
+    return "wrong" if cell.is_wrong else "right" if cell.is_right else None
 
 
 def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:

@@ -9,7 +9,7 @@ from shardviz.check.verdicts import WORDS, worst
 from shardviz.picture.html.parts import here, names_of, scrolled
 from shardviz.picture.markup import element, words
 from shardviz.picture.text.page import is_same, rank_rows
-from shardviz.picture.text.terminal import UNICODE
+from shardviz.picture.text.terminal import UNICODE, WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -153,7 +153,7 @@ def rank_table(subject: Subject) -> str:
     heads = ("Ranks", first, *((second, "") if subject.holds else ()))
     body = []
     for row in rows:
-        mark = () if not subject.holds else ("",) if is_same(row) else (f"≠ not as {_SHOULD[first]}",)
+        mark = () if not subject.holds else ("",) if is_same(row) else (f"{WRONG} not as {_SHOULD[first]}",)
         cells = (*row[: 3 if subject.holds else 2], *mark)
         marked = "error" if mark and mark[0] else None
         body.append(element("tr", *(element("td", words(cell)) for cell in cells), class_=marked))

@@ -1,4 +1,4 @@
-"""An exhibit as SVG: its table, the cells that are wrong in colour and behind the glyph `≠`."""
+"""An exhibit as SVG: its table, the cells that are wrong in colour and behind a glyph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from shardviz.picture.markup import element, words
 from shardviz.picture.svg.mesh import Drawn
 from shardviz.picture.svg.tile import CHAR
-from shardviz.picture.text.tables.exhibit import cell_text
+from shardviz.picture.text.tables.exhibit import columns_of
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import printable
 
@@ -23,23 +23,20 @@ GAP = 16
 
 def exhibit_drawing(exhibit: Exhibit) -> Drawn:
     """Draw an exhibit with its caption above."""
-    rows = [
-        [(head, "sv-soft") for head in exhibit.heads],
-        *(
-            [
-                (printable(row.title), "sv-soft"),
-                *((cell_text(cell, UNICODE), "sv-bad" if cell.is_wrong else "sv-c") for cell in row.cells),
-            ]
-            for row in exhibit.rows
-        ),
-    ]
+    columns = columns_of(exhibit, UNICODE)
+    lines = [[(text, "sv-soft") for text in (exhibit.heads[0], *(column[0] for column in columns))]]
+    for at, row in enumerate(exhibit.rows, 1):
+        styles = ["sv-bad" if cell.is_wrong else "sv-good" if cell.is_right else "sv-c" for cell in row.cells]
+        cells = zip((column[at] for column in columns), styles, strict=False)
+        lines += [[]] if row.is_apart and at > 1 else []
+        lines.append([(printable(row.title), "sv-soft"), *cells])
     if exhibit.left_out:
-        rows.insert(1 + exhibit.shown, [(f"{exhibit.left_out:,} more", "sv-soft")])
-    widths = [max(cell_len(text) for text, _ in column) for column in zip_longest(*rows, fillvalue=("", ""))]
+        lines.insert(len(lines) - exhibit.sums_up, [(f"{UNICODE.more} {exhibit.more}", "sv-soft")])
+    widths = [max(cell_len(text) for text, _ in column) for column in zip_longest(*lines, fillvalue=("", ""))]
     lefts = list(accumulate((round(width * CHAR) + GAP for width in widths), initial=0))
     markup = element("text", words(exhibit.caption), x=0, y=14, class_="sv-h")
-    for at, row in enumerate(rows, 1):
-        for left, (text, style) in zip(lefts, row, strict=False):
+    for at, line in enumerate(lines, 1):
+        for left, (text, style) in zip(lefts, line, strict=False):
             markup += element("text", words(text), x=left, y=14 + at * LINE, class_=style) if text else ""
-    height = LINE * (len(rows) + 1)
+    height = LINE * (len(lines) + 1)
     return Drawn(markup, max(lefts[-1] - GAP, round(cell_len(exhibit.caption) * CHAR)), height)

@@ -215,7 +215,7 @@ def _stretches(rows: Sequence[Span], grid: Grid) -> list[tuple[int, int, str]]:
         if not joins:
             parts, is_left_out = rows[start].parts, rows[start].parts > 1 and not rows[start].is_block
             found.append(
-                (start, row, f"⋮ {parts:,} parts" if is_left_out else f"{rows[start].start}:{rows[row - 1].stop}")
+                (start, row, f"… {parts:,} parts" if is_left_out else f"{rows[start].start}:{rows[row - 1].stop}")
             )
             start = row
     return found
@@ -234,10 +234,10 @@ def _row_titles(rows: Sequence[Span], grid: Grid, scale: Scale, *, on_right: boo
 def _column_titles(cols: Sequence[Span], scale: Scale) -> str:
     if len(cols) == 1 and len(cols[0]) == 1:
         return ""
-    titles = [str(span) if span.parts == 1 or span.is_block else f"⋮ {span.parts:,}" for span in cols]
+    titles = [str(span) if span.parts == 1 or span.is_block else f"… {span.parts:,}" for span in cols]
     widths = [right - left for left, right in zip(scale.lefts, scale.lefts[1:], strict=False)]
     if any(len(title) * CHAR > width for title, width in zip(titles, widths, strict=True)):
-        titles = [str(span.start) if span.parts == 1 or span.is_block else "⋮" for span in cols]
+        titles = [str(span.start) if span.parts == 1 or span.is_block else "…" for span in cols]
     return "".join(
         element("text", words(title), x=left + width // 2, y=-7, class_="sv-i")
         for title, left, width in zip(titles, scale.lefts, widths, strict=False)

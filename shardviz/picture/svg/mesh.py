@@ -11,6 +11,8 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.model.mesh.rank_grid import grids_of, kept, spread
 from shardviz.picture.model.palette import Colouring
 from shardviz.picture.svg.tile import CHAR, Place, tile
+from shardviz.picture.text.terminal import WRONG
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -52,7 +54,7 @@ class _Marks:
     def among(self, ranks: Iterable[int]) -> str:
         """Say how many of some ranks are marked; nothing where none are."""
         count = sum(rank in self.marked for rank in ranks)
-        return f", {count:,} ranks ≠" if count else ""
+        return f", {count:,} ranks {WRONG}" if count else ""
 
 
 def mesh_drawing(
@@ -62,7 +64,7 @@ def mesh_drawing(
 
     Args:
         mesh: The mesh.
-        marked: Ranks that carry the glyph `≠`; their rows and columns are shown before others.
+        marked: Ranks that carry the glyph `✗`; their rows and columns are shown before others.
         axes: The axes that ranks get their colours by, outermost first; by default all.
         heat: What ranks are coloured by instead, with a sign for how much.
     """
@@ -78,7 +80,7 @@ def mesh_drawing(
         top += grid.height + 12
     if left:
         hidden = (rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
-        text = f"⋮ {left:,} more grids{marks.among(hidden)}"
+        text = f"… {left:,} more grids{marks.among(hidden)}"
         parts.append(element("text", words(text), x=0, y=top + 8, class_="sv-i sv-start"))
         top += HEAD
     return Drawn("".join(parts), width, top - 12)
@@ -96,11 +98,9 @@ def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
     rows = kept(grid.num_rows, MOST_ROWS, wanted_rows)
     cols = kept(grid.num_cols, MOST_COLS, wanted_cols)
     texts = [heads[row] if isinstance(row, int) else _left_out(grid, row, marks) for row in rows]
-    gutter = (
-        round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any(set("≠⋮") & set(text) for text in texts)
-    )
+    gutter = round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any(WRONG in text for text in texts)
     for at, col in enumerate(cols):
-        text = titles[col] if isinstance(col, int) else "⋮"
+        text = titles[col] if isinstance(col, int) else "…"
         parts.append(_title(text, gutter + at * step + step // 2, head + 13))
     for line, (row, text) in enumerate(zip(rows, texts, strict=True)):
         top = head + HEAD + line * TILE_HEIGHT
@@ -111,7 +111,8 @@ def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
 
 
 def _left_out(grid: RankGrid, rows: range, marks: _Marks) -> str:
-    return f"⋮ {len(rows):,} more{marks.among(grid.rank_at(row, col) for row in rows for col in range(grid.num_cols))}"
+    hidden = marks.among(grid.rank_at(row, col) for row in rows for col in range(grid.num_cols))
+    return f"… {counted(len(rows), 'more row')}{hidden}"
 
 
 def _title(text: str, x: int, y: int) -> str:
@@ -124,7 +125,7 @@ def _cell(grid: RankGrid, row: int | range, col: int | range, place: Place, mark
         return _tile(grid, grid.rank_at(row, col), place, marks)
     rows, cols = (range(at, at + 1) if isinstance(at, int) else at for at in (row, col))
     is_marked = any(grid.rank_at(one, other) in marks.marked for one in rows for other in cols)
-    return _title("≠" if is_marked else "⋮", place.left + place.width // 2, place.top + 16)
+    return _title(WRONG if is_marked else "…", place.left + place.width // 2, place.top + 16)
 
 
 def _tile(grid: RankGrid, rank: int, place: Place, marks: _Marks) -> str:

@@ -1,7 +1,7 @@
 """The page of one tensor as SVG: it stands alone in an issue or a paper, in light and in dark.
 
 The same drawing model as the text page. Nothing is fetched from anywhere, and the same tensor gives the same bytes.
-Colours are never alone: a rank is also its number, a difference also `≠` and a hatch.
+Colours are never alone: a rank is also its number, a difference also `✗` and a hatch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, scale_for, side, t
 from shardviz.picture.svg.mesh import Drawn, mesh_drawing
 from shardviz.picture.svg.tile import CHAR
 from shardviz.picture.text.page import as_claimed, notes, slice_title
-from shardviz.picture.text.terminal import UNICODE, Glyphs
+from shardviz.picture.text.terminal import UNICODE, WRONG, Glyphs
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: 
     Args:
         mesh: The mesh.
         style: As in `figure`.
-        marked: Ranks that carry the glyph `≠`.
+        marked: Ranks that carry the glyph `✗`.
         heat: What ranks are coloured by, with a sign for how much; by their place by default.
     """
     drawn = mesh_drawing(mesh, marked, heat=heat)
@@ -231,7 +231,7 @@ def _sides(subject: Subject) -> list[tuple[str, str, str]]:
     if not subject.holds:
         return sides
     if subject.held_words:
-        return [*sides, ("held", f"≠ {subject.held_words}", "sv-bad")]
+        return [*sides, ("held", f"{WRONG} {subject.held_words}", "sv-bad")]
     if held is not None and held == claimed:
         text = as_claimed(subject)
         if subject.findings and not subject.silent:
@@ -240,7 +240,7 @@ def _sides(subject: Subject) -> list[tuple[str, str, str]]:
         return [*sides, ("held", f"? {text}", "sv-bad") if subject.silent else ("held", f"✓ {text}", "sv-good")]
     text = _spelled(held, subject) if held is not None else "no layout fits"
     is_bad = claimed is not None or held is None
-    return [*sides, ("held", f"≠ {text}" if is_bad else text, "sv-bad" if is_bad else "sv-h")]
+    return [*sides, ("held", f"{WRONG} {text}" if is_bad else text, "sv-bad" if is_bad else "sv-h")]
 
 
 def _spelled(layout: Layout, subject: Subject) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.picture.model.mesh.rank_grid import grids_of, kept, spread
 from shardviz.picture.model.palette import Colouring, heat_style, rank_style
 from shardviz.picture.text.terminal import DIM, beside, line, wrapped
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -35,15 +36,15 @@ class _Marks:
 
     def text(self, rank: int) -> str:
         sign = self.heat.sign(rank) if self.heat is not None else ""
-        return f"{sign}{self.glyphs.differs if rank in self.marked else ''}{rank}"
+        return f"{sign}{self.glyphs.wrong if rank in self.marked else ''}{rank}"
 
     def style(self, rank: int) -> str:
         return heat_style(self.heat.level(rank)) if self.heat is not None else rank_style(rank, self.colouring)
 
     def among(self, ranks: Iterable[int]) -> str:
-        """Say how many of some ranks are marked: `, 12 of them ≠`; nothing where none are."""
+        """Say how many of some ranks are marked: `, 12 ranks ✗`; nothing where none are."""
         count = sum(rank in self.marked for rank in ranks)
-        return f", {count:,} ranks {self.glyphs.differs}" if count else ""
+        return f", {count:,} ranks {self.glyphs.wrong}" if count else ""
 
 
 def mesh_lines(
@@ -60,7 +61,7 @@ def mesh_lines(
         mesh: The mesh.
         width: Columns to use at most; ranks beyond them are counted.
         glyphs: The characters to draw with.
-        marked: Ranks that carry the glyph `differs`; their rows and columns are shown before others.
+        marked: Ranks that carry the glyph `wrong`; their rows and columns are shown before others.
         axes: The axes that ranks get their colours by, outermost first; by default all.
         heat: What ranks are coloured by instead, with a sign for how much.
     """
@@ -101,7 +102,7 @@ def _grid_lines(grid: RankGrid, width: int, marks: _Marks) -> list[Text]:
     heads = [f"{grid.row_title(row)} " if grid.down else "" for row in range(grid.num_rows)]
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
     gutter = max(map(len, heads))
-    signs = len(marks.glyphs.differs) * bool(marks.marked) + (marks.heat is not None)
+    signs = len(marks.glyphs.wrong) * bool(marks.marked) + (marks.heat is not None)
     cell = max(len(str(max(grid.mesh.ranks))) + signs, *map(len, titles)) + 1
     wanted_rows, wanted_cols = spread(marks.marked, grid)
     cols = kept(grid.num_cols, max((width - gutter) // cell, 3), wanted_cols)
@@ -111,7 +112,7 @@ def _grid_lines(grid: RankGrid, width: int, marks: _Marks) -> list[Text]:
     for row in kept(grid.num_rows, MOST_ROWS, wanted_rows):
         if isinstance(row, range):
             hidden = marks.among(grid.rank_at(at, col) for at in row for col in range(grid.num_cols))
-            lines.append(line((f"{marks.glyphs.more} {len(row):,} more{hidden}".ljust(gutter), DIM)))
+            lines.append(line((f"{marks.glyphs.more} {counted(len(row), 'more row')}{hidden}".ljust(gutter), DIM)))
         else:
             lines.append(line((heads[row].ljust(gutter), DIM), *_cells(grid, row, cols, cell, marks)))
     return lines
@@ -124,7 +125,7 @@ def _cells(
     for col in cols:
         if isinstance(col, range):
             is_marked = any(grid.rank_at(row, at) in marks.marked for at in col)
-            yield (marks.glyphs.differs if is_marked else marks.glyphs.more).rjust(width), DIM
+            yield (marks.glyphs.wrong if is_marked else marks.glyphs.more).rjust(width), DIM
         else:
             rank = grid.rank_at(row, col)
             yield " ", ""

@@ -182,11 +182,11 @@ def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
     found = [*_about_drawing(drawing), *_about_layout(subject)]
     if drawing.is_different:
         wrong = _NOT_AS_OFTEN if subject.sides.copies else _WRONG[subject.sides.titles]
-        found.insert(0, f"{glyphs.differs} {wrong}")
+        found.insert(0, f"{glyphs.wrong} {wrong}")
     elif subject.misplaced:
-        found.insert(0, f"{glyphs.differs} holds its elements in another order, or too few: see the list")
+        found.insert(0, f"{glyphs.wrong} holds its elements in another order, or too few: see the list")
     elif subject.marked:
-        found.insert(0, f"{glyphs.differs} one of the finding's ranks")
+        found.insert(0, f"{glyphs.wrong} one of the finding's ranks")
     if any(map(_has_mixed, drawing.panels)):
         found.append(f"~ and {INSIDE}: parts of the block are on different ranks")
     return found
@@ -298,7 +298,7 @@ def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, subject: S
             lines.append(line(f"   {text}"))
             continue
         owner = f"  the part of {ranks_in_words(owners[row[2]], 20)}" if row[2] in owners else ""
-        lines.append(line((f"{terminal.glyphs.differs:<3}{text}", BAD), owner))
+        lines.append(line((f"{terminal.glyphs.wrong:<3}{text}", BAD), owner))
     return lines
 
 

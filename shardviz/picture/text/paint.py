@@ -16,6 +16,7 @@ import numpy as np
 from shardviz.picture.model.holders import ranks_of
 from shardviz.picture.model.mesh.labels import rank_labels
 from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
+from shardviz.picture.text.terminal import WRONG
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,10 +121,10 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
         return _look(frame, (), "unlit", mask)
     is_marked = frame.sides.marks and cell.different
     if not mask:
-        return _look(frame, ("≠ nobody", "≠") if is_marked else ("nobody", "?"), "nobody", mask)
+        return _look(frame, (f"{WRONG} nobody", WRONG) if is_marked else ("nobody", "?"), "nobody", mask)
     names = rank_labels(mask, frame.sides.colouring, many=mixed)
     if is_marked:
-        return _look(frame, (*(f"≠ {name}" for name in names), "≠"), "elsewhere", mask)
+        return _look(frame, (*(f"{WRONG} {name}" for name in names), WRONG), "elsewhere", mask)
     own = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
     shown = mask if frame.lit is None else 1 << frame.lit
@@ -141,12 +142,12 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
         return _look(frame, (*names, "="), "in place", cell.claimed)
     if cell.claimed == cell.held:
         among = rank_labels(cell.held, colouring)
-        return _look(frame, (*(f"≠ among {name}" for name in among), "≠"), "elsewhere", cell.held)
+        return _look(frame, (*(f"{WRONG} among {name}" for name in among), WRONG), "elsewhere", cell.held)
     sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
     due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("nobody",) for mask, mixed in sides)
-    shorter = [f"≠ → {has[0]}", f"≠ {due[-1]} → {has[-1]}"] if many else [f"{due[0]}→{has[0]}"]
-    went = [f"≠ {due[0]} → {has[0]}" if many else f"≠ {due[0]}→{has[0]}", *shorter]
-    look = _look(frame, (*went, "≠"), "elsewhere", cell.held)
+    shorter = [f"{WRONG} → {has[0]}", f"{WRONG} {due[-1]} → {has[-1]}"] if many else [f"{due[0]}→{has[0]}"]
+    went = [f"{WRONG} {due[0]} → {has[0]}" if many else f"{WRONG} {due[0]}→{has[0]}", *shorter]
+    look = _look(frame, (*went, WRONG), "elsewhere", cell.held)
     return replace(look, colour=_colour_of(cell.claimed, colouring)) if _is_hueless(cell, look) else look
 
 

@@ -77,7 +77,7 @@ def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs, *,
     gutter = max(len(title) for grid in grids for title in _row_titles(panel.rows, grid, glyphs))
     inner = width - gutter - len(panel.cols) - 2
     most = max(MIN_CELL, min(inner // len(panel.cols), MAX_CELL))
-    mark = len(glyphs.differs) + 1 if panel.is_different else 0
+    mark = len(glyphs.wrong) + 1 if panel.is_different else 0
     room = most - 2 - mark
     need = max(max(map(len, _labels(panel, colouring, room))) + 2 + mark, MIN_CELL)
     titles = [len(_span_title(span, glyphs)) for span in panel.cols]
@@ -131,7 +131,7 @@ def _painted(
             if not row or cells[row - 1][start:stop] != cells[row][start:stop]:
                 label = _label(grid[row][start], colouring, sizes.room)
                 width = sum(sizes.widths[start:stop]) + stop - start - 1
-                boxes.write_centred(at, lefts[start], width, f"{glyphs.differs} {label}" if differs else label)
+                boxes.write_centred(at, lefts[start], width, f"{glyphs.wrong} {label}" if differs else label)
     return boxes, styles, first_lines
 
 

@@ -48,7 +48,7 @@ def tree_lines(tree: StepTree, terminal: Terminal) -> list[Text]:
     shown = tree.lines()
     lines = [line((about, "bold")), *key, *(node_line(node, terminal.glyphs) for node in shown[:MOST_LINES])]
     if len(shown) > MOST_LINES:
-        lines.append(line((f"{terminal.glyphs.more} {len(shown) - MOST_LINES:,} more", DIM)))
+        lines.append(line((f"{terminal.glyphs.more} {counted(len(shown) - MOST_LINES, 'more call')}", DIM)))
     return lines
 
 
@@ -61,7 +61,8 @@ def _key(glyphs: Glyphs, reference: str) -> str:
 def node_line(node: Node, glyphs: Glyphs, *, is_open: bool = True) -> Text:
     """Write a call in a line: its four sides, its name, its class, and how many calls it closes over."""
     sides = "".join(_mark(node, side, glyphs) for side in SIDES)
-    inside = f"  {glyphs.more} {node.size:,}" if node.children and not (node.has_first and is_open) else ""
+    is_closed = node.children and not (node.has_first and is_open)
+    inside = f"  {glyphs.more} {counted(node.size, 'call')}" if is_closed else ""
     first = ("  first wrong module", BAD) if node.is_first else ""
     name = (printable(node.name), BAD if node.is_first else "bold" if node.has_first else "")
     kind = (f"  {printable(node.call.type)}", DIM)

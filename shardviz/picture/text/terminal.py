@@ -49,6 +49,9 @@ BAD = f"bold {VERMILLION}"
 WARNING = ORANGE
 DIM = "dim"
 
+WRONG = "✗"
+"""Before what is wrong, in every format. `≠` would be read as "not" where it stands before what was found."""
+
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
@@ -60,8 +63,8 @@ class Glyphs:
         warning: Before a warning.
         unknown: Before a tensor that was not checked.
         pending: Before a tensor that is being checked.
-        differs: Before a block that is not held by the ranks that claim it, and before a value that is wrong.
-        same: Before a value that is wrong because it is another's, too.
+        differs: Between two things that were compared.
+        wrong: Before a block that is not held by the ranks that claim it, a rank of a finding, and a wrong value.
         more: In place of parts that are not shown one by one.
         times: Between sizes.
         corners: Box drawing by which arms a corner has: up 1, down 2, left 4, right 8.
@@ -73,8 +76,8 @@ class Glyphs:
     unknown: str = "?"
     pending: str = "…"
     differs: str = "≠"
-    same: str = "="
-    more: str = "⋮"
+    wrong: str = WRONG
+    more: str = "…"
     times: str = "×"
     corners: str = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
 
@@ -85,10 +88,10 @@ class Glyphs:
 
 
 UNICODE = Glyphs()
-ASCII = Glyphs("+", "x", "!", "?", ".", "!=", "=", ":", "x", " |||-+++-+++-+++")
+ASCII = Glyphs("+", "x", "!", "?", ".", "!=", "x", "..", "x", " |||-+++-+++-+++")
 
 
-_IN_ASCII = str.maketrans({"…": "..", INSIDE: ">", **dict(zip(HEAT_SIGNS, "12345678", strict=True))})
+_IN_ASCII = str.maketrans({"…": "..", WRONG: "x", INSIDE: ">", **dict(zip(HEAT_SIGNS, "12345678", strict=True))})
 
 
 @dataclass(frozen=True, slots=True)

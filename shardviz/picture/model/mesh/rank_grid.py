@@ -125,7 +125,7 @@ def grids_of(mesh: Mesh, most: int, wanted: Collection[int] = ()) -> tuple[list[
 
 
 def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | range]:
-    """Return the positions to show, and between them those that are left out.
+    """Return the positions to show, and between them those that are left out: never a single one, in its own place.
 
     Args:
         count: How many there are.
@@ -142,7 +142,8 @@ def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | rang
             break
     found: list[int | range] = []
     for before, after in pairwise(sorted(shown)):
-        found += [before, *([range(before + 1, after)] if after > before + 1 else [])]
+        hidden = range(before + 1, after)
+        found += [before, *([hidden] if len(hidden) > 1 else hidden)]
     return [*found, count - 1]
 
 
