@@ -234,7 +234,7 @@ class Document:
         return step_of(self.dump)
 
     def sides(self, entry: int, name: str = "") -> Sides:
-        """Return both sides of an entry's tensor, made once: held beside intended where that is what is wrong.
+        """Return both sides of an entry's tensor, made once: intended beside held where that is what is wrong.
 
         Args:
             entry: The entry.

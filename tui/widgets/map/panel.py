@@ -69,7 +69,8 @@ class MapPanel(Box):
         entry = document.entries[selection.entry]
         sides, why = _sides(document, selection)
         self.entitle(_title(entry, selection))
-        self.query_one(SideBar).show(selection.side, sides.titles if sides else CLAIMED_AND_HELD)
+        titles = sides.titles if sides else CLAIMED_AND_HELD
+        self.query_one(SideBar).show(selection.side, titles, sides.why if sides else "")
         self.query_one(TensorMap).show(sides, selection.side, selection.plane, _pending_text(entry))
         shape = entry.tensor.shape
         self.query_one(TensorMap).describe = (lambda place: hovered(sides, place, shape)) if sides else None

@@ -6,7 +6,7 @@ from typing import get_args
 
 from rich.segment import Segment
 
-from shardviz.picture.model.sides import CLAIMED_AND_HELD, HELD_AND_INTENDED
+from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.picture.text.paint import Side
 
 from ...model.messages import SideChosen
@@ -25,12 +25,9 @@ LEGENDS = {
     "claimed": ("ranks, by the placements", "by the placements", "by claims"),
     "held": ("ranks, by the ids found", "by the ids found", "by ids"),
     "intended": ("ranks, by the layout expected", "as expected"),
-    "difference": ("1→4: on 4, not on 1", "1→4: should→is"),
+    "difference": ("a→b: a should hold it, b does", "a→b: a should, b does"),
 }
 """How to read the labels of a side, the first that there is room for."""
-
-TO_INTENDED = ("1→4: on 1, should be on 4", "1→4: is→should be")
-"""How to read a difference where the second side is the intended one."""
 
 
 class SideBar(WordLine):
@@ -38,11 +35,18 @@ class SideBar(WordLine):
 
     _side: Side = "claimed"
     _titles: tuple[str, str] = CLAIMED_AND_HELD
+    _why = ""
 
-    def show(self, side: Side, titles: tuple[str, str] = CLAIMED_AND_HELD) -> None:
-        """Mark the side that is drawn, and show its legend; `titles` are what the two sides are."""
-        if (side, titles) != (self._side, self._titles):
-            self._side, self._titles = side, titles
+    def show(self, side: Side, titles: tuple[str, str] = CLAIMED_AND_HELD, why: str = "") -> None:
+        """Mark the side that is drawn, and show its legend.
+
+        Args:
+            side: Which is drawn.
+            titles: What the two sides are.
+            why: What is wrong, where that is not where parts are.
+        """
+        if (side, titles, why) != (self._side, self._titles, self._why):
+            self._side, self._titles, self._why = side, titles, why
             self.refresh()
 
     def action_show_side(self, side: Side) -> None:
@@ -60,7 +64,7 @@ class SideBar(WordLine):
             for side, title in zip(SIDES, (*self._titles, "difference"), strict=True)
         ]
         shown = dict(zip(SIDES, (*self._titles, "difference"), strict=True))[self._side]
-        legends = TO_INTENDED if shown == "difference" and self._titles == HELD_AND_INTENDED else LEGENDS[shown]
+        legends = (f"≠ {self._why}",) if shown == "difference" and self._why else LEGENDS[shown]
         room = self.size.width - sum(word.width for word in sides) - len(GAP)
         legend = next((text for text in legends if not self.size.width or len(text) <= room), "")
         return [*sides, Word((Segment(GAP + legend, DIM),))]
