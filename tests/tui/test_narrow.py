@@ -79,5 +79,5 @@ def test_long_names_leave_the_numbers_of_memory_under_their_heads(tmp_path: Path
 def test_parts_exchanged_among_the_same_ranks_do_not_read_as_in_place(tmp_path: Path) -> None:
     tensor = Made("[64/32/tp, 4]", "[64/2/tp, 4]")
     text = walk(made(tmp_path, {"w": tensor}, "tp=2"), size=(80, 24)).text
-    assert "≠ among 0-1" in text
+    assert "≠ part: 1→0" in text
     assert "tp 0…1 → tp 0…1" not in text

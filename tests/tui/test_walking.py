@@ -326,7 +326,7 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
             await settle(pilot)
             return app.selection.side, app.selection.plane.at, app.selection.rank, app.screen.view_name
 
-    assert asyncio.run(run()) == ("held", (2, 1), 5, "mesh")
+    assert asyncio.run(run()) == ("held", (3, 1), 5, "mesh")
 
 
 def test_the_mouse_asks_who_holds_the_element_under_it(bug: Path, shapes: Path) -> None:
@@ -336,7 +336,7 @@ def test_the_mouse_asks_who_holds_the_element_under_it(bug: Path, shapes: Path) 
             await settle(pilot)
             await pilot.press(*keys)
             await settle(pilot)
-            for offset in ((10, 2), (10, 5), (0, 0)):
+            for offset in ((10, 2), (10, 4), (0, 0)):
                 await pilot.hover("#map", offset=offset)
                 await pilot.pause()
                 found.append(str(app.query_one("#map").tooltip or ""))

@@ -175,7 +175,7 @@ def _box(panel: Panel, box: Box, scale: Scale, colouring: Colouring, said: Said)
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     return tile(
         Place(left, top, width, height),
-        _label(box, colouring, int((width - 8) / CHAR), said.noun),
+        _label(box, colouring, int((width - 8) / CHAR) - box.differs, said.noun),
         _tooltip(panel, box, said),
         colour=colour_of(box.block, colouring),
         ranks=ranks_of(box.block.ranks),

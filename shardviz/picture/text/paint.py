@@ -136,7 +136,8 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
 def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]:
     """Write a cell's names with the sign of what is wrong: before all of them, or before those of a part of it."""
     if not cell.part:
-        return (*(f"{WRONG} {name}" for name in names), WRONG)
+        some = "part of " if cell.is_partly else ""
+        return (*(f"{WRONG} {some}{name}" for name in names), WRONG)
     whole, many = cell.claimed or cell.held, cell.claimed_mixed or cell.held_mixed
     parts = part_labels(cell.part, whole, frame.sides.colouring, many=many)
     name = rank_labels(whole, frame.sides.colouring)[0]
@@ -164,10 +165,11 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
     if cell.claimed == cell.held:
         among = rank_labels(cell.held, colouring)
         return _look(frame, (*(f"{WRONG} among {name}" for name in among), WRONG), "elsewhere", cell.held)
-    due, has = (_brief(mask, colouring) for mask in (cell.claimed, cell.has if cell.is_partly else cell.held))
+    went_from, went_to = (cell.due or cell.claimed, cell.has) if cell.is_partly else (cell.claimed, cell.held)
+    due, has = _brief(went_from, colouring), _brief(went_to, colouring)
     went = [f"{WRONG} {due[0]}→{has[0]}", f"{WRONG} {due[-1]}→{has[-1]}", f"{due[-1]}→{has[-1]}", f"{WRONG} {due[-1]}"]
     if cell.is_partly:
-        went = [f"{WRONG} part of {names[0]}→{has[0]}", f"{WRONG} part of {names[0]}", *went]
+        went = [f"{WRONG} part: {went[0].removeprefix(f'{WRONG} ')}", *went]
     tone: Tone = "partly" if cell.is_partly else "elsewhere"
     look = _look(frame, (*dict.fromkeys(went), WRONG), tone, cell.held)
     return replace(look, colour=_colour_of(cell.claimed, colouring)) if _is_hueless(cell, look) else look
