@@ -255,9 +255,11 @@ class Document:
 
     def _only_layout(self, entry: int) -> tuple[Layout, frozenset[int]] | None:
         """Return the layout that is all there is to draw of an entry: others with the same one have the same map."""
+        one = self.entries[entry]
+        if one.findings:
+            return None
         if entry not in self._layouts:
-            one = self.entries[entry]
-            self._layouts[entry] = None if one.findings else only_layout(self.dump, one.tensor)
+            self._layouts[entry] = only_layout(self.dump, one.tensor)
         return self._layouts[entry]
 
     def drawn(self, entry: int, name: str = "") -> Sides | None:
