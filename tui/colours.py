@@ -13,6 +13,7 @@ from textual.filter import LineFilter
 from textual.theme import Theme
 
 from shardviz.picture.model.palette import (
+    BLACK,
     BLUE,
     GREEN,
     GREY,
@@ -66,6 +67,9 @@ def block_style(look: Look, background: str, colours: str = "truecolor") -> Styl
 def _block_style(tone: Tone, colour: int, background: str, colours: str) -> Style:
     if tone == "nobody":
         return _filled(RED_16, WHITE) if colours == "standard" else _tinted(VERMILLION, background, 0.25)
+    if tone == "partly" or (tone == "elsewhere" and colour < 0):
+        share = 0.12 if tone == "partly" else 0.25
+        return _filled(BLACK, "#ff5555") if colours == "standard" else _tinted(VERMILLION, background, share)
     if tone in ("in place", "unlit") or colour < 0:
         return _tinted(GREY, background, 0.15 if tone in ("in place", "unlit") else 0.3)
     return rank_style(colour, colours)

@@ -23,8 +23,8 @@ def test_parts_whose_holders_share_no_hue_have_that_of_the_ranks_that_should_hol
     dump = dump_of(read_files(make_dump(tmp_path / "d.shardviz", mesh, {"w": made})))
     sides = sides_of(dump, dump.stamped["w"])
     plane = Plane(0, 1, (0, 0))
-    rows, cols = (Ruler.fitted(sides.holders.edges(dim), room) for dim, room in ((0, 8), (1, 60)))
-    looks = paint(Frame(sides, "difference", plane, rows, cols), 0, 0, 8, 60).of
+    rows, cols = (Ruler.fitted(sides.holders.edges(dim), room) for dim, room in ((0, 40), (1, 60)))
+    looks = paint(Frame(sides, "difference", plane, rows, cols), 0, 0, 40, 60).of
     several = [look for look in looks if look.tone == "elsewhere" and len(ranks_of(look.ranks)) > 1]
     assert len({look.colour for look in several}) > 4
     assert all(look.colour >= 0 for look in several)

@@ -1,4 +1,4 @@
-"""Paths of misplaced blocks."""
+"""The first wrong element, and what is in its place."""
 
 from pathlib import Path
 
@@ -6,32 +6,9 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.holders import Plane
-from shardviz.picture.model.moves import first_difference, found_in_place_of, path_text, paths
+from shardviz.picture.model.moves import first_difference, found_in_place_of
 from shardviz.picture.model.sides import sides_of
 from tests.dumps import Made, make_dump
-
-
-def paths_of(tmp_path: Path, mesh: str, tensor: Made | str) -> list[str]:
-    dump = dump_of(read_files(make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"w": tensor})))
-    return [path_text(path) for path in paths(sides_of(dump, dump.tensors[0]))]
-
-
-def test_swapped_axes_are_reported_as_the_cycles_of_their_blocks(tmp_path: Path) -> None:
-    swapped = Made("[24/fsdp/tp, 2]", "[24/tp/fsdp, 2]")
-    assert paths_of(tmp_path, "fsdp=2,tp=4", swapped) == ["1→4→2→1", "3→5→6→3"]
-
-
-def test_replicas_move_together(tmp_path: Path) -> None:
-    swapped = Made("[8/fsdp/tp]", "[8/tp/fsdp]")
-    assert paths_of(tmp_path, "dp=2,fsdp=2,tp=2", swapped) == ["1,5→2,6→1,5"]
-
-
-def test_a_block_that_is_on_two_ranks_ends_its_path(tmp_path: Path) -> None:
-    assert paths_of(tmp_path, "tp=2", Made("[4/tp]", "[4]")) == []
-
-
-def test_tensors_in_order_have_no_paths(tmp_path: Path) -> None:
-    assert paths_of(tmp_path, "fsdp=2,tp=4", "[24/tp/fsdp, 2]") == []
 
 
 def test_the_first_difference_is_found_in_whatever_slice_it_is(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.tensors import Position
 from shardviz.layout.mesh import parse_mesh
+from shardviz.tui.loading import checked
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.navigation.lights import lights_of
 from shardviz.tui.model.navigation.selection import Selection, of_entry
 from shardviz.tui.widgets.map.inspector import inspector_text
-from tests.check.records import change_rank
+from tests.check.records import add_values, change_rank
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk
 
@@ -79,5 +80,18 @@ def test_long_names_leave_the_numbers_of_memory_under_their_heads(tmp_path: Path
 def test_parts_exchanged_among_the_same_ranks_do_not_read_as_in_place(tmp_path: Path) -> None:
     tensor = Made("[64/32/tp, 4]", "[64/2/tp, 4]")
     text = walk(made(tmp_path, {"w": tensor}, "tp=2"), size=(80, 24)).text
-    assert "✗ among 0-1" in text
+    assert "✗ part: 1→0" in text
     assert "tp 0…1 → tp 0…1" not in text
+
+
+def test_a_map_drawn_before_the_check_is_marked_once_that_found_something(tmp_path: Path) -> None:
+    folder = made(tmp_path, {"other": "[4]"}, "tp=2")
+    same = np.random.default_rng(0).normal(size=(2, 4))
+    add_values(folder, "w", "[4/tp, 4]", {0: same, 1: same})
+    before = Document(folder, dump_of(read_files(folder)))
+    entry = next(at for at, one in enumerate(before.entries) if "w" in one.names)
+    assert not before.sides(entry).guilty
+    after = checked(before)
+    assert after.sides(entry).guilty == 0b11
+    text = inspector_text(after, of_entry(after, Selection(), entry), after.sides(entry)).plain
+    assert "rank 0: the same values as other shards; placed as claimed" in text

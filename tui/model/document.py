@@ -234,7 +234,7 @@ class Document:
         return step_of(self.dump)
 
     def sides(self, entry: int, name: str = "") -> Sides:
-        """Return both sides of an entry's tensor, made once: held beside intended where that is what is wrong.
+        """Return both sides of an entry's tensor, made once: intended beside held where that is what is wrong.
 
         Args:
             entry: The entry.
@@ -255,9 +255,11 @@ class Document:
 
     def _only_layout(self, entry: int) -> tuple[Layout, frozenset[int]] | None:
         """Return the layout that is all there is to draw of an entry: others with the same one have the same map."""
+        one = self.entries[entry]
+        if one.findings:
+            return None
         if entry not in self._layouts:
-            one = self.entries[entry]
-            self._layouts[entry] = None if one.findings else only_layout(self.dump, one.tensor)
+            self._layouts[entry] = only_layout(self.dump, one.tensor)
         return self._layouts[entry]
 
     def drawn(self, entry: int, name: str = "") -> Sides | None:

@@ -142,10 +142,6 @@ def sign(verdict: Verdict) -> str:
     return element("span", element("span", UNICODE.of(verdict), aria_hidden="true"), spoken, class_=f"sign {verdict}")
 
 
-_SHOULD = {"Claimed": "claimed", "Held": "intended"}
-"""What the parts that ranks hold differ from, by the title of the first side."""
-
-
 def rank_table(subject: Subject) -> str:
     """Write the claimed and the held part of each rank, as a table."""
     rows, left = rank_rows(subject, MOST_ROWS)
@@ -153,7 +149,7 @@ def rank_table(subject: Subject) -> str:
     heads = ("Ranks", first, *((second, "") if subject.holds else ()))
     body = []
     for row in rows:
-        mark = () if not subject.holds else ("",) if is_same(row) else (f"{WRONG} not as {_SHOULD[first]}",)
+        mark = () if not subject.holds else ("",) if is_same(row) else (f"{WRONG} not as {first.lower()}",)
         cells = (*row[: 3 if subject.holds else 2], *mark)
         marked = "error" if mark and mark[0] else None
         body.append(element("tr", *(element("td", words(cell)) for cell in cells), class_=marked))

@@ -54,10 +54,12 @@ class Block:
     Attributes:
         ranks: Those that hold any of it.
         is_mixed: Whether parts of it have different holders: it is scattered, or stands for many parts.
+        part: The ranks by which it is wrong, where not all of it is.
     """
 
     ranks: Mask
     is_mixed: bool = False
+    part: Mask = 0
 
 
 Grid = tuple[tuple[Block, ...], ...]
@@ -75,6 +77,7 @@ class Panel:
         claimed: The ranks of each block by the placements; None for a plain tensor.
         held: The ranks of each block by the ids; None where nothing was stamped.
         differs: Where the two are not the same, rows by columns.
+        wrong: Where they are not, or the values are wrong, rows by columns.
     """
 
     at: tuple[tuple[int, Span], ...]
@@ -83,11 +86,16 @@ class Panel:
     claimed: Grid | None
     held: Grid | None
     differs: tuple[tuple[bool, ...], ...]
+    wrong: tuple[tuple[bool, ...], ...]
 
     @property
     def is_different(self) -> bool:
         """Whether any block is not held by the ranks that claim it."""
         return any(map(any, self.differs))
+
+    def marks(self, title: str) -> bool:
+        """Whether the side of a title marks what is wrong: where the two sides differ, the held one alone."""
+        return title == "held" or not self.is_different
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,7 @@ def _panel(
     down, right = (_compared(_spans(edges[dim]), room) for dim, room in zip(drawn, most, strict=True))
     cells, codes = _window(sides, plane, down, right)
     down, right, codes = _coalesced(down, right, codes)
-    differs = np.take(np.array([cell.different for cell in cells], np.bool_), codes)
+    differs = np.take(np.array([cell.is_wrong for cell in cells], np.bool_), codes)
     rows = chosen(down, budget.rows, int(differs.any(axis=1).argmax()), nest(sides, drawn[0]))
     cols = chosen(right, budget.cols, int(differs.any(axis=0).argmax()), nest(sides, drawn[1]))
     cells, codes = _window(sides, plane, rows, cols)
@@ -186,9 +194,10 @@ def _panel(
         at=tuple(at.items()),
         rows=tuple(rows),
         cols=tuple(cols),
-        claimed=_grid([Block(cell.claimed, cell.claimed_mixed) for cell in cells], codes, sides.has_claimed),
-        held=_grid([Block(cell.held, cell.held_mixed) for cell in cells], codes, sides.has_held),
+        claimed=_grid([Block(cell.claimed, cell.claimed_mixed, cell.part) for cell in cells], codes, sides.has_claimed),
+        held=_grid([Block(cell.held, cell.held_mixed, cell.part) for cell in cells], codes, sides.has_held),
         differs=tuple(tuple(cells[code].different for code in row) for row in codes.tolist()),
+        wrong=tuple(tuple(cells[code].is_wrong for code in row) for row in codes.tolist()),
     )
 
 

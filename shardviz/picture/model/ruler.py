@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,7 @@ class Ruler:
         lines: Whether there is a cell for a line before, between and behind the blocks.
         stretched: Cells of each block, where they are as many as the room has and cover spans of almost one size; then
             `each` is about that.
+        whole: Whether all cells of a block cover all of it: it stands for several parts, and no cell for some of them.
     """
 
     edges: Indices
@@ -37,6 +39,7 @@ class Ruler:
     cells: int = 1
     lines: bool = False
     stretched: tuple[int, ...] = ()
+    whole: bool = False
 
     @classmethod
     def scaled(cls, edges: Indices, each: int, cells: int = 1) -> Ruler:
@@ -48,35 +51,41 @@ class Ruler:
         return cls(edges, each, cells, lines=True) if plain.extent >= 2 * blocks else plain
 
     @classmethod
-    def fitted(cls, edges: Indices, room: int, most: int = 1, outer: Sequence[Indices] = ()) -> Ruler:
-        """Return the largest ruler that fits into `room` cells.
+    def fitted(
+        cls, edges: Indices, room: int, most: int = 1, outer: Sequence[Indices] = (), least: tuple[int, int] = (1, 2)
+    ) -> Ruler:
+        """Return the largest ruler that fits into `room` cells; every block that it draws is a whole number of parts.
 
         Args:
             edges: Where parts begin.
             room: Cells to use at most.
             most: Cells per index at most.
             outer: The edges of the blocks that parts are in, coarsest first: the finest that fit are drawn where the
-                parts themselves do not.
+                parts themselves do not, each cut into as many equal groups of the next as fit.
+            least: Cells that a part needs to be drawn by itself, and that a block of many needs.
         """
-        blocks, size = len(edges) - 1, int(edges[-1])
+        size = int(edges[-1])
         if not size:
             return cls(edges)
-        if blocks <= room:
-            return cls._filled(edges, room, most)
-        finest = [*reversed(outer), np.array([0, size], np.int64)]
-        lined = next((one for one in finest if 2 * len(one) <= room), finest[-1])
-        dense = next((one for one in finest if len(one) - 1 <= room), finest[-1])
-        return cls._filled(dense if len(lined) == 2 else lined, room, most)
+        if (len(edges) - 1) * least[0] <= room:
+            return cls._filled(edges, room, most, least[0])
+        levels = [np.array([0, size], np.int64), *(one for one in outer if 2 < len(one) < len(edges)), edges]
+        fits = [at for at, one in enumerate(levels) if at == 0 or (len(one) - 1) * least[1] < room]
+        dense = [at for at, one in enumerate(levels) if at and len(one) - 1 <= room and least[0] == 1]
+        if fits == [0] and dense:
+            return replace(cls._filled(levels[dense[-1]], room, most, least[0]), whole=True)
+        at = min(fits[-1], len(levels) - 2)
+        groups = _grouped(levels[at], levels[at + 1], (room - 1) // least[1])
+        return replace(cls._filled(groups, room, most, least[0]), whole=True)
 
     @classmethod
-    def _filled(cls, edges: Indices, room: int, most: int) -> Ruler:
-        """Return a ruler that takes all the room, with lines if each block can have more cells than its line."""
+    def _filled(cls, edges: Indices, room: int, most: int, least: int) -> Ruler:
+        """Return a ruler to scale, with lines if these leave the blocks what they need."""
         lengths, size = np.diff(edges), int(edges[-1])
         for lines in (len(edges), 0):
-            ends = (edges * (room - lines) + size // 2) // size
-            counts = _trimmed(np.clip(np.diff(ends), 1, lengths * most), room - lines)
+            counts = _to_scale(lengths, room - lines, most)
             cells = int(counts.sum())
-            if cells + lines <= room and (not lines or cells >= min(lines, size)):
+            if cells + lines <= room and (not lines or cells >= min(least * len(lengths), size)):
                 return cls(edges, -(-size // cells), 1, bool(lines), tuple(counts.tolist()))
         return cls(edges, int(lengths.max()))
 
@@ -121,6 +130,8 @@ class Ruler:
     def _covered(self, block: Indices, ahead: Indices) -> tuple[Indices, Indices]:
         """Return what cells cover, given their blocks and the cells of these before them."""
         begin, end = self.edges[block], self.edges[block + 1]
+        if self.whole:
+            return begin, end
         if self.stretched:
             length, count = end - begin, self._counts[block]
             first: Indices = begin + np.floor_divide(ahead * length, count)
@@ -133,6 +144,8 @@ class Ruler:
         """Return the first cell that shows an index."""
         block = int(np.searchsorted(self.edges, index, side="right")) - 1
         ahead = index - int(self.edges[block])
+        if self.whole:
+            return int(self._starts[block])
         if self.stretched:
             length, count = int(self.edges[block + 1] - self.edges[block]), self.stretched[block]
             first = -(-ahead * count // length) if count >= length else ((ahead + 1) * count - 1) // length
@@ -142,6 +155,8 @@ class Ruler:
     def cells_of(self, index: int) -> int:
         """Return how many cells show an index."""
         block = int(np.searchsorted(self.edges, index, side="right")) - 1
+        if self.whole:
+            return int(self._counts[block])
         if not self.stretched:
             return self.cells
         end, count = int(self.edges[block + 1]), self.stretched[block]
@@ -154,9 +169,21 @@ class Ruler:
         return int(self.edges[block]), int(self.edges[block + 1])
 
 
-def _trimmed(counts: Indices, room: int) -> Indices:
-    """Take what blocks too small for their share of the room have too much from the largest, cell by cell."""
-    trimmed: Indices = counts.copy()
-    for _ in range(max(int(counts.sum()) - room, 0)):
-        trimmed[int(trimmed.argmax())] -= int(trimmed.max() > 1)
-    return trimmed
+def _to_scale(lengths: Indices, room: int, most: int) -> Indices:
+    """Give blocks cells in proportion to their lengths, at least one each: equal blocks have equally many."""
+    size = int(lengths.sum())
+    for total in range(room + len(lengths), 0, -1):
+        counts: Indices = np.clip((lengths * total + size // 2) // size, 1, lengths * most)
+        if counts.sum() <= room:
+            return counts
+    return np.ones(len(lengths), np.int64)
+
+
+def _grouped(blocks: Indices, parts: Indices, most: int) -> Indices:
+    """Return the edges of blocks with each cut into groups of equally many parts, at most so many groups in all."""
+    inside = [parts[(parts >= start) & (parts <= stop)] for start, stop in pairwise(blocks.tolist())]
+    largest = max(map(len, inside)) - 1
+    groups = max(most // len(inside), 1)
+    least = -(-largest // groups)
+    each = next((count for count in range(least, min(2 * least, largest)) if not largest % count), least)
+    return np.unique(np.concatenate([blocks, *(found[::each] for found in inside)]))

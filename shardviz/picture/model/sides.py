@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.errors import DumpError
+from shardviz.layout.region import Region
+from shardviz.layout.region import indices as indices_of
 from shardviz.picture.model.by_layout import LayoutRegions, is_whole
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.palette import Colouring
@@ -24,12 +26,15 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.layout.region import Ranges, Region
+    from shardviz.layout.region import Ranges
     from shardviz.picture.model.holders import Mask, Masks
 
 CLAIMED_AND_HELD = ("claimed", "held")
-HELD_AND_INTENDED = ("held", "intended")
-"""The titles of the two sides: what placements claim beside what is held, or that beside what the author wants."""
+INTENDED_AND_HELD = ("intended", "held")
+"""The titles of the two sides: who should hold it, by the placements or as the author wants, and who does."""
+
+NO_FILE = "no file"
+"""What is wrong with ranks of whose file nothing is left."""
 
 MAX_SCATTERED = 1 << 24
 """Ids of one rank that are laid out one by one; more of them cannot be drawn."""
@@ -44,7 +49,12 @@ class Cell:
         held: The ranks that hold any of it by the ids.
         claimed_mixed: Whether its elements are claimed by different ranks.
         held_mixed: Whether its elements are held by different ranks.
-        different: Whether any of its elements is held by others than the placements say.
+        different: Whether any of its elements is held by others than the placements say, or in another place of theirs.
+        due: The ranks that should hold some of it and do not.
+        has: The ranks that hold some of it and should not.
+        astray: The ranks that should hold some of it and do, in another order.
+        guilty: The ranks that hold some of it in place, with values that a finding says are wrong.
+        is_partly: Whether some of its elements are right where others are not.
     """
 
     claimed: Mask
@@ -52,6 +62,23 @@ class Cell:
     claimed_mixed: bool
     held_mixed: bool
     different: bool
+    due: Mask = 0
+    has: Mask = 0
+    astray: Mask = 0
+    guilty: Mask = 0
+    is_partly: bool = False
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a map marks it."""
+        return self.different or bool(self.guilty)
+
+    @property
+    def part(self) -> Mask:
+        """The ranks by which it is wrong, where others that it is named by are right; none where all of it is wrong."""
+        found, named = self.due | self.astray | self.guilty or self.has, self.claimed or self.held
+        is_some = self.is_partly or (self.guilty and not self.different)
+        return found if is_some and found != named else 0
 
 
 @dataclass(frozen=True)
@@ -59,14 +86,18 @@ class Sides:
     """Both sides of a tensor.
 
     Attributes:
-        holders: Who holds what, on both sides at once: bit r is rank r by the placements, bit `shift + r` by the ids.
+        holders: Who holds what, on both sides at once: bit r is rank r by the placements, bit `shift + r` by the ids,
+            and bit `2 * shift + r` where rank r holds it in another place of its shard than the placements claim.
         shift: More than the highest rank.
         has_claimed: Whether any rank's tensor has placements.
         has_held: Whether the dump has ids.
         mesh: What it is on, for the colours of ranks.
         axes: The axes that split it, outermost first, for the colours of ranks.
-        titles: What the two sides are: claimed and held, or held and intended.
+        titles: What the two sides are: claimed and held, or intended and held.
         copies: How many ranks should hold each element of a plain tensor; 0 where no finding says that some do not.
+        guilty: The ranks whose part is in place, and of which a finding says that its values are wrong.
+        why: What is wrong with these, in a few words.
+        strangers: The ranks that hold another tensor by this one's name.
     """
 
     holders: Holders
@@ -77,11 +108,24 @@ class Sides:
     titles: tuple[str, str] = CLAIMED_AND_HELD
     axes: tuple[str, ...] = ()
     copies: int = 0
+    guilty: Mask = 0
+    why: str = ""
+    strangers: Mask = 0
 
     @property
     def marks(self) -> bool:
         """Whether each side by itself marks what is different."""
-        return bool(self.copies)
+        return bool(self.copies or self.guilty or self.strangers)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether what is wrong is in place, as far as that is known."""
+        return bool(self.guilty) and self.why != NO_FILE
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether two sides are known."""
+        return self.has_claimed and self.has_held
 
     @property
     def colouring(self) -> Colouring:
@@ -90,23 +134,33 @@ class Sides:
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
-        low = (1 << self.shift) - 1
-        if len(masks) == 1:
-            (mask,) = masks
-            return self._whole(mask & low, mask >> self.shift)
-        claimed, held = {mask & low for mask in masks}, {mask >> self.shift for mask in masks}
-        if self.has_claimed and self.has_held:
-            different = any(mask & low != mask >> self.shift for mask in masks)
-        else:
-            different = bool(self.copies) and any(mask.bit_count() != self.copies for mask in held)
-        return Cell(reduce(or_, claimed), reduce(or_, held), len(claimed) > 1, len(held) > 1, different)
+        parts = [self._part(mask) for mask in masks]
+        if len(parts) == 1:
+            return parts[0]
+        claimed, held = {part.claimed for part in parts}, {part.held for part in parts}
+        return Cell(
+            reduce(or_, claimed),
+            reduce(or_, held),
+            len(claimed) > 1,
+            len(held) > 1,
+            any(part.different for part in parts),
+            due=reduce(or_, (part.due for part in parts)),
+            has=reduce(or_, (part.has for part in parts)),
+            astray=reduce(or_, (part.astray for part in parts)),
+            guilty=reduce(or_, (part.guilty for part in parts)),
+            is_partly=len({part.is_wrong for part in parts}) > 1,
+        )
 
-    def _whole(self, claimed: Mask, held: Mask) -> Cell:
-        """Sum up a cell whose elements all have the same holders."""
-        different = claimed != held if self.has_claimed and self.has_held else False
-        if not (self.has_claimed and self.has_held):
+    def _part(self, mask: Mask) -> Cell:
+        """Describe elements that all have the same holders."""
+        low = (1 << self.shift) - 1
+        claimed, held, astray = mask & low, mask >> self.shift & low, mask >> 2 * self.shift
+        guilty = (claimed | held) & self.guilty | self.strangers & ~(claimed | held)
+        if not self.is_compared:
             different = bool(self.copies) and held.bit_count() != self.copies
-        return Cell(claimed, held, False, False, different)
+            return Cell(claimed, held, False, False, different, guilty=guilty)
+        due, has = claimed & ~held, held & ~claimed
+        return Cell(claimed, held, False, False, bool(due | has | astray), due, has, astray, guilty)
 
     def at(self, index: Sequence[int]) -> Cell:
         """Describe one element as far as it is known, given by its index in the holders' shape."""
@@ -131,7 +185,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
 
     shift = dump.files.run.num_ranks
     if (only := only_layout(dump, tensor)) is not None:
-        return _by_layout(*only, shift)
+        return _without(_by_layout(*only, shift), dump)
     regions: dict[Region, Mask] = {}
     runs: dict[Ranges, Mask] = {}
     for ranks, region, flat in claimed_parts(dump, tensor):
@@ -140,10 +194,17 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     cases = (laid_out or LaidOut(dump)).cases(tensor, name or tensor.names[0])
     for case in cases:
         _add_held(regions, runs, case, shift)
+        _add_astray(regions, case, shift)
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
     layout = tensor.claimed or (cases[0].held if cases else None)
     mesh, axes = (layout.mesh, layout.nested_axes) if layout is not None else (dump.files.mesh, ())
-    return Sides(Holders(shape, regions, runs), shift, has_claimed, bool(cases), mesh, axes=axes)
+    return _without(Sides(Holders(shape, regions, runs), shift, has_claimed, bool(cases), mesh, axes=axes), dump)
+
+
+def _without(sides: Sides, dump: Dump) -> Sides:
+    """Let sides mark the parts of ranks of whose files nothing is left."""
+    missing = dump.files.missing_ranks
+    return replace(sides, guilty=mask_of(missing), why=NO_FILE) if missing else sides
 
 
 def _by_layout(layout: Layout, ranks: frozenset[int], shift: int) -> Sides:
@@ -177,12 +238,12 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
     shift = dump.files.run.num_ranks
     regions: dict[Region, Mask] = {}
     runs: dict[Ranges, Mask] = {}
-    for case in laid_out.cases(tensor, name):
-        _add_held(regions, runs, case, 0)
     for region, ranks in wanted.holders().items():
-        _add(regions, runs, region, wanted.flat is not None, mask_of(ranks) << shift)
+        _add(regions, runs, region, wanted.flat is not None, mask_of(ranks))
+    for case in laid_out.cases(tensor, name):
+        _add_held(regions, runs, case, shift)
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
-    return Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, HELD_AND_INTENDED, wanted.nested_axes)
+    return Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, INTENDED_AND_HELD, wanted.nested_axes)
 
 
 def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Region, bool]]:
@@ -216,6 +277,34 @@ def _add_held(regions: dict[Region, Mask], runs: dict[Ranges, Mask], case: Case,
             )
         stretches = _stretches(ids)
         runs[stretches] = runs.get(stretches, 0) | 1 << shift + rank
+
+
+def _add_astray(regions: dict[Region, Mask], case: Case, shift: int) -> None:
+    """Add what ranks hold in another place of their shard than their placements claim."""
+    if case.claimed is None or case.claimed.flat is not None:
+        return
+    for coord, held in case.regions.items():
+        claimed = case.claimed.region(coord)
+        if claimed.dims != held.dims and (astray := _astray(claimed, held)) is not None:
+            regions[astray] = regions.get(astray, 0) | 1 << 2 * shift + case.rank(coord)
+
+
+def _astray(claimed: Region, held: Region) -> Region | None:
+    """Return what two regions have in common at different places; where several dims are permuted, all in common.
+
+    Where one dim is, that is exact: the other dims are the same on both.
+    """
+    moved, common = [], []
+    for says, has in zip(claimed.dims, held.dims, strict=True):
+        due, got = indices_of(says), indices_of(has)
+        both, at, there = np.intersect1d(due, got, return_indices=True)
+        moved.append(both[at != there])
+        common.append(both)
+    permuted = [dim for dim, found in enumerate(moved) if len(found)]
+    if not permuted or not all(map(len, common)):
+        return None
+    chosen = [moved[dim] if permuted == [dim] else both for dim, both in enumerate(common)]
+    return Region(tuple(_stretches(found + 1) for found in chosen))
 
 
 def _stretches(ids: NDArray[np.int64]) -> Ranges:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_of, ranks_text
-from shardviz.picture.model.mesh.labels import ranks_label
+from shardviz.picture.model.mesh.labels import block_label
 from shardviz.picture.svg.tile import CHAR, Place, tile
 from shardviz.text import cut_at_comma
 
@@ -161,7 +161,7 @@ def _boxes(panel: Panel, grid: Grid, *, marked: bool) -> Iterator[Box]:
 def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple[int, int, Block, bool]]:
     keys = [
         (block, marked and differs, span.parts > 1 and at)
-        for at, (block, differs, span) in enumerate(zip(grid[row], panel.differs[row], panel.cols, strict=True))
+        for at, (block, differs, span) in enumerate(zip(grid[row], panel.wrong[row], panel.cols, strict=True))
     ]
     start = 0
     for col in range(1, len(keys) + 1):
@@ -175,7 +175,7 @@ def _box(panel: Panel, box: Box, scale: Scale, colouring: Colouring, said: Said)
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     return tile(
         Place(left, top, width, height),
-        _label(box.block, colouring, max(int((width - 8) / CHAR) - 2 * box.differs, 3), said.noun),
+        _label(box, colouring, int((width - 8) / CHAR) - box.differs, said.noun),
         _tooltip(panel, box, said),
         colour=colour_of(box.block, colouring),
         ranks=ranks_of(box.block.ranks),
@@ -189,10 +189,10 @@ def colour_of(block: Block, colouring: Colouring) -> str:
     return str(colour) if colour >= 0 else "mixed" if block.ranks else "nobody"
 
 
-def _label(block: Block, colouring: Colouring, room: int, noun: str) -> str:
-    if not block.ranks and noun != "rank":
+def _label(box: Box, colouring: Colouring, room: int, noun: str) -> str:
+    if not box.block.ranks and noun != "rank":
         return f"no {noun}"
-    return ranks_label(block.ranks, colouring, room, many=block.is_mixed)
+    return block_label(box.block, colouring, max(room, 3 + 2 * box.differs), "≠" if box.differs else "")
 
 
 def _tooltip(panel: Panel, box: Box, said: Said) -> str:

@@ -288,7 +288,7 @@ def _panel(panel: Panel, subject: Subject) -> Drawn:
     markup = ""
     for at, (name, grid) in enumerate(sides):
         x, y = (titles, at * down + 2 * TITLE_HEIGHT) if upright else (titles + at * across, 2 * TITLE_HEIGHT)
-        marked, on_right = name == "held", bool(at) and not upright
+        marked, on_right = panel.marks(name), bool(at) and not upright
         drawn = side(panel, grid, scale, subject.sides.colouring, marked=marked, on_right=on_right)
         heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
         markup += element("g", heading, drawn, transform=f"translate({x} {y})")

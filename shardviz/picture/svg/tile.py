@@ -47,7 +47,7 @@ def tile(place: Place, label: str, tooltip: str, *, colour: object, ranks: Seque
         element("rect", **box, class_="sv-hatch") if differs else "",
         element(
             "text",
-            words(f"{WRONG} {label}" if differs else label),
+            words(f"{WRONG} {label}" if differs and WRONG not in label else label),
             x=place.left + place.width // 2,
             y=place.top + place.height // 2 + 4,
             class_=f"sv-l sv-t{colour}" + (" sv-d" if differs else ""),

@@ -12,7 +12,7 @@ from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import ranks_in_words
-from shardviz.picture.model.sides import CLAIMED_AND_HELD, HELD_AND_INTENDED
+from shardviz.picture.model.sides import CLAIMED_AND_HELD, INTENDED_AND_HELD
 from shardviz.picture.model.subjects.subject import NOTHING
 from shardviz.picture.text.bands import band_lines
 from shardviz.picture.text.findings import headline
@@ -166,7 +166,7 @@ def _sides(panel: Panel, subject: Subject, sizes: Sizes, terminal: Terminal) -> 
     return [
         [
             line(" " * (sizes.gutter + 1), (title, "bold")),
-            *side_lines(panel, grid, sizes, subject.sides.colouring, terminal.glyphs, marked=title == "held"),
+            *side_lines(panel, grid, sizes, subject.sides.colouring, terminal.glyphs, marked=panel.marks(title)),
         ]
         for title, grid in grids
     ]
@@ -185,16 +185,20 @@ def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
         found.insert(0, f"{glyphs.wrong} {wrong}")
     elif subject.misplaced:
         found.insert(0, f"{glyphs.wrong} holds its elements in another order, or too few: see the list")
+    elif subject.sides.is_placed:
+        found.insert(0, f"{glyphs.wrong} placed as claimed; {subject.sides.why}")
+    elif subject.sides.strangers or subject.sides.guilty:
+        found.insert(0, f"{glyphs.wrong} {subject.sides.why}")
     elif subject.marked:
         found.insert(0, f"{glyphs.wrong} one of the finding's ranks")
     if any(map(_has_mixed, drawing.panels)):
-        found.append(f"~ and {INSIDE}: parts of the block are on different ranks")
+        found.append(f"{INSIDE}: parts of the block are on different ranks")
     return found
 
 
 _WRONG = {
-    CLAIMED_AND_HELD: "not held by the ranks that claim it",
-    HELD_AND_INTENDED: "held by other ranks than intended",
+    CLAIMED_AND_HELD: "not held where the placements claim it",
+    INTENDED_AND_HELD: "held by other ranks than intended",
 }
 """What the glyph `differs` means on a map, by the map's sides."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.picture.model.holders import ranks_of
-from shardviz.picture.model.mesh.labels import rank_labels
+from shardviz.picture.model.mesh.labels import part_labels, rank_labels
 from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
 from shardviz.picture.text.terminal import WRONG
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
+
 Side = Literal["claimed", "held", "difference"]
-Tone = Literal["held", "in place", "elsewhere", "mixed", "nobody", "unlit"]
+Tone = Literal["held", "in place", "elsewhere", "partly", "mixed", "nobody", "unlit"]
 
 
 @dataclass(frozen=True)
@@ -119,16 +120,29 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
     mask, mixed = (cell.claimed, cell.claimed_mixed) if is_claimed else (cell.held, cell.held_mixed)
     if frame.lit is not None and not mask >> frame.lit & 1:
         return _look(frame, (), "unlit", mask)
-    is_marked = frame.sides.marks and cell.different
+    is_marked = frame.sides.marks and cell.is_wrong
     if not mask:
         return _look(frame, (f"{WRONG} nobody", WRONG) if is_marked else ("nobody", "?"), "nobody", mask)
     names = rank_labels(mask, frame.sides.colouring, many=mixed)
     if is_marked:
-        return _look(frame, (*(f"{WRONG} {name}" for name in names), WRONG), "elsewhere", mask)
+        return _look(frame, _marked(frame, cell, names), "elsewhere", mask)
     own = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
     shown = mask if frame.lit is None else 1 << frame.lit
     return _look(frame, (*own, *pending, *names), "mixed" if mixed else "held", shown)
+
+
+def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Write a cell's names with the sign of what is wrong: before all of them, or before those of a part of it."""
+    if not cell.part:
+        some = "part of " if cell.is_partly else ""
+        return (*(f"{WRONG} {some}{name}" for name in names), WRONG)
+    whole, many = cell.claimed or cell.held, cell.claimed_mixed or cell.held_mixed
+    parts = part_labels(cell.part, whole, frame.sides.colouring, many=many)
+    name = rank_labels(whole, frame.sides.colouring)[0]
+    to = f" → {rank_labels(cell.has, frame.sides.colouring)[0]}" if cell.has not in (0, cell.part) else ""
+    full = dict.fromkeys(f"{name}: {WRONG} {part}{end}" for part in parts for end in (to, ""))
+    return (*full, *(f"{WRONG} {part}" for part in parts), WRONG)
 
 
 def _look_of_difference(frame: Frame, cell: Cell) -> Look:
@@ -137,18 +151,33 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
     Where a cell stands for several parts, these can have been exchanged among the same ranks.
     """
     colouring, many = frame.sides.colouring, cell.claimed_mixed or cell.held_mixed
-    if not cell.different:
-        names = rank_labels(cell.claimed or cell.held, colouring, many=many)
-        return _look(frame, (*names, "="), "in place", cell.claimed)
+    known = cell.claimed or cell.held
+    names = rank_labels(known, colouring, many=many)
+    if not cell.is_wrong:
+        return _look(frame, (*names, "="), "in place", known)
+    if not known:
+        return _look(frame, (f"{WRONG} nobody", WRONG), "nobody", known)
+    if cell.part and cell.different:
+        return _look(frame, _marked(frame, cell, names), "partly", known)
+    if not cell.due | cell.has or not frame.sides.is_compared:
+        return _look(frame, _marked(frame, cell, names), "elsewhere", known)
     if cell.claimed == cell.held:
         among = rank_labels(cell.held, colouring)
         return _look(frame, (*(f"{WRONG} among {name}" for name in among), WRONG), "elsewhere", cell.held)
-    sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
-    due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("nobody",) for mask, mixed in sides)
-    shorter = [f"{WRONG} → {has[0]}", f"{WRONG} {due[-1]} → {has[-1]}"] if many else [f"{due[0]}→{has[0]}"]
-    went = [f"{WRONG} {due[0]} → {has[0]}" if many else f"{WRONG} {due[0]}→{has[0]}", *shorter]
-    look = _look(frame, (*went, WRONG), "elsewhere", cell.held)
+    went_from, went_to = (cell.due or cell.claimed, cell.has) if cell.is_partly else (cell.claimed, cell.held)
+    due, has = _brief(went_from, colouring), _brief(went_to, colouring)
+    went = [f"{WRONG} {due[0]}→{has[0]}", f"{WRONG} {due[-1]}→{has[-1]}", f"{due[-1]}→{has[-1]}", f"{WRONG} {due[-1]}"]
+    if cell.is_partly:
+        went = [f"{WRONG} part: {went[0].removeprefix(f'{WRONG} ')}", *went]
+    tone: Tone = "partly" if cell.is_partly else "elsewhere"
+    look = _look(frame, (*dict.fromkeys(went), WRONG), tone, cell.held)
     return replace(look, colour=_colour_of(cell.claimed, colouring)) if _is_hueless(cell, look) else look
+
+
+def _brief(mask: Mask, colouring: Colouring) -> tuple[str, str]:
+    """Return the names of ranks on one side of an arrow: in full and as short as can be read."""
+    names = [name for name in rank_labels(mask, colouring) if name != "…"]
+    return names[0], min(names, key=len)
 
 
 def _is_hueless(cell: Cell, look: Look) -> bool:
@@ -157,7 +186,12 @@ def _is_hueless(cell: Cell, look: Look) -> bool:
 
 
 def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:
-    return Look(labels, tone, _colour_of(mask, frame.sides.colouring) if mask else -1, mask)
+    return Look(
+        tuple(label for label in labels if "…" not in (label, label[-1:])),
+        tone,
+        _colour_of(mask, frame.sides.colouring) if mask else -1,
+        mask,
+    )
 
 
 @lru_cache(maxsize=1 << 14)
@@ -181,7 +215,7 @@ def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags
     """Write each block's label into its middle, on the middle one of the rows that look alike."""
     rows = np.flatnonzero(data_rows).tolist()
     for start, stop in runs([row.tobytes() for row in boxes.codes[np.ix_(data_rows, data_cols)]]):
-        middle = rows[start + (stop - start) // 2]
+        middle = rows[start + (stop - start - 1) // 2]
         line = boxes.codes[middle].tolist()
         for is_block, found in groupby(runs(line), key=lambda run: line[run[0]] >= 0):
             if is_block:

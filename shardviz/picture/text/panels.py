@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.picture.model.holders import ranks_of
-from shardviz.picture.model.mesh.labels import ranks_label
+from shardviz.picture.model.mesh.labels import block_label, ranks_label
 from shardviz.picture.model.palette import colour_style
 from shardviz.picture.text.boxes import LINE, Cut, paint_boxes, runs
 from shardviz.picture.text.terminal import BAD, DIM, line
@@ -115,7 +115,7 @@ def _painted(
     panel: Panel, grid: Grid, sizes: Sizes, colouring: Colouring, glyphs: Glyphs, *, marked: bool
 ) -> tuple[Boxes, list[list[str]], list[int]]:
     """Paint one side: its boxes with the ranks in them, the style of each cell, and the first line of each row."""
-    marks = panel.differs if marked else tuple((False,) * len(row) for row in grid)
+    marks = panel.wrong if marked else tuple((False,) * len(row) for row in grid)
     cells = [list(zip(row, of_row, strict=True)) for row, of_row in zip(grid, marks, strict=True)]
     numbers: dict[tuple[Block, bool], int] = {}
     codes = [[numbers.setdefault(cell, len(numbers)) for cell in row] for row in cells]
@@ -129,9 +129,9 @@ def _painted(
         for start, stop in runs(cells[row]):
             _, differs = cells[row][start]
             if not row or cells[row - 1][start:stop] != cells[row][start:stop]:
-                label = _label(grid[row][start], colouring, sizes.room)
                 width = sum(sizes.widths[start:stop]) + stop - start - 1
-                boxes.write_centred(at, lefts[start], width, f"{glyphs.wrong} {label}" if differs else label)
+                sign = glyphs.wrong if differs else ""
+                boxes.write_centred(at, lefts[start], width, block_label(grid[row][start], colouring, width - 2, sign))
     return boxes, styles, first_lines
 
 

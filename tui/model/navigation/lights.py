@@ -43,8 +43,8 @@ class Lights:
             return "?"
         claimed, held = self.claimed >> rank & 1, self.held >> rank & 1
         if rank in self.guilty and claimed == held:
-            return "≠"
-        return {(1, 1): "●", (1, 0): "○", (0, 1): "✗"}.get((claimed, held), " ")
+            return "✗"
+        return {(1, 1): "●", (1, 0): "○", (0, 1): "+"}.get((claimed, held), " ")
 
 
 def drawn_side(sides: Sides, side: Side) -> Side:

@@ -11,7 +11,7 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.moves import first_difference
-from shardviz.picture.model.subjects.subject import OF_INTENT, OF_PLACES
+from shardviz.picture.model.subjects.subject import IN_PLACE, OF_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,9 +64,9 @@ def of_entry(document: Document, selection: Selection, entry: int, name: str = "
     plane = Plane(*_first_dims(document, entry), (0,) * len(shape)) if all(shape) else None
     finding = found.findings[0] if found.findings else selection.finding
     own = [document.findings[index] for index in found.findings]
-    differs = any(one.kind in OF_PLACES for one in own)
+    differs = any(one.kind in OF_PLACES or one.kind in IN_PLACE for one in own)
     side: Side = "difference" if differs else "claimed" if selection.side == "difference" else selection.side
-    if found.tensor.claimed is None and not any(one.kind in OF_INTENT and one.intended for one in own):
+    if found.tensor.claimed is None and not differs:
         side = "held"
     return replace(selection, entry=entry, plane=plane, finding=finding, side=side, name=name)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.picture.model.nest import nest
+from shardviz.picture.model.nest import nest, parts_of_claim
 from shardviz.picture.model.ruler import Ruler
 
 if TYPE_CHECKING:
@@ -19,6 +18,12 @@ if TYPE_CHECKING:
     from shardviz.picture.model.holders import Holders, Plane
     from shardviz.picture.model.sides import Sides
     from shardviz.picture.text.paint import Frame, Side
+
+LEAST_PART, LEAST_BLOCK = 3, 11
+"""Columns that a part needs to be drawn by itself, and that a block of several needs for its name."""
+
+TALLEST = 3
+"""Lines of a block where it is the only one, or all are stretches of a line."""
 
 MOST_CELLS = 64
 """At most so many cells per index, where the whole tensor is smaller than its room."""
@@ -113,17 +118,28 @@ def _rulers(
     sides: Sides, down: int, right: int, side: Side, level: int, height: int, width: int
 ) -> tuple[Ruler, Ruler, bool]:
     if not level:
-        rows, cols = (
-            Ruler.fitted(_edges(sides.holders, dim), room, MOST_CELLS, _blocks(sides, dim, side))
-            for dim, room in ((down, height), (right, width))
+        cols = Ruler.fitted(
+            _edges(sides.holders, right), width, MOST_CELLS, _blocks(sides, right, side), (LEAST_PART, LEAST_BLOCK)
         )
-        return rows, cols, False
+        return _fitted_rows(sides, down, side, height, is_line=cols.size == 1), cols, False
     if level >= _deepest(sides, down, right, side, height, width):
         digits = len(str(math.prod(sides.holders.shape) - 1))
         return _scaled(sides, down, side, 1), _scaled(sides, right, side, 1, digits + 1), True
     rows, cols, _ = _rulers(sides, down, right, side, 0, height, width)
     each = [max(ruler.each >> level, 1) for ruler in (rows, cols)]
     return _scaled(sides, down, side, each[0]), _scaled(sides, right, side, each[1]), False
+
+
+def _fitted_rows(sides: Sides, dim: int, side: Side, height: int, *, is_line: bool) -> Ruler:
+    """Return the ruler downwards for the whole tensor: one block needs few lines, and so do those of a line."""
+    edges = _edges(sides.holders, dim)
+    blocks = len(edges) - 1
+    if is_line or blocks == 1:
+        height = min(height, blocks * (TALLEST + 1) + 1)
+    rows = Ruler.fitted(edges, height, MOST_CELLS, _blocks(sides, dim, side))
+    if rows.lines or rows.extent < height or height <= blocks:
+        return rows
+    return Ruler.fitted(edges, height - 1, MOST_CELLS, _blocks(sides, dim, side))  # the last line names the end
 
 
 def _scaled(sides: Sides, dim: int, side: Side, each: int, cells: int = 1) -> Ruler:
@@ -135,10 +151,12 @@ def _scaled(sides: Sides, dim: int, side: Side, each: int, cells: int = 1) -> Ru
 
 @lru_cache(maxsize=256)
 def _blocks(sides: Sides, dim: int, side: Side) -> tuple[NDArray[np.int64], ...]:
-    """Return the edges of blocks, coarsest first: of the drawn side, or of both."""
-    drawn = {"claimed": (False,), "held": (True,), "difference": (False, True)}[side]
-    found = (nest(sides, dim, held=held) for held in drawn)
-    return tuple(sorted(chain.from_iterable(found), key=len))
+    """Return the edges of blocks, coarsest first: of the drawn side; where two are compared, of who should hold it."""
+    levels = nest(sides, dim, held=side == "held")
+    if side != "difference" or not sides.is_compared:
+        return levels
+    finest = parts_of_claim(sides, dim)
+    return (*levels, finest) if len(finest) < len(_edges(sides.holders, dim)) else levels
 
 
 @lru_cache(maxsize=256)

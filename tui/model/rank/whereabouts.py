@@ -35,7 +35,6 @@ def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name
     missing = len(sides.holders.shape) - len(place)
     cell = sides.at((*(0,) * missing, *place))
     mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
-    by_title = dict(zip(sides.titles, (cell.claimed, cell.held), strict=True))
     lines = []
     if sides.has_claimed:
         lines.append(_line(sides.titles[0], cell.claimed, mesh, dump, tensor, place, name))
@@ -43,8 +42,10 @@ def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name
         lines.append(_line(sides.titles[1], cell.held, mesh, dump, tensor, place, name))
     if sides.titles == CLAIMED_AND_HELD and cell.different:
         lines.append("✗ it is not where the placements claim")
-    elif sides.titles != CLAIMED_AND_HELD and by_title["held"] != by_title[sides.titles[1]]:
+    elif cell.different:
         lines.append("✗ it is not where it is intended")
+    elif cell.guilty:
+        lines.append(f"✗ {sides.why}")
     return lines
 
 

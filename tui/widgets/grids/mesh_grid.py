@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.mesh.heat import Heat
 
-LEGEND = "● holds it    ○ should, does not\n✗ should not  ≠ in the finding\n? no file"
+LEGEND = "● holds it  ○ should, does not\n+ holds it, should not\n✗ in the finding  ? no file"
 
 
 class MeshGrid(Grid):
@@ -39,8 +39,8 @@ class MeshGrid(Grid):
 
 Every rank in its place: the last axis runs to the right, the one before it down, further axes make groups.
 
-`●` holds the element under the map's cursor, `○` should hold it and does not, `✗` holds it and should not,
-`≠` is one of the ranks that the chosen finding names, `?` has no readable file in the dump.
+`●` holds the element under the map's cursor, `○` should hold it and does not, `+` holds it and should not,
+`✗` is one of the ranks that the chosen finding names, `?` has no readable file in the dump.
 
 The map beside it shows the blocks of the chosen rank. The ranks of its group along an axis can be underlined.
 Heat is the bytes that ranks hold, the findings about them or the bytes that they receive: `▁` is the least, `█` the

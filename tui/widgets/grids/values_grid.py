@@ -25,7 +25,7 @@ HEADS = 2
 """Lines above the numbers: what they are, and the local indices of columns."""
 
 BETWEEN = " │ "
-WRONG = "≠"
+WRONG = "✗"
 CURSOR = Style(reverse=True, bold=True)
 
 
@@ -38,7 +38,7 @@ class ValuesGrid(Grid):
 The local tensor, row by row; the last dim runs to the right. The numbers on the left and above are local indices.
 
 The elements are those of the whole tensor: `6,0` in row 0 and column 2 says that this rank keeps element [6, 0] there.
-On the left is what the placements claim, on the right what the rank holds; `≠` marks each that is another one.
+On the left is what the placements claim, on the right what the rank holds; `✗` marks each that is another one.
 Instead of elements there are the model's own values, if the dump has them, beside those of another copy: of one that
 differs, if any does.
 """

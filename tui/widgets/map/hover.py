@@ -30,7 +30,7 @@ def hovered(sides: Sides, place: Sequence[int], shape: Sequence[int]) -> str:
     if sides.has_claimed:
         lines.append(f"{sides.titles[0]} {_who(cell.claimed)}")
     if sides.has_held:
-        lines.append(f"{sides.titles[1]} {_who(cell.held)}{' ≠' if cell.different else ''}")
+        lines.append(f"{sides.titles[1]} {_who(cell.held)}{' ✗' if cell.is_wrong else ''}")
     return "\n".join(lines)
 
 

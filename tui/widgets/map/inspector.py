@@ -1,4 +1,4 @@
-"""The lines below the map: the element under the cursor, the ranks that hold it, and where blocks moved to."""
+"""The lines below the map: the element under the cursor, the ranks that hold it, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from shardviz.picture.model.holders import ranks_of, ranks_text
-from shardviz.picture.model.moves import found_in_place_of, path_text, paths
+from shardviz.picture.model.holders import ranks_in_words, ranks_of, ranks_text
+from shardviz.picture.model.moves import found_in_place_of
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.text import printable
 
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from ...model.document import Document, TensorEntry
     from ...model.navigation.selection import Selection
 
-MOST_PATHS = 4
+MOST_RANKS = 30
+"""Characters of the ranks that are wrong."""
+
 UNKNOWN_WIDTH = 1000
 
 
 class Inspector(Static):
-    """The ranks that should hold and do hold the element under the cursor; in a difference, where blocks moved to."""
+    """The ranks that should hold and do hold the element under the cursor; what is wrong with it."""
 
     _shown: Text | None = None
     _fitting: Callable[[int], Text] | None = None
@@ -69,12 +71,10 @@ def inspector_text(
     text = _holders(index, sides, cell, mesh)
     if text.cell_len > width:
         text = _holders(index, sides, cell, None)
-    notes = [
-        _in_its_place(entry, index, cell) if sides.titles == CLAIMED_AND_HELD else "",
-        _paths(sides) if selection.side == "difference" else "",
-    ]
-    if any(notes):
-        text.append("\n" + "   ".join(note for note in notes if note), "dim")
+    why = _why(sides, cell)
+    note = _in_its_place(entry, index, cell) if sides.titles == CLAIMED_AND_HELD else ""
+    if why or note:
+        text.append(f"\n{why or note}", verdict_style("error") if why else "dim")
     return text
 
 
@@ -96,10 +96,12 @@ def _in_its_place(entry: TensorEntry, index: tuple[int, ...], cell: Cell) -> str
     return f"rank {rank} holds [{', '.join(map(str, found))}] instead" if found else ""
 
 
-def _paths(sides: Sides) -> str:
-    found = paths(sides)
-    more = " …" if len(found) > MOST_PATHS else ""
-    return "moved: rank " + "  ".join(map(path_text, found[:MOST_PATHS])) + more if found else ""
+def _why(sides: Sides, cell: Cell) -> str:
+    """Say what is wrong with an element that is on the ranks that should hold it."""
+    if not cell.guilty or cell.different:
+        return ""
+    ranks = ranks_in_words(ranks_of(cell.guilty), MOST_RANKS)
+    return f"{ranks}: {sides.why}{'; placed as claimed' if sides.is_placed and sides.has_claimed else ''}"
 
 
 def _who(mask: int, mesh: Mesh | None) -> str:

@@ -6,8 +6,9 @@ from typing import get_args
 
 from rich.segment import Segment
 
-from shardviz.picture.model.sides import CLAIMED_AND_HELD, HELD_AND_INTENDED
+from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.picture.text.paint import Side
+from shardviz.picture.text.terminal import WRONG
 
 from ...model.messages import SideChosen
 from ..grids.grid import DIM
@@ -25,7 +26,7 @@ LEGENDS = {
     "claimed": ("ranks, by the placements", "by the placements", "by claims"),
     "held": ("ranks, by the ids found", "by the ids found", "by ids"),
     "intended": ("ranks, by the layout expected", "as expected"),
-    "difference": ("1→4: on 4, not on 1", "1→4: should→is"),
+    "difference": ("a→b: a should hold it, b does", "a→b: a should, b does"),
 }
 """How to read the labels of a side, the first that there is room for."""
 
@@ -35,29 +36,30 @@ NOT_KNOWN: dict[Side, tuple[str, ...]] = {
 }
 """Why another side is drawn than the one that is asked for."""
 
-TO_INTENDED = ("1→4: on 1, should be on 4", "1→4: is→should be")
-"""How to read a difference where the second side is the intended one."""
-
 
 class SideBar(WordLine):
     """The names of the sides, the drawn one marked, and how to read its labels."""
 
     _side: Side = "claimed"
     _titles: tuple[str, str] = CLAIMED_AND_HELD
+    _why = ""
 
     _drawn: Side = "claimed"
 
-    def show(self, side: Side, titles: tuple[str, str] = CLAIMED_AND_HELD, drawn: Side | None = None) -> None:
+    def show(
+        self, side: Side, titles: tuple[str, str] = CLAIMED_AND_HELD, drawn: Side | None = None, why: str = ""
+    ) -> None:
         """Mark a side, and show its legend.
 
         Args:
             side: The side that is asked for.
             titles: What the two sides are.
             drawn: The side that is drawn, where that one is not known.
+            why: What is wrong, where that is not where parts are.
         """
-        shown = (side, titles, drawn or side)
-        if shown != (self._side, self._titles, self._drawn):
-            self._side, self._titles, self._drawn = shown
+        shown = (side, titles, drawn or side, why)
+        if shown != (self._side, self._titles, self._drawn, self._why):
+            self._side, self._titles, self._drawn, self._why = shown
             self.refresh()
 
     def action_show_side(self, side: Side) -> None:
@@ -75,7 +77,7 @@ class SideBar(WordLine):
             for side, title in zip(SIDES, (*self._titles, "difference"), strict=True)
         ]
         shown = dict(zip(SIDES, (*self._titles, "difference"), strict=True))[self._side]
-        legends = TO_INTENDED if shown == "difference" and self._titles == HELD_AND_INTENDED else LEGENDS[shown]
+        legends = (f"{WRONG} {self._why}",) if shown == "difference" and self._why else LEGENDS[shown]
         if self._drawn != self._side:
             legends = NOT_KNOWN[self._drawn]
         room = self.size.width - sum(word.width for word in sides) - len(GAP)

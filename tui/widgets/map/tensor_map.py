@@ -19,7 +19,7 @@ from ...keys import arrows, keys
 from ...model.messages import PlaceChosen, Zoomed
 from ...model.navigation.zoom import Zoom
 from ..grids.grid import BOLD, DIM, Grid
-from .edges import CURSOR_LEAST, column_names, cuts_label, outlined, row_name
+from .edges import CURSOR_LEAST, column_names, cuts_label, pointed_at, row_name
 from .hover import hovered
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardviz.picture.text.paint import Side
 
 HEADER = 1
-CURSOR = Style(reverse=True, bold=True)
+REVERSE = Style(reverse=True, bold=True)
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ The tensor to scale: rows downwards, columns to the right. Each block is labelle
 `tp=1 ▸ fsdp 0…15` are many parts in one, those of tp 1 and in it of fsdp 0 to 15. The hue is a rank's place along the
 outermost split, the shade that along the next; the mesh has the same colours.
 
-- *claimed* is by the placements, *held* is where the ids really are; in the *difference*, `1→4` is a block that should
-  be on rank 1 and is on rank 4.
+- *claimed* is by the placements, *held* is where the ids really are. In the *difference*, what is right is grey, and
+  `a→b` is a block that a should hold and b does. `tp=0: ✗ fsdp=127 of 128` is a block of which only that part is wrong.
 - The lines below name the ranks that should hold the element under the cursor, and those that do; the mouse asks about
   any other.
 - Zoomed all the way in, each number is an element, counted row by row from 0.
@@ -174,11 +174,16 @@ outermost split, the shade that along the next; the mesh has the same colours.
             return self.strip_of(column_names(frame, at, left, self._room[1], self._gutter, self.base))
         view, line = self._viewport(frame, top, left), y - HEADER
         if line >= len(view.chars):
-            return self.blank
-        text, at = view.chars[line], self.place[frame.plane.rows]
-        name, here = row_name(frame, at, top + line, view.rows[line], ruled="─" in text, every=self.level > 0)
+            return self._end(frame) if top + line == frame.rows.extent and not frame.rows.lines else self.blank
+        at = self.place[frame.plane.rows]
+        name, here = row_name(frame, at, top + line, view.rows[line], every=self.level > 0)
         gutter = Segment(name.rjust(self._gutter - 1) + " ", self.base + (BOLD if here else DIM))
         return self.strip_of([gutter, *self._segments(frame, view, line, left)])
+
+    def _end(self, frame: Frame) -> Strip:
+        """Name the end of the rows below them, where no line is drawn that could carry it."""
+        name = str(frame.rows.size) if frame.rows.size > 1 else ""
+        return self.strip_of([Segment(name.rjust(self._gutter - 1) + " ", self.base + DIM)])
 
     def _viewport(self, frame: Frame, top: int, left: int) -> _Viewport:
         """Return the painted cells on screen, painted once until something else is shown there."""
@@ -205,17 +210,22 @@ outermost split, the shade that along the next; the mesh has the same colours.
         """Write the stretches of a line, with the cursor on its columns."""
         text = view.chars[line]
         low, high = self._cursor_columns(frame, view.rows[line], left)
-        cursor = CURSOR
         covered = low, min(high, len(text))
-        if high - low >= CURSOR_LEAST and not frame.ids and not cuts_label(text, covered):
-            row = line + self.scroll_offset.y - frame.rows.cell_of(self.place[frame.plane.rows])
-            last = row == frame.rows.cells_of(self.place[frame.plane.rows]) - 1
-            text, cursor = outlined(text, covered, first=not row, last=last), BOLD
+        is_pointed = high - low >= CURSOR_LEAST and not frame.ids and not cuts_label(text, covered)
+        text = pointed_at(text, covered) if is_pointed else text
         segments, stretches = [], view.stretches[line]
         for (start, style), (stop, _) in zip(stretches, [*stretches[1:], (len(text), None)], strict=True):
             for begin, end in pairwise(sorted({start, stop, *(at for at in covered if start < at < stop)})):
-                segments.append(Segment(text[begin:end], style + cursor if low <= begin < high else style))
+                segments.append(
+                    Segment(text[begin:end], self._chosen(style, is_pointed) if low <= begin < high else style)
+                )
         return segments
+
+    def _chosen(self, style: Style, is_pointed: bool) -> Style:
+        """Return the style of the cursor's cells: the block's own in bold, or the screen's own colours exchanged."""
+        if is_pointed or self.base.color is None or self.base.bgcolor is None:
+            return style + (BOLD if is_pointed else REVERSE)
+        return Style(color=self.base.bgcolor, bgcolor=self.base.color, bold=True)
 
     def _cursor_columns(self, frame: Frame, span: tuple[int, int], left: int) -> tuple[int, int]:
         """Return the columns of the screen that the cursor covers on a row of the map; none is (-1, -1)."""

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.drawing import Block
     from shardviz.picture.model.palette import Colouring
 
-FEW = 16
-"""Of so many ranks the first and the last say more than how many they are."""
+LONG = 24
+"""Rank numbers of more characters than this are read by nobody: how many they are says more."""
 
 HANDFUL = 3
 """So many ranks are named by their numbers, also where they hold different parts."""
@@ -40,11 +41,22 @@ def ranks_label(mask: Mask, colouring: Colouring, room: int, *, many: bool = Fal
     return next((label for label in labels if len(label) <= room), labels[-1])
 
 
+def block_label(block: Block, colouring: Colouring, room: int, sign: str = "") -> str:
+    """Name a block's ranks in some characters; with a sign, that all of them are wrong, or which are."""
+    label = ranks_label(block.ranks, colouring, room - len(sign) - 1 if sign else room, many=block.is_mixed)
+    if not sign or not block.part:
+        return f"{sign} {label}" if sign else label
+    parts = part_labels(block.part, block.ranks, colouring, many=block.is_mixed)
+    name = rank_labels(block.ranks, colouring)[0]
+    found = [*(f"{name}: {sign} {part}" for part in parts), *(f"{sign} {part}" for part in parts)]
+    return next((text for text in found if len(text) <= room), sign)
+
+
 @lru_cache(maxsize=1 << 14)
 def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tuple[str, ...]:
-    """Return the names of a set of ranks, the one that says most first, a bare count last.
+    """Return the names of a set of ranks, the one that says most first, how many they are last.
 
-    Of ranks that hold different parts, names that do not show it begin with `~`.
+    None of them says less than the whole set: where nothing else fits, `…` is all.
     """
     if not mask:
         return ("nobody",)
@@ -53,11 +65,32 @@ def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tupl
     is_brief = len(numbers) <= SHORT and "…" not in numbers and (not many or count <= HANDFUL)
     names = [numbers, *coords] if is_brief else [*coords, numbers]
     if count > 1:
-        ends = [f"{ranks_of(mask)[0]}…{ranks_of(mask)[-1]}"] if many and count <= FEW else []
-        names += [*ends, f"{count:,} ranks", f"{count}r"]
-    if many:
-        names = [name if INSIDE in name else f"~{name}" for name in names]
+        is_read = len(numbers) <= LONG and not (coords and "…" in numbers)
+        names = [name for name in names if name != numbers or is_read] + [f"{count:,} ranks", "…"]
     return tuple(dict.fromkeys(names))
+
+
+@lru_cache(maxsize=1 << 14)
+def part_labels(part: Mask, whole: Mask, colouring: Colouring, *, many: bool = False) -> tuple[str, ...]:
+    """Return the names of some of a set of ranks within it, the one that says most first: `fsdp=127 of 128`.
+
+    Args:
+        part: The ranks to name.
+        whole: The set that is named beside them.
+        colouring: Where they are.
+        many: Whether the ranks of the set hold different parts, and not copies of one.
+    """
+    numbers, mesh = ranks_text(part), colouring.mesh
+    inside = not part & ~whole and mesh is not None
+    along, around = (_positions(mask, mesh) if inside and mesh else {} for mask in (part, whole))
+    moved = [axis for axis in along if around and along[axis] != around[axis]]
+    names = [numbers] if len(numbers) <= SHORT and "…" not in numbers else []
+    if moved:
+        of = f" of {len(around[moved[0]])}" if len(moved) == 1 else ""
+        coords = [" ".join(_along(axis, along[axis]) for axis in moved) + of]
+        names = [*coords, *names] if many else [*names, *coords]
+    count = f"{part.bit_count():,} of {whole.bit_count():,}" if not part & ~whole else f"{part.bit_count():,}"
+    return (*names, f"{count} ranks", count) if part.bit_count() > 1 else tuple(names)
 
 
 def _coords(mask: Mask, colouring: Colouring, *, many: bool) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.model.holders import Holders, mask_of
-from shardviz.picture.model.sides import Sides, claimed_parts, sides_of, sides_of_intended
+from shardviz.picture.model.sides import NO_FILE, Sides, claimed_parts, sides_of, sides_of_intended
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.finding import Finding, Kind, Report
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump, Tensor
@@ -41,6 +41,22 @@ OF_PLACES = frozenset(
 OF_VALUES = frozenset({"unreplicated", "identical-shards"})
 """Kinds of findings whose elements are in place, and whose values are not what they should be."""
 
+IN_PLACE: dict[Kind, str] = {
+    "unreplicated": "other values than the other copies",
+    "identical-shards": "the same values as other shards",
+    "unreduced-gradient": "its gradient is not reduced",
+    "unreduced-scalar": "not reduced",
+    "unreduced-output": "not reduced",
+    "wrong-scale": "a factor off",
+    "wrong-value": "wrong values",
+    "untied": "no longer tied",
+    "write-not-applied": "the old values",
+    "sequence-order": "another order than the tokens",
+    "misordered-within-shard": "in another order",
+    "collective-mismatch": "gathered wrong",
+}
+"""What is wrong where every part is on the ranks that claim it, by the kind of the finding, in a few words."""
+
 OF_COUNTS = frozenset({"duplicated", "missing"})
 """Kinds of findings about elements that too many or too few ranks hold."""
 
@@ -60,9 +76,8 @@ class Subject:
         claimed: What its placements say; None for a plain tensor.
         held: Where its elements are, if that is known and can be written in the notation.
         sides: Who holds what, for the picture.
-        claims: What each rank should hold, in words; where `sides` has held and intended, what it holds.
-        holds: What each rank holds, in words; empty where that is not known. Where `sides` has held and intended, what
-            its author wants it to hold.
+        claims: What each rank should hold, in words; where `sides` has intended and held, what its author wants.
+        holds: What each rank holds, in words; empty where that is not known.
         intended: The layout that its author wants, where the ranks do not hold it, in the notation.
         findings: What was found about it.
         exhibits: What these findings are seen by, beside the map.
@@ -112,7 +127,6 @@ class Subject:
 
 
 NOTHING = "nothing"
-NO_FILE = "no file"
 
 
 def of_tensor(
@@ -144,7 +158,7 @@ def of_tensor(
         mesh=tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh,
         claimed=tensor.claimed,
         held=cases[0].held if cases else None,
-        sides=_counted(sides_of(dump, tensor, name, laid_out), findings, cases),
+        sides=_judged(sides_of(dump, tensor, name, laid_out), findings, cases),
         claims=dict(sorted(claims.items())),
         holds=_holds(dump, tensor, cases),
         is_checked=report is None or name not in report.why_not_checked,
@@ -164,7 +178,7 @@ def _intended_layout(tensor: Tensor, findings: Sequence[Finding], laid_out: Laid
 
 
 def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
-    """Return the two sides that a map of a tensor, or of a fold's first, shows: held and intended if that is wrong.
+    """Return the two sides that a map of a tensor, or of a fold's first, shows: intended and held if that is wrong.
 
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
@@ -177,7 +191,19 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
     wanted = _intended_layout(tensor, findings, laid_out) if findings else None
     if wanted is not None:
         return sides_of_intended(dump, tensor, name, wanted, laid_out)
-    return _counted(sides_of(dump, tensor, laid_out=laid_out), findings, laid_out.cases(tensor, name))
+    return _judged(sides_of(dump, tensor, laid_out=laid_out), findings, laid_out.cases(tensor, name))
+
+
+def _judged(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
+    """Let a map mark what its two sides do not show: wrong values, and what too few or too many ranks hold."""
+    sides = _counted(sides, findings, cases)
+    known = range(sides.shift)
+    strangers = {rank for one in findings if one.kind == "name-collision" for rank in one.ranks if rank in known}
+    own = [one for one in findings if one.kind in IN_PLACE]
+    if not own or any(one.kind in OF_PLACES - {"misordered-within-shard"} for one in findings):
+        return replace(sides, strangers=mask_of(strangers), why="another tensor by this name") if strangers else sides
+    guilty = mask_of({rank for one in own for rank in one.ranks if rank in known})
+    return replace(sides, guilty=guilty, why=IN_PLACE[own[0].kind])
 
 
 def _counted(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
@@ -193,15 +219,14 @@ def _counted(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -
 def _beside_intended(
     subject: Subject, dump: Dump, tensor: Tensor, findings: Sequence[Finding], laid_out: LaidOut
 ) -> Subject:
-    """Return the subject with what is held beside what is intended, where that is what is wrong."""
+    """Return the subject with what is intended beside what is held, where that is what is wrong."""
     wanted = _intended_layout(tensor, findings, laid_out)
     if wanted is None:
         return subject
     return replace(
         subject,
         sides=sides_of_intended(dump, tensor, subject.name, wanted, laid_out),
-        claims=subject.holds,
-        holds={rank: region_text(region) for rank, region in wanted.regions()},
+        claims={rank: region_text(region) for rank, region in wanted.regions()},
         intended=write(wanted, subject.dtype),
     )
 

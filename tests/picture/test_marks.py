@@ -1,0 +1,106 @@
+"""What a map marks: wrong values in place, a part of a block, and nothing of what is right."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardviz.check.run import check_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.model.holders import Plane, mask_of, ranks_of
+from shardviz.picture.model.mesh.labels import part_labels
+from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.ruler import Ruler
+from shardviz.picture.model.sides import Sides
+from shardviz.picture.model.subjects.subject import drawn_sides
+from shardviz.picture.text.paint import Frame, Look, Side, paint
+from tests.check.records import add_values
+from tests.dumps import Made, make_dump
+
+SHARDS = {rank: np.arange(8).reshape(2, 4) + 10.0 * rank for rank in range(4)}
+
+
+def sides_in(folder: Path, name: str = "w") -> Sides:
+    report = check_dump(folder)
+    dump = dump_of(read_files(folder))
+    return drawn_sides(dump, next(one for one in dump.tensors if name in one.names), report)
+
+
+def of_ids(tmp_path: Path, mesh: str, tensor: Made | str) -> Sides:
+    return sides_in(make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"w": tensor}))
+
+
+def of_values(tmp_path: Path, claimed: str, values: dict[int, np.ndarray], mesh: str = "tp=4") -> Sides:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"other": "[4]"})
+    add_values(folder, "w", claimed, values)
+    return sides_in(folder)
+
+
+def looks(sides: Sides, side: Side = "difference", height: int = 24) -> dict[str, Look]:
+    """Return the looks of a map by their first labels."""
+    edges = [sides.holders.edges(dim) for dim in range(2)]
+    rows, cols = Ruler.fitted(edges[0], height, 8), Ruler.fitted(edges[1], 60, 8)
+    return {
+        look.labels[0]: look for look in paint(Frame(sides, side, Plane(0, 1, (0, 0)), rows, cols), 0, 0, 60, 60).of
+    }
+
+
+def test_shards_of_the_same_values_are_marked_and_different_ones_are_grey(tmp_path: Path) -> None:
+    same = dict.fromkeys(range(4), np.random.default_rng(0).normal(size=(2, 4)))
+    assert [*looks(of_values(tmp_path / "a", "[8/tp, 4]", same))] == ["✗ 0", "✗ 1", "✗ 2", "✗ 3"]
+    fine = looks(of_values(tmp_path / "b", "[8/tp, 4]", SHARDS))
+    assert [(label, look.tone) for label, look in fine.items()] == [(str(rank), "in place") for rank in range(4)]
+
+
+def test_of_equal_copies_the_one_that_is_not_is_named(tmp_path: Path) -> None:
+    values = dict.fromkeys(range(4), SHARDS[0]) | {2: SHARDS[0] + 0.5}
+    sides = of_values(tmp_path, "[2, 4]", values)
+    assert [*looks(sides)] == ["0-3: ✗ 2"]
+    assert [*looks(sides, "claimed")] == ["0-3: ✗ 2"], "no side reads as if all were well"
+
+
+def test_a_shard_in_another_order_is_marked_where_its_order_is_wrong(tmp_path: Path) -> None:
+    whole = np.arange(1, 33).reshape(8, 4)
+    ids = {0: whole[:4][[0, 2, 1, 3]], 1: whole[4:]}
+    sides = of_ids(tmp_path, "tp=2", Made("[8/tp, 4]", ids=ids))
+    wrong = [row for row in range(8) if sides.at((row, 0)).different]
+    assert wrong == [1, 2]
+    assert ranks_of(sides.at((1, 0)).astray) == (0,)
+
+
+def test_two_exchanged_shards_mark_their_blocks_and_no_others(tmp_path: Path) -> None:
+    whole = np.arange(1, 129).reshape(64, 2)
+    ids = {rank: whole[rank % 4 * 16 + rank // 4 : rank % 4 * 16 + rank // 4 + 1] for rank in range(64)}
+    ids[5], ids[3] = ids[3], ids[5]
+    sides = of_ids(tmp_path, "fsdp=16,tp=4", Made("[64/tp/fsdp, 2]", ids=ids))
+    edges = np.arange(0, 65, 16)
+    frame = Frame(sides, "difference", Plane(0, 1, (0, 0)), Ruler(edges, 16), Ruler(np.array([0, 2])))
+    found = paint(frame, 0, 0, 4, 60).of
+    assert [look.tone for look in found] == ["in place", "partly", "in place", "partly"]
+    assert [look.labels[0] for look in found if look.tone == "partly"] == [
+        "tp=1: ✗ fsdp=1 of 16 → 3",
+        "tp=3: ✗ fsdp=0 of 16 → 5",
+    ]
+
+
+def test_what_one_rank_leaves_out_is_marked_as_missing(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), {"other": "[4]"})
+    add_values(folder, "w", "[8/tp, 4]", SHARDS)
+    (folder / "rank_00002.json").unlink()
+    assert [*looks(sides_in(folder), "claimed")] == ["0", "1", "✗ 2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "label"),
+    [
+        ([1], range(8), "1"),
+        ([*range(1, 64, 4)], range(64), "tp=1 of 4"),
+        ([60, 61, 62, 63], range(64), "60-63"),
+        ([0, 5, 9, 17, 30, 41], range(64), "6 of 64 ranks"),
+    ],
+)
+def test_a_part_of_ranks_is_named_within_them(part: list[int], whole: range, label: str) -> None:
+    colouring = Colouring(parse_mesh("fsdp=16,tp=4"), ("tp", "fsdp"))
+    assert part_labels(mask_of(part), mask_of(whole), colouring)[0] == label
