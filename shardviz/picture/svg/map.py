@@ -13,6 +13,7 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.mesh.labels import block_label
 from shardviz.picture.svg.tile import CHAR, Place, tile
+from shardviz.picture.text.terminal import WRONG
 from shardviz.text import cut_at_comma
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def colour_of(block: Block, colouring: Colouring) -> str:
 def _label(box: Box, colouring: Colouring, room: int, noun: str) -> str:
     if not box.block.ranks and noun != "rank":
         return f"no {noun}"
-    return block_label(box.block, colouring, max(room, 3 + 2 * box.differs), "≠" if box.differs else "")
+    return block_label(box.block, colouring, max(room, 3 + 2 * box.differs), WRONG if box.differs else "")
 
 
 def _tooltip(panel: Panel, box: Box, said: Said) -> str:
