@@ -228,7 +228,7 @@ def show(
     for name, tensor in find_tensors(dump, pattern):
         subject = of_tensor(dump, tensor, name, report)
         ranks = rank_lines(subject, terminal, all_ranks=all_ranks)
-        numbers = value_lines(tensor, terminal, all_ranks=all_ranks)
+        numbers = value_lines(tensor, terminal, named=subject.marked, parts=subject.claims, all_ranks=all_ranks)
         lines += [*([line(""), line("")] if lines else []), *page_lines(subject, terminal), line(""), *ranks]
         lines += [line(""), *numbers] if numbers else []
     write_answer(lines, terminal, output)
