@@ -209,7 +209,8 @@ def show(
     from shardviz.commands.common.dumps import checked, read_dump, terminal_for, write_answer
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subjects.subject import of_tensor
-    from shardviz.picture.text.page import page_lines, rank_lines
+    from shardviz.picture.text.page import page_lines
+    from shardviz.picture.text.tables.ranks import rank_lines
     from shardviz.picture.text.tables.values import value_lines
     from shardviz.picture.text.terminal import line
 

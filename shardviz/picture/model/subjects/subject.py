@@ -14,6 +14,7 @@ from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.sides import Sides, claimed_parts, sides_of, sides_of_intended
+from shardviz.picture.model.subjects.reordered import count_reordered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +68,7 @@ class Subject:
         findings: What was found about it.
         exhibits: What these findings are seen by, beside the map.
         is_checked: Whether no check of it was left out; where one was, its copies may not be equal.
+        reordered: Elements on the rank that claims them, but not where it claims them, which a map does not show.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Subject:
     findings: tuple[Finding, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
     is_checked: bool = True
+    reordered: int = 0
 
     @property
     def marked(self) -> frozenset[int]:
@@ -152,8 +155,11 @@ def of_tensor(
     if not findings:
         return plain
     subject = _beside_intended(plain, dump, tensor, findings, laid_out)
+    reordered = count_reordered(cases[0]) if cases and not subject.intended else 0
     exhibits = (exhibit_of(dump, finding, laid_out) for finding in findings)
-    return replace(subject, findings=findings, exhibits=tuple(dict.fromkeys(one for one in exhibits if one)))
+    return replace(
+        subject, findings=findings, reordered=reordered, exhibits=tuple(dict.fromkeys(one for one in exhibits if one))
+    )
 
 
 def _intended_layout(tensor: Tensor, findings: Sequence[Finding], laid_out: LaidOut) -> Layout | None:
