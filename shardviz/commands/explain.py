@@ -118,7 +118,8 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 def _lines(layout: Layout, dtype: str, terminal: Terminal, *, all_ranks: bool) -> list[Text]:
     from shardviz.layout import notation
     from shardviz.picture.model.subjects.subject import of_layout
-    from shardviz.picture.text.page import picture_lines, rank_lines
+    from shardviz.picture.text.page import picture_lines
+    from shardviz.picture.text.tables.ranks import rank_lines
     from shardviz.picture.text.terminal import line
 
     subject = of_layout(layout, dtype)

@@ -209,7 +209,8 @@ def show(
     from shardviz.commands.common.dumps import checked, read_dump, terminal_for, write_answer
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subjects.subject import of_tensor
-    from shardviz.picture.text.page import page_lines, rank_lines
+    from shardviz.picture.text.page import page_lines
+    from shardviz.picture.text.tables.ranks import rank_lines
     from shardviz.picture.text.tables.values import value_lines
     from shardviz.picture.text.terminal import line
 
@@ -228,7 +229,7 @@ def show(
     for name, tensor in find_tensors(dump, pattern):
         subject = of_tensor(dump, tensor, name, report)
         ranks = rank_lines(subject, terminal, all_ranks=all_ranks)
-        numbers = value_lines(tensor, terminal, all_ranks=all_ranks)
+        numbers = value_lines(tensor, terminal, named=subject.marked, parts=subject.claims, all_ranks=all_ranks)
         lines += [*([line(""), line("")] if lines else []), *page_lines(subject, terminal), line(""), *ranks]
         lines += [line(""), *numbers] if numbers else []
     write_answer(lines, terminal, output)

@@ -142,7 +142,8 @@ def _of_model(dump: Dump, pattern: str | None) -> Picture:
 
 def _of_subject(subject: Subject) -> Picture:
     from shardviz.picture.svg.page import svg
-    from shardviz.picture.text.page import page_lines, rank_lines
+    from shardviz.picture.text.page import page_lines
+    from shardviz.picture.text.tables.ranks import rank_lines
     from shardviz.picture.text.terminal import line
 
     def lines(terminal: Terminal) -> list[Text]:

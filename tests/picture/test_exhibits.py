@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shardviz.check.finding import Finding
 from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
@@ -18,10 +19,13 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, exhibit, title_of
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.parts import exhibit_table
+from shardviz.picture.html.tree import rank_table
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.exhibit import exhibit_drawing
+from shardviz.picture.svg.page import svg
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.tables.exhibit import columns_of, exhibit_lines
+from shardviz.picture.text.tables.ranks import rank_lines
 from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
 from tests.check.records import add_values, change_rank, change_run
 from tests.check.steps import WANTED, Step, on_all
@@ -30,8 +34,9 @@ from tests.dumps import Made, make_dump
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.finding import Report
     from shardviz.dump.dump import Dump
+    from shardviz.picture.model.subjects.subject import Subject
 
 HOSTILE = "<b>\x1b[31m[bold]"
 ONE = Exhibit("a caption", ("", "has", "off"), (Row("rank 0", (Cell("1.5", is_wrong=True), Cell("·▁█"))),), 3)
@@ -232,6 +237,49 @@ def page_of(folder: Path) -> str:
     dump = dump_of(read_files(folder))
     subject = of_tensor(dump, dump.tensors[0], "w", report_on(dump))
     return "".join(row.plain + "\n" for row in page_lines(subject, Terminal()))
+
+
+def test_under_a_finding_about_values_nothing_reads_as_well(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {"w": "[8, 2]"})
+    dump = dump_of(read_files(folder))
+    right = of_tensor(dump, dump.tensors[0], "w", report_on(dump))
+    wrong = replace(right, findings=(Finding("wrong-value", "error", "w", (1,), "the gradient is off"),))
+    text, drawn = drawn_as(right)
+    assert "held     as claimed\n" in text
+    assert "✓ as claimed" in drawn
+    text, drawn = drawn_as(wrong)
+    assert "held     placed as claimed\n" in text
+    assert "by its placements 2 ranks along tp share each part" in text
+    assert "✓" not in text + drawn
+    assert "hold each part" not in text + drawn
+    assert "   0      [0:8, 0:2]\n≠  1      [0:8, 0:2]\n" in text
+    assert "≠ named by the finding" in rank_table(wrong)
+    assert "≠" not in rank_table(right)
+
+
+def drawn_as(subject: Subject) -> tuple[str, str]:
+    rows = [*page_lines(subject, Terminal()), *rank_lines(subject, Terminal())]
+    return "".join(row.plain.rstrip() + "\n" for row in rows), svg(subject)
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ({0: [1, 3, 5, 7], 1: [2, 4, 6, 8]}, "not drawn: 2 more elements are on the right rank in the wrong order"),
+        ({0: [1, 2, 5, 6], 1: [3, 4, 7, 8]}, ""),
+        ({0: [5, 6, 7, 8], 1: [1, 2, 3, 4]}, ""),
+    ],
+    ids=["interleaved", "in place where they are", "swapped"],
+)
+def test_elements_in_the_wrong_order_on_their_own_rank_are_counted_below_the_map(
+    tmp_path: Path, ids: dict[int, list[int]], said: str
+) -> None:
+    made = Made("[8/tp]", ids={rank: np.array(own) for rank, own in ids.items()})
+    dump, report = checked(tmp_path, made)
+    text, drawn = drawn_as(of_tensor(dump, dump.tensors[0], "w", report))
+    assert said in text
+    assert said in drawn
+    assert ("not drawn" in text) == bool(said)
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:

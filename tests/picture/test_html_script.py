@@ -164,6 +164,29 @@ def test_in_a_browser_the_page_fits_a_phone(tmp_path: Path) -> None:
     assert "<title>400,400</title>" in seen
 
 
+def test_in_a_browser_what_is_wider_than_the_window_says_that_it_scrolls_until_its_end(tmp_path: Path) -> None:
+    seen = """(() => {
+      const boxes = [...document.querySelectorAll("article figure, section > .wide, section > figure")];
+      const look = at => boxes.map(one => {
+        one.scrollLeft = at;
+        one.dispatchEvent(new Event("scroll"));
+        return [one.scrollWidth > one.clientWidth + 1, getComputedStyle(one, "::before").content.includes("scroll"),
+          getComputedStyle(one).maskImage !== "none"];
+      });
+      return JSON.stringify([look(0), look(1e6)]);
+    })()"""
+    first, last = json.loads(asked(tmp_path, page(tmp_path, TENSORS), seen, "--window-size=500,900"))
+    assert {is_wide for is_wide, *_ in first} == {True, False}, "some fit and some do not"
+    assert all(is_wide == has_hint == fades for is_wide, has_hint, fades in first)
+    assert all(is_wide == has_hint and not fades for is_wide, has_hint, fades in last)
+
+
+def test_in_a_browser_a_hint_is_there_before_anyone_scrolls(tmp_path: Path) -> None:
+    file = page(tmp_path, TENSORS)
+    assert 'data-more=""' in dom(tmp_path, file, "--window-size=500,900", "--virtual-time-budget=3000")
+    assert 'data-more=""' not in dom(tmp_path, file, "--window-size=2000,900", "--virtual-time-budget=3000")
+
+
 def test_names_are_searched_as_ranges_whatever_the_page_shows() -> None:
     (folded, _), *_ = fold((f"layers.{at}.w", 0) for at in (0, 1, 2, 5))
     assert names_of(folded) == "layers.[0-2,5-5].w"

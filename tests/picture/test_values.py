@@ -1,5 +1,7 @@
 """The numbers of a tensor as text: small ones only, equal ones once."""
 
+from dataclasses import replace
+
 from shardviz.dump.dump import Shard, Tensor
 from shardviz.dump.records.tensors import Body
 from shardviz.picture.text.tables.values import MOST_BLOCKS, MOST_NUMBERS, value_lines
@@ -42,7 +44,38 @@ def test_more_ranks_than_fit_are_counted_and_shown_when_asked_for():
     assert len(_lines(many, (1,), all_ranks=True)) == MOST_BLOCKS + 5
 
 
-def test_a_row_wider_than_the_terminal_is_cut():
-    (_, row) = _lines([[1.25] * 64], (64,))
+def test_a_row_wider_than_the_terminal_says_which_columns_are_shown():
+    heading, row = _lines([[1.25] * 64], (64,))
     assert len(row) <= 60
-    assert row.endswith(" ...")
+    assert heading.endswith("values, columns 0-7 of 64")
+
+
+def test_the_column_that_is_wrong_is_shown_and_marked_however_narrow_the_terminal():
+    right, wrong = [float(at) for at in range(30)], [float(at) for at in range(30)]
+    wrong[27] = 99.0
+    lines = _lines([right, right, wrong, right], (30,), named={2})
+    heading, innocent, guilty = lines
+    assert heading.startswith("   ranks  values, columns 0-")
+    assert heading.endswith(", 27 of 30")
+    assert innocent.startswith("   0-1,3 ")
+    assert "≠" not in innocent
+    assert guilty.startswith("≠  2 ")
+    assert guilty.count("≠") == 2
+    assert guilty.endswith("≠99")
+
+
+def test_shards_that_differ_by_right_are_not_marked():
+    lines = _lines([[1.0], [2.0], [3.0]], (1,), named={1, 2}, parts={0: "[0:1]", 1: "[1:2]", 2: "[1:2]"})
+    assert [line.count("≠") for line in lines] == [0, 0, 1, 1], "no rank that is right has the part of ranks 1 and 2"
+
+
+def test_numbers_that_differ_in_late_digits_are_written_in_as_many_as_tell_them_apart():
+    (_, right, wrong) = _lines([[1.0], [1.0000001]], (1,), named={1})
+    assert right.split() == ["0", "1"]
+    assert wrong.split() == ["≠", "1", "≠1.0000001"]
+    assert _lines([[1.0], [1.0000001]], (1,)) == ["   ranks  values", "   0-1    1"], "nothing points at a rank"
+
+
+def test_the_gradient_is_named():
+    tensor = replace(_tensor([[1.0]], (1,)), role="grad")
+    assert value_lines(tensor, Terminal(60))[0].plain == "   ranks  values of the gradient"

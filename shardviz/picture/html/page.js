@@ -1,10 +1,21 @@
-// Search, filters, sorting and copy buttons. Nothing is fetched or sent, and without this script the page shows all.
+// Search, filters, sorting, copy buttons and hints. Nothing is fetched or sent, and without this script the page shows all.
 "use strict";
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const find = selector => document.querySelector(selector);
   const natural = new Intl.Collator("en", { numeric: true });
   const WORST = ["error", "warning", "unknown", "good", "pending"];
+
+  // Tables and drawings wider than the window say that they scroll.
+  const hint = box => {
+    box.toggleAttribute("data-wide", box.scrollWidth > box.clientWidth + 1);
+    box.toggleAttribute("data-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
+  };
+  const watcher = new ResizeObserver(seen => seen.forEach(({ target }) => hint(target)));
+  for (const box of all("figure, .wide")) {
+    watcher.observe(box);
+    box.addEventListener("scroll", () => hint(box), { passive: true });
+  }
 
   // Names: `layers.37.wq` is one of `layers.[0-79].wq`.
   const isIn = (ranges, number) => ranges.slice(1, -1).split(",").some(range => {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.verdicts import WORDS, worst
 from shardviz.picture.html.parts import here, names_of, scrolled
 from shardviz.picture.markup import element, words
-from shardviz.picture.text.page import is_same, rank_rows
+from shardviz.picture.text.tables.ranks import rank_rows
 from shardviz.picture.text.terminal import UNICODE, WRONG
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardviz.check.verdicts import Verdict
     from shardviz.picture.model.subjects.subject import Subject
     from shardviz.picture.text.report import Row
+    from shardviz.picture.text.tables.ranks import RankRow
     from shardviz.text import Fold
 
 MOST_OPEN = 40
@@ -146,12 +147,12 @@ def rank_table(subject: Subject) -> str:
     """Write the claimed and the held part of each rank, as a table."""
     rows, left = rank_rows(subject, MOST_ROWS)
     first, second = (title.capitalize() for title in subject.sides.titles)
-    heads = ("Ranks", first, *((second, "") if subject.holds else ()))
+    marks = [_mark(row, first.lower()) for row in rows]
+    heads = ("Ranks", first, *((second,) if subject.holds else ()), *(("",) if subject.holds or any(marks) else ()))
     body = []
-    for row in rows:
-        mark = () if not subject.holds else ("",) if is_same(row) else (f"{WRONG} not as {first.lower()}",)
-        cells = (*row[: 3 if subject.holds else 2], *mark)
-        marked = "error" if mark and mark[0] else None
+    for row, mark in zip(rows, marks, strict=True):
+        cells = (row.ranks, row.claims, row.holds if subject.holds else mark, mark)[: len(heads)]
+        marked = "error" if mark else None
         body.append(element("tr", *(element("td", words(cell)) for cell in cells), class_=marked))
     head = element("thead", element("tr", *(element("th", text, scope="col") for text in heads)))
     more = element("p", f"{left:,} more lines: shardviz show with --all prints them") if left else ""
@@ -161,3 +162,10 @@ def rank_table(subject: Subject) -> str:
     summary = element("summary", f"Rank by rank: {len(rows) + left:,} different parts")
     opened = "open" if len(rows) <= MOST_OPEN_ROWS else None
     return element("details", summary, written, class_="ranks", open=opened)
+
+
+def _mark(row: RankRow, should: str) -> str:
+    """Say what is wrong with a row's ranks, if anything is."""
+    if not row.is_same:
+        return f"{WRONG} not as {should}"
+    return f"{WRONG} named by the finding" if row.is_named else ""

@@ -70,7 +70,7 @@ STYLE = (
     + _coloured("#1b1f24", "#57606a", "#fff", "#d0d7de", "#a83f00", "#00694d")
     + "@media screen and (prefers-color-scheme:dark){"
     + _coloured("#e6edf3", "#9da7b1", "#0d1117", "#4a525b", "#ff8b4d", "#3ddbac")
-    + "}"
+    + ".sv .sv-band{opacity:.75;stroke:#9da7b1}.sv .sv-still{opacity:.4}}"
     + "".join(
         f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink_on(colour)}}}"
         for at, colour in (*enumerate(RANK_COLOURS), *((f"h{at}", colour) for at, colour in enumerate(HEAT_COLOURS)))
@@ -79,7 +79,8 @@ STYLE = (
 
 PATTERN = (
     '<defs><pattern id="sv-differs" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<path d="M0 0V7" stroke="#000" stroke-opacity=".16" stroke-width="3"/></pattern></defs>'
+    '<path d="M0 0V7" stroke="#000" stroke-opacity=".16" stroke-width="3"/>'
+    '<path d="M3.5 0V7" stroke="#fff" stroke-opacity=".22" stroke-width="3"/></pattern></defs>'
 )
 
 
@@ -236,7 +237,7 @@ def _sides(subject: Subject) -> list[tuple[str, str, str]]:
         text = as_claimed(subject)
         if subject.findings and not subject.silent:
             intended = [("intended", subject.intended, "sv-h")] if subject.intended else []
-            return [*sides, ("held", text, "sv-h"), *intended]
+            return [*sides, ("held", text, "sv-soft"), *intended]
         return [*sides, ("held", f"? {text}", "sv-bad") if subject.silent else ("held", f"✓ {text}", "sv-good")]
     text = _spelled(held, subject) if held is not None else "no layout fits"
     is_bad = claimed is not None or held is None

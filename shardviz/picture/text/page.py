@@ -13,15 +13,13 @@ from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.sides import CLAIMED_AND_HELD, INTENDED_AND_HELD
-from shardviz.picture.model.subjects.subject import NOTHING
 from shardviz.picture.text.bands import band_lines
 from shardviz.picture.text.findings import headline
 from shardviz.picture.text.meshes import mesh_lines
 from shardviz.picture.text.panels import side_lines, sizes_for
 from shardviz.picture.text.tables.exhibit import exhibit_lines
-from shardviz.picture.text.tables.table import aligned
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
-from shardviz.text import INSIDE, join_numbers, printable
+from shardviz.text import INSIDE, printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -38,7 +36,6 @@ TITLE = 9
 
 MIN_PICTURE = 30
 MAX_MESH = 64
-MOST_RANK_LINES = 32
 MOST_RANKS = 48
 """Characters of a list of ranks within a sentence."""
 
@@ -76,7 +73,7 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
         why = ("nothing: a plain tensor without placements", DIM) if is_plain else ("no layout fits", BAD)
         return [line(head, why)]
     if title == "held" and layout == subject.claimed:
-        return [line(head, (as_claimed(subject), WARNING if subject.silent else "" if subject.findings else GOOD))]
+        return [line(head, (as_claimed(subject), WARNING if subject.silent else DIM if subject.findings else GOOD))]
     written = line(head, (notation.write(layout, subject.dtype), "bold"))
     placements = layout.placements()
     spelled = f"  {spell(placements)}" if placements else ""
@@ -86,10 +83,9 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
 
 
 def as_claimed(subject: Subject) -> str:
-    """Say that every known rank holds its claim."""
-    return (
-        f"as claimed, but {ranks_in_words(subject.silent, MOST_RANKS)} left no file" if subject.silent else "as claimed"
-    )
+    """Say that every known rank holds its claim; under a finding only that the places are, for the values are not."""
+    text = "placed as claimed" if subject.findings else "as claimed"
+    return f"{text}, but {ranks_in_words(subject.silent, MOST_RANKS)} left no file" if subject.silent else text
 
 
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
@@ -196,6 +192,11 @@ def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
     return found
 
 
+def _on_right_rank(count: int) -> str:
+    verb = "element is" if count == 1 else "elements are"
+    return f"{count:,} more {verb} on the right rank in the wrong order"
+
+
 _WRONG = {
     CLAIMED_AND_HELD: "not held where the placements claim it",
     INTENDED_AND_HELD: "held by other ranks than intended",
@@ -239,77 +240,20 @@ def _about_layout(subject: Subject) -> list[str]:
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
         count = math.prod(layout.mesh.axis_size(axis) for axis in copied)
-        equal = "equal " if subject.is_checked and not subject.findings else ""
-        found.append(f"{equal}copies along {' and '.join(copied)}: {count:,} ranks hold each part")
+        found.append(_about_copies(subject, " and ".join(copied), count))
     for axis, op in layout.partial:
         found.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")
     return found
+
+
+def _about_copies(subject: Subject, axes: str, count: int) -> str:
+    """Say which ranks share parts; where something is wrong with the tensor, that this is only the claim."""
+    if subject.findings:
+        return f"by its placements {count:,} ranks along {axes} share each part"
+    return f"{'equal ' if subject.is_checked else ''}copies along {axes}: {count:,} ranks hold each part"
 
 
 def _why_idle(layout: Layout | None) -> str:
     if layout is not None and layout.flat is not None:
         return "their parts of the flat parameter belong to other tensors or are padding"
     return "the dim has fewer chunks than ranks"
-
-
-def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False) -> list[Text]:
-    """List the claimed and the held part of each rank; ranks with the same parts share a line.
-
-    Args:
-        subject: The tensor.
-        terminal: What the list is for.
-        all_ranks: Print every line, however many there are.
-    """
-    rows, left = rank_rows(subject, None if all_ranks else MOST_RANK_LINES)
-    lines = _rank_table(rows, terminal, subject) if rows else []
-    if left:
-        lines.append(line((f"{terminal.glyphs.more} {left:,} more lines: --all prints them", DIM)))
-    return lines
-
-
-def rank_rows(subject: Subject, most: int | None) -> tuple[list[tuple[str, str, str]], int]:
-    """Return rows of ranks with their claimed and held parts, and how many rows are left out.
-
-    Args:
-        subject: The tensor.
-        most: Rows to return at most, those that differ before the others; None for all.
-    """
-    groups: dict[tuple[str, str], list[int]] = {}
-    for rank in sorted({*subject.claims, *subject.holds}):
-        groups.setdefault((subject.claims.get(rank, ""), subject.holds.get(rank, "")), []).append(rank)
-    rows = [(ranks, claims, holds) for (claims, holds), ranks in groups.items()]
-    order = sorted(range(len(rows)), key=lambda at: is_same(rows[at]))[:most]
-    shown = [(join_numbers(ranks, ","), claims, holds) for ranks, claims, holds in (rows[at] for at in sorted(order))]
-    return shown, len(rows) - len(shown)
-
-
-def is_same(row: tuple[object, str, str]) -> bool:
-    """Whether a row's ranks hold the part they claim, or one of the two is unknown."""
-    _, claims, holds = row
-    return not (claims and holds) or claims == holds
-
-
-def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, subject: Subject) -> list[Text]:
-    heads = ("ranks", subject.sides.titles[0] if subject.name else "part", subject.sides.titles[1])
-    kept = [column for column in range(3) if column == 0 or any(row[column] for row in rows)]
-    if len(kept) == 3 and all(claims == holds for _, claims, holds in rows):
-        heads, kept = ("ranks", " and ".join(subject.sides.titles), ""), [0, 1]
-    heading, *texts = aligned([[row[column] for column in kept] for row in (heads, *rows)], len(kept))
-    lines = [line((f"   {heading}", DIM))]
-    owners = _owners(subject)
-    for row, text in zip(rows, texts, strict=True):
-        if is_same(row):
-            lines.append(line(f"   {text}"))
-            continue
-        owner = f"  the part of {ranks_in_words(owners[row[2]], 20)}" if row[2] in owners else ""
-        lines.append(line((f"{terminal.glyphs.wrong:<3}{text}", BAD), owner))
-    return lines
-
-
-def _owners(subject: Subject) -> dict[str, list[int]]:
-    """Return the ranks that should hold each part; nothing is nobody's."""
-    owners: dict[str, list[int]] = {}
-    for rank, text in subject.claims.items():
-        if text != NOTHING:
-            owners.setdefault(text, []).append(rank)
-    return owners
