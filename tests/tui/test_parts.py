@@ -22,6 +22,7 @@ from shardviz.dump.read import read_files
 from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.exhibits.exhibit import Row, exhibit, plain
 from shardviz.picture.model.holders import Holders
 from shardviz.picture.model.sides import Sides
 from shardviz.picture.text.report import listed_rows
@@ -35,7 +36,8 @@ from shardviz.tui.model.navigation.lights import drawn_side
 from shardviz.tui.model.navigation.selection import Selection, carried_over, of_entry
 from shardviz.tui.model.rank.lines import rank_lines
 from shardviz.tui.model.rank.memory import ids_beside, ids_in_memory, part_text, values_beside
-from shardviz.tui.widgets.finding_card import finding_body, verdict_text
+from shardviz.tui.model.room import most_of_card
+from shardviz.tui.widgets.finding_card import Room, finding_body, verdict_text
 from shardviz.tui.widgets.map.side_bar import SIDES
 from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump
@@ -324,6 +326,20 @@ def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(a
     Console(file=printed, width=100).print(finding_body(found))
     first, *rows = [row.rstrip() for row in printed.getvalue().splitlines()]
     assert (first, rows) == (sentence, ["fix   mend it", *(f"or    {text}" for text in also), "more  an example"])
+
+
+def test_a_table_leaves_room_for_the_whole_fix_and_the_map_for_the_card() -> None:
+    rows = [Row(f"rank {rank}", plain([rank])) for rank in range(8)]
+    found = Finding("misordered", "error", "w", (0,), "the order is odd", fix="mend it " * 15, cause="unknown")
+    printed = io.StringIO()
+    room = Room(60, 12)
+    Console(file=printed, width=60).print(finding_body(found, exhibit("its rows", ("rank", "is"), rows), room))
+    lines = [row.rstrip() for row in printed.getvalue().splitlines()]
+    assert sum("mend it" in line for line in lines[: room.height]) == sum("mend it" in line for line in lines) == 3
+    assert any("rank 4" in line for line in lines)
+    assert not any("rank 5" in line for line in lines)
+    assert most_of_card(22, 1, borders=1, has_table=True) == 22 - 1 - 7
+    assert most_of_card(38, 300, borders=2, has_table=True) < most_of_card(38, 2, borders=2, has_table=True)
 
 
 def test_a_name_that_does_not_fit_keeps_both_of_its_ends() -> None:

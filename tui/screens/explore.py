@@ -11,8 +11,9 @@ from ..keys import keys
 from ..model.filters import after, axes_of, roles_of
 from ..model.messages import TensorChosen, TensorOpened
 from ..model.navigation.selection import of_entry
-from ..widgets.box import Row, ScrollBox
-from ..widgets.finding_card import FindingCard, finding_head
+from ..model.room import most_of_card
+from ..widgets.box import Row
+from ..widgets.finding_card import CardBox, FindingCard, Room, finding_head
 from ..widgets.listing import SEARCHING, Listing
 from ..widgets.map.panel import MapPanel
 from .view import View
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from ..model.navigation.selection import Selection
 
 
+EDGE = 1
+BESIDE, BESIDE_SHORT = 6, 4
+"""Columns beside a card's text: its borders, its padding and its scroll bar."""
+FINDINGS_KEY = "4"
+
+
 class ExploreView(View):
     """A tree of tensors, the map of the chosen one, and its finding."""
 
@@ -32,6 +39,9 @@ class ExploreView(View):
     TITLE = "Tensors"
     TOOLTIP = "The tensors and their maps"
     FOCUS = "#tree"
+
+    _listed: tuple[Document | None, int] = (None, 0)
+    """A document, and how many tensors of it are listed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys(
@@ -57,18 +67,38 @@ class ExploreView(View):
         with Row():
             yield Listing(id="tree-box")
             yield MapPanel(id="map-panel")
-        with ScrollBox(id="finding"):
+        with CardBox(id="finding"):
             yield FindingCard(id="card")
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
         self.query_one(Listing).show(document.entries if document else (), selection.entry, selection.name)
-        self.query_one(FindingCard).show(document, selection.finding, short=self.screen.has_class("-short"))
-        box = self.query_one("#finding", ScrollBox)
-        box.entitle(finding_head(document, selection.finding))
-        box.set_class(document is not None and document.is_seen_in_its_card(selection.finding), "-seen")
+        self._show_finding(document, selection.finding)
         if document is not None and document.entries:
             self.query_one(MapPanel).show(document, selection)
+
+    def on_resize(self) -> None:
+        """Share the lines again."""
+        if self.is_current:
+            self._show_finding(self.state.document, self.state.selection.finding)
+
+    def _show_finding(self, document: Document | None, finding: int) -> None:
+        """Show a finding in the lines that map and list can do without."""
+        box, room = self.query_one(CardBox), self._room(document, finding)
+        box.styles.max_height = room.height + (EDGE if self.screen.has_class("-short") else 2 * EDGE)
+        self.query_one(FindingCard).show(document, finding, room)
+        box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
+
+    def _room(self, document: Document | None, finding: int) -> Room:
+        """Return the lines and columns of the finding's card."""
+        width, height = self.size
+        is_short = self.screen.has_class("-short")
+        borders = EDGE if is_short else 2 * EDGE
+        if document is not self._listed[0]:
+            self._listed = (document, sum(len(one.names) for one in document.entries if one.listed) if document else 0)
+        has_table = document is not None and document.is_seen_in_its_card(finding)
+        lines = most_of_card(height, self._listed[1], borders=borders, has_table=has_table) - borders
+        return Room(max(width - (BESIDE_SHORT if is_short else BESIDE), 1), max(lines, 1))
 
     def work_ahead(self) -> bool:
         """Make the tree of the next role."""

@@ -14,8 +14,8 @@ from shardviz.text import printable
 from ..colours import verdict_style
 from ..model.names import shortened
 from ..model.navigation.selection import of_finding
-from ..widgets.box import Box, ScrollBox
-from ..widgets.finding_card import FindingCard, finding_head
+from ..widgets.box import Box
+from ..widgets.finding_card import MOST_COLUMNS, CardBox, FindingCard, Room, finding_head
 from ..widgets.lines import Lines
 from .view import View
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.navigation.selection import Selection
+
+
+BESIDE = 6
+"""Columns beside a card's text: its borders, its padding and its scroll bar."""
 
 
 class FindingsView(View):
@@ -46,7 +50,7 @@ one is to go to its place on the map.
         with Box(id="findings-box") as box:
             box.entitle("Findings")
             yield FindingLines(id="finding-lines")
-        with ScrollBox(id="full"):
+        with CardBox(id="full"):
             yield FindingCard(id="full-card")
 
     def chosen(self, selection: Selection) -> object:
@@ -55,8 +59,8 @@ one is to go to its place on the map.
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
-        self.query_one(FindingCard).show(document, selection.finding)
-        self.query_one("#full", ScrollBox).entitle(finding_head(document, selection.finding))
+        self.query_one(FindingCard).show(document, selection.finding, Room(max(self.size.width - BESIDE, MOST_COLUMNS)))
+        self.query_one(CardBox).head(finding_head(document, selection.finding), "tab, down")
         if document is not None:
             count = len(document.findings)
             self.query_one("#findings-box").display = count > 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Span, Text
 from textual.widgets import Static
@@ -20,37 +20,75 @@ from shardviz.text import counted, printable
 
 from ..colours import ink, verdict_style
 from ..model.names import shortened
+from .box import ScrollBox
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
     from shardviz.check.finding import Finding, Report
     from shardviz.picture.exhibits.exhibit import Exhibit
 
     from ..model.document import Document
 
 MOST_NAME = 40
+GAP = 2
+"""Columns between the labels of rows and what is behind them."""
+MOST_COLUMNS = 76
+"""Columns of a card on the smallest terminal."""
+LEAST_ROWS = 2
+"""Rows of a card's table that are shown even where its fix goes out of view for them."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The lines and columns that a card has; without lines as many as it needs."""
+
+    width: int = MOST_COLUMNS
+    height: int = 0
 
 
 class FindingCard(Static):
     """A finding's sentence, layouts, fix and cause; without findings, the result of the check."""
 
-    FEWER: ClassVar[int] = 4
-    """Rows of a card's table where the card shares a small terminal with a map: so its fix is in view."""
+    _shown: tuple[Document | None, int, Room] | None = None
 
-    _shown: tuple[Document | None, int, bool] | None = None
-
-    def show(self, document: Document | None, finding: int, *, short: bool = False) -> None:
-        """Show one finding of a document; `short` with fewer rows of what it is seen by."""
-        if self._shown is not None and self._shown[0] is document and self._shown[1:] == (finding, short):
+    def show(self, document: Document | None, finding: int, room: Room = Room()) -> None:
+        """Show one finding of a document, its table in as many rows as leave room for the fix."""
+        if self._shown is not None and self._shown[0] is document and self._shown[1:] == (finding, room):
             return
-        self._shown = (document, finding, short)
+        self._shown = (document, finding, room)
         if document is None or not document.findings:
             self.update(verdict_text(document) if document else Text("reading …", "dim"))
         else:
-            seen_by = document.exhibit(finding)
-            seen_by = cut_to(seen_by, self.FEWER) if seen_by and short else seen_by
-            self.update(finding_body(document.findings[finding], seen_by))
+            self.update(finding_body(document.findings[finding], document.exhibit(finding), room))
+
+
+class CardBox(ScrollBox):
+    """The box around a card: its border says how many lines are out of view, and the key that shows them."""
+
+    _head = Text()
+    _key = ""
+
+    def head(self, head: Text, key: str = "") -> None:
+        """Write a finding's kind and name above; the key leads to where there is more room."""
+        self._head, self._key = head, key
+        self.call_after_refresh(self._entitle)  # how long the card is shows when it is laid out
+        self._entitle()
+
+    def on_resize(self) -> None:
+        """Count again what is out of view."""
+        self._entitle()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Count again what is out of view."""
+        super().watch_scroll_y(old_value, new_value)
+        self._entitle()
+
+    def _entitle(self) -> None:
+        below = int(self.max_scroll_y - self.scroll_y)
+        more = f"▾ {counted(below, 'more line')}: {self._key}" if below > 0 and self._key else ""
+        if self.screen.has_class("-short"):  # it has no border below
+            self.entitle(Text.assemble(self._head, (f" · {more}", "bold") if more else ""))
+        else:
+            self.entitle(self._head, more)
 
 
 def finding_head(document: Document | None, index: int) -> Text:
@@ -65,12 +103,13 @@ def finding_head(document: Document | None, index: int) -> Text:
     )
 
 
-def finding_body(finding: Finding, exhibit: Exhibit | None = None) -> Group:
+def finding_body(finding: Finding, exhibit: Exhibit | None = None, room: Room = Room()) -> Group:
     """Write a finding: what is wrong, what it is seen by, the fix right after that, and its other rows.
 
     Args:
         finding: The finding.
         exhibit: What it is seen by; without it the layouts come before the fix.
+        room: The lines and columns there are: the table gets what sentence and fix leave of the lines.
     """
     details = [("more", "; ".join(finding.details))] if finding.details else []
     # The fix before the cause: on a small terminal nothing below it is in view.
@@ -78,20 +117,29 @@ def finding_body(finding: Finding, exhibit: Exhibit | None = None) -> Group:
     others = [row for row in finding.advice if row[0] != "fix"]
     label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fixes else 0
     layouts = [(title, text) for title, text in finding.layouts if text not in finding.sentence]
-    seen_by = [_Seen(exhibit)] if exhibit else []
+    sentence = Text(printable(finding.sentence))
+    taken = _height(sentence, room.width) + sum(
+        _height(Text(printable(fix)), room.width - label - GAP) for _, fix in fixes
+    )
+    seen_by = _table(exhibit, room, taken) if exhibit else []
     above = [*fixes, *layouts] if seen_by else [*layouts, *fixes]
     rows = _rows([*above, *others, *details], label)
-    return Group(Text(printable(finding.sentence)), *seen_by, rows)
+    return Group(sentence, *seen_by, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What a finding is seen by, with as many columns as there is room for."""
+def _height(text: Text, width: int) -> int:
+    """Return how many lines a text takes."""
+    return len(text.wrap(Console(width=width), max(width, 1)))
 
-    exhibit: Exhibit
 
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from map(_inked, exhibit_lines(self.exhibit, Terminal(options.max_width)))
+def _table(exhibit: Exhibit, room: Room, taken: int) -> list[Text]:
+    """Write what a finding is seen by, in as many rows as fit beside lines that are taken."""
+    terminal = Terminal(room.width)
+    lines = exhibit_lines(exhibit, terminal)
+    if room.height and (over := taken + len(lines) - room.height) > 0:
+        kept = len(exhibit.rows) - over - (not exhibit.left_out)  # a line says how many rows more there are
+        lines = exhibit_lines(cut_to(exhibit, max(kept, LEAST_ROWS)), terminal)
+    return [_inked(line) for line in lines]
 
 
 def _inked(line: Text) -> Text:
@@ -104,7 +152,7 @@ def _inked(line: Text) -> Text:
 
 def _rows(rows: list[tuple[str, str]], width: int) -> Table:
     """Write rows under each other, their labels in a column of so many characters."""
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, GAP, 0, 0))
     table.add_column(min_width=width)
     for label, value in rows:
         style = ink(GREEN, bold=True) if label == "fix" else ""
