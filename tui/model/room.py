@@ -6,7 +6,7 @@ AROUND_MAP = 4
 """Lines of a map's box that draw nothing of it: the sides, the columns' names, and the element in words."""
 LEAST_MAP = 3
 """Lines of a map beside a finding that a table shows."""
-LEAST_MAP_SEEN = 8
+LEAST_MAP_SEEN = 10
 """Lines of a map that shows what is wrong."""
 MOST_FOR_TREE = 0.4
 """The part of the view that a long list of tensors keeps."""
