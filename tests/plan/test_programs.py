@@ -5,18 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
+from shardviz.layout.mesh import Mesh
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.planning import PlanJob, plan
-from tests.lanes import at_night
+from shardviz.live.step.comms import Comms
+from shardviz.testing import spmd
+from tests.lanes import at_night, nightly
 from tests.plan.agreeing import differences
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.files import RankRecord
     from shardviz.plan.records import PlanRecord
@@ -156,3 +164,43 @@ def test_gradients_of_a_stage_are_on_the_mesh_of_its_parameters() -> None:
     probe = probe_files.find("pp_fsdp_tp")
     for part in plan(PlanJob(probe, mesh_for(probe, None)))[1].parts:
         assert _layouts(part.record, "grad") == _layouts(part.record, "param") != {}
+
+
+def test_a_second_backward_through_what_fsdp_has_freed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.py"
+    path.write_text(LAYERS + BY_FSDP + TWICE)
+    assert "weights that FSDP has freed" in planned(path).without_step
+    path.write_text(LAYERS + BY_FSDP)
+    assert planned(path).without_step == ""
+
+
+@nightly
+def test_real_ranks_raise_at_that_second_backward_too(tmp_path: Path) -> None:
+    path = tmp_path / "twice.py"
+    path.write_text(LAYERS + BY_FSDP + TWICE)
+    probe = probe_files.find(str(path))
+    ProbeJob.of(probe, mesh_for(probe, None), prepare_folder(tmp_path / "real")).launch()
+    for one in read_files(tmp_path / "real").ranks.values():
+        assert "out of bounds for storage of size 0" in one.raised[0][1]
+
+
+def test_what_a_static_graph_sends_once_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "static.py"
+    path.write_text(LAYERS + BY_DDP.replace('"dp")', '"dp"), static_graph=True'))
+    assert any("first step reduces 16 bytes more" in line for line in planned(path).how)
+    path.write_text(LAYERS + BY_DDP)
+    assert not any("first step" in line for line in planned(path).how)
+
+
+@nightly
+@spmd(mesh={"dp": 2})
+def test_a_static_graph_sends_that_in_its_first_step_and_never_again(mesh: DeviceMesh) -> None:
+    layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+    model = DistributedDataParallel(layers, static_graph=True)
+    sizes = []
+    for _ in range(3):
+        with Comms(model) as comms:
+            model(torch.randn(4, 8)).sum().backward()
+        records = comms.records(Mesh(("dp",), (2,)), mesh.get_rank())
+        sizes.append(sum(one.bytes for one in records if one.op == "all_reduce"))
+    assert sizes[0] - 16 == sizes[1] == sizes[2] == 1120
