@@ -220,7 +220,7 @@ def test_rows_that_are_alike_do_not_hide_the_order_of_all(tmp_path):
     head = weight(2, 8, 16)
     one_by_one, tiled = (torch.cat([head[at] for at in order]) for order in ((0, 0, 1, 1), (0, 1, 0, 1)))
     found = only(tmp_path, {"k": one_by_one}, {"k": tiled})
-    assert "its blocks of 8 come back 0 2 1 3" in found.why
+    assert "its blocks of 8 come as 0 2 1 3" in found.why
 
 
 def test_a_tie_that_one_side_lost_is_no_move(tmp_path):

@@ -49,7 +49,7 @@ def test_a_gradient_that_is_off_by_half_is_found_in_bfloat16(mesh):
     model(batch.chunk(2)[mesh.get_local_rank("fsdp")]).square().sum().backward()  # FSDP2 takes the mean
     reference(batch).square().sum().backward()
     text = text_of(assert_same, model, reference, of=("grad",))
-    assert text.splitlines()[0].endswith(": the gradient is 1/2 of the reference's, 1 over fsdp")
+    assert text.splitlines()[0].endswith(": the gradient is 1/2 of the reference's, 1 over the size of fsdp")
 
 
 @spmd(mesh=FSDP_TP)

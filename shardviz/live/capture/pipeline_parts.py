@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.tensors import Stamp
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.live.capture.locals import Local
+    from shardviz.live.capture.meshes import Claim
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,12 @@ class PipelinePart:
     def own(self, locals_: Iterable[Local]) -> list[Local]:
         """Return this rank's tensors as the dump has them: named, and claiming nothing along the stages' axes."""
         rank = distributed.get_rank() if self.axes else 0
+
+        def at_stage(claim: Claim | None) -> Claim | None:
+            return claim and without_axes(claim, self.axes, rank)
+
         return [
-            replace(one, name=self.prefix + one.name, claim=one.claim and without_axes(one.claim, self.axes, rank))
+            replace(one, name=self.prefix + one.name, claim=at_stage(one.claim), grad_claim=at_stage(one.grad_claim))
             for one in locals_
         ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.compat.ddp import ddp_alone, ddp_buckets, has_ddp, looks_for_unused
+from shardviz.live.compat.ddp import ddp_alone, ddp_buckets, has_ddp, looks_for_unused, only_in_first_step
 from shardviz.live.compat.fakes import answered_alone, fake_mode, futures_answered, know_fakes, new_fakes
 from shardviz.live.compat.fsdp import (
     dividing_float64_once,
@@ -109,6 +109,7 @@ __all__ = [
     "looks_for_unused",
     "make_ranks_of_threads",
     "new_fakes",
+    "only_in_first_step",
     "pipelines_alone",
     "placement_of",
     "plain_tensors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -101,7 +102,15 @@ def _ddps(model: nn.Module) -> list[Any]:
 
 def _builds_again(ddp: Any) -> bool:
     """Whether buckets are built again after the first step, as gradients came: nearly the last parameters first."""
-    return bool(ddp.static_graph or not ddp.find_unused_parameters)
+    return _is_static(ddp) or not ddp.find_unused_parameters
+
+
+_ASKED_TO_BE_STATIC: WeakSet[Any] = WeakSet()
+"""Models for which `static_graph=True` was given where no other rank could agree to it."""
+
+
+def _is_static(ddp: Any) -> bool:
+    return bool(ddp.static_graph) or ddp in _ASKED_TO_BE_STATIC
 
 
 def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -139,7 +148,7 @@ def _ddp_unasked() -> Iterator[None]:
     instead = (
         (ddp, "_verify_param_shape_across_processes", skipped),
         (ddp, "_sync_module_states", skipped),
-        (kind, "_set_static_graph", skipped),
+        (kind, "_set_static_graph", lambda ddp: _ASKED_TO_BE_STATIC.add(ddp)),
         (distributed, "_register_comm_hook", skipped),
         (kind, "_check_comm_hook", checked),
     )
@@ -152,6 +161,15 @@ def _ddp_unasked() -> Iterator[None]:
 def looks_for_unused(model: nn.Module) -> bool:
     """Whether DistributedDataParallel looks for parameters that a step does not use: it reads them from a tensor."""
     return any(ddp.find_unused_parameters for ddp in _ddps(model))
+
+
+def only_in_first_step(model: nn.Module) -> int:
+    """Return the bytes that DistributedDataParallel reduces only in its first step, with `static_graph=True`.
+
+    That is an int32 for each parameter: whether it was used. Measured on torch 2.13.0.
+    """
+    static = [ddp for ddp in _ddps(model) if _is_static(ddp)]
+    return sum(torch.int32.itemsize * len(ddp._build_params_for_reducer()[0]) for ddp in static)
 
 
 def has_ddp(model: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardviz.errors import ShardvizError
 from shardviz.live.compat import (
     DTensor,
     flat_gradients_reduced,
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
 
 FORWARD_ENDS = -1
 """In a log, instead of the number of a storage: a forward that was waited for has ended."""
+
+ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.view.default)
+"""Operators that make another tensor of the same memory, which torch allows of memory that is freed."""
+
+FREED = (
+    "in backward the step reads weights that FSDP has freed, where a real one raises: FSDP gathers them for one "
+    "backward of a forward, not for a second, as after autograd.grad(create_graph=True)"
+)
 
 
 @dataclass(slots=True)
@@ -122,6 +131,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._comms = comms
         self._buckets = buckets
         self._followed: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
+        self._emptied: set[int] = set()
         self._stack = ExitStack()
         self._only_shapes: Callable[[], bool] = bool
         self._reduces_flat: Callable[[], bool] = bool
@@ -166,6 +176,20 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 made.parts = self._made_in(args)
         return returned
 
+    def _refuse_freed(self, func: Any, args: Any) -> None:
+        """Refuse an operator in backward that reads what FSDP has freed: only with values does torch notice.
+
+        Raises:
+            ShardvizError: It does.
+        """
+        if not self._emptied or func in ALIASES or not in_backward():
+            return
+        for one in args:
+            if isinstance(one, torch.Tensor) and one.layout == torch.strided and one.numel():
+                storage = one.untyped_storage()
+                if id_without_memory(storage) in self._emptied and not storage.nbytes():
+                    raise ShardvizError(FREED)
+
     def _mark_flat(self, gradient: torch.Tensor | None) -> None:
         """Mark a gradient that FSDP1 is about to reduce, and those of the weights that it is made of."""
         for made in self._made_in(gradient):
@@ -200,6 +224,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage has another size: FSDP frees and fills what it gathers so, and nobody else does."""
         key = id_without_memory(storage)
+        (self._emptied.discard if storage.nbytes() else self._emptied.add)(key)
         if key in self._followed:
             number, before, reference = self._followed[key]
             self.log.made[number].of_fsdp = True

@@ -14,7 +14,7 @@ from shardviz.live.compat import clean_name
 from shardviz.live.plan.answers import Answers
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.wrapped import parts_of
-from shardviz.live.step.observe import optimizer_states
+from shardviz.live.step.observe import optimizer_states, tied_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ def states(
         found = _of_own(question, built, mesh, params, step)
         if found is not None:
             return found
-    trained = {grad.name for grad in grads} - _again(unwrapped(built.model))
+    trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
     by_rule = _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
     return States(by_rule, NAMES[wanted.kind or "adam"])
 
@@ -183,12 +183,6 @@ def _parts(own: Any) -> list[Any]:
             f"optimizer() returned {type(own).__name__}, which has no state and no torch.optim.Optimizer"
         )
     return found
-
-
-def _again(model: nn.Module) -> set[str]:
-    """Return the names under which a parameter that is tied comes again: an optimizer steps it once."""
-    first = {clean_name(name) for name, _ in model.named_parameters()}
-    return {clean_name(name) for name, _ in model.named_parameters(remove_duplicate=False)} - first
 
 
 def _by_rule(wanted: Optimizer, trained: Sequence[Local]) -> list[Local]:

@@ -17,6 +17,7 @@ from shardviz.live.compat import (
     fake_mode,
     futures_answered,
     looks_for_unused,
+    only_in_first_step,
     pipelines_alone,
     quiet_redistribution,
     real_tensors,
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
 UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
 
 EVENLY = "the step reads what {} chose: planned as if it chose all equally often, on every rank"
+
+STATIC = (
+    "the first step reduces {:,} bytes more, not counted: which parameters were used, for DistributedDataParallel with "
+    "static_graph=True"
+)
 
 Shape = tuple[tuple[int, ...], str]
 """Sizes and element type."""
@@ -178,4 +184,6 @@ def _stepped(
             torch.autograd.backward(loss_of(probe, model, own))
     saved = tuple(SavedRecord(name, size) for name, size in memory.log.kept().items() if size)
     notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
+    if once := only_in_first_step(model):
+        notes.append(STATIC.format(once))
     return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode, notes)

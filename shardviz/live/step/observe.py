@@ -135,10 +135,10 @@ def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:
         model: The model, after backward.
         params: Its parameters as captured.
     """
-    moved = dict(_moved_gradients(model))
+    moved, again = dict(_moved_gradients(model)), tied_again(unwrapped(model))
     found: list[Local] = []
     for local in params:
-        grad = moved.get(local.name, local.grad)
+        grad = None if local.name in again else moved.get(local.name, local.grad)
         if local.role == "param" and grad is not None and grad.shape == local.values.shape:
             shard = local.values.detach().clone().requires_grad_()
             shard.grad = grad.detach().clone()
@@ -148,6 +148,12 @@ def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:
                 if torch.is_tensor(state) and state.ndim:
                     found.append(replace(local, name=f"{local.name}.{kind}", role="optim", values=state, grad=None))
     return found
+
+
+def tied_again(model: nn.Module) -> set[str]:
+    """Return the names under which a parameter that is tied comes again: an optimizer has one state for it."""
+    first = {clean_name(name) for name, _ in model.named_parameters()}
+    return {clean_name(name) for name, _ in model.named_parameters(remove_duplicate=False)} - first
 
 
 def _moved_gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -222,8 +222,11 @@ def _claimed(name: str, role: Any, tensor: torch.Tensor, mesh: Mesh, by_axis: Ma
 
 def gradients(locals_: Sequence[Local]) -> list[Local]:
     """Return the gradients of captured parameters, with their own claims or their parameters'."""
-    return [
-        Local(local.name, "grad", local.shape, local.grad.detach(), local.grad_claim or local.claim, local.flat)
-        for local in locals_
-        if local.grad is not None
-    ]
+    found = []
+    for local in locals_:
+        if local.grad is not None:
+            claim = local.grad_claim or local.claim
+            grad = Local(local.name, "grad", local.shape, local.grad.detach(), claim, local.flat)
+            is_on_same = claim is not None and local.claim is not None and claim[0] == local.claim[0]
+            found.append(replace(grad, own_axes=local.own_axes if is_on_same else ()))
+    return found

@@ -176,7 +176,7 @@ FAULTS: dict[str, Fault] = {
         "in the order layers.1.k.weight, layers.1.v.weight, layers.1.q.weight",
     ),
     "k and v of rank 0": (_kv_of_rank_0, "qkv.weight", "every rank along tp holds the shard of tp=0"),
-    "heads dealt out": (_heads_dealt_out, "qkv.weight (layers.1.q.weight)", "its blocks of 4 come back 0 4 1 5"),
+    "heads dealt out": (_heads_dealt_out, "qkv.weight (layers.1.q.weight)", "its blocks of 4 come as 0 4 1 5"),
     "rotary": (_rotary, "qkv.weight (layers.1.q.weight)", "rotary order of the other convention"),
     "the other rank's heads": (
         lambda one: {f"{HIT}o.weight": one.of("o.weight").chunk(one.size, 1)[one.size - 1 - one.at]},
