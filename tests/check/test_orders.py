@@ -120,8 +120,8 @@ def test_ranks_that_share_a_shard_are_no_other_order_of_ranks(tmp_path: Path, so
 @pytest.mark.parametrize(
     ("source", "words", "cause"),
     [
-        ([0, 1, 1, 3], "tp=2 holds the shard of tp=1; the other 3 hold their own", "clamped"),
-        ([0, 1, 2, 3, 4, 5, 6, 6], "tp=7 holds the shard of tp=6; the other 7 hold their own", "clamped"),
+        ([0, 1, 1, 3], "tp=2 holds the shard of tp=1; all other positions hold their own", "clamped"),
+        ([0, 1, 2, 3, 4, 5, 6, 6], "tp=7 holds the shard of tp=6; all other positions hold their own", "clamped"),
         ([0, 5, 2, 3, 4, 1, 6, 7], "tp=1 holds the shard of tp=5 and tp=5 holds the shard of tp=1", "exchanged"),
     ],
 )
@@ -135,6 +135,15 @@ def test_few_ranks_with_anothers_shard_are_named_and_the_others_are_not_blamed(
         assert words in found.summary
         assert cause in found.cause
         assert "each rank" not in found.summary
+
+
+def test_few_positions_along_one_axis_and_all_along_another_do_not_contradict(tmp_path: Path) -> None:
+    own = shards_of(arange(32, 4), "[32/dp/fsdp, 4]", "dp=2,fsdp=8")
+    swapped = {0: 0, 1: 2, 2: 1, **{at: at for at in range(3, 8)}}
+    ids = {rank: own[(1 - rank // 8) * 8 + swapped[rank % 8]] for rank in range(16)}
+    found = only(check_made(tmp_path, "dp=2,fsdp=8", {"w": Made("[32/dp/fsdp, 4]", ids=ids)}))
+    assert "each rank holds another rank's shard" in found.summary
+    assert "hold their own" not in found.summary
 
 
 def test_two_ranks_of_a_mesh_with_each_others_shards_are_named_by_rank(tmp_path: Path) -> None:

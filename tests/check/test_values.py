@@ -38,14 +38,14 @@ def test_replicas_with_different_weights_are_found_with_the_axis_and_the_numbers
     assert "OLMo-core#319" in found.refs
 
 
-@pytest.mark.parametrize(("change", "words"), [(0.5, "differs by +0.5"), (None, "is times 3"), (0.0, "")])
+@pytest.mark.parametrize(("change", "words"), [(0.5, "differs by +0.5"), (None, "is 3 times theirs"), (0.0, "")])
 def test_one_odd_copy_is_not_blamed_on_seeds(files: Path, change: float | None, words: str) -> None:
     odd = RANDOM[0] * 3 if change is None else RANDOM[0] + change if change else RANDOM[1]
     add_values(files, "w", "[8, 3]", {rank: odd if rank == 3 else RANDOM[0] for rank in range(4)})
     found = only(check_dump(files))
     assert (found.kind, found.ranks) == ("unreplicated", (3,))
     assert "rank 3 (dp=1, tp=1) has other values than all others" in found.summary
-    assert f"every element {words};" in found.summary if words else "every element" not in found.summary
+    assert f"every element {words}" in found.summary if words else "every element" not in found.summary
     assert "rank 3 (dp=1, tp=1) alone" in found.cause
     assert "seed" not in found.fix
 
@@ -53,6 +53,20 @@ def test_one_odd_copy_is_not_blamed_on_seeds(files: Path, change: float | None, 
 def test_the_first_rank_alone_may_have_loaded_a_file(files: Path) -> None:
     add_values(files, "w", "[8, 3]", {rank: RANDOM[1 if rank == 0 else 0] for rank in range(4)})
     assert "reads a checkpoint" in only(check_dump(files)).cause
+
+
+def test_what_one_odd_copy_differs_by_is_not_said_of_several(files: Path) -> None:
+    check_made(files.parent, "dp=8", {"other": "[4]"})
+    add_values(files, "w", "[8, 3]", {rank: RANDOM[0] + {1: 1, 3: 2}.get(rank, 0) for rank in range(8)})
+    found = only(check_dump(files))
+    assert "ranks 1, 3 have other values than all others" in found.summary
+    assert "every element" not in found.summary
+    assert "their copies" in found.cause
+
+
+def test_a_copy_that_is_infinite_differs_by_no_number(files: Path) -> None:
+    add_values(files, "w", "[8, 3]", {rank: RANDOM[0] + (np.inf if rank == 3 else 0) for rank in range(4)})
+    assert "every element" not in only(check_dump(files)).summary
 
 
 def test_two_copies_against_two_are_no_odd_ones(files: Path) -> None:

@@ -10,6 +10,7 @@ own) are not compared.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
@@ -100,44 +101,55 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     others = [
         [shard for shard in group if shard.digest(index) != most] for group, most in zip(differing, usual, strict=True)
     ]
-    ranks = tuple(sorted(shard.rank for shards in others for shard in shards))
-    mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
     pair = next(shard for shard in differing[0] if shard.digest(index) == usual[0]), others[0][0]
-    axes, odd = _axes(mesh, differing, index), _odd(mesh, differing, others)
-    is_beside_shards = tensor.claimed is None and any(one.claimed is not None for one in dump.at("initial"))
-    if odd and not is_beside_shards:
-        sentence = (
-            f"copies differ from the start: {odd} {'has' if len(ranks) == 1 else 'have'} other values than all others"
-        )
-        sentence += _apart(*pair)
-        cause, fix, refs = _advice_on_odd(odd, ranks, differing[0])
-        held = f"other values on {odd}"
-    else:
-        sentence = f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {_count(differing, index)}"
-        cause, fix, refs = _advice(tensor.role, axes, is_beside_shards=is_beside_shards)
-        held = f"different values along {' and '.join(axes)}" if axes else "different values"
+    mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
+    odd = "" if _is_beside_shards(dump, tensor) else _odd(mesh, differing, others)
+    about = _about_odd(odd, differing, others, pair) if odd else _about_axes(dump, tensor, mesh, differing, index)
     first = first_difference(*pair)
-    return Finding(
-        "unreplicated",
-        "error",
-        tensor.names[index],
-        ranks,
-        sentence,
+    return replace(
+        about,
+        tensor=tensor.names[index],
+        ranks=_ranks(others),
         details=(first,) if first else (),
         claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
-        held=held,
-        cause=cause,
-        fix=fix,
-        refs=refs,
     )
 
 
+def _ranks(groups: Groups) -> tuple[int, ...]:
+    return tuple(sorted(shard.rank for group in groups for shard in group))
+
+
+def _about_odd(odd: str, differing: Groups, others: Groups, pair: tuple[Shard, Shard]) -> Finding:
+    """Say what is wrong where most copies agree."""
+    ranks = _ranks(others)
+    apart = _apart(*pair) if len(ranks) == 1 else ""
+    verb = "has" if len(ranks) == 1 else "have"
+    sentence = f"copies differ from the start: {odd} {verb} other values than all others{apart}"
+    cause, fix = _advice_on_odd(odd, len(ranks), is_first=min(_ranks(differing)) in ranks)
+    held = f"other values on {odd}"
+    return Finding("unreplicated", "error", "", (), sentence, held=held, cause=cause, fix=fix, refs=OF_REPLICAS)
+
+
+def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index: int) -> Finding:
+    """Say what is wrong where copies differ from one position of an axis to the next."""
+    axes = _axes(mesh, differing, index)
+    sentence = f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {_count(differing, index)}"
+    cause, fix, refs = _advice(tensor.role, axes, is_beside_shards=_is_beside_shards(dump, tensor))
+    held = f"different values along {' and '.join(axes)}" if axes else "different values"
+    return Finding("unreplicated", "error", "", (), sentence, held=held, cause=cause, fix=fix, refs=refs)
+
+
+def _is_beside_shards(dump: Dump, tensor: Tensor) -> bool:
+    return tensor.claimed is None and any(one.claimed is not None for one in dump.at("initial"))
+
+
 def _count(differing: Groups, index: int) -> str:
-    """Say how many different copies there are: `each part has 2 different copies on 2 ranks`."""
-    copies = max(len({shard.digest(index) for shard in group}) for group in differing)
-    ranks = max(map(len, differing))
-    where = f"{copies:,} different copies on {ranks:,} ranks"
-    return where if len(differing) == 1 else f"each of {len(differing):,} parts has {where}"
+    """Say how many different copies there are: `each of 2 parts has up to 2 different copies on 2 ranks`."""
+    copies = [len({shard.digest(index) for shard in group}) for group in differing]
+    where = f"{max(copies):,} different copies on {max(map(len, differing)):,} ranks"
+    if len(differing) == 1:
+        return where
+    return f"each of {len(differing):,} parts has {'up to ' * (len(set(copies)) > 1)}{where}"
 
 
 def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
@@ -147,12 +159,9 @@ def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
     ranks = sorted(shard.rank for shards in others for shard in shards)
     coords = [mesh.coord_of(rank) for rank in ranks if rank in mesh]
     if len(ranks) == 1:
-        at = (
-            ", ".join(f"{axis}={position}" for axis, position in zip(mesh.axes, coords[0], strict=True))
-            if coords
-            else ""
-        )
-        return f"rank {ranks[0]}" + f" ({at})" * (mesh.ndim > 1 and bool(at))
+        pairs = zip(mesh.axes, coords[0], strict=True) if coords and mesh.ndim > 1 else ()
+        at = ", ".join(f"{axis}={position}" for axis, position in pairs)
+        return f"rank {ranks[0]}" + (f" ({at})" if at else "")
     for column, axis in enumerate(mesh.axes):
         positions = {coord[column] for coord in coords}
         if len(positions) == 1 and len(coords) * mesh.axis_size(axis) == mesh.size:
@@ -162,8 +171,10 @@ def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
 
 def _apart(right: Shard, wrong: Shard) -> str:
     """Say by how much all elements of an odd copy differ, where it is by one number or factor."""
-    step = same_step(right, wrong)
-    return f": every element {'is' if step.startswith('times') else 'differs by'} {step}" if step else ""
+    by, factor = same_step(right, wrong)
+    if by:
+        return f": every element differs by {by:+.6g}"
+    return f": every element is {factor:.6g} times theirs" if factor else ""
 
 
 def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
@@ -207,18 +218,23 @@ def _advice(role: str, axes: list[str], *, is_beside_shards: bool) -> tuple[str,
     )
 
 
-def _advice_on_odd(odd: str, ranks: tuple[int, ...], group: list[Shard]) -> tuple[str, str, tuple[str, ...]]:
-    """Return cause, fix and references where most copies agree: seeds and files cannot depend on the rank there."""
-    first = min(shard.rank for shard in group)
-    if first in ranks:
+def _advice_on_odd(odd: str, count: int, *, is_first: bool) -> tuple[str, str]:
+    """Return cause and fix where most copies agree: neither seeds nor files can depend on the rank there.
+
+    Args:
+        odd: The ranks whose copies are others.
+        count: How many they are.
+        is_first: Whether the first of all ranks is one of them.
+    """
+    copy = "its copy" if count == 1 else "their copies"
+    if is_first:
         return (
-            f"Only {odd} loaded or changed its copy, as where rank 0 reads a checkpoint, and nothing sent it on",
-            f"torch.distributed.broadcast it from rank {first}, or load it on every rank",
-            OF_REPLICAS,
+            f"Only {odd} loaded or changed {copy}, as where rank 0 reads a checkpoint, and nothing sent it on",
+            f"torch.distributed.broadcast it from {odd} to the ranks with the same part, or load it on every rank",
         )
     return (
-        f"All other ranks agree, so something loaded or changed the copy on {odd} alone: code that runs only there, "
-        "another file on that machine, or a broadcast without it",
-        f"look for what only {odd} runs or reads; torch.distributed.broadcast from rank {first} makes the copies equal",
-        OF_REPLICAS,
+        f"All other ranks agree, so {odd} alone loaded or changed {copy}: code that runs only there, another file on "
+        "that machine, or a broadcast without it",
+        f"look for what only {odd} runs or reads; torch.distributed.broadcast from a rank that has the same part and "
+        "agrees with the others makes the copies equal",
     )

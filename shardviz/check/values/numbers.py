@@ -46,22 +46,24 @@ def first_difference(one: Shard, other: Shard) -> str:
     return f"at {index} of the shard rank {one.rank} has {_said(ours[at])}, rank {other.rank} {_said(theirs[at])}"
 
 
-def same_step(one: Shard, other: Shard) -> str:
-    """Say by what all elements of a second copy differ from those of a first: `+0.5` or `times 2`; empty where by none.
+def same_step(one: Shard, other: Shard) -> tuple[float, float]:
+    """Return the number by which all elements of a second copy differ from a first, and the factor; 0 where by none.
 
     Copies of fewer than three elements show no rule.
     """
-    ours, theirs = flat_values(one), flat_values(other)
-    pairs = list(zip(ours or (), theirs or (), strict=False))
+    pairs = list(zip(flat_values(one) or (), flat_values(other) or (), strict=False))
     if len(pairs) < LEAST_ALIKE or not all(isinstance(value, float | int) for pair in pairs for value in pair):
-        return ""
-    steps = [float(b) - float(a) for a, b in pairs]
-    factors = [float(b) / float(a) for a, b in pairs if a]
-    if steps[0] and all(math.isclose(step, steps[0], rel_tol=ALIKE) for step in steps):
-        return f"{steps[0]:+.6g}"
-    if len(factors) == len(pairs) and all(math.isclose(factor, factors[0], rel_tol=ALIKE) for factor in factors):
-        return f"times {factors[0]:.6g}"
-    return ""
+        return 0, 0
+    numbers = [(float(first), float(second)) for first, second in pairs]
+    step = _one_of([second - first for first, second in numbers])
+    return step, 0 if step or not all(first for first, _ in numbers) else _one_of([b / a for a, b in numbers])
+
+
+def _one_of(numbers: list[float]) -> float:
+    """Return what all numbers are, rounding apart; 0 where they are not one finite number."""
+    first = numbers[0]
+    is_one = math.isfinite(first) and all(math.isclose(number, first, rel_tol=ALIKE) for number in numbers)
+    return first if is_one else 0
 
 
 def _said(value: float | str) -> str:

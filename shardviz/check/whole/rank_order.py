@@ -23,11 +23,24 @@ Places = dict[tuple["MeshRecord", int], dict[int, tuple[int, int]]]
 """For a mesh and one of its axes: the ranks that differ, with their coordinate and their number in the group."""
 
 
+BY_RANK = (
+    "The mesh was built from ranks that do not rise, and process groups number their ranks by rank",
+    "build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis",
+)
+BY_HAND = (
+    "The process group along {axis} was made from its ranks in another order than the mesh has them, as by new_group "
+    "with sort_ranks=False or a group that was handed to DeviceMesh.from_group",
+    "build the mesh by init_device_mesh, which makes its groups itself, or make the group along {axis} from its ranks "
+    "in the order of the mesh",
+)
+
+
 def check_rank_order(dump: Dump) -> Iterator[Finding]:
     """Yield each axis of each mesh along which group ranks are not coordinates, once."""
     for (record, axis), ranks in differing(dump).items():
         rank, (position, in_group) = next(iter(ranks.items()))
         name = record.axes[axis]
+        cause, fix = BY_RANK if _is_by_rank(record, axis, ranks) else BY_HAND
         yield Finding(
             "rank-order",
             "error",
@@ -35,11 +48,8 @@ def check_rank_order(dump: Dump) -> Iterator[Finding]:
             tuple(sorted(ranks)),
             f"{len(ranks):,} ranks have a number in the group along {name} that is not their coordinate on mesh "
             f"{mesh_of(record)}: rank {rank} is {name}={position} but number {in_group} of its group",
-            cause=_BY_RANK if _is_by_rank(record, axis, ranks) else _BY_HAND.format(axis=name),
-            fix="build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis"
-            if _is_by_rank(record, axis, ranks)
-            else f"build the mesh by init_device_mesh, which makes its groups itself, or make the group along {name} "
-            "from its ranks in the order of the mesh",
+            cause=cause.format(axis=name),
+            fix=fix.format(axis=name),
         )
 
 
@@ -48,13 +58,6 @@ def _is_by_rank(record: MeshRecord, axis: int, ranks: dict[int, tuple[int, int]]
     groups = np.moveaxis(np.array(record.ranks).reshape(record.shape), axis, -1).reshape(-1, record.shape[axis])
     numbers = {int(rank): int((group < rank).sum()) for group in groups for rank in group if int(rank) in ranks}
     return all(numbers[rank] == in_group for rank, (_, in_group) in ranks.items())
-
-
-_BY_RANK = "The mesh was built from ranks that do not rise, and process groups number their ranks by rank"
-_BY_HAND = (
-    "The process group along {axis} was made from its ranks in another order than the mesh has them, as by new_group "
-    "with sort_ranks=False or a group that was handed to DeviceMesh.from_group"
-)
 
 
 def differing(dump: Dump) -> Places:

@@ -64,8 +64,10 @@ def _by_ranges(case: Case) -> list[Explanation]:
 
 
 def _are_rows(by_dims: list[Explanation], by_shards: list[Explanation], claimed: Layout) -> bool:
-    """Whether rows in another order are likelier than shards: no mesh or split is in the order of rotary pairs, and a
-    mesh of several axes numbered in another order of these has a layout."""
+    """Whether rows in another order are likelier than shards.
+
+    No mesh or split gives the order of rotary pairs, and if the axes of a mesh were exchanged, a layout would say so.
+    """
     names = {one.name for one in by_dims}
     is_numbering = bool(by_shards) and by_shards[0].name == "permuted-ranks"
     return "rotary" in names or ("interleaved" in names and is_numbering and claimed.mesh.ndim > 1)

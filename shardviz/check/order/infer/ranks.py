@@ -85,10 +85,11 @@ def _explain_axes(claimed: Layout, maps: Maps) -> Explanation:
     axis = next(axis for axis, (disorder, _) in named.items() if disorder == name)
     words = " and ".join(words for _, words in named.values())
     fix = CATALOGUE[name].fix.format(axis=axis)
-    sentence = (
-        words if name in ("shared-shards", "exchanged-ranks") else f"each rank holds another rank's shard: {words}"
-    )
-    return Explanation(name, sentence, fix, words)
+    are_few = {disorder for disorder, _ in named.values()} <= {"shared-shards", "exchanged-ranks"}
+    if not are_few:
+        return Explanation(name, f"each rank holds another rank's shard: {words}", fix, words)
+    words += "; all other positions hold their own"
+    return Explanation(name, words, fix, words)
 
 
 def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str]:
@@ -106,10 +107,8 @@ def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str
     order = listed((seen.get(position, "?") for position in range(size)), MAX_LISTED)
     odd = {position: source for position, source in seen.items() if position != source}
     few = len(odd) <= FEW and 2 * len(odd) < len(seen)
-    if few and len(sources) < len(seen):
-        return "shared-shards", f"{_holders(axis, odd)}; the other {len(seen) - len(odd):,} hold their own"
     if few:
-        return "exchanged-ranks", f"{_holders(axis, odd)}; the other {len(seen) - len(odd):,} hold their own"
+        return "exchanged-ranks" if set(odd) == set(odd.values()) else "shared-shards", _holders(axis, odd)
     if len(sources) < len(seen):
         repeated = _repeated(axis, size, seen)
         return "repeated-shards", f"along {axis} the ranks hold the shards [{order}], some of them twice{repeated}"

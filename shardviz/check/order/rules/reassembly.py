@@ -33,11 +33,12 @@ UNEVEN = (
     "the mesh's order",
     "choose sizes that the axes divide",
 )
+"""Cause and fix where ranks have shards of different sizes."""
 EVEN = (
     "The process groups are not in the mesh's order, or torch's own collective is wrong for this layout",
     "build the mesh by init_device_mesh, which makes its groups itself",
 )
-"""Cause and fix, where shards have the same size and where they do not."""
+"""Cause and fix where all have the same size."""
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 """By name and collective: what the ranks got that is not the tensor in order."""

@@ -20,7 +20,7 @@ from shardviz.check.order.rules.ids.places import shape_differs
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
-from shardviz.text import named_ranks
+from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Tensor
 
 MOST_SHAPES = 3
+"""So many wrong shapes are named, each with its ranks; of more, how many more there are."""
 
 FROM_LOCAL = "DTensor.from_local takes the local shape times the ranks for the global shape"
 
@@ -44,7 +45,9 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
     others = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != wanted}
     rank = next(iter(others))
     shapes_of = {shape: [at for at, own in others.items() if own == shape] for shape in dict.fromkeys(others.values())}
-    seen = " and ".join(f"{list(shape)} on {named_ranks(ranks)}" for shape, ranks in [*shapes_of.items()][:MOST_SHAPES])
+    named = [f"{list(shape)} on {named_ranks(ranks)}" for shape, ranks in shapes_of.items()]
+    more = [counted(len(named) - MOST_SHAPES, "more shape")] if len(named) > MOST_SHAPES else []
+    seen = " and ".join([*named[:MOST_SHAPES], *more])
     whose = "the unsharded model has" if stamp else "most ranks have"
     claimed = tensor.shards[rank].layout
     yield replace(
