@@ -80,8 +80,8 @@ def test_two_exchanged_shards_mark_their_blocks_and_no_others(tmp_path: Path) ->
     found = paint(frame, 0, 0, 4, 60).of
     assert [look.tone for look in found] == ["in place", "partly", "in place", "partly"]
     assert [look.labels[0] for look in found if look.tone == "partly"] == [
-        "tp=1: ✗ fsdp=1 of 16 → 3",
-        "tp=3: ✗ fsdp=0 of 16 → 5",
+        "tp=1: ✗ fsdp=1 → 3",
+        "tp=3: ✗ fsdp=0 → 5",
     ]
 
 
@@ -96,7 +96,7 @@ def test_what_one_rank_leaves_out_is_marked_as_missing(tmp_path: Path) -> None:
     ("part", "whole", "label"),
     [
         ([1], range(8), "1"),
-        ([*range(1, 64, 4)], range(64), "tp=1 of 4"),
+        ([*range(1, 64, 4)], range(64), "tp=1"),
         ([60, 61, 62, 63], range(64), "60-63"),
         ([0, 5, 9, 17, 30, 41], range(64), "6 of 64 ranks"),
     ],

@@ -91,7 +91,8 @@ def _counts(about: Opened) -> list[str]:
     run, document = about.run, about.document
     ranks = [f" · {counted(run.num_ranks, 'rank')}"] if run is not None else []
     mesh = [f" {mesh_of(run.mesh)}"] if run is not None and run.mesh else []
-    tensors = [f" · {counted(_num_weights(document), 'tensor')}"] if document is not None else []
+    weights = _num_weights(document) if document is not None else 0
+    tensors = [f" · {counted(weights, 'tensor')}"] if weights else []
     return [*ranks, *mesh, *tensors]
 
 

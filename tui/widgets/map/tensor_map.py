@@ -62,7 +62,7 @@ The tensor to scale: rows downwards, columns to the right. Each block is labelle
 outermost split, the shade that along the next; the mesh has the same colours.
 
 - *claimed* is by the placements, *held* is where the ids really are. In the *difference*, what is right is grey, and
-  `a→b` is a block that a should hold and b does. `tp=0: ✗ fsdp=127 of 128` is a block of which only that part is wrong.
+  `a→b` is a block that a should hold and b does. `tp=0: ✗ fsdp=127` is a block of which only that part is wrong.
 - The lines below name the ranks that should hold the element under the cursor, and those that do; the mouse asks about
   any other.
 - Zoomed all the way in, each number is an element, counted row by row from 0.

@@ -72,7 +72,7 @@ def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tupl
 
 @lru_cache(maxsize=1 << 14)
 def part_labels(part: Mask, whole: Mask, colouring: Colouring, *, many: bool = False) -> tuple[str, ...]:
-    """Return the names of some of a set of ranks within it, the one that says most first: `fsdp=127 of 128`.
+    """Return the names of some of a set of ranks within it, the one that says most first: `fsdp=127`.
 
     Args:
         part: The ranks to name.
@@ -86,8 +86,7 @@ def part_labels(part: Mask, whole: Mask, colouring: Colouring, *, many: bool = F
     moved = [axis for axis in along if around and along[axis] != around[axis]]
     names = [numbers] if len(numbers) <= SHORT and "…" not in numbers else []
     if moved:
-        of = f" of {len(around[moved[0]])}" if len(moved) == 1 else ""
-        coords = [" ".join(_along(axis, along[axis]) for axis in moved) + of]
+        coords = [" ".join(_along(axis, along[axis]) for axis in moved)]
         names = [*coords, *names] if many else [*names, *coords]
     count = f"{part.bit_count():,} of {whole.bit_count():,}" if not part & ~whole else f"{part.bit_count():,}"
     return (*names, f"{count} ranks", count) if part.bit_count() > 1 else tuple(names)
