@@ -1,5 +1,6 @@
 """What a map marks: wrong values in place, a part of a block, and nothing of what is right."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,16 @@ from shardviz.check.run import check_dump
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.notation import parse
 from shardviz.picture.model.holders import Plane, mask_of, ranks_of
 from shardviz.picture.model.mesh.labels import part_labels
 from shardviz.picture.model.palette import Colouring
 from shardviz.picture.model.ruler import Ruler
 from shardviz.picture.model.sides import Sides
-from shardviz.picture.model.subjects.subject import drawn_sides
+from shardviz.picture.model.subjects.subject import drawn_sides, of_layout
+from shardviz.picture.text.page import picture_lines
 from shardviz.picture.text.paint import Frame, Look, Side, paint
+from shardviz.picture.text.terminal import Terminal
 from tests.check.records import add_values
 from tests.dumps import Made, make_dump
 
@@ -90,6 +94,41 @@ def test_what_one_rank_leaves_out_is_marked_as_missing(tmp_path: Path) -> None:
     add_values(folder, "w", "[8/tp, 4]", SHARDS)
     (folder / "rank_00002.json").unlink()
     assert [*looks(sides_in(folder), "claimed")] == ["0", "1", "✗ 2", "3"]
+
+
+def test_a_rank_without_a_file_keeps_its_mark_beside_a_finding_about_others(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("dp=4"), {"other": "[4]"})
+    add_values(folder, "w", "[2, 4]", dict.fromkeys(range(4), SHARDS[0]) | {1: SHARDS[0] + 0.5})
+    (folder / "rank_00002.json").unlink()
+    sides = sides_in(folder)
+    cell = sides.at((0, 0))
+    assert ranks_of(cell.guilty) == (1, 2)
+    assert sides.reasons == ("other values than the other copies", "no file")
+    assert [(ranks_of(ranks), words) for ranks, words in sides.reasons_at(cell)] == [
+        ((1,), "other values than the other copies"),
+        ((2,), "no file"),
+    ]
+
+
+def test_a_rank_without_a_file_is_not_placed_as_claimed(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), {"other": "[4]"})
+    add_values(folder, "w", "[8/tp, 4]", SHARDS)
+    (folder / "rank_00002.json").unlink()
+    sides = sides_in(folder)
+    assert not sides.is_placed
+    stranger = replace(sides, strangers=mask_of([1]), why="another tensor by this name")
+    assert not stranger.is_placed
+    assert stranger.reasons == ("another tensor by this name", "no file")
+    assert stranger.reasons_at(stranger.at((4, 0)))[-1] == (mask_of([2]), "no file")
+
+
+@pytest.mark.parametrize("width", [52, 60, 80])
+def test_a_mark_in_place_leaves_room_for_the_ranks(width: int) -> None:
+    subject = of_layout(parse("float32[8, 64/tp]").layout(parse_mesh("dp=2,tp=8")))
+    sides = replace(subject.sides, guilty=mask_of(range(16)), why="wrong values")
+    text = "\n".join(line.plain for line in picture_lines(replace(subject, sides=sides), Terminal(width)))
+    assert "✗ 0,8" in text
+    assert "✗ …" not in text
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,20 @@ def test_numbers_that_differ_in_late_digits_are_written_in_as_many_as_tell_them_
     assert _lines([[1.0], [1.0000001]], (1,)) == ["   ranks  values", "   0-1    1"], "nothing points at a rank"
 
 
+def test_a_rank_without_the_columns_that_are_shown_has_an_ellipsis():
+    bodies = {rank: Body("param", "step", (16,), (16,), "float64", values=[0.5] * 16) for rank in range(15)}
+    bodies[15] = Body("param", "step", (1,), (1,), "float64", values=[0.5])
+    tensor = Tensor(Fold("x"), "param", "step", {rank: Shard(rank, body, None) for rank, body in bodies.items()})
+    heading, many, one = (text.plain.rstrip() for text in value_lines(tensor, Terminal(60)))
+    assert heading.endswith("columns 1-10 of 16")
+    assert many.split() == ["0-14", *["0.5"] * 10]
+    assert one.split() == ["15", "…"]
+
+
+def test_one_set_of_ranks_that_does_not_fit_is_one():
+    assert _lines([[float(rank)] for rank in range(MOST_BLOCKS + 1)], (1,))[-1] == "   and 1 more set of ranks: --all"
+
+
 def test_the_gradient_is_named():
     tensor = replace(_tensor([[1.0]], (1,)), role="grad")
     assert value_lines(tensor, Terminal(60))[0].plain == "   ranks  values of the gradient"

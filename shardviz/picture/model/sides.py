@@ -53,7 +53,7 @@ class Cell:
         due: The ranks that should hold some of it and do not.
         has: The ranks that hold some of it and should not.
         astray: The ranks that should hold some of it and do, in another order.
-        guilty: The ranks that hold some of it in place, with values that a finding says are wrong.
+        guilty: The ranks that it is marked for though its two sides agree: a finding names them, or they have no file.
         is_partly: Whether some of its elements are right where others are not.
     """
 
@@ -96,8 +96,9 @@ class Sides:
         titles: What the two sides are: claimed and held, or intended and held.
         copies: How many ranks should hold each element of a plain tensor; 0 where no finding says that some do not.
         guilty: The ranks whose part is in place, and of which a finding says that its values are wrong.
-        why: What is wrong with these, in a few words.
         strangers: The ranks that hold another tensor by this one's name.
+        why: What is wrong with the guilty ones or the strangers, in a few words.
+        missing: The ranks of whose files nothing is left.
     """
 
     holders: Holders
@@ -109,18 +110,24 @@ class Sides:
     axes: tuple[str, ...] = ()
     copies: int = 0
     guilty: Mask = 0
-    why: str = ""
     strangers: Mask = 0
+    why: str = ""
+    missing: Mask = 0
 
     @property
     def marks(self) -> bool:
         """Whether each side by itself marks what is different."""
-        return bool(self.copies or self.guilty or self.strangers)
+        return bool(self.copies or self.guilty or self.strangers or self.missing)
 
     @property
     def is_placed(self) -> bool:
         """Whether what is wrong is in place, as far as that is known."""
-        return bool(self.guilty) and self.why != NO_FILE
+        return bool(self.guilty)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What is wrong with the ranks that both sides mark, in a few words each."""
+        return tuple(words for words in (self.why, NO_FILE if self.missing else "") if words)
 
     @property
     def is_compared(self) -> bool:
@@ -131,6 +138,11 @@ class Sides:
     def colouring(self) -> Colouring:
         """What ranks get their colours by."""
         return Colouring(self.mesh, self.axes)
+
+    def reasons_at(self, cell: Cell) -> list[tuple[Mask, str]]:
+        """Return the ranks that both sides mark at a cell, with what is wrong with them."""
+        found = ((cell.guilty & ~self.missing, self.why), (cell.guilty & self.missing, NO_FILE))
+        return [(ranks, words) for ranks, words in found if ranks]
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
@@ -155,7 +167,7 @@ class Sides:
         """Describe elements that all have the same holders."""
         low = (1 << self.shift) - 1
         claimed, held, astray = mask & low, mask >> self.shift & low, mask >> 2 * self.shift
-        guilty = (claimed | held) & self.guilty | self.strangers & ~(claimed | held)
+        guilty = (claimed | held) & (self.guilty | self.missing) | self.strangers & ~(claimed | held)
         if not self.is_compared:
             different = bool(self.copies) and held.bit_count() != self.copies
             return Cell(claimed, held, False, False, different, guilty=guilty)
@@ -204,7 +216,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
 def _without(sides: Sides, dump: Dump) -> Sides:
     """Let sides mark the parts of ranks of whose files nothing is left."""
     missing = dump.files.missing_ranks
-    return replace(sides, guilty=mask_of(missing), why=NO_FILE) if missing else sides
+    return replace(sides, missing=mask_of(missing)) if missing else sides
 
 
 def _by_layout(layout: Layout, ranks: frozenset[int], shift: int) -> Sides:

@@ -181,10 +181,9 @@ def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
         found.insert(0, f"{glyphs.wrong} {wrong}")
     elif subject.misplaced:
         found.insert(0, f"{glyphs.wrong} holds its elements in another order, or too few: see the list")
-    elif subject.sides.is_placed:
-        found.insert(0, f"{glyphs.wrong} placed as claimed; {subject.sides.why}")
-    elif subject.sides.strangers or subject.sides.guilty:
-        found.insert(0, f"{glyphs.wrong} {subject.sides.why}")
+    elif subject.sides.reasons:
+        placed = "placed as claimed; " if subject.sides.is_placed else ""
+        found.insert(0, f"{glyphs.wrong} {placed}{' or '.join(subject.sides.reasons)}")
     elif subject.marked:
         found.insert(0, f"{glyphs.wrong} one of the finding's ranks")
     if any(map(_has_mixed, drawing.panels)):
@@ -192,16 +191,11 @@ def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
     return found
 
 
-def _on_right_rank(count: int) -> str:
-    verb = "element is" if count == 1 else "elements are"
-    return f"{count:,} more {verb} on the right rank in the wrong order"
-
-
 _WRONG = {
     CLAIMED_AND_HELD: "not held where the placements claim it",
     INTENDED_AND_HELD: "held by other ranks than intended",
 }
-"""What the glyph `differs` means on a map, by the map's sides."""
+"""What the glyph `wrong` means on a map, by the map's sides."""
 
 _NOT_AS_OFTEN = "held by too many ranks, or by none"
 

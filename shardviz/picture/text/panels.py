@@ -46,14 +46,12 @@ class Sizes:
         widths: Columns of each column of blocks, without the lines between them.
         gutter: Columns for the indices of rows.
         ruled: Whether a line may be drawn between rows of blocks.
-        room: Characters for the ranks of a block.
     """
 
     heights: tuple[int, ...]
     widths: tuple[int, ...]
     gutter: int
     ruled: bool
-    room: int
 
     @property
     def width(self) -> int:
@@ -77,7 +75,7 @@ def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs, *,
     gutter = max(len(title) for grid in grids for title in _row_titles(panel.rows, grid, glyphs))
     inner = width - gutter - len(panel.cols) - 2
     most = max(MIN_CELL, min(inner // len(panel.cols), MAX_CELL))
-    mark = len(glyphs.wrong) + 1 if panel.is_different else 0
+    mark = len(glyphs.wrong) + 1 if any(map(any, panel.wrong)) else 0
     room = most - 2 - mark
     need = max(max(map(len, _labels(panel, colouring, room))) + 2 + mark, MIN_CELL)
     titles = [len(_span_title(span, glyphs)) for span in panel.cols]
@@ -86,7 +84,7 @@ def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs, *,
     heights = _heights(panel.rows)
     if tall and sum(heights) <= MOST_TALL // 2:
         heights = tuple(2 * height for height in heights)
-    return Sizes(heights, _widths(panel.cols, smallest, inner), gutter, ruled, room)
+    return Sizes(heights, _widths(panel.cols, smallest, inner), gutter, ruled)
 
 
 def side_lines(

@@ -45,7 +45,7 @@ def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name
     elif cell.different:
         lines.append("✗ it is not where it is intended")
     elif cell.guilty:
-        lines.append(f"✗ {sides.why}")
+        lines += [f"✗ {words}" for _, words in sides.reasons_at(cell)]
     return lines
 
 

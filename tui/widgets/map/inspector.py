@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.holders import Mask
     from shardviz.picture.model.sides import Cell, Sides
 
     from ...model.document import Document, TensorEntry
@@ -100,8 +101,13 @@ def _why(sides: Sides, cell: Cell) -> str:
     """Say what is wrong with an element that is on the ranks that should hold it."""
     if not cell.guilty or cell.different:
         return ""
-    ranks = ranks_in_words(ranks_of(cell.guilty), MOST_RANKS)
-    return f"{ranks}: {sides.why}{'; placed as claimed' if sides.is_placed and sides.has_claimed else ''}"
+    return "; ".join(_reason(sides, ranks, words) for ranks, words in sides.reasons_at(cell))
+
+
+def _reason(sides: Sides, ranks: Mask, words: str) -> str:
+    is_placed = sides.is_placed and sides.has_claimed and not ranks & sides.missing
+    text = f"{ranks_in_words(ranks_of(ranks), MOST_RANKS)}: {words}"
+    return f"{text}; placed as claimed" if is_placed else text
 
 
 def _who(mask: int, mesh: Mesh | None) -> str:

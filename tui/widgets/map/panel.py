@@ -71,7 +71,7 @@ class MapPanel(Box):
         self.entitle(_title(entry, selection))
         side = drawn_side(sides, selection.side) if sides else selection.side
         titles = sides.titles if sides else CLAIMED_AND_HELD
-        self.query_one(SideBar).show(selection.side, titles, side, sides.why if sides else "")
+        self.query_one(SideBar).show(selection.side, titles, side, "; ".join(sides.reasons) if sides else "")
         self.query_one(TensorMap).show(sides, side, selection.plane, _pending_text(entry))
         shape = entry.tensor.shape
         self.query_one(TensorMap).describe = (lambda place: hovered(sides, place, shape)) if sides else None

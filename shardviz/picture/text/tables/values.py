@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.dump.content import leaves
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.text.terminal import BAD, DIM, line
-from shardviz.text import join_numbers
+from shardviz.text import counted, join_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.dump.dump import Shard, Tensor
-    from shardviz.picture.text.terminal import Terminal
+    from shardviz.picture.text.terminal import Glyphs, Terminal
 
 MOST_NUMBERS = 64
 """Tensors with more numbers than this on a rank are not shown."""
@@ -81,7 +81,7 @@ def value_lines(
     left = 0 if all_ranks else max(len(blocks) - MOST_BLOCKS, 0)
     kept = {block.ranks for block in sorted(blocks, key=lambda block: not block.is_wrong)[: len(blocks) - left]}
     lines = _table(tensor, [block for block in blocks if block.ranks in kept], terminal)
-    return [*lines, line((f"   and {left:,} more sets of ranks: --all", DIM))] if left else lines
+    return [*lines, line((f"   and {counted(left, 'more set')} of ranks: --all", DIM))] if left else lines
 
 
 def _table(tensor: Tensor, blocks: Sequence[_Block], terminal: Terminal) -> list[Text]:
@@ -93,7 +93,7 @@ def _table(tensor: Tensor, blocks: Sequence[_Block], terminal: Terminal) -> list
         title += f", columns {join_numbers(columns, ', ')} of {count}"
     lines = [line((f"   {'ranks'.ljust(width)}  {title}", DIM))]
     for block, name in zip(blocks, names, strict=True):
-        lines += _lines(block, name, width, columns, terminal.glyphs.wrong)
+        lines += _lines(block, name, width, columns, terminal.glyphs)
     return lines
 
 
@@ -158,13 +158,15 @@ def _written(value: Any, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
-def _lines(block: _Block, name: str, width: int, columns: Sequence[int], sign: str) -> list[Text]:
+def _lines(block: _Block, name: str, width: int, columns: Sequence[int], glyphs: Glyphs) -> list[Text]:
     """Write a block's ranks and its rows; ranks that take much room have a line of their own."""
-    title = (f"{sign if block.is_named else '':<3}{name:<{width}}", BAD if block.is_named else "")
+    title = (f"{glyphs.wrong if block.is_named else '':<3}{name:<{width}}", BAD if block.is_named else "")
     if not block.rows:
         return [line(title, "  ", ("nothing", DIM))]
     kept = [column for column in columns if column < len(block.rows[0])]
-    table = [[_cell(block, (row, column), sign) for column in kept] for row in range(len(block.rows))]
+    if not kept:
+        return [line(title, "  ", (glyphs.more, DIM))]
+    table = [[_cell(block, (row, column), glyphs.wrong) for column in kept] for row in range(len(block.rows))]
     wide = max(len(text) for row in table for text, _ in row)
     lines = [line(title)] if len(name) > width else []
     for row in table:
