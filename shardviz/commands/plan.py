@@ -158,7 +158,7 @@ class Doing:
 
     of: int
     done: int = 0
-    now: str = ""
+    now: str = "loading the probe"
 
     def __call__(self, now: str) -> None:
         """Note what is done next."""

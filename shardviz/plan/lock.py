@@ -75,13 +75,23 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
         name = f"sent {each.op} {where(each)}, {each.when}"
         if name not in found or each.received > found[name].bytes:
             found[name] = Line(name, f"{each.size} ranks, {each.received} bytes", each.received)
-    return sorted(_folded(found.values()), key=lambda line: natural_key(line.name))
+    return _folded(found.values())
 
 
-def _folded(lines: Iterable[Line]) -> Iterator[Line]:
-    """Fold lines that differ in a further number only: that of an expert in each layer."""
+def _folded(lines: Iterable[Line]) -> list[Line]:
+    """Fold lines that differ in one further number only, until none do: that of an expert, then of a module in it."""
+    before = _in_order(lines)
+    after = _in_order(_folded_once(before))
+    return after if len(after) == len(before) else _folded(after)
+
+
+def _folded_once(lines: Iterable[Line]) -> Iterator[Line]:
     for name, (text, size), count in fold_again((one.name, (one.text, one.bytes)) for one in lines):
         yield Line(name, _BYTES.sub(str(size * count), text), size * count)
+
+
+def _in_order(lines: Iterable[Line]) -> list[Line]:
+    return sorted(lines, key=lambda line: natural_key(line.name))
 
 
 def _of_tensor(one: Held) -> Line:

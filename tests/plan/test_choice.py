@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from shardviz import probe_files
 from shardviz.cli import main
+from shardviz.commands.plan import Doing
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.plan.amounts import Amounts
@@ -175,6 +176,28 @@ def batch(): return torch.randn(8, 64)
 def staged(mine: Path) -> Path:
     mine.write_text(STAGED)
     return mine
+
+
+EMPTY_FIRST = """
+from torch import nn
+AXES = STAGE_AXES = ("pp",)
+MESH = (2,)
+def build(): return nn.Linear(64, 64)
+def parallelize(model, mesh): return model if mesh.get_local_rank("pp") else nn.Sequential()
+"""
+
+
+def test_a_first_rank_without_parameters_is_planned_where_no_axis_has_idle_stages(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(EMPTY_FIRST)
+    text = printed(capfd, mine.name, "--gpus", "2", "--memory", "80GB")
+    assert "(pp=2)" in text
+    assert "would have no parameters" not in text
+
+
+def test_how_far_it_is_is_whole_before_the_probe_is_loaded() -> None:
+    assert str(Doing(12)) == "0 of 12 meshes done, loading the probe"
 
 
 def test_a_mesh_with_idle_stages_is_not_planned(staged: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -237,7 +237,7 @@ READING = {
     "to print it": (
         "print(loss.item(), bool(loss > 3), loss.tolist())",
         "",
-        "with 0 and with infinity the step is the s",
+        "with 0 and with infinity (of integers 0 and 1) the step is the s",
     ),
     "to go another way": (
         "loss = loss + model(x).sum() if loss > 3 else loss",

@@ -119,6 +119,33 @@ def test_identical_experts_of_identical_layers_are_one_line(job: Path, capfd: py
     ]
 
 
+SEQUENTIAL = """
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(2))
+    def forward(self, x): return sum(one(x) for one in self.experts)
+def build(): return nn.Sequential(*(Experts() for _ in range(LAYERS)))
+"""
+
+
+def test_experts_of_alike_modules_are_one_line_and_the_same_plan_prints_nothing(
+    job: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job.write_text(JOB + SEQUENTIAL)
+    again(capfd, 0, "--no-step", "--force")
+    assert Path("l.lock").read_text().splitlines()[1:] == [
+        "param [0-2].experts.[0-1].[0,2].bias: float32[8/dp], 96 bytes per rank",
+        "param [0-2].experts.[0-1].[0,2].weight: float32[8/dp, 8], 768 bytes per rank",
+    ]
+    assert again(capfd, 0, "--no-step") == ([], "")
+    of_one = "param [0-2].experts.{}.[0,2].{}, {} bytes per rank"
+    rows = [of_one.format(expert, *what) for what in (("bias: float32[8/dp]", 48), ("weight: float32[8/dp, 8]", 384))
+            for expert in (0, 1)]  # fmt: skip
+    Path("l.lock").write_text("\n".join(["# shardviz layouts 1: mesh (dp=4)", *rows]))
+    assert again(capfd, 0, "--no-step") == ([], "")  # folded less far, as lockfiles were before
+
+
 def test_a_plan_without_a_step_says_why_it_has_no_collectives(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines, said = again(capfd, 1, "--no-step")
     assert all(line.startswith("- sent ") for line in lines)

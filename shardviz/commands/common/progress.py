@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -48,9 +49,18 @@ def _show(words: Callable[[], str], done: threading.Event) -> None:
     while not done.wait(INTERVAL):
         seconds = time.monotonic() - begin
         took = f", {seconds:.0f} s"
-        room = shutil.get_terminal_size().columns - len(took) - 1  # a line wider than the screen would not be cleared
+        room = _columns() - len(took) - 1  # a line wider than the screen would not be cleared
         print(f"{CLEAR}{words()[:room]}{took}", end="", file=sys.stderr, flush=True)
     print(CLEAR, end="", file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    """Return the width of the terminal that stderr is; stdout may be a file."""
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):  # it was replaced by an object without a file
+        columns = 0
+    return columns or shutil.get_terminal_size().columns
 
 
 class Count:

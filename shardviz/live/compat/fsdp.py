@@ -49,10 +49,7 @@ def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
     in `_partial_reduce_output`. Tried on torch 2.13.0; where a name has moved, nothing is held back.
     """
     for module in model.modules():
-        find: Any = getattr(module, "_get_fsdp_state", None)
-        state = find() if callable(find) else None
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for group in groups:
+        for group in _fsdp_groups(_fsdp_state(module)):
             partial = getattr(group, "_partial_reduce_output", None) is not None
             for param in getattr(group, "fsdp_params", ()):
                 whole = getattr(param, "_unsharded_param", None)

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
-NO_VALUES = "the step reads {}, which a plan does not have: with 0 and with infinity the step is the same"
+NO_VALUES = (
+    "the step reads {}, which a plan does not have: with 0 and with infinity (of integers 0 and 1) the step is the same"
+)
 
 COMPILED = "the step is planned without torch.compile: compiled code may keep less of a forward"
 

@@ -50,8 +50,8 @@ class Chosen:
     axes: tuple[str, ...]
 
 
-class _Asked:
-    """The ranks that were asked.
+class _Replies:
+    """The replies of the ranks that were asked.
 
     Args:
         mesh: The mesh of the plan.
@@ -94,7 +94,7 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Chosen:
     Raises:
         ShardvizError: Too many ranks would have to be asked.
     """
-    asked = _Asked(mesh, ask)
+    asked = _Replies(mesh, ask)
     asked.ask([mesh.ranks[0], mesh.ranks[-1]])
     if _is_uneven(asked.first.part.record):
         asked.ask(_corners(mesh), with_step=False)
@@ -106,14 +106,14 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Chosen:
     return _asked_along(asked, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1))
 
 
-def _explain(chosen: Chosen, asked: _Asked) -> bool:
+def _explain(chosen: Chosen, asked: _Replies) -> bool:
     """Whether all ranks that were asked have what the oracle says."""
     stands = [(PlannedPart(structs.replace(reply.part, at=at), asked.mesh), reply) for reply, at in chosen.parts]
     own = {rank: reply for part, reply in stands for rank in part.ranks if rank in asked.replies}
     return all(explains(own[rank], reply, asked.mesh) for rank, reply in asked.replies.items())
 
 
-def _asked_along(asked: _Asked, axes: tuple[str, ...]) -> Chosen:
+def _asked_along(asked: _Replies, axes: tuple[str, ...]) -> Chosen:
     """Ask every position along some axes.
 
     Raises:
@@ -144,7 +144,7 @@ def _corners(mesh: Mesh) -> list[int]:
     return [mesh.rank_at(way) for way in ways[:MAX_CORNERS]]
 
 
-def _told_apart(asked: _Asked, stage_axes: Sequence[str]) -> tuple[str, ...]:
+def _told_apart(asked: _Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:
     """Return the axes along which the last position is not what the first one explains; all, where none alone shows."""
     sizes = dict(zip(asked.mesh.axes, asked.mesh.shape, strict=True))
     at_end = {axis: _rank_at(asked.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}

@@ -1,6 +1,6 @@
 """Ask ranks one after the other: each is a fork of this process, so that none leaves anything behind for the next.
 
-But for one thing: what operators return on tensors without values, which is the same for all of them.
+Only one thing is passed on: what operators return on tensors without values, which is the same for all ranks.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ DIED = "call build() and parallelize() by hand: python -X faulthandler shows whe
 
 
 @dataclass(frozen=True)
-class _Asked(Generic[Answer]):
-    """A rank that is being asked."""
+class _Fork(Generic[Answer]):
+    """The process of a rank that is being asked."""
 
     process: BaseProcess
     answers: Connection
@@ -60,7 +60,7 @@ def ask(ranks: Iterable[Rank], work: Callable[[Rank], Answer]) -> dict[Rank, Ans
     """
     waiting = list(dict.fromkeys(ranks))
     found: dict[Rank, Answer] = {}
-    running: dict[Rank, _Asked[Answer]] = {}
+    running: dict[Rank, _Fork[Answer]] = {}
     at_once = min(MOST_AT_ONCE, os.cpu_count() or 1)
     try:
         while waiting or running:
@@ -76,7 +76,7 @@ def ask(ranks: Iterable[Rank], work: Callable[[Rank], Answer]) -> dict[Rank, Ans
     return found
 
 
-def _begin(rank: Rank, work: Callable[[Rank], Answer]) -> _Asked[Answer]:
+def _begin(rank: Rank, work: Callable[[Rank], Answer]) -> _Fork[Answer]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     sys.stdout.flush()
@@ -84,7 +84,7 @@ def _begin(rank: Rank, work: Callable[[Rank], Answer]) -> _Asked[Answer]:
     process = context.Process(target=_run, args=(rank, work, theirs), daemon=True)
     process.start()
     theirs.close()
-    return _Asked(process, ours)
+    return _Fork(process, ours)
 
 
 def _run(rank: Rank, work: Callable[[Rank], Answer], answers: Connection) -> None:
@@ -100,7 +100,7 @@ def _run(rank: Rank, work: Callable[[Rank], Answer], answers: Connection) -> Non
     answers.close()
 
 
-def _ready(running: dict[Rank, _Asked[Answer]]) -> Iterator[Rank]:
+def _ready(running: dict[Rank, _Fork[Answer]]) -> Iterator[Rank]:
     ready = wait([one.answers for one in running.values()], timeout=WAIT)
     if not ready:
         ranks = f"{'rank' if len(running) == 1 else 'ranks'} {', '.join(map(str, running))}"
@@ -108,7 +108,7 @@ def _ready(running: dict[Rank, _Asked[Answer]]) -> Iterator[Rank]:
     yield from [rank for rank, one in running.items() if one.answers in ready]
 
 
-def _answer(rank: int | str, one: _Asked[Answer]) -> Answer:
+def _answer(rank: int | str, one: _Fork[Answer]) -> Answer:
     try:
         done, answer, fakes = pickle.loads(one.answers.recv_bytes())
     except EOFError:

@@ -44,7 +44,7 @@ class _Look:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Wanted:
     """A rank that is looked at, and why: for the stages of an axis, or as the first of its mesh."""
 
     mesh: Mesh
@@ -72,7 +72,7 @@ def rows(
     large: list[Row] = []
     for mesh in tried:
         own = [found[one] for one in found if one.mesh == mesh]
-        idle = [one.axis for one, look in found.items() if one.mesh == mesh and look.is_idle]
+        idle = [one.axis for one, look in found.items() if one.mesh == mesh and one.axis and look.is_idle]
         failed = next((one.failed for one in own if one.failed), IDLE.format(idle[0]) if idle else "")
         lasting = max((one.lasting for one in own), default=0)
         if failed:
@@ -94,7 +94,7 @@ def _row(job: PlanJob, loaded: Loaded) -> Row:
 
 
 def _too_large(job: PlanJob, loaded: Loaded, large: Sequence[Row]) -> Iterator[Row]:
-    """Yield rows that do not fit, those with what their fullest rank has that may have least."""
+    """Yield the rows that do not fit; plan the fullest rank only of those that may need the least memory."""
     least = 0
     for row in sorted(large, key=lambda row: row.bytes):
         if not least or row.bytes < least:
@@ -110,9 +110,9 @@ def _without_step(job: PlanJob, loaded: Loaded, row: Row) -> Row:
         return Row(job.mesh, failed=error.message)
 
 
-def _looks(job: PlanJob, loaded: Loaded, tried: Sequence[Mesh], *, with_memory: bool) -> dict[_Asked, _Look]:
+def _looks(job: PlanJob, loaded: Loaded, tried: Sequence[Mesh], *, with_memory: bool) -> dict[_Wanted, _Look]:
     """Look at the first rank of every mesh where memory is asked for, and at a stage that may have nothing."""
-    wanted = [_Asked(mesh, mesh.ranks[0]) for mesh in tried if with_memory]
+    wanted = [_Wanted(mesh, mesh.ranks[0]) for mesh in tried if with_memory]
     wanted += [one for mesh in tried for one in _last_but_one(mesh, loaded.stage_axes)]
     named = {f"{one.rank} of {one.mesh}, number {number}": one for number, one in enumerate(wanted)}
 
@@ -133,12 +133,12 @@ def _looks(job: PlanJob, loaded: Loaded, tried: Sequence[Mesh], *, with_memory: 
     return {named[name]: answers[name] for name in named}
 
 
-def _last_but_one(mesh: Mesh, axes: Sequence[str]) -> Iterator[_Asked]:
+def _last_but_one(mesh: Mesh, axes: Sequence[str]) -> Iterator[_Wanted]:
     """Yield the rank whose stage has nothing where stages are filled in order: the last one may have the output."""
     for axis in axes:
         if mesh.axis_size(axis) > 2:
             at = tuple(size - 2 if name == axis else 0 for name, size in zip(mesh.axes, mesh.shape, strict=True))
-            yield _Asked(mesh, mesh.rank_at(at), axis)
+            yield _Wanted(mesh, mesh.rank_at(at), axis)
 
 
 def _look(reply: Reply, mesh: Mesh) -> _Look:

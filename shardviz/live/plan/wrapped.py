@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def taken_apart(locals_: Iterable[Local], model: nn.Module) -> Iterator[Local]:
-    """Yield a model's tensors, in place of each one that wraps others these."""
+    """Yield a model's tensors; a tensor that wraps others is replaced by them."""
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     tensors = {clean_name(name): tensor for name, tensor in named}
     for local in locals_:
