@@ -61,7 +61,7 @@ class Fold:
 
 
 def fold(named: Iterable[tuple[str, Key]], *, by_last: bool = False) -> list[tuple[Fold, Key]]:
-    """Fold names that share everything but their first number, and a key.
+    """Fold names that share everything but one number, the first or the last, and a key.
 
     Args:
         named: The names, each with its key.

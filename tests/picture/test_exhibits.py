@@ -16,7 +16,7 @@ from shardviz.dump.records.step import CallRecord
 from shardviz.dump.records.tensors import GatherRecord, LayoutRecord, Position
 from shardviz.dump.write import rank_file
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, exhibit, title_of
+from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, due_and_held, exhibit, title_of
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.parts import exhibit_table
 from shardviz.picture.html.tree import rank_table
@@ -310,6 +310,43 @@ def test_what_is_left_out_is_counted_in_ranks() -> None:
     assert cut_to(found, 4).more == "515 more ranks, all with these values"
     text = [row.plain.strip() for row in exhibit_lines(cut_to(found, 4), Terminal())]
     assert text[-1] == "… 515 more ranks, all with these values"
+
+
+def test_what_a_rank_should_hold_is_not_cut_off_from_what_it_holds() -> None:
+    mesh = parse_mesh("tp=8")
+    rows = [row for rank in range(4) for row in due_and_held([rank], mesh, ["0", "1"], ["1", "0"])]
+    found = cut_to(Exhibit("c", ("", "0", "1"), tuple(rows), noun="rank"), 5)
+    assert [row.title for row in found.rows] == [
+        *("rank 0 should hold", "rank 0 holds"),
+        *("rank 1 should hold", "rank 1 holds"),
+    ]
+    assert found.more == "2 more ranks"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "title"),
+    [
+        ([3], "rank 3 holds"),
+        ([0, 64], "ranks 0,64 hold"),
+        ([0, 5, 9, 17, 33, 40, 61, 70, 88, 99, 101, 130], "12 ranks 0,5,9,17,33,40,... hold"),
+        ([*range(0, 256, 8)], "tp=0 hold"),
+        ([*range(255)], "ranks 0-254 hold"),
+    ],
+)
+def test_one_rank_holds_and_several_hold(ranks: list[int], title: str) -> None:
+    _, held = due_and_held(ranks, parse_mesh("pp=4,dp=8,tp=8"), ["0"], ["1"])
+    assert held.title == title
+
+
+def test_only_shards_out_of_order_along_one_dim_stand_under_it(tmp_path: Path) -> None:
+    whole = np.arange(1, 33).reshape(8, 4)
+    ids = {0: whole[:4][[0, 2, 1, 3]], 1: whole[4:][:, [1, 0, 2, 3]]}
+    dump, report = checked(tmp_path, Made("[8/tp, 4]", ids=ids))
+    found = exhibit_of(dump, report.findings[0], report.laid_out)
+    assert found is not None
+    assert found.caption == "the global index along dim 0 at each local position"
+    assert [row.title for row in found.rows] == ["rank 0 should hold", "rank 0 holds"]
+    assert found.more == "1 more rank"
 
 
 def test_ranks_of_a_large_mesh_are_named_by_their_place_on_it() -> None:

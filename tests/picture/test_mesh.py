@@ -154,3 +154,11 @@ def test_each_terminal_gets_colours_of_its_own(
 def test_a_single_row_is_not_left_out_for_a_line_that_says_so() -> None:
     assert kept(9, 5, {3}) == [0, range(1, 3), 3, range(4, 8), 8]
     assert kept(9, 5, {2}) == [0, 1, 2, range(3, 8), 8]
+
+
+def test_one_grid_and_one_rank_that_are_left_out_are_one():
+    mesh = parse_mesh("pp=4,dp=8,tp=2")
+    (*_, last) = mesh_lines(mesh, 40, UNICODE, marked=range(0, 64, 16))
+    assert last.plain == "… 1 more grid of 16 ranks, 1 rank ✗"
+    mesh = parse_mesh("pp=5,dp=2,tp=2")
+    assert "… 1 more grid, 1 rank ✗<" in mesh_figure(mesh, style=False, marked=range(0, 20, 4))

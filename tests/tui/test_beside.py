@@ -57,7 +57,7 @@ def test_the_cursor_moves_on_both_maps_and_the_mouse_is_told_rank_and_file(sides
 
     places, said, picture = walk(sides[0], "tab", "end", other=sides[1], look=look).result
     assert places == [(23, 15), (23, 15)]
-    assert said == "[7, 0] ≠\nclaimed by rank 1\nin ckpt.safetensors"
+    assert said == "[7, 0] ✗\nclaimed by rank 1\nin ckpt.safetensors"
     assert "(not what the checkpoint has)" in picture
 
 

@@ -13,7 +13,7 @@ from ..model.messages import TensorChosen, TensorOpened
 from ..model.navigation.selection import of_entry
 from ..model.room import most_of_card
 from ..widgets.box import Row
-from ..widgets.finding_card import CardBox, FindingCard, Room, finding_head
+from ..widgets.finding_card import BESIDE, BESIDE_SHORT, CardBox, FindingCard, Room, finding_head
 from ..widgets.listing import SEARCHING, Listing
 from ..widgets.map.panel import MapPanel
 from .view import View
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 EDGE = 1
-BESIDE, BESIDE_SHORT = 6, 4
-"""Columns beside a card's text: its borders, its padding and its scroll bar."""
+"""Lines of a border above or below a card."""
+
 FINDINGS_KEY = "4"
+"""The key of the screen with all findings."""
 
 
 class ExploreView(View):

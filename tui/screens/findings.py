@@ -15,7 +15,7 @@ from ..colours import verdict_style
 from ..model.names import shortened
 from ..model.navigation.selection import of_finding
 from ..widgets.box import Box
-from ..widgets.finding_card import MOST_COLUMNS, CardBox, FindingCard, Room, finding_head
+from ..widgets.finding_card import BESIDE, MOST_COLUMNS, CardBox, FindingCard, Room, finding_head
 from ..widgets.lines import Lines
 from .view import View
 
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.navigation.selection import Selection
-
-
-BESIDE = 6
-"""Columns beside a card's text: its borders, its padding and its scroll bar."""
 
 
 class FindingsView(View):

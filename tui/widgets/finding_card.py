@@ -61,6 +61,10 @@ class FindingCard(Static):
             self.update(finding_body(document.findings[finding], document.exhibit(finding), room))
 
 
+BESIDE, BESIDE_SHORT = 6, 4
+"""Columns beside a card's text: its borders, its padding and its scroll bar; in a short window it has fewer."""
+
+
 class CardBox(ScrollBox):
     """The box around a card: its border says how many lines are out of view, and the key that shows them."""
 

@@ -52,7 +52,7 @@ class Row:
     Attributes:
         title: Whose row it is: ranks, or the unsharded model.
         cells: One per column after the title.
-        count: How many of the things that an exhibit counts it stands for.
+        count: How many of the things that an exhibit counts it stands for; 0 where the next row is about the same.
         is_apart: Whether it begins a group of rows that are held against each other, and not against those before.
     """
 
@@ -127,12 +127,15 @@ def exhibit(
 def cut_to(whole: Exhibit, most: int) -> Exhibit:
     """Return the first rows of an exhibit, where there is room for no more, and its last one if that sums it up.
 
-    A single row is not left out: the line that says so would take its place.
+    A single row is not left out: the line that says so would take its place. Rows that belong together stay together.
     """
     if len(whole.rows) <= most + (not whole.left_out):
         return whole
     last = whole.rows[-1:] if whole.sums_up else ()
-    rows = (*whole.rows[: most - len(last)], *last)
+    first = whole.rows[: most - len(last)]
+    while len(first) > 1 and not first[-1].count:
+        first = first[:-1]
+    rows = (*first, *last)
     over = sum(row.count for row in whole.rows) - sum(row.count for row in rows)
     return replace(whole, rows=rows, left_out=whole.left_out + over)
 
@@ -142,6 +145,14 @@ def title_of(ranks: Sequence[int], mesh: Mesh | None = None) -> str:
     on_mesh = _on_mesh(ranks, mesh) if mesh is not None and all(rank in mesh for rank in ranks) else ""
     title = on_mesh or ranks_in_words(ranks, MOST_RANKS)
     return f"{len(ranks):,} {title}" if title.endswith("...") else title
+
+
+def due_and_held(ranks: Sequence[int], mesh: Mesh, due: Sequence[str], has: Sequence[str]) -> tuple[Row, Row]:
+    """Return a row of what ranks should hold, and below it a row of what they do, in which the unlike is marked."""
+    title = title_of(ranks, mesh).partition(" (")[0]
+    cells = tuple(Cell(own, own != other) for own, other in zip(has, due, strict=True))
+    held = Row(f"{title} {'hold' if len(ranks) > 1 else 'holds'}", cells, len(ranks))
+    return Row(f"{title} should hold", plain(due), count=0), held
 
 
 def _on_mesh(ranks: Sequence[int], mesh: Mesh) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.rules.sequence import positions_of
-from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
+from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, due_and_held, exhibit, title_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +37,7 @@ def along_shards(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None
     for case in cases.cases(tensor, finding.tensor) if tensor is not None else ():
         most = None if math.prod(case.shape) <= MAX_ELEMENTS else MOST_SHARDS
         lines = {coord: line for coord in list(case.shards)[:most] if (line := _line(case, coord)) is not None}
-        if any(np.any(np.diff(held) < 0) for _, _, held in lines.values()):
+        if any(_is_falling(held) for _, _, held in lines.values()):
             return _positions(case, lines, len(finding.ranks))
     return None
 
@@ -65,20 +65,25 @@ def _line(case: Case, coord: Coord) -> Line | None:
     return dim, along[0], along[1]
 
 
+def _is_falling(held: NDArray[np.int64]) -> bool:
+    return bool(np.any(np.diff(held) < 0))
+
+
 def _positions(case: Case, lines: dict[Coord, Line], num_wrong: int) -> Exhibit | None:
-    """Lay the indices that ranks hold below those that they should; ranks that hold alike share two rows."""
-    dim = next(iter(lines.values()))[0]
+    """Lay the indices that ranks hold below those that they should; ranks that hold alike share two rows.
+
+    Those are of one dim, the first that is out of order; ranks that differ along another are only counted.
+    """
+    dim = next(dim for dim, _, held in lines.values() if _is_falling(held))
     alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for coord, (_, *pair) in lines.items():
+    for coord, (own_dim, *pair) in lines.items():
+        if own_dim != dim:
+            continue
         due, has = (tuple(indices[:MOST_POSITIONS].tolist()) for indices in pair)
         alike.setdefault((due, has), []).append(case.rank(coord))
-    rows = []
+    rows: list[Row] = []
     for (due, has), ranks in list(alike.items())[: MOST_ROWS // 2]:
-        title = title_of(ranks, case.mesh).partition(" (")[0]
-        verb = "hold" if title.startswith(("ranks", "all")) else "holds"
-        rows.append(Row(f"{title} should hold", plain(due), count=0))
-        cells = tuple(Cell(str(own), own != other) for own, other in zip(has, due, strict=True))
-        rows.append(Row(f"{title} {verb}", cells, len(ranks)))
+        rows += due_and_held(ranks, case.mesh, [str(index) for index in due], [str(index) for index in has])
     count = max(len(row.cells) for row in rows)
     heads = [str(position) for position in range(count)]
     caption = f"the global index along dim {dim} at each local position"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.order.rules.intent import wanted_layout
 from shardviz.layout.region import Region
 from shardviz.layout.splits import chunks
-from shardviz.picture.exhibits.exhibit import MOST_CELLS, Cell, Exhibit, Row, exhibit, plain, title_of
+from shardviz.picture.exhibits.exhibit import MOST_CELLS, Exhibit, Row, due_and_held, exhibit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,13 +45,9 @@ def _beside(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> 
         due, has = (_texts(ranges, segments) for ranges in (wanted.region(coord).dims[dim], region.dims[dim]))
         if due != has:
             found.setdefault((due, has), []).append(case.rank(coord))
-    rows = []
+    rows: list[Row] = []
     for (due, has), ranks in found.items():
-        title = title_of(ranks, case.mesh).partition(" (")[0]
-        verb = "hold" if title.startswith(("ranks", "all")) else "holds"
-        rows.append(Row(f"{title} should hold", plain(due), count=0))
-        cells = tuple(Cell(own, own != other) for own, other in zip(has, due, strict=True))
-        rows.append(Row(f"{title} {verb}", cells, len(ranks)))
+        rows += due_and_held(ranks, case.mesh, due, has)
     heads = [f"segment {number}" for number in range(len(segments))]
     sizes = {stop - start for start, stop in segments}
     each = f", {sizes.pop():,} each" if len(sizes) == 1 else ""

@@ -116,9 +116,8 @@ def _parts_and_whole(
     due = one.wanted_of(ranks[0]).ravel()
     own = [rank for rank in apart if rank in ranks]
     at = _most_apart(one, ranks, own)
-    order = (
-        own if len(ranks) > FEW and one.wanted.ndim else []
-    )  # the headline names them: they stay where there is room for few
+    # The finding's sentence names these, so they stay where there is room for few.
+    order = own if len(ranks) > FEW and one.wanted.ndim else []
     shown = [*order, *(rank for rank in ranks if rank not in order)][: MOST_ROWS - 1]
     rows = [_row_at(one, [rank], "", at) for rank in shown]
     what, words = WHAT[one.role], REDUCTION_WORDS[kind]

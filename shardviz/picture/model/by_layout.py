@@ -81,7 +81,10 @@ class PartStripes(Stripes):
     masks: PartRanks
 
     def _masks(self, first: int, last: int) -> Masks:
-        """Return the ranks of some stripes: of several parts one's, and those of all, which says as much."""
+        """Return the ranks of some stripes; of several parts those of one, and those of all together.
+
+        That shows as well as every part's own ranks that they are not the same.
+        """
         parts = np.unique(self.kinds[first : last + 1])
         one = self.masks[int(parts[0])]
         return frozenset((one,)) if len(parts) == 1 else frozenset((one, self.masks.together(parts)))

@@ -54,7 +54,7 @@ class _Marks:
     def among(self, ranks: Iterable[int]) -> str:
         """Say how many of some ranks are marked; nothing where none are."""
         count = sum(rank in self.marked for rank in ranks)
-        return f", {count:,} ranks {WRONG}" if count else ""
+        return f", {counted(count, 'rank')} {WRONG}" if count else ""
 
 
 def mesh_drawing(
@@ -80,7 +80,7 @@ def mesh_drawing(
         top += grid.height + 12
     if left:
         hidden = (rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
-        text = f"… {left:,} more grids{marks.among(hidden)}"
+        text = f"… {counted(left, 'more grid')}{marks.among(hidden)}"
         parts.append(element("text", words(text), x=0, y=top + 8, class_="sv-i sv-start"))
         top += HEAD
     return Drawn("".join(parts), width, top - 12)

@@ -44,7 +44,7 @@ class _Marks:
     def among(self, ranks: Iterable[int]) -> str:
         """Say how many of some ranks are marked: `, 12 ranks ✗`; nothing where none are."""
         count = sum(rank in self.marked for rank in ranks)
-        return f", {count:,} ranks {self.glyphs.wrong}" if count else ""
+        return f", {counted(count, 'rank')} {self.glyphs.wrong}" if count else ""
 
 
 def mesh_lines(
@@ -78,7 +78,7 @@ def mesh_lines(
         return lines
     size = found[0].num_rows * found[0].num_cols
     hidden = marks.among(rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
-    return [*lines, line((f"{glyphs.more} {left:,} more grids of {size:,} ranks{hidden}", DIM))]
+    return [*lines, line((f"{glyphs.more} {counted(left, 'more grid')} of {counted(size, 'rank')}{hidden}", DIM))]
 
 
 def heat_lines(mesh: Mesh, heat: Heat, terminal: Terminal) -> list[Text]:

@@ -125,7 +125,9 @@ def grids_of(mesh: Mesh, most: int, wanted: Collection[int] = ()) -> tuple[list[
 
 
 def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | range]:
-    """Return the positions to show, and between them those that are left out: never a single one, in its own place.
+    """Return the positions to show, and between them the ranges that are left out.
+
+    A single position is never left out: the line that says so would take its place.
 
     Args:
         count: How many there are.

@@ -66,9 +66,7 @@ def columns_of(exhibit: Exhibit, glyphs: Glyphs) -> list[list[str]]:
 def _column(head: str, cells: Sequence[Cell | None], glyphs: Glyphs) -> list[str]:
     """Write the cells of a column; beside those that carry a glyph, the others are set in by as much."""
     texts = _in_line([_spelled(cell.text, glyphs) if cell else "" for cell in cells])
-    signs = [
-        (glyphs.wrong if cell.is_wrong else glyphs.good if cell.is_right else "") if cell else "" for cell in cells
-    ]
+    signs = [_sign(cell, glyphs) for cell in cells]
     if not any(signs):
         return [_spelled(head, glyphs), *texts]
     marked = (f"{sign or ' '} {text}" if text else "" for sign, text in zip(signs, texts, strict=True))

@@ -9,7 +9,7 @@ from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.subjects.subject import NOTHING
 from shardviz.picture.text.tables.table import aligned
 from shardviz.picture.text.terminal import BAD, DIM, line
-from shardviz.text import join_numbers
+from shardviz.text import counted, join_numbers
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -31,7 +31,8 @@ def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False)
     rows, left = rank_rows(subject, None if all_ranks else MOST_RANK_LINES)
     lines = _rank_table(rows, terminal, subject) if rows else []
     if left:
-        lines.append(line((f"{terminal.glyphs.more} {left:,} more lines: --all prints them", DIM)))
+        more = f"{counted(left, 'more line')}: --all prints {'it' if left == 1 else 'them'}"
+        lines.append(line((f"{terminal.glyphs.more} {more}", DIM)))
     return lines
 
 
