@@ -13,7 +13,7 @@ from shardviz.picture.exhibits.exhibit import Cell, Exhibit, Row, exhibit, plain
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding
     from shardviz.check.order.laid_out import LaidOut
-    from shardviz.dump.dump import Dump
+    from shardviz.dump.dump import Dump, Tensor
 
 
 HEADS_OF_NUMBERS = ("", "on the mesh", "number in its group")
@@ -41,12 +41,7 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
     tensor = dump.first_captured.get(finding.tensor)
     if tensor is None:
         return None
-    found: dict[tuple[str, str, str], list[int]] = {}
-    for rank, shard in tensor.shards.items():
-        if shard.layout is not None and rank in shard.layout.mesh:
-            due = shard.layout.region(shard.layout.mesh.coord_of(rank)).shape
-            whole, has = shard.layout.shape, shard.body.local_shape
-            found.setdefault((str(list(whole)), str(list(due)), str(list(has))), []).append(rank)
+    found = _by_shapes(tensor)
     stamp = dump.stamps.get(finding.tensor)
     usual = Counter({whole: len(ranks) for (whole, _, _), ranks in found.items()}).most_common(1)
     wanted = str(list(stamp.shape)) if stamp is not None else usual[0][0] if usual else ""
@@ -64,6 +59,17 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
         rows.append(Row("unsharded model", plain((wanted,))))
     heads = ("", "tensor claimed", "so its shard is", "shard held")
     return exhibit("shapes", heads, rows, sums_up=stamp is not None, noun="rank")
+
+
+def _by_shapes(tensor: Tensor) -> dict[tuple[str, str, str], list[int]]:
+    """Return the ranks by the tensor's shape that they claim, that of their shard by it, and that of what they hold."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for rank, shard in tensor.shards.items():
+        if shard.layout is not None and rank in shard.layout.mesh:
+            due = shard.layout.region(shard.layout.mesh.coord_of(rank)).shape
+            whole, has = shard.layout.shape, shard.body.local_shape
+            found.setdefault((str(list(whole)), str(list(due)), str(list(has))), []).append(rank)
+    return found
 
 
 def claims(dump: Dump, finding: Finding) -> Exhibit | None:
