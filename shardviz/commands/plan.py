@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.planning import PlanJob
     from shardviz.plan.choice import Row
 
@@ -111,7 +112,6 @@ def _choose(args: argparse.Namespace) -> int:
     from shardviz.commands.common.streams import talk
     from shardviz.live.plan.rows import rows as planned_rows
     from shardviz.plan.choice import bytes_of, choice_lines
-    from shardviz.plan.search import MOST_MESHES, meshes
 
     if not args.gpus:
         raise ShardvizError("--gpus 0: no mesh has 0 ranks", "name at least 1 GPU: --gpus 1024")
@@ -119,10 +119,7 @@ def _choose(args: argparse.Namespace) -> int:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
     memory = bytes_of(args.memory) if args.memory else 0
     job = _job(args)
-    found = meshes(job.mesh.axes, args.gpus, job.node)
-    tried = found[:MOST_MESHES]
-    if len(found) > len(tried):
-        talk(f"trying the {len(tried)} likeliest of {len(found):,} meshes")
+    tried = _tried(job, args.gpus)
     rows: list[Row] = []
     doing = Doing(len(tried))
     try:
@@ -136,6 +133,17 @@ def _choose(args: argparse.Namespace) -> int:
         write_answer(choice_lines(rows, memory, terminal.width), terminal)
     fits = any(not row.failed and (not memory or row.bytes <= memory) for row in rows)
     return EXIT_CLEAN if fits else EXIT_FINDINGS
+
+
+def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
+    """Return the meshes of a number of ranks that are planned, and say where there are more."""
+    from shardviz.commands.common.streams import talk
+    from shardviz.plan.search import MOST_MESHES, meshes
+
+    found = meshes(job.mesh.axes, gpus, job.node)
+    if len(found) > MOST_MESHES:
+        talk(f"trying the {MOST_MESHES} likeliest of {len(found):,} meshes")
+    return found[:MOST_MESHES]
 
 
 def _shown(rows: Iterator[Row], doing: Doing) -> Iterator[Row]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import nn
 
 from shardviz import probe_files
 from shardviz.cli import main
@@ -18,6 +19,8 @@ from shardviz.live.plan.choices import Choices
 from shardviz.live.plan.exchanges import received
 from shardviz.live.plan.forks import ask
 from shardviz.live.plan.planning import PlanJob, plan
+from shardviz.live.plan.watched import Watched
+from shardviz.live.step.observe import observed
 from tests.lanes import at_night
 from tests.plan.agreeing import differences
 
@@ -110,7 +113,13 @@ def outcome(work: Callable[[], object]) -> object:
     """Return what code returns, or the type of what it raises, on the first of two ranks without values."""
 
     def alone(_: int) -> object:
-        with fake_world(0, 2), fake_mode(), Choices() as choices:
+        none, choices = nn.Identity(), Choices()
+        with (
+            fake_world(0, 2),
+            fake_mode(),
+            observed(none, values=False) as seen,
+            Watched(none, [none], seen.comms, (), choices),
+        ):
             try:
                 return work(), bool(choices.read)
             except Exception as error:

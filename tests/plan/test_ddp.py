@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardviz.cli import main
 from shardviz.live.compat import ddp_alone, ddp_buckets, fake_mode, fake_world
 from shardviz.live.plan.forks import ask
-from shardviz.live.plan.memory import Memory
+from shardviz.live.plan.watched import Watched
 from shardviz.live.step.observe import observed
 from shardviz.testing import spmd
 from tests.lanes import at_night, nightly
@@ -37,7 +37,7 @@ def planned(**options: Any) -> int:
         model = model_of(**options)
         x = torch.randn(ROWS, FEATURES)
         reduced = ddp_alone(model)
-        with observed(model, values=False) as seen, Memory(model, [model], seen.comms, reduced) as memory:
+        with observed(model, values=False) as seen, Watched(model, [model], seen.comms, reduced) as memory:
             model(x).sum().backward()
     copied = sum(size for size, is_gradients in ddp_buckets(model) if not is_gradients)
     return memory.log.peak().activations + copied

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardviz.live.compat import fake_mode, fake_world
 from shardviz.live.plan.forks import ask
-from shardviz.live.plan.memory import Memory
+from shardviz.live.plan.watched import Watched
 from shardviz.live.step.observe import observed
 from tests.lanes import at_night
 
@@ -61,7 +61,7 @@ def peak_of(kind: str) -> PeakRecord:
     with fake_mode():
         model.to_empty(device="cpu")
         x = torch.randn(ROWS, FEATURES)
-        with observed(model, values=False) as seen, Memory(model, [model], seen.comms) as memory:
+        with observed(model, values=False) as seen, Watched(model, [model], seen.comms) as memory:
             model(x).sum().backward()
     return memory.log.peak()
 
@@ -109,7 +109,7 @@ def kept_by_hand(model: nn.Module) -> tuple[int, int]:
     """Return what waits for backward after a forward, and what should, with no module of a library in between."""
     with fake_mode():
         model.to_empty(device="cpu")
-        with observed(model, values=False) as seen, Memory(model, [model], seen.comms) as memory:
+        with observed(model, values=False) as seen, Watched(model, [model], seen.comms) as memory:
             model(torch.randn(ROWS, FEATURES)).sum().backward()
     row = ROWS * FEATURES * 4
     return memory.log.kept().total(), row * (1 + BLOCKS * (1 + 4 + 1) - 1) + BLOCKS * 2 * ROWS * 4 + row
@@ -140,7 +140,7 @@ def test_scores_are_named_where_a_cpu_has_no_fused_kernel(features: int, scores:
     def work(_: int) -> PeakRecord:
         with fake_world(0, 2), fake_mode():
             model, x = Attending(features), torch.randn(2, 512, 64)
-            with observed(model, values=False) as seen, Memory(model, [model], seen.comms) as memory:
+            with observed(model, values=False) as seen, Watched(model, [model], seen.comms) as memory:
                 model(x).sum().backward()
         return memory.log.peak()
 

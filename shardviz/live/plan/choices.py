@@ -11,18 +11,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardviz.live.compat import DTensor, ranks_of_operator, real_tensors, working_out_shapes
+from shardviz.live.compat import ranks_of_operator, real_tensors
 from shardviz.live.plan.exchanges import flows, received
 from shardviz.live.plan.forks import own_line
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from torch import Tensor
 
 ATEN = torch.ops.aten
@@ -70,7 +67,7 @@ class Known:
     origin: Origin
 
 
-class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Choices:
     """Gives a step's choices numbers, and works out what follows from them.
 
     Attributes:
@@ -78,30 +75,11 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._known: Any = WeakIdKeyDictionary()
-        self._shapes: AbstractContextManager[Any] = working_out_shapes()
-        self._only_shapes = bool
         self.read: dict[str, None] = {}
 
-    def __enter__(self) -> Choices:
-        self._only_shapes = self._shapes.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._shapes.__exit__(*error)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator without values, and on those of its inputs that are known."""
-        kwargs = kwargs or {}
-        if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # then its operators on plain tensors come by, one after the other
-        return func(*args, **kwargs) if self._only_shapes() else self.run(func, args, kwargs)
-
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator on plain tensors."""
+        """Run an operator on plain tensors without values, and on those of its inputs that are known."""
         kind = _kind(func)
         if kind == "chooses":
             return self._chosen(func, func(*args, **kwargs), args)

@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ShardvizError
 from shardviz.live.compat import (
-    DTensor,
     flat_gradients_reduced,
     id_without_memory,
     in_backward,
@@ -110,7 +109,7 @@ class Log:
 
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows storages while a model runs.
+    """Follows storages while a model runs; `Watched` shows it the operators.
 
     Args:
         model: The model.
@@ -155,13 +154,6 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack.close()
         self._mark_state()
         self._followed.clear()  # what is freed from now on is not of the step
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and follow the storages that it made."""
-        if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # then its operators on plain tensors come by, one after the other
-        returned = func(*args, **(kwargs or {}))
-        return returned if self._only_shapes() else self._followed_up(func, args, kwargs, returned)
 
     def _followed_up(self, func: Any, args: Any, kwargs: Any, returned: Any) -> Any:
         """Follow the storages that an operator made, and return what it returns with values."""
