@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +19,14 @@ def fake_mode() -> Any:
     """Return a mode in which tensors have shapes, element types and devices, and no memory. Tried on torch 2.13.0."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    has_entries = hasattr(FakeTensorMode, "_make_cache_entry")
-    mode: Any = _with_quick_keys(FakeTensorMode) if has_entries else FakeTensorMode
+    mode: Any = _with_quick_keys(FakeTensorMode) if _has_known_cache(FakeTensorMode) else FakeTensorMode
     return mode(allow_non_fake_inputs=True)
+
+
+def _has_known_cache(kind: Any) -> bool:
+    """Whether torch's cache is used as in 2.13.0; in 2.15.0 its functions take other arguments."""
+    found = getattr(kind, "_output_from_cache_entry", None)
+    return found is not None and [*signature(found).parameters] == ["self", "state", "entry", "key", "func", "args"]
 
 
 def new_fakes() -> list[tuple[Any, Any]]:
