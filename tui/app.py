@@ -20,10 +20,10 @@ from .model.messages import DocumentRead, DumpsCompared, JobCompared, OtherRead,
 from .model.navigation.going import Link, about, at_target, opened_on
 from .model.navigation.selection import Selection, carried_over, name_of, next_finding
 from .model.navigation.target import Known
-from .screens.beside import BesideView
-from .screens.explore import ExploreView
 from .screens.main import MainScreen
-from .screens.views import KEYS, VIEWS
+from .screens.views.all import KEYS, VIEWS
+from .screens.views.beside import BesideView
+from .screens.views.explore import ExploreView
 from .viewer import Viewer
 from .widgets.title import Opened
 

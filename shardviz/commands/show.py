@@ -144,7 +144,7 @@ def _planned(dump: Dump, terminal: Terminal) -> list[Text]:
     if dump.files.planned is None:
         return []
     from shardviz.picture.text.terminal import line
-    from shardviz.plan.amounts import Amounts
+    from shardviz.plan.counting.amounts import Amounts
     from shardviz.plan.report import memory_lines
 
     return [*memory_lines(Amounts(dump.files.planned), terminal.width), line("")]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ShardvizError
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import line, wrapped
-from shardviz.plan.amounts import Amounts
+from shardviz.plan.counting.amounts import Amounts
+from shardviz.plan.counting.traffic import crossing
 from shardviz.plan.report import NO_STEP
-from shardviz.plan.traffic import crossing
 from shardviz.text import bytes_text, printable
 
 if TYPE_CHECKING:

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
-from shardviz.plan.amounts import Amounts
+from shardviz.plan.counting.amounts import Amounts
+from shardviz.plan.counting.traffic import sent, where
 from shardviz.plan.folding import fold_again, kind_of
-from shardviz.plan.traffic import sent, where
 from shardviz.text import bytes_text, natural_key, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from shardviz.plan.amounts import Held
+    from shardviz.plan.counting.amounts import Held
     from shardviz.plan.ranks import PlannedRanks
 
 HEAD = "# shardviz layouts 1: mesh "

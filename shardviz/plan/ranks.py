@@ -11,8 +11,8 @@ from msgspec import structs
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.tensors import MeshRecord, Position
 from shardviz.dump.validate import layout_of, mesh_of
+from shardviz.plan.counting.sizes import equally_full, is_even
 from shardviz.plan.places import mesh_for, ranks_of
-from shardviz.plan.sizes import equally_full, is_even
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

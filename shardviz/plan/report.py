@@ -10,10 +10,10 @@ from shardviz.layout.notation import write
 from shardviz.picture.text.schedule import bubble_text
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
-from shardviz.plan.amounts import ROLES, Amounts, gathered
+from shardviz.plan.counting.amounts import ROLES, Amounts, gathered
+from shardviz.plan.counting.splits import uneven, whole
+from shardviz.plan.counting.traffic import crossing, sent, where
 from shardviz.plan.folding import fold_again, kind_of
-from shardviz.plan.splits import uneven, whole
-from shardviz.plan.traffic import crossing, sent, where
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
+    from shardviz.plan.counting.splits import Uneven, Whole
+    from shardviz.plan.counting.traffic import Sent
     from shardviz.plan.ranks import PlannedRanks
     from shardviz.plan.records import PlanPart, PlanRecord
-    from shardviz.plan.splits import Uneven, Whole
-    from shardviz.plan.traffic import Sent
 
 MOST = 8
 """Tensors that are named of each kind."""

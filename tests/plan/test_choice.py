@@ -13,8 +13,8 @@ from shardviz.cli import main
 from shardviz.commands.plan import Doing
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan
-from shardviz.plan.amounts import Amounts
 from shardviz.plan.choice import Row, choice_lines
+from shardviz.plan.counting.amounts import Amounts
 from shardviz.plan.ranks import PlannedRanks
 from shardviz.plan.search import meshes
 from shardviz.text import bytes_text

@@ -15,7 +15,7 @@ from shardviz.dump.read import read_files
 from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import fake_world
 from shardviz.live.plan.forks import ask
-from shardviz.plan.traffic import nodes_of
+from shardviz.plan.counting.traffic import nodes_of
 from tests.lanes import at_night
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardviz.live.compat import fake_mode, fake_world
 from shardviz.live.plan.forks import ask
-from shardviz.live.plan.watched import Watched
+from shardviz.live.plan.step.watched import Watched
 from shardviz.live.step.observe import observed
 from tests.lanes import at_night
 

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from shardviz.cli import main
 from shardviz.errors import DumpError
 from shardviz.tui.app import view
-from shardviz.tui.screens.beside import BesideView
+from shardviz.tui.screens.views.beside import BesideView
 from shardviz.tui.widgets.map.tensor_map import TensorMap
 from tests.checkpoint.jobs import Held, job
 from tests.tui.driving import walk, walk_on

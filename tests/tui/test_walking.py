@@ -19,7 +19,7 @@ from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.model.messages import DocumentRead
 from shardviz.tui.screens import main
-from shardviz.tui.screens.view import View
+from shardviz.tui.screens.views.view import View
 from tests.dumps import Made, make_dump
 from tests.tui.driving import settle, until, walk, walk_on
 from tests.tui.steps import add_to_ranks

@@ -204,7 +204,7 @@ class Document:
     @cached_property
     def of_a_step(self) -> dict[str, int]:
         """What a plan's step adds to a rank's memory at its fullest moment, at most; empty without a plan."""
-        from shardviz.plan.amounts import Amounts
+        from shardviz.plan.counting.amounts import Amounts
         from shardviz.plan.report import OF_A_MOMENT
 
         planned = self.dump.files.planned

@@ -1,1 +1,1 @@
-"""The views, one module each."""
+"""The screens: `main` shows a view at a time, the others are dialogs over it."""

@@ -16,7 +16,7 @@ from ..widgets.key_bar import KeyBar
 from ..widgets.title import Opened, Title
 from ..widgets.view_tabs import ViewTabs
 from .arranging import ArrangedOnce
-from .views import KEYS, VIEWS
+from .views.all import KEYS, VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from ..model.state import State
-    from .view import View
+    from .views.view import View
 
 PAUSE = 0.1
 """Seconds between two parts of the work that is done ahead, so that a view is ready when its key is pressed."""

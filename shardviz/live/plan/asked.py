@@ -16,10 +16,10 @@ from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units, is_compiled, without_compiling
-from shardviz.live.plan.answers import TRIED, Answers
 from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states
-from shardviz.live.plan.step import planned_step
+from shardviz.live.plan.step.answers import TRIED, Answers
+from shardviz.live.plan.step.planned import planned_step
 from shardviz.live.plan.wrapped import taken_apart
 from shardviz.live.step.step import gradients
 from shardviz.plan.records import BucketRecord, PlanPart, UnitRecord
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.building import Built, EarlyModel, Means
     from shardviz.live.plan.optimizers import Optimizer
-    from shardviz.live.plan.step import PlannedStep
+    from shardviz.live.plan.step.planned import PlannedStep
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")

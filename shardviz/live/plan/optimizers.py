@@ -11,8 +11,8 @@ import torch
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import clean_name
-from shardviz.live.plan.answers import Answers
 from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.step.answers import Answers
 from shardviz.live.plan.wrapped import parts_of
 from shardviz.live.step.observe import optimizer_states, tied_again
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.locals import Local
     from shardviz.live.plan.asked import Question
     from shardviz.live.plan.building import Built
-    from shardviz.live.plan.step import PlannedStep
+    from shardviz.live.plan.step.planned import PlannedStep
 
 NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}
 

@@ -13,8 +13,8 @@ from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan.asked import answer
 from shardviz.live.plan.forks import ask, one_line
 from shardviz.live.plan.planning import load, plan, question_of
-from shardviz.plan.amounts import Amounts
 from shardviz.plan.choice import Row, row_of
+from shardviz.plan.counting.amounts import Amounts
 from shardviz.plan.ranks import PlannedRanks
 from shardviz.plan.records import PlanRecord
 

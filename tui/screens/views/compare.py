@@ -12,15 +12,15 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import GREY, VERMILLION
 from shardviz.text import counted, printable
 
-from ..colours import ink
-from ..keys import keys
-from ..model.comparing import SIGNS, Pair, pairs
-from ..model.messages import Zoomed
-from ..model.names import shortened
-from ..model.navigation.selection import of_entry
-from ..widgets.box import Box, Row
-from ..widgets.lines import Lines
-from ..widgets.map.tensor_map import TensorMap
+from ...colours import ink
+from ...keys import keys
+from ...model.comparing import SIGNS, Pair, pairs
+from ...model.messages import Zoomed
+from ...model.names import shortened
+from ...model.navigation.selection import of_entry
+from ...widgets.box import Box, Row
+from ...widgets.lines import Lines
+from ...widgets.map.tensor_map import TensorMap
 from .view import View
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from shardviz.picture.model.holders import Plane
     from shardviz.picture.model.sides import Sides
 
-    from ..model.document import Document
-    from ..model.navigation.selection import Selection
-    from ..model.state import State
+    from ...model.document import Document
+    from ...model.navigation.selection import Selection
+    from ...model.state import State
 
 LEGEND = "Tensors: ≠ different  < first only  > second only  = the same  ? not compared"
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.widgets import Static
 
-from ..keys import keys
-from ..model.names import shortened
-from ..model.navigation.lights import drawn_side, lights_of
-from ..model.navigation.selection import rank_of
-from ..widgets.box import Box, Column, Row, ScrollBox
-from ..widgets.grids.mesh_grid import LEGEND, MeshGrid
-from ..widgets.map.tensor_map import TensorMap
-from ..widgets.rank_card import RankCard
+from ...keys import keys
+from ...model.names import shortened
+from ...model.navigation.lights import drawn_side, lights_of
+from ...model.navigation.selection import rank_of
+from ...widgets.box import Box, Column, Row, ScrollBox
+from ...widgets.grids.mesh_grid import LEGEND, MeshGrid
+from ...widgets.map.tensor_map import TensorMap
+from ...widgets.rank_card import RankCard
 from .view import View
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from shardviz.picture.text.paint import Side
 
-    from ..model.document import Document
-    from ..model.navigation.selection import Selection
-    from ..model.state import State
+    from ...model.document import Document
+    from ...model.navigation.selection import Selection
+    from ...model.state import State
 
 
 class MeshView(View):

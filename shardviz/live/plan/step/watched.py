@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from shardviz.live.compat import DTensor, answered_alone
-from shardviz.live.plan.memory import Memory
+from shardviz.live.plan.step.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from shardviz.live.plan.choices import Choices
+    from shardviz.live.plan.step.choices import Choices
     from shardviz.live.step.comms import Comms
 
 

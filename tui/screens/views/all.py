@@ -1,4 +1,4 @@
-"""The views, in the order of the keys 1, 2, ... that show them."""
+"""All views, in the order of the keys 1, 2, ... that show them."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardviz.live.compat import ranks_of_operator, real_tensors
-from shardviz.live.plan.exchanges import flows, received
 from shardviz.live.plan.forks import own_line
+from shardviz.live.plan.step.exchanges import flows, received
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:

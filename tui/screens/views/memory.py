@@ -11,12 +11,12 @@ from textual import on
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.text import bytes_text, counted
 
-from ..keys import keys
-from ..model.navigation.selection import rank_of
-from ..widgets.box import Box
-from ..widgets.lines import Lines
-from ..widgets.note import Note
-from ..widgets.trees.usage_tree import MOST_RANKS, RankBars, UsageTree, rank_bar
+from ...keys import keys
+from ...model.navigation.selection import rank_of
+from ...widgets.box import Box
+from ...widgets.lines import Lines
+from ...widgets.note import Note
+from ...widgets.trees.usage_tree import MOST_RANKS, RankBars, UsageTree, rank_bar
 from .view import View
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ..model.document import Document
-    from ..model.navigation.selection import Selection
-    from ..model.state import State
-    from ..model.usage import EquallyFull, Usage
+    from ...model.document import Document
+    from ...model.navigation.selection import Selection
+    from ...model.state import State
+    from ...model.usage import EquallyFull, Usage
 
 
 MARGIN = 6

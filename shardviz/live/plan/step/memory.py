@@ -25,7 +25,7 @@ from shardviz.live.compat import (
     storages_resized,
     working_out_shapes,
 )
-from shardviz.live.plan.attention import Attention
+from shardviz.live.plan.step.attention import Attention
 from shardviz.live.step.running import tensors_in
 from shardviz.plan.records import PeakRecord
 

@@ -11,19 +11,19 @@ from textual import on
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import printable
 
-from ..colours import verdict_style
-from ..model.names import shortened
-from ..model.navigation.selection import of_finding
-from ..widgets.box import Box
-from ..widgets.finding_card import BESIDE, MOST_COLUMNS, CardBox, FindingCard, Room, finding_head
-from ..widgets.lines import Lines
+from ...colours import verdict_style
+from ...model.names import shortened
+from ...model.navigation.selection import of_finding
+from ...widgets.box import Box
+from ...widgets.finding_card import BESIDE, MOST_COLUMNS, CardBox, FindingCard, Room, finding_head
+from ...widgets.lines import Lines
 from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
-    from ..model.document import Document
-    from ..model.navigation.selection import Selection
+    from ...model.document import Document
+    from ...model.navigation.selection import Selection
 
 
 class FindingsView(View):

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widget import Widget
 
-from ..abstract import Abstract
-from ..model.filters import after
-from ..model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen
-from ..model.navigation.selection import next_plane
-from ..widgets.box import Column, Entitled
-from ..widgets.map.side_bar import SIDES
+from ...abstract import Abstract
+from ...model.filters import after
+from ...model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen
+from ...model.navigation.selection import next_plane
+from ...widgets.box import Column, Entitled
+from ...widgets.map.side_bar import SIDES
 
 if TYPE_CHECKING:
     from textual.geometry import Region
     from typing_extensions import Self
 
-    from ..model.document import Document
-    from ..model.navigation.selection import Selection
-    from ..model.state import State
+    from ...model.document import Document
+    from ...model.navigation.selection import Selection
+    from ...model.state import State
 
 
 class View(Column, metaclass=Abstract):

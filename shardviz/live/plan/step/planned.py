@@ -23,11 +23,11 @@ from shardviz.live.compat import (
     real_tensors,
     without_pinned_memory,
 )
-from shardviz.live.plan.answers import NumpyRefusal, Refusal
-from shardviz.live.plan.choices import OF_VALUES, Choices
 from shardviz.live.plan.forks import one_line, where
 from shardviz.live.plan.optimizers import dtype_of
-from shardviz.live.plan.watched import Watched
+from shardviz.live.plan.step.answers import NumpyRefusal, Refusal
+from shardviz.live.plan.step.choices import OF_VALUES, Choices
+from shardviz.live.plan.step.watched import Watched
 from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import loss_of, stages_of
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.step import StageRecord
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.plan.answers import Answers
     from shardviz.live.plan.building import Built
+    from shardviz.live.plan.step.answers import Answers
     from shardviz.live.step.comms import Comms
 
 UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.plan.amounts import Amounts, Held
+    from shardviz.plan.counting.amounts import Amounts, Held
 
 LARGE = 0.01
 """A tensor is large from this part of the parameters of the fullest rank."""

@@ -11,14 +11,14 @@ from textual.widgets import Static
 
 from shardviz.text import bytes_text, counted, printable
 
-from ..keys import keys
-from ..model.filters import after
-from ..model.messages import PassChosen
-from ..model.navigation.lights import takes_part
-from ..model.navigation.selection import rank_of
-from ..model.step.modules import Modules, modules_of
-from ..model.step.step import Collective, Moment, Step, axes_text, moments
-from ..model.step.text import (
+from ...keys import keys
+from ...model.filters import after
+from ...model.messages import PassChosen
+from ...model.navigation.lights import takes_part
+from ...model.navigation.selection import rank_of
+from ...model.step.modules import Modules, modules_of
+from ...model.step.step import Collective, Moment, Step, axes_text, moments
+from ...model.step.text import (
     axes_width,
     axis_shares,
     before_width,
@@ -31,13 +31,13 @@ from ..model.step.text import (
     pipeline_text,
     why_empty,
 )
-from ..widgets.box import Box, Row, ScrollBox
-from ..widgets.grids.bars import bar
-from ..widgets.grids.mesh_grid import MeshGrid
-from ..widgets.grids.schedule_grid import LEGEND, ScheduleGrid
-from ..widgets.lines import Lines
-from ..widgets.note import Note
-from ..widgets.trees.module_lines import ModuleLines
+from ...widgets.box import Box, Row, ScrollBox
+from ...widgets.grids.bars import bar
+from ...widgets.grids.mesh_grid import MeshGrid
+from ...widgets.grids.schedule_grid import LEGEND, ScheduleGrid
+from ...widgets.lines import Lines
+from ...widgets.note import Note
+from ...widgets.trees.module_lines import ModuleLines
 from .view import View
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
 
-    from ..model.document import Document
-    from ..model.navigation.selection import Selection
-    from ..model.state import State
+    from ...model.document import Document
+    from ...model.navigation.selection import Selection
+    from ...model.state import State
 
 
 TALL = 32

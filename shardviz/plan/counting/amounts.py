@@ -10,8 +10,8 @@ import numpy as np
 
 from shardviz.dump.costs.memory import owner_of
 from shardviz.layout.dtypes import itemsize
+from shardviz.plan.counting.sizes import sizes
 from shardviz.plan.records import PeakRecord
-from shardviz.plan.sizes import sizes
 from shardviz.text import Fold
 
 if TYPE_CHECKING:

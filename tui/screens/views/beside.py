@@ -18,14 +18,14 @@ from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.terminal import Terminal
 from shardviz.text import printable
 
-from ..colours import ink
-from ..model.beside import plane_of
-from ..model.messages import PlaceChosen, PlaneTurned, Zoomed
-from ..model.names import shortened
-from ..model.navigation.selection import next_plane, of_entry
-from ..widgets.box import Box, Row, ScrollBox
-from ..widgets.lines import Lines
-from ..widgets.map.tensor_map import TensorMap
+from ...colours import ink
+from ...model.beside import plane_of
+from ...model.messages import PlaceChosen, PlaneTurned, Zoomed
+from ...model.names import shortened
+from ...model.navigation.selection import next_plane, of_entry
+from ...widgets.box import Box, Row, ScrollBox
+from ...widgets.lines import Lines
+from ...widgets.map.tensor_map import TensorMap
 from .view import View
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from shardviz.picture.model.holders import Plane
     from shardviz.picture.model.subjects.beside import Beside, Marked
 
-    from ..model.beside import Compared, Line
-    from ..model.document import Document
-    from ..model.navigation.selection import Selection
+    from ...model.beside import Compared, Line
+    from ...model.document import Document
+    from ...model.navigation.selection import Selection
 
 MOST_RANKS = 40
 """Characters of the ranks in a tooltip."""

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 
-from ..keys import keys
-from ..model.filters import after, axes_of, roles_of
-from ..model.messages import TensorChosen, TensorOpened
-from ..model.navigation.selection import of_entry
-from ..model.room import most_of_card
-from ..widgets.box import Row
-from ..widgets.finding_card import BESIDE, BESIDE_SHORT, CardBox, FindingCard, Room, finding_head
-from ..widgets.listing import SEARCHING, Listing
-from ..widgets.map.panel import MapPanel
+from ...keys import keys
+from ...model.filters import after, axes_of, roles_of
+from ...model.messages import TensorChosen, TensorOpened
+from ...model.navigation.selection import of_entry
+from ...model.room import most_of_card
+from ...widgets.box import Row
+from ...widgets.finding_card import BESIDE, BESIDE_SHORT, CardBox, FindingCard, Room, finding_head
+from ...widgets.listing import SEARCHING, Listing
+from ...widgets.map.panel import MapPanel
 from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ..model.document import Document
-    from ..model.navigation.selection import Selection
+    from ...model.document import Document
+    from ...model.navigation.selection import Selection
 
 
 EDGE = 1

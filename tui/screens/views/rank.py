@@ -12,20 +12,20 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import printable
 
-from ..colours import verdict_style
-from ..keys import keys
-from ..model.filters import after
-from ..model.names import fitted, shortened
-from ..model.navigation.selection import name_of, of_entry, rank_of
-from ..model.rank.lines import ORDERS, Order, RankLine, rank_lines
-from ..model.rank.memory import ids_beside, values_beside
-from ..widgets.box import Box, Column, Row
-from ..widgets.grids.values_grid import ValuesGrid
-from ..widgets.lines import Lines
-from ..widgets.map.tensor_map import TensorMap
-from ..widgets.note import Note
-from ..widgets.rank_card import RankCard
-from ..widgets.search import Search
+from ...colours import verdict_style
+from ...keys import keys
+from ...model.filters import after
+from ...model.names import fitted, shortened
+from ...model.navigation.selection import name_of, of_entry, rank_of
+from ...model.rank.lines import ORDERS, Order, RankLine, rank_lines
+from ...model.rank.memory import ids_beside, values_beside
+from ...widgets.box import Box, Column, Row
+from ...widgets.grids.values_grid import ValuesGrid
+from ...widgets.lines import Lines
+from ...widgets.map.tensor_map import TensorMap
+from ...widgets.note import Note
+from ...widgets.rank_card import RankCard
+from ...widgets.search import Search
 from .view import View
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.widgets import Input
 
-    from ..model.document import Document
-    from ..model.navigation.selection import Selection
-    from ..model.rank.cells import Beside
-    from ..model.state import State
+    from ...model.document import Document
+    from ...model.navigation.selection import Selection
+    from ...model.rank.cells import Beside
+    from ...model.state import State
 
 
 LEAST_NAME, LEAST_PART = 8, 6

@@ -1,0 +1,1 @@
+"""What a plan counts over all ranks at once: bytes by role, uneven and whole tensors, what a step sends. No torch."""
