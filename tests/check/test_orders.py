@@ -71,7 +71,7 @@ def test_an_order_in_groups_as_long_as_the_shards_says_that_they_are(tmp_path: P
 def test_another_order_in_every_shard_is_no_order_of_the_whole(tmp_path: Path) -> None:
     index = [2, 0, 3, 1, 7, 4, 6, 5, 9, 10, 8, 11, 12, 15, 13, 14]
     found = found_of(tmp_path, by_index(index), "[16/tp, 2]", "tp=4")
-    assert "reordered within shards, by another order on each" in found.summary
+    assert "within every shard, dim 0 is reordered, by another order on each: 2 0 3 1 in the first" in found.summary
     assert "not the same on all ranks" in found.cause
 
 
@@ -96,62 +96,6 @@ def test_experts_and_files_sorted_as_text_are_named(tmp_path: Path) -> None:
     index = sorted(range(12), key=str)
     assert "sorted as text" in found_of(tmp_path, by_index(index), "[12/ep, 2]", "ep=4").cause
     assert "sorted as text" in found_of(tmp_path, by_index(index), "[12/tp, 2]", "tp=12").cause
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ([0, 0, 2, 2], "tp=i holds the shard of tp=2*(i//2)"),
-        ([0, 0, 1, 1], "tp=i holds the shard of tp=i//2"),
-        ([0, 1, 0, 1], "tp=i holds the shard of tp=i%2"),
-        ([0, 1, 1, 2], "the shards [0, 1, 1, 2], some of them twice"),
-    ],
-)
-def test_ranks_that_share_a_shard_are_no_other_order_of_ranks(tmp_path: Path, source: list[int], words: str) -> None:
-    own = shards_of(arange(12, 4), "[12/tp, 4]", "tp=4")
-    made = Made("[12/tp, 4]", ids={rank: own[at] for rank, at in enumerate(source)})
-    findings = check_made(tmp_path, "tp=4", {"w": made}).findings
-    assert [found.kind for found in findings] == ["duplicated", "missing"]
-    for found in findings:
-        assert words in found.summary
-        assert "Several ranks read the same part" in found.cause
-
-
-@pytest.mark.parametrize(
-    ("source", "words", "cause"),
-    [
-        ([0, 1, 1, 3], "tp=2 holds the shard of tp=1; all other positions hold their own", "clamped"),
-        ([0, 1, 2, 3, 4, 5, 6, 6], "tp=7 holds the shard of tp=6; all other positions hold their own", "clamped"),
-        ([0, 5, 2, 3, 4, 1, 6, 7], "tp=1 holds the shard of tp=5 and tp=5 holds the shard of tp=1", "exchanged"),
-    ],
-)
-def test_few_ranks_with_anothers_shard_are_named_and_the_others_are_not_blamed(
-    tmp_path: Path, source: list[int], words: str, cause: str
-) -> None:
-    mesh, layout = f"tp={len(source)}", "[16/tp, 4]"
-    own = shards_of(arange(16, 4), layout, mesh)
-    made = Made(layout, ids={rank: own[at] for rank, at in enumerate(source)})
-    for found in check_made(tmp_path, mesh, {"w": made}).findings:
-        assert words in found.summary
-        assert cause in found.cause
-        assert "each rank" not in found.summary
-
-
-def test_few_positions_along_one_axis_and_all_along_another_do_not_contradict(tmp_path: Path) -> None:
-    own = shards_of(arange(32, 4), "[32/dp/fsdp, 4]", "dp=2,fsdp=8")
-    swapped = {0: 0, 1: 2, 2: 1, **{at: at for at in range(3, 8)}}
-    ids = {rank: own[(1 - rank // 8) * 8 + swapped[rank % 8]] for rank in range(16)}
-    found = only(check_made(tmp_path, "dp=2,fsdp=8", {"w": Made("[32/dp/fsdp, 4]", ids=ids)}))
-    assert "each rank holds another rank's shard" in found.summary
-    assert "hold their own" not in found.summary
-
-
-def test_two_ranks_of_a_mesh_with_each_others_shards_are_named_by_rank(tmp_path: Path) -> None:
-    own = shards_of(arange(16, 4), "[16/tp/fsdp, 4]", "fsdp=4,tp=2")
-    own[1], own[6] = own[6], own[1]
-    found = only(check_made(tmp_path, "fsdp=4,tp=2", {"w": Made("[16/tp/fsdp, 4]", ids=own)}))
-    assert found.ranks == (1, 6)
-    assert "rank 1 holds the shard of rank 6 and rank 6 holds the shard of rank 1; all other ranks" in found.summary
 
 
 @pytest.mark.parametrize(
@@ -276,7 +220,7 @@ def test_parts_of_one_shape_are_no_copies(tmp_path: Path) -> None:
     ("odd", "words"),
     [
         ([2], "within the shard [4:8] of 3, dim 0 is reversed; the others are in order"),
-        ([1, 3], "within the shards [0:4], [8:12] of 3, dim 0 is reversed; the others are in order"),
+        ([1, 3], "within the shards [0:4], [8:12] of 3, dim 0 is reversed; the other is in order"),
     ],
 )
 def test_a_shard_whose_rows_are_reversed_is_named_so(tmp_path: Path, odd: list[int], words: str) -> None:
@@ -285,6 +229,56 @@ def test_a_shard_whose_rows_are_reversed_is_named_so(tmp_path: Path, odd: list[i
         index[number - 1] = index[number - 1, ::-1]
     found = found_of(tmp_path, by_index(index.ravel().tolist()), "[12/tp, 2]", "tp=3")
     assert words in found.summary
+
+
+@pytest.mark.parametrize(
+    ("changed", "mesh", "words", "cause"),
+    [
+        (
+            {14: 15, 15: 14},
+            "tp=2",
+            "the shard [0:16] of 2, dim 0's indices come in the order 0 ... 13 15 14",
+            "One shard",
+        ),
+        ({3: 5, 5: 3}, "tp=8", "within the shard [0:8] of 8, dim 0's indices come in the order 0 1 2 5", "One shard"),
+        (
+            {5: 7, 7: 5, 26: 27, 27: 26},
+            "dp=2,tp=2",
+            "the shards [0:8], [24:32] of 4, dim 0 is reordered",
+            "not the same",
+        ),
+        ({1: 2, 2: 1, 9: 10, 10: 9}, "tp=8", "within the shards [0:4], [8:12] of 8, dim 0", "by the same rule"),
+        ({1: 2, 2: 1, 17: 18, 18: 17}, "tp=2", "within every 16 indices (the shard of a rank)", "one and the same"),
+    ],
+)
+def test_shards_in_order_beside_odd_ones_are_not_called_reordered(
+    tmp_path: Path, changed: dict[int, int], mesh: str, words: str, cause: str
+) -> None:
+    rows = 64 if mesh == "tp=8" and 9 not in changed else 32
+    claimed = f"[{rows}/dp/tp, 2]" if "dp" in mesh else f"[{rows}/tp, 2]"
+    found = found_of(tmp_path, by_index([changed.get(row, row) for row in range(rows)]), claimed, mesh)
+    assert words in found.summary
+    assert cause in found.cause
+
+
+@pytest.mark.parametrize(
+    ("index", "claimed", "words"),
+    [
+        ([3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 12], "[13/tp, 2]", "within every shard, dim 0 is reversed"),
+        ([3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 13, 12], "[14/tp, 2]", "within every shard, dim 0 is rolled by 1"),
+        ([2, 3, 0, 1, 6, 7, 4, 5, 8, 9, 10, 11, 13, 12], "[14/tp, 2]", "of 4, dim 0's halves are exchanged"),
+        ([1, 2, 3, 0, 7, 4, 5, 6, 8, 9, 10, 11, 12, 13], "[14/tp, 2]", "by another order on each"),
+    ],
+)
+def test_a_last_shard_that_is_shorter_follows_the_same_rule(
+    tmp_path: Path, index: list[int], claimed: str, words: str
+) -> None:
+    assert words in found_of(tmp_path, by_index(index), claimed, "tp=4").summary
+
+
+def test_an_order_that_begins_late_is_listed_from_where_it_does(tmp_path: Path) -> None:
+    index = [*range(20), 40, *range(21, 40), 20, *range(41, 64)]
+    assert "in the order 0 ... 19 40 21 22" in found_of(tmp_path, by_index(index), "[64/tp, 2]", "tp=4").summary
 
 
 def test_uneven_shards_of_which_each_is_reversed_are_named_so(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ CHANGES = {
         lambda w: torch.cat([w[8:16], w[:8], w[16:]]),
         "blocks of 8 come in the order 1 0 2",
     ),
-    "experts numbered anew": ((4, 8, 16), lambda w: w[[2, 0, 1, 3]], "dim 0's blocks of 1 come in the order 2 0 1 3"),
+    "experts numbered anew": ((4, 8, 16), lambda w: w[[2, 0, 1, 3]], "dim 0's indices come in the order 2 0 1 3"),
     "columns exchanged": ((8, 32), lambda w: torch.cat(w.chunk(2, 1)[::-1], 1), "dim 1's halves are exchanged"),
     "one shard twice": ((16, 16), lambda w: torch.cat([w[:8], w[:8]]), "dim 0 has only 8 of its 16 indices"),
     "reshaped": ((8, 4, 6), lambda w: w.reshape(32, 6), "reshaped from [8, 4, 6] to [32, 6]"),

@@ -118,7 +118,8 @@ CATALOGUE: dict[Disorder, Advice] = {
         "label the local tensors by {placements}, or redistribute after labelling",
     ),
     "same-shard": Advice(
-        "The loader chose the shard without the rank's coordinate on the axis: a tp_rank left at its default of 0",
+        "The loader chose the shard without the rank's coordinate on the axis: a tp_rank left at its default, or one "
+        "file that all ranks read",
         "choose the shard by mesh.get_local_rank({axis!r})",
         ("vllm-gguf-plugin#103",),
     ),
@@ -126,19 +127,24 @@ CATALOGUE: dict[Disorder, Advice] = {
         "Several ranks read the same part: the shard was chosen by less than the whole coordinate, as where a "
         "file that several ranks share is read from its start, or the coordinate was divided or wrapped by the number "
         "of ranks of another job",
-        "choose the shard by mesh.get_local_rank({axis!r}), undivided; read a file with the shards of several ranks at "
-        "each rank's own offset",
+        "choose the shard by {coordinate}, undivided; read a file with the shards of several ranks at each rank's own "
+        "offset",
     ),
     "shared-shards": Advice(
-        "These ranks read another rank's part and most read their own: an index that was clamped or is off by one at "
-        "its end, a part that was saved or copied twice under two names",
+        "A few ranks read another rank's part: an index that was clamped or is off by one at its end, a part that was "
+        "saved or copied under several names",
         "look for how these ranks choose what they read (min(), a last index, a list of files), and compare the files "
         "of both",
     ),
     "exchanged-ranks": Advice(
-        "These ranks have each other's parts and all others their own: two files or hosts were exchanged, or two "
-        "entries of a list of files or hosts",
-        "look for the list or the file names by which these ranks find their parts; the others need no change",
+        "A few ranks have each other's parts: files or hosts were exchanged, or entries of a list of files or hosts",
+        "look for the list or the file names by which these ranks find their parts",
+    ),
+    "unread-shards": Advice(
+        "A few ranks have the parts of ranks that were not read: files or hosts were exchanged, or entries of a list "
+        "of them, or a part was copied under several names",
+        "look for the list or the file names by which these ranks find their parts, and check again with the files of "
+        "all ranks",
     ),
     "reversed": Advice(
         "The loader counts the coordinate from the other end, or the mesh was built from ranks in falling order",
@@ -199,13 +205,19 @@ CATALOGUE: dict[Disorder, Advice] = {
         "undo it where the weight is loaded: {undo}",
     ),
     "within-shards": Advice(
-        "Each shard was reordered after the split, by an index that is not the same on all ranks: one that was drawn, "
+        "Shards were reordered after the split, by an index that is not the same on all ranks: one that was drawn, "
         "sorted or computed on each rank by itself",
         "look for the index or sort that runs on the local shard, and leave its elements in order",
     ),
     "alike-within-shards": Advice(
         "Shards were reordered after the split, each one that is out of order by the same rule",
         "look for the index, flip or sort that runs on the local shard, and leave its elements in order",
+    ),
+    "one-shard": Advice(
+        "One shard was reordered after the split, and no other: by what only its ranks run or read, or by a sort that "
+        "finds the others in order",
+        "look for the index, flip or sort that runs on this shard, or the file that it was read from, and leave its "
+        "elements in order",
     ),
     "permuted-dim": Advice(
         "The dim was reordered before it was split, and no simple rule fits the order",

@@ -171,7 +171,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
 
 def _of_parts(words: str, what: str) -> str:
     """Return a sentence about a dim's indices as one about parts: `experts`, or whatever their number counts."""
-    return re.sub(r"dim 0's (?:indices|blocks of 1) (are|come)|dim 0 (is)|dim 0 (comes)", _plural(what), words)
+    return re.sub(r"dim 0's indices (are|come)|dim 0 (is)|dim 0 (comes)", _plural(what), words)
 
 
 def _plural(what: str) -> Callable[[re.Match[str]], str]:

@@ -24,7 +24,7 @@ PERMUTED: dict[str, tuple[str, ...]] = {
 } | dict.fromkeys(
     ("InklingConfig", "Inkling2Config", "Inkling2TextConfig"),
     (
-        r"permuted model\.llm\.layers\.\[0-3\]\.mlp\.experts\.w13_weight: dim 1's blocks of 1 .*"
+        r"permuted model\.llm\.layers\.\[0-3\]\.mlp\.experts\.w13_weight: dim 1's indices come .*"
         r"view\((2, 48, 2\)\.permute\(2, 1, 0|2, 2, 24, 2\)\.permute\(1, 3, 2, 0)\)",
         r"misordered model\.(language_model\.)?layers\.0\.mlp\.experts\.gate_up_proj: "
         r"\[4, 192/tp, 64\], held \[4, 192/2/tp, 64\]",

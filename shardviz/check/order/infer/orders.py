@@ -15,7 +15,7 @@ from shardviz.check.order.advice import CATALOGUE
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,7 +54,7 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
         return _name_within(order, dim, shards)
     block, blocks = blocks_of(order)
     name: Disorder = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
-    words = f"dim {dim}'s blocks of {block} come in the order {_listed(blocks)}"
+    words = f"dim {dim}'s {_pieces(block)} come in the order {_listed(blocks)}"
     digits = permuted_digits(order) if name == "permuted-dim" else None
     if digits is not None:
         words += f": view({', '.join(map(str, digits[0]))}).permute({', '.join(map(str, digits[1]))})"
@@ -70,8 +70,7 @@ def _regular(order: Order, dim: int) -> Named | None:
         return _name_rotation(int(order[0]), size, dim)
     if (text := as_text(order)) is not None:
         block, blocks = text, order[::text] // text
-        pieces = "indices" if block == 1 else f"blocks of {block}"
-        words = f"dim {dim}'s {pieces} are in the order of their numbers as text: {_listed(blocks)}"
+        words = f"dim {dim}'s {_pieces(block)} are in the order of their numbers as text: {_listed(blocks)}"
         return "as-text", words, CATALOGUE["as-text"].fix
     digits = transposed_digits(order)
     return _name_digits(dim, order, *digits) if digits is not None else None
@@ -125,24 +124,39 @@ def _name_period(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
 
 def _is_within(order: Order, shards: Sequence[tuple[int, int]]) -> bool:
     """Whether every shard has its own indices, in whatever order."""
-    return all(
-        stop - start > 1 and int(order[start:stop].min()) >= start and int(order[start:stop].max()) < stop
-        for start, stop in shards
-    )
+    return all(int(order[start:stop].min()) >= start and int(order[start:stop].max()) < stop for start, stop in shards)
 
 
 def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> Named:
     """Name an order that leaves every shard its own indices: by one rule for all that are odd, if there is one."""
-    own = {(start, stop): order[start:stop] - start for start, stop in shards}
-    odd = {span: one for span, one in own.items() if np.any(np.diff(one) != 1)}
-    rules = {regular[1] if (regular := _regular(one, dim)) is not None else "" for one in odd.values()}
-    if len(rules) > 1 or "" in rules:
-        words = f"dim {dim} is reordered within shards, by another order on each: {_listed(order)}"
-        return "within-shards", words, CATALOGUE["within-shards"].fix
-    which = listed((f"[{start}:{stop}]" for start, stop in odd), MAX_LISTED)
-    some = f"the shard{'s' * (len(odd) > 1)} {which} of {len(own)}, {min(rules)}; the others are in order"
-    words = f"within {some if len(odd) < len(own) else f'every shard, {min(rules)}'}"
-    return "alike-within-shards", words, CATALOGUE["alike-within-shards"].fix
+    odd = [(start, stop) for start, stop in shards if np.any(np.diff(order[start:stop]) != 1)]
+    own = sorted((order[start:stop] - start for start, stop in odd), key=len, reverse=True)
+    rules = {name_order(one, dim)[1] for one in own}
+    which = f"shard{'s' * (len(odd) > 1)} {listed((f'[{start}:{stop}]' for start, stop in odd), MAX_LISTED)}"
+    name: Disorder = "one-shard" if len(odd) == 1 else "alike-within-shards"
+    words = name_order(own[0], dim)[1]
+    if len(rules) > 1 and not _is_one_rule(own):
+        name = "within-shards"
+        words = f"dim {dim} is reordered, by another order on each: {_listed(order[slice(*odd[0])])} in the first"
+    if len(odd) == sum(stop - start > 1 for start, stop in shards):
+        return name, f"within every shard, {words}", CATALOGUE[name].fix
+    others = "the other is in order" if len(shards) - len(odd) == 1 else "the others are in order"
+    return name, f"within the {which} of {len(shards)}, {words}; {others}", CATALOGUE[name].fix
+
+
+def _is_one_rule(own: Sequence[Order]) -> bool:
+    """Whether shards, the largest first, are all reversed, rolled by as much, or have their halves exchanged.
+
+    A shard of two indices that are exchanged is all of these.
+    """
+    first, size = int(own[0][0]), len(own[0])
+    rules: list[Callable[[Order], Order]] = [
+        lambda at: at[::-1],
+        lambda at: np.roll(at, -first),
+        lambda at: np.roll(at, size - first),
+        lambda at: np.roll(at, len(at) // 2),
+    ]
+    return any(all(np.array_equal(rule(np.arange(len(one))), one) for one in own) for rule in rules)
 
 
 def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
@@ -200,8 +214,7 @@ def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | N
 def _name_digits(dim: int, order: Order, outer: int, rows: int, columns: int, inner: int) -> Named:
     name: Disorder = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "interleaved"
     view = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
-    pieces = "indices" if inner == 1 else f"blocks of {inner}"
-    words = f"dim {dim} is in the order of {view}: its {pieces} come as {_listed(order[::inner] // inner)}"
+    words = f"dim {dim} is in the order of {view}: its {_pieces(inner)} come as {_listed(order[::inner] // inner)}"
     indices_in_order = f"torch.arange({len(order)}).view({outer}, {columns}, {rows}, {inner}).transpose(1, 2).flatten()"
     return name, words, CATALOGUE[name].fix.format(undo=f"weight.index_select({dim}, {indices_in_order})")
 
@@ -213,5 +226,13 @@ def blocks_of(order: Order) -> tuple[int, Order]:
     return block, order[::block] // block
 
 
+def _pieces(block: int) -> str:
+    return "indices" if block == 1 else f"blocks of {block}"
+
+
 def _listed(order: Order, between: str = " ") -> str:
-    return between.join(map(str, order[:MAX_LISTED].tolist())) + (f"{between}..." if len(order) > MAX_LISTED else "")
+    """Write an order's first indices, or where those are in order, the first and those from where the order ends."""
+    bends = np.flatnonzero(np.diff(order) != 1)
+    start = int(bends[0]) if len(bends) and bends[0] >= MAX_LISTED - 1 else 0
+    shown = [*([order[0], "..."] if start else []), *order[start : start + MAX_LISTED].tolist()]
+    return between.join(map(str, [*shown, *(["..."] if start + MAX_LISTED < len(order) else [])]))

@@ -23,6 +23,8 @@ MAX_LISTED = 8
 FEW = 3
 """So many ranks out of order are named, with what they hold; of more, the order of all is."""
 
+OF_FEW = frozenset({"exchanged-ranks", "shared-shards", "unread-shards"})
+
 
 def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
     """Yield the rules by which ranks hold each other's shards, axis by axis first, then by rank."""
@@ -31,16 +33,10 @@ def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Exp
         return
     by_axis = _by_axis(claimed, sources)
     if by_axis is not None:
-        yield _explain_axes(claimed, by_axis)
+        yield _explain_axes(claimed, sources, by_axis)
         return
     yield from _by_global_rank(claimed, sources)
-    odd = {coord: source for coord, source in sources.items() if coord != source}
-    if len(odd) <= FEW and 2 * len(odd) < len(sources):
-        yield _explain_few(claimed, odd)
-    elif len(claimed.mesh.ranks) == len(sources):
-        permutation = _by_rank(claimed, sources)
-        if len(set(permutation)) == len(permutation):
-            yield _explain_permutation(claimed, permutation)
+    yield from _by_rank(claimed.mesh, sources)
 
 
 def _sources(claimed: Layout, held: Mapping[Coord, Region]) -> dict[Coord, Coord] | None:
@@ -79,17 +75,22 @@ def _by_axis(claimed: Layout, sources: Mapping[Coord, Coord]) -> Maps | None:
     return maps or None
 
 
-def _explain_axes(claimed: Layout, maps: Maps) -> Explanation:
+def _explain_axes(claimed: Layout, sources: Mapping[Coord, Coord], maps: Maps) -> Explanation:
     named = {axis: _rule(claimed.mesh, axis, seen) for axis, seen in maps.items()}
     name = next(iter(named.values()))[0]
     axis = next(axis for axis, (disorder, _) in named.items() if disorder == name)
     words = " and ".join(words for _, words in named.values())
-    fix = CATALOGUE[name].fix.format(axis=axis)
-    are_few = {disorder for disorder, _ in named.values()} <= {"shared-shards", "exchanged-ranks"}
-    if not are_few:
-        return Explanation(name, f"each rank holds another rank's shard: {words}", fix, words)
-    words += "; all other positions hold their own"
-    return Explanation(name, words, fix, words)
+    fix = CATALOGUE[name].fix.format(axis=axis, coordinate=f"mesh.get_local_rank({axis!r})")
+    if {disorder for disorder, _ in named.values()} <= OF_FEW:
+        words += _others("positions", claimed.mesh, sources)
+        return Explanation(name, words, fix, words)
+    are_all = len(sources) == claimed.mesh.size and all(coord != source for coord, source in sources.items())
+    return Explanation(name, f"each rank holds another rank's shard: {words}" if are_all else words, fix, words)
+
+
+def _others(what: str, mesh: Mesh, sources: Mapping[Coord, Coord]) -> str:
+    """Say that all but the few that are named are right: of ranks without a file nobody knows."""
+    return f"; all other {what}{' that were read' * (len(sources) < mesh.size)} hold their own"
 
 
 def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str]:
@@ -105,29 +106,38 @@ def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str
     if len(steps) == 1:
         return "rotated", f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
     order = listed((seen.get(position, "?") for position in range(size)), MAX_LISTED)
-    odd = {position: source for position, source in seen.items() if position != source}
-    few = len(odd) <= FEW and 2 * len(odd) < len(seen)
-    if few:
-        return "exchanged-ranks" if set(odd) == set(odd.values()) else "shared-shards", _holders(axis, odd)
-    if len(sources) < len(seen):
-        repeated = _repeated(axis, size, seen)
-        return "repeated-shards", f"along {axis} the ranks hold the shards [{order}], some of them twice{repeated}"
+    repeated = _repeated(size, seen)
+    if not repeated and (few := _few(seen)):
+        return few, " and ".join(f"{axis}={at} holds the shard of {axis}={source}" for at, source in _odd(seen))
+    if repeated or len(sources) < len(seen):
+        again = ", some of them more than once" * (len(sources) < len(seen))
+        rule = f": {axis}=i holds the shard of {axis}={repeated}" if repeated else ""
+        return "repeated-shards", f"along {axis} the ranks hold the shards [{order}]{again}{rule}"
     if len(seen) == size and as_text(np.array([seen[position] for position in range(size)])) == 1:
         return "as-text", f"along {axis} the shards are in the order of their numbers as text: [{order}]"
     return "permuted-ranks", f"along {axis} the shards stand in the order [{order}]"
 
 
-def _holders(axis: str, odd: Mapping[int, int]) -> str:
-    """Say which positions along an axis hold which shard: `fsdp=127 holds the shard of fsdp=126`."""
-    return " and ".join(
-        f"{axis}={position} holds the shard of {axis}={source}" for position, source in sorted(odd.items())
-    )
+def _odd(seen: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Return the positions or ranks that hold another's shard, rising, each with whose it is."""
+    return sorted((at, source) for at, source in seen.items() if at != source)
 
 
-def _repeated(axis: str, size: int, seen: Mapping[int, int]) -> str:
-    """Say by which rule positions share shards, where it is one; empty otherwise."""
+def _few(seen: Mapping[int, int]) -> Disorder | None:
+    """Name what happened where only a few hold another's shard; None where more do."""
+    odd = _odd(seen)
+    if len(odd) > FEW or 2 * len(odd) >= len(seen):
+        return None
+    sources = {source for _, source in odd}
+    if {at for at, _ in odd} == sources:
+        return "exchanged-ranks"
+    return "shared-shards" if sources <= seen.keys() else "unread-shards"
+
+
+def _repeated(size: int, seen: Mapping[int, int]) -> str:
+    """Say by which rule of its number i several share a shard; empty where none fits, or just one shows it."""
     positions, sources = np.array(list(seen)), list(seen.values())
-    for count in range(2, size):
+    for count in range(2, size) if len(_odd(seen)) > 1 else ():
         rules = {
             f"{count}*(i//{count}): {count} neighbours have the first shard of theirs": positions // count * count,
             f"i//{count}: {count} neighbours have the same": positions // count,
@@ -135,7 +145,7 @@ def _repeated(axis: str, size: int, seen: Mapping[int, int]) -> str:
         }
         for text, images in rules.items():
             if images.tolist() == sources:
-                return f": {axis}=i holds the shard of {axis}={text}"
+                return text
     return ""
 
 
@@ -158,27 +168,22 @@ def _of_rank(size: int, others: int) -> Iterator[tuple[str, Callable[[int], int]
     yield f"rank // {others}", lambda rank: rank // others
 
 
-def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> list[int]:
-    """Return, for the ranks rising, the rank that claims what each holds."""
-    mesh = claimed.mesh
-    pairs = sorted((mesh.rank_at(coord), mesh.rank_at(source)) for coord, source in sources.items())
-    return [source for _, source in pairs]
-
-
-def _explain_few(claimed: Layout, odd: Mapping[Coord, Coord]) -> Explanation:
-    rank_at = claimed.mesh.rank_at
-    pairs = sorted((rank_at(coord), rank_at(source)) for coord, source in odd.items())
-    words = " and ".join(f"rank {rank} holds the shard of rank {source}" for rank, source in pairs)
-    name: Disorder = (
-        "exchanged-ranks" if {at for at, _ in pairs} == {source for _, source in pairs} else "shared-shards"
-    )
-    return Explanation(name, f"{words}; all other ranks hold their own", CATALOGUE[name].fix.format(axis=""), words)
-
-
-def _explain_permutation(claimed: Layout, permutation: list[int]) -> Explanation:
-    words = permutation_in_words(sorted(claimed.mesh.ranks), permutation)
-    sentence = f"the ranks are permuted: {words}"
-    return Explanation("permuted-ranks", sentence, CATALOGUE["permuted-ranks"].fix, words)
+def _by_rank(mesh: Mesh, sources: Mapping[Coord, Coord]) -> Iterator[Explanation]:
+    """Yield whose shard each rank holds, where a position along one axis does not tell."""
+    seen = dict(sorted((mesh.rank_at(coord), mesh.rank_at(source)) for coord, source in sources.items()))
+    ranks = sorted(mesh.ranks)
+    repeated = _repeated(mesh.size, seen) if ranks == list(range(mesh.size)) else ""
+    if repeated:
+        words = f"rank i holds the shard of rank {repeated}"
+        fix = CATALOGUE["repeated-shards"].fix.format(coordinate="mesh.get_coordinate()")
+        yield Explanation("repeated-shards", words, fix, words)
+    elif few := _few(seen):
+        words = " and ".join(f"rank {rank} holds the shard of rank {source}" for rank, source in _odd(seen))
+        yield Explanation(few, words + _others("ranks", mesh, sources), CATALOGUE[few].fix, words)
+    elif len(seen) == len(set(seen.values())) == mesh.size:
+        words = permutation_in_words(ranks, list(seen.values()))
+        fix = CATALOGUE["permuted-ranks"].fix
+        yield Explanation("permuted-ranks", f"the ranks are permuted: {words}", fix, words)
 
 
 def permutation_in_words(ranks: list[int], permutation: list[int]) -> str:

@@ -1,0 +1,126 @@
+"""Ranks that hold other ranks' shards: the rule by which they do, the few that do, and what is said of absent ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.check.run import check_dump
+from shardviz.dump.write import rank_file
+from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.notation import parse
+from tests.check.checking import arange, check_made, only, shards_of
+from tests.dumps import Made
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from shardviz.check.finding import Report
+
+
+def by_source(tmp_path: Path, claimed: str, mesh: str, source: list[int], absent: Collection[int] = ()) -> Report:
+    """Check a tensor of which each rank has another's shard; `absent` ranks leave no file."""
+    rows = parse(claimed).layout(parse_mesh(mesh)).shape[0]
+    own = shards_of(arange(rows, 4), claimed, mesh)
+    made = Made(claimed, ids={rank: own[source[rank]] for rank in own})
+    check_made(tmp_path, mesh, {"w": made})
+    for rank in absent:
+        (tmp_path / "made.shardviz" / rank_file(rank)).unlink()
+    return check_dump(tmp_path / "made.shardviz")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ([0, 0, 2, 2], "tp=i holds the shard of tp=2*(i//2)"),
+        ([0, 0, 1, 1], "tp=i holds the shard of tp=i//2"),
+        ([0, 1, 0, 1], "tp=i holds the shard of tp=i%2"),
+        ([0, 1, 1, 2], "the shards [0, 1, 1, 2], some of them more than once"),
+        ([0, 1, 2, 3, 4, 5, 0, 1], "tp=i holds the shard of tp=i%6: the first 6 come again"),
+        ([0, 1, 2, 3, 0, 1, 2], "tp=i holds the shard of tp=i%4: the first 4 come again"),
+        ([0, 0, 2, 2, 4], "tp=i holds the shard of tp=2*(i//2): 2 neighbours have the first shard of theirs"),
+    ],
+)
+def test_ranks_that_share_a_shard_are_no_other_order_of_ranks(tmp_path: Path, source: list[int], words: str) -> None:
+    findings = by_source(tmp_path, f"[{2 * len(source)}/tp, 4]", f"tp={len(source)}", source).findings
+    assert [found.kind for found in findings] == ["duplicated", "missing"]
+    for found in findings:
+        assert words in found.summary
+        assert "each rank" not in found.summary
+        assert "Several ranks read the same part" in found.cause
+        assert "mesh.get_local_rank('tp'), undivided" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rule", "source"),
+    [
+        ("dp=2,tp=4", "i%6", [0, 1, 2, 3, 4, 5, 0, 1]),
+        ("dp=4,tp=3", "i%10", [*range(10), 0, 1]),
+        ("dp=2,tp=4", "i//2", [0, 0, 1, 1, 2, 2, 3, 3]),
+    ],
+)
+def test_a_rank_that_was_wrapped_or_divided_is_a_rule_on_any_mesh(
+    tmp_path: Path, mesh: str, rule: str, source: list[int]
+) -> None:
+    size = len(source)
+    for found in by_source(tmp_path, f"[{2 * size}/dp/tp, 4]", mesh, source).findings:
+        assert f"rank i holds the shard of rank {rule}" in found.summary
+        assert "Several ranks read the same part" in found.cause
+        assert "mesh.get_coordinate(), undivided" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "cause"),
+    [
+        ([0, 1, 1, 3], "tp=2 holds the shard of tp=1; all other positions hold their own", "clamped"),
+        ([0, 1, 2, 3, 4, 5, 6, 6], "tp=7 holds the shard of tp=6; all other positions hold their own", "clamped"),
+        ([0, 1, 2, 3, 4, 5, 6, 0], "tp=7 holds the shard of tp=0; all other positions hold their own", "clamped"),
+        ([0, 5, 2, 3, 4, 1, 6, 7], "tp=1 holds the shard of tp=5 and tp=5 holds the shard of tp=1", "exchanged"),
+    ],
+)
+def test_few_ranks_with_anothers_shard_are_named_and_the_others_are_not_blamed(
+    tmp_path: Path, source: list[int], words: str, cause: str
+) -> None:
+    for found in by_source(tmp_path, "[16/tp, 4]", f"tp={len(source)}", source).findings:
+        assert words in found.summary
+        assert cause in found.cause
+        assert "each rank" not in found.summary
+
+
+@pytest.mark.parametrize(
+    ("mesh", "source", "absent", "words", "cause"),
+    [
+        ("tp=8", [1, 0, 2, 3, 4, 5, 6, 7], (5, 6), "; all other positions that were read hold", "have each other's"),
+        ("tp=8", [1, 1, 2, 3, 4, 5, 6, 7], (5,), "; all other positions that were read hold", "clamped"),
+        ("tp=8", [0, 6, 2, 3, 4, 5, 1, 7], (6,), "; all other positions that were read hold", "that were not read"),
+        ("dp=2,tp=4", [0, 6, 2, 3, 4, 5, 1, 7], (7,), "; all other ranks that were read hold", "have each other's"),
+        ("tp=8", [0, 1, 2, 3, 4, 5, 0, 1], (0, 1), "[?, ?, 2, 3, 4, 5, 0, 1]: tp=i holds", "Several ranks"),
+    ],
+)
+def test_of_ranks_without_a_file_nobody_says_that_they_are_right(
+    tmp_path: Path, mesh: str, source: list[int], absent: tuple[int, ...], words: str, cause: str
+) -> None:
+    claimed = "[16/dp/tp, 4]" if "dp" in mesh else "[16/tp, 4]"
+    found = by_source(tmp_path, claimed, mesh, source, absent).findings[0]
+    assert words in found.summary
+    assert cause in found.cause
+    assert "all others their own" not in found.cause
+
+
+def test_few_positions_along_one_axis_and_all_along_another_do_not_contradict(tmp_path: Path) -> None:
+    own = shards_of(arange(32, 4), "[32/dp/fsdp, 4]", "dp=2,fsdp=8")
+    swapped = {0: 0, 1: 2, 2: 1, **{at: at for at in range(3, 8)}}
+    ids = {rank: own[(1 - rank // 8) * 8 + swapped[rank % 8]] for rank in range(16)}
+    found = only(check_made(tmp_path, "dp=2,fsdp=8", {"w": Made("[32/dp/fsdp, 4]", ids=ids)}))
+    assert "each rank holds another rank's shard" in found.summary
+    assert "hold their own" not in found.summary
+
+
+def test_two_ranks_of_a_mesh_with_each_others_shards_are_named_by_rank(tmp_path: Path) -> None:
+    own = shards_of(arange(16, 4), "[16/tp/fsdp, 4]", "fsdp=4,tp=2")
+    own[1], own[6] = own[6], own[1]
+    found = only(check_made(tmp_path, "fsdp=4,tp=2", {"w": Made("[16/tp/fsdp, 4]", ids=own)}))
+    assert found.ranks == (1, 6)
+    assert "rank 1 holds the shard of rank 6 and rank 6 holds the shard of rank 1; all other ranks" in found.summary
