@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardviz.text import counted
-
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
@@ -79,8 +77,7 @@ def _as_one(members: Sequence[Finding]) -> Finding:
     if len({replace(_nameless(one), ranks=()) for one in members}) == 1:
         sentence, details = f"{len(members)} tensors alike: {worded.sentence}", worded.details
     else:
-        sentence = f"{first.tensor} and {counted(len(members) - 1, 'more tensor')}: {first.sentence}"
-        details = first.details
+        sentence, details = f"{len(members)} tensors, such as {first.tensor}: {first.sentence}", first.details
     return replace(whole, sentence=sentence, details=details, cause=worded.cause, fix=worded.fix)
 
 

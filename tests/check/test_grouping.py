@@ -42,7 +42,7 @@ def test_a_tensor_of_a_group_that_is_held_in_no_known_order_is_said_to_be() -> N
 def test_one_cause_on_three_tensors_is_one_finding_with_the_numbers_of_the_first() -> None:
     (found,) = grouped([zeros(name, 8 * at) for at, name in enumerate(NAMES, 1)])
     assert (found.tensor, found.tensors) == ("up.weight", NAMES)
-    assert found.summary == "up.weight and 2 more tensors: 8 zeros"
+    assert found.summary == "3 tensors, such as up.weight: 8 zeros"
     assert [one.sentence for one in ungrouped([found])] == ["8 zeros", "16 zeros", "24 zeros"]
     assert found.to_json()["tensors"] == NAMES
 
@@ -106,7 +106,7 @@ def test_one_rule_on_weights_of_different_shapes_is_one_finding_that_shows_both_
     found = only(check_made(tmp_path, "fsdp=2,tp=3", made))
     assert found.tensors == ("a", "b")
     assert ("and", "b: claimed [24/fsdp/tp], held [24/tp/fsdp]") in found.layouts
-    assert "a and 1 more tensor: " in found.summary
+    assert "2 tensors, such as a: " in found.summary
 
 
 def test_every_format_counts_the_finding_once_and_names_every_tensor() -> None:

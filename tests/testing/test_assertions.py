@@ -170,7 +170,7 @@ def test_replicas_of_uneven_shards_are_compared_shard_by_shard(mesh):
     fully_shard(model, mesh=mesh)
     assert_replicated(model, axis="dp")
     text = text_of(assert_replicated, model, axis="fsdp")
-    assert text.startswith("bias, weight: bias and 1 more tensor: it is split over fsdp, but equal")
+    assert text.startswith("bias, weight: 2 tensors, such as bias: it is split over fsdp, but equal")
 
 
 @spmd(mesh={"dp": 2})
