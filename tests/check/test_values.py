@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.check.finding import Report
+    from shardviz.dump.records.base import Role
 
 RANDOM = np.random.default_rng(0).standard_normal((8, 8, 3)).astype(np.float32)
 
@@ -44,10 +45,68 @@ def test_one_odd_copy_is_not_blamed_on_seeds(files: Path, change: float | None, 
     add_values(files, "w", "[8, 3]", {rank: odd if rank == 3 else RANDOM[0] for rank in range(4)})
     found = only(check_dump(files))
     assert (found.kind, found.ranks) == ("unreplicated", (3,))
-    assert "rank 3 (dp=1, tp=1) has other values than all others" in found.summary
+    assert "rank 3 (dp=1, tp=1) has other values than the other copies" in found.summary
     assert f"every element {words}" in found.summary if words else "every element" not in found.summary
     assert "rank 3 (dp=1, tp=1) alone" in found.cause
     assert "seed" not in found.fix
+
+
+@pytest.mark.parametrize("role", ["buffer", "param"])
+@pytest.mark.parametrize("claimed", [None, "[8, 3]"])
+def test_one_odd_copy_of_a_plain_tensor_or_buffer_is_not_either(files: Path, role: Role, claimed: str | None) -> None:
+    add_values(files, "sharded", "[16/tp, 3]", {rank: RANDOM[rank % 2] for rank in range(4)})
+    add_values(files, "w", claimed, {rank: RANDOM[int(rank == 3)] for rank in range(4)}, role=role)
+    found = only(check_dump(files))
+    assert "rank 3 (dp=1, tp=1) alone" in found.cause
+    assert "seed" not in found.fix
+    assert "each rank" not in found.cause
+
+
+@pytest.mark.parametrize("role", ["buffer", "param"])
+def test_copies_that_differ_along_two_axes_are_broadcast_along_both(files: Path, role: Role) -> None:
+    add_values(files, "w", "[8, 3]", {rank: RANDOM[rank] for rank in range(4)}, role=role)
+    assert "along dp and tp" in only(check_dump(files)).fix
+
+
+def test_odd_copies_of_several_parts_are_compared_with_those_of_their_parts(tmp_path: Path) -> None:
+    check_made(tmp_path, "dp=8,tp=4", {"other": "[4]"})
+    odd = {rank: RANDOM[rank % 4] + (rank in (3, 17)) for rank in range(32)}
+    add_values(tmp_path / "made.shardviz", "w", "[32/tp, 3]", odd)
+    found = only(check_dump(tmp_path / "made.shardviz"))
+    assert "ranks 3, 17 have other values than the other copies" in found.summary
+    assert "All other copies agree" in found.cause
+    assert "what only ranks 3, 17 run or read" in found.fix
+
+
+@pytest.mark.parametrize(("odd", "is_first"), [((0,), True), ((0, 1), True), ((1,), False), ((0, 5), False)])
+def test_only_first_ranks_may_have_read_a_file_and_not_sent_it_on(
+    tmp_path: Path, odd: tuple[int, ...], is_first: bool
+) -> None:
+    check_made(tmp_path, "dp=8,tp=2", {"other": "[4]"})
+    values = {rank: RANDOM[rank % 2] + (rank in odd) for rank in range(16)}
+    add_values(tmp_path / "made.shardviz", "w", "[16/tp, 3]", values)
+    assert ("reads a checkpoint" in only(check_dump(tmp_path / "made.shardviz")).cause) == is_first
+
+
+def test_a_tensor_that_some_ranks_did_not_shard_has_that_for_its_cause(tmp_path: Path) -> None:
+    check_made(tmp_path, "tp=4", {"other": "[4]"})
+    folder = tmp_path / "made.shardviz"
+    add_values(folder, "w", "[16/tp, 3]", {rank: RANDOM[rank] for rank in (0, 1)})
+    add_values(folder, "w", None, {rank: RANDOM[rank] for rank in (2, 3)})
+    found = only(check_dump(folder))
+    assert (found.claimed, found.ranks) == ("", (3,))
+    assert "2 different copies on 2 ranks" in found.summary
+    assert "a DTensor on ranks 0-1 and a plain tensor on ranks 2-3" in found.cause
+    assert "seed" not in found.fix
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_copy_without_placements_is_compared_with_those_that_have_some(tmp_path: Path, other: int) -> None:
+    check_made(tmp_path, "tp=4", {"other": "[4]"})
+    folder = tmp_path / "made.shardviz"
+    add_values(folder, "w", "[8, 3]", dict.fromkeys((0, 1), RANDOM[0]))
+    add_values(folder, "w", None, dict.fromkeys((2, 3), RANDOM[other]))
+    assert kinds(check_dump(folder)) == ["unreplicated"] * other
 
 
 def test_the_first_rank_alone_may_have_loaded_a_file(files: Path) -> None:
@@ -59,7 +118,7 @@ def test_what_one_odd_copy_differs_by_is_not_said_of_several(files: Path) -> Non
     check_made(files.parent, "dp=8", {"other": "[4]"})
     add_values(files, "w", "[8, 3]", {rank: RANDOM[0] + {1: 1, 3: 2}.get(rank, 0) for rank in range(8)})
     found = only(check_dump(files))
-    assert "ranks 1, 3 have other values than all others" in found.summary
+    assert "ranks 1, 3 have other values than the other copies" in found.summary
     assert "every element" not in found.summary
     assert "their copies" in found.cause
 
@@ -219,4 +278,5 @@ def test_a_plain_weight_beside_sharded_ones_is_reported_to_be_reduced_by_nothing
     assert (found.kind, found.tensor) == ("unreplicated", "own")
     assert "ignored_params" in found.cause
     assert "averaged" not in found.cause
-    assert "DTensor that is split over that axis" in found.fix
+    assert "broadcast it along dp and tp" in found.fix
+    assert "DTensor that is split over these axes" in found.fix

@@ -20,7 +20,7 @@ from shardviz.layout.notation import write
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Collection, Hashable, Iterator, Mapping
 
     from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.layout.mesh import Mesh
@@ -61,15 +61,22 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
         ids: The same tensor when it was stamped, which shows the part that each rank holds.
     """
     groups: dict[Hashable, list[Shard]] = {}
+    claimed = {layout.tensor_shape for layout in tensor.claims if layout is not None}
     for rank, shard in tensor.shards.items():
         if 0 not in shard.body.local_shape:
-            part = _part(shard, ids.shards.get(rank) if ids else None)
+            part = _part(shard, ids.shards.get(rank) if ids else None, claimed)
             groups.setdefault((part, _pending(shard), shard.body.dtype), []).append(shard)
     return list(groups.values())
 
 
-def _part(shard: Shard, ids: Shard | None) -> Hashable:
-    """Return a key that two shards share if they hold the same part of the tensor."""
+def _part(shard: Shard, ids: Shard | None, claimed: Collection[tuple[int, ...]]) -> Hashable:
+    """Return a key that two shards share if they hold the same part of the tensor.
+
+    Args:
+        shard: The shard.
+        ids: The same shard when it was stamped.
+        claimed: The global shapes that other ranks claim: a plain tensor of one of them is a copy of the whole.
+    """
     if ids is not None and ids.body.held is not None:
         return ids.body.held
     if ids is not None and any(first > 0 for first, _, _ in ids.body.runs or ()):
@@ -78,7 +85,8 @@ def _part(shard: Shard, ids: Shard | None) -> Hashable:
         return claimed_dims(shard.layout)[shard.rank]
     if ids is not None and ids.body.dense:
         return shard.rank
-    return shard.body.local_shape
+    local = shard.body.local_shape
+    return tuple(((0, size),) for size in local) if local in claimed else local
 
 
 def _pending(shard: Shard) -> tuple[int, ...]:
@@ -102,30 +110,49 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
         [shard for shard in group if shard.digest(index) != most] for group, most in zip(differing, usual, strict=True)
     ]
     pair = next(shard for shard in differing[0] if shard.digest(index) == usual[0]), others[0][0]
-    mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
-    odd = "" if _is_beside_shards(dump, tensor) else _odd(mesh, differing, others)
-    about = _about_odd(odd, differing, others, pair) if odd else _about_axes(dump, tensor, mesh, differing, index)
+    claimed = pair[1].layout
+    mesh = claimed.mesh if claimed else dump.files.mesh
+    odd = _odd(mesh, differing, others)
+    is_first = _are_first(tensor, differing, others)
+    about = _about_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
     first = first_difference(*pair)
     return replace(
-        about,
+        _in_part_sharded(tensor, about),
         tensor=tensor.names[index],
         ranks=_ranks(others),
         details=(first,) if first else (),
-        claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
+        claimed=write(claimed, equal=True) if claimed else "",
     )
+
+
+def _in_part_sharded(tensor: Tensor, about: Finding) -> Finding:
+    """Name the cause where some ranks have a DTensor and others a plain tensor."""
+    plain = tensor.claims.get(None, ())
+    others = sorted(set(tensor.shards) - set(plain))
+    if not plain or not others:
+        return about
+    cause = f"It is a DTensor on {named_ranks(others)} and a plain tensor on {named_ranks(plain)}: what shards it ran "
+    fix = "shard it on all ranks alike (distribute_tensor, parallelize_module, fully_shard), or on none"
+    return replace(about, cause=f"{cause}on some ranks only", fix=fix, refs=())
 
 
 def _ranks(groups: Groups) -> tuple[int, ...]:
     return tuple(sorted(shard.rank for group in groups for shard in group))
 
 
-def _about_odd(odd: str, differing: Groups, others: Groups, pair: tuple[Shard, Shard]) -> Finding:
+def _are_first(tensor: Tensor, differing: Groups, others: Groups) -> bool:
+    """Whether of every part that has other copies it is the first rank's alone, and the run's first is one of them."""
+    alone = all(len(odd) == 1 and odd[0] is group[0] for odd, group in zip(others, differing, strict=True))
+    return alone and min(tensor.shards) in _ranks(others)
+
+
+def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> Finding:
     """Say what is wrong where most copies agree."""
-    ranks = _ranks(others)
-    apart = _apart(*pair) if len(ranks) == 1 else ""
-    verb = "has" if len(ranks) == 1 else "have"
-    sentence = f"copies differ from the start: {odd} {verb} other values than all others{apart}"
-    cause, fix = _advice_on_odd(odd, len(ranks), is_first=min(_ranks(differing)) in ranks)
+    count = len(_ranks(others))
+    apart = _apart(*pair) if count == 1 else ""
+    verb = "has" if count == 1 else "have"
+    sentence = f"copies differ from the start: {odd} {verb} other values than the other copies{apart}"
+    cause, fix = _advice_on_odd(odd, count, is_first=is_first)
     held = f"other values on {odd}"
     return Finding("unreplicated", "error", "", (), sentence, held=held, cause=cause, fix=fix, refs=OF_REPLICAS)
 
@@ -193,7 +220,8 @@ def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
 
 def _advice(role: str, axes: list[str], *, is_beside_shards: bool) -> tuple[str, str, tuple[str, ...]]:
     """Return cause, fix and references."""
-    where = f"along {axes[0]}" if axes else "on all ranks"
+    where = f"along {' and '.join(axes)}" if axes else "on all ranks"
+    these = "these axes" if len(axes) > 1 else "that axis"
     if role == "buffer":
         return (
             "Buffers are neither sharded nor synchronised: each rank computes with its own",
@@ -205,8 +233,8 @@ def _advice(role: str, axes: list[str], *, is_beside_shards: bool) -> tuple[str,
             "It is a plain tensor beside sharded ones, as FSDP's ignored_params are, and what no fully_shard takes: "
             "nothing broadcasts it and nothing reduces its gradient, so each rank keeps its own values",
             f"where ranks should have copies, torch.distributed.broadcast it {where} before training and all_reduce "
-            "its gradient; where each should have its own, make it a DTensor that is split over that axis: of plain "
-            "copies a checkpoint keeps one",
+            f"its gradient; where each should have its own, make it a DTensor that is split over {these}: of "
+            "plain copies a checkpoint keeps one",
             (),
         )
     return (
@@ -224,17 +252,17 @@ def _advice_on_odd(odd: str, count: int, *, is_first: bool) -> tuple[str, str]:
     Args:
         odd: The ranks whose copies are others.
         count: How many they are.
-        is_first: Whether the first of all ranks is one of them.
+        is_first: Whether they are the first ranks that have the parts.
     """
-    copy = "its copy" if count == 1 else "their copies"
+    copy, does = ("its copy", "runs or reads") if count == 1 else ("their copies", "run or read")
     if is_first:
         return (
             f"Only {odd} loaded or changed {copy}, as where rank 0 reads a checkpoint, and nothing sent it on",
             f"torch.distributed.broadcast it from {odd} to the ranks with the same part, or load it on every rank",
         )
     return (
-        f"All other ranks agree, so {odd} alone loaded or changed {copy}: code that runs only there, another file on "
+        f"All other copies agree, so {odd} alone loaded or changed {copy}: code that runs only there, another file on "
         "that machine, or a broadcast without it",
-        f"look for what only {odd} runs or reads; torch.distributed.broadcast from a rank that has the same part and "
-        "agrees with the others makes the copies equal",
+        f"look for what only {odd} {does}; torch.distributed.broadcast from a rank that has the same part and agrees "
+        "with the others makes the copies equal",
     )
