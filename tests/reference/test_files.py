@@ -59,7 +59,11 @@ def test_a_name_that_is_not_there_is_not_found(tmp_path):
     ("spoil", "told"),
     [
         (lambda data: b"", "is empty"),
-        (lambda data: data[:4], "is not a safetensors file"),
+        (lambda data: data[:4], "is cut short: it has 4 of the 8 bytes that say how long its header is"),
+        (lambda data: data[:8], "is cut short: it has 0 of the [0-9]+ bytes of its header"),
+        (lambda data: data[:9], "is cut short: it has 1 of the [0-9]+ bytes of its header"),
+        (lambda data: b"\xff" * 8, "is not a safetensors file"),
+        (lambda data: bytes(8), "is not a safetensors file"),
         (lambda data: data[:20], "is cut short: it has 12 of the [0-9]+ bytes of its header"),
         (lambda data: b"\xff" * 8 + data[8:], "is not a safetensors file"),
         (lambda data: data[:-3], "in bytes 0 to 24 of 21"),
@@ -73,6 +77,13 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, spoil, told):
     with pytest.raises(DumpError, match=told) as caught:
         open_reference(path)
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["ab", "a note\n", "abcdefgh", '{"a": 1}\n'])
+def test_a_short_file_of_another_kind_is_not_called_cut_short(tmp_path, text):
+    (tmp_path / "notes.txt").write_text(text)
+    with pytest.raises(DumpError, match="is not a safetensors file"):
+        open_reference(tmp_path / "notes.txt")
 
 
 @pytest.mark.parametrize(
