@@ -174,7 +174,7 @@ def _refuse_cut(path: Path, length: int, size: int, first: bytes) -> None:
     if size < LENGTH_BYTES and path.suffix == ".safetensors":
         has = f"{size} of the {LENGTH_BYTES} bytes that say how long its header is"
         raise DumpError(f"{path} is cut short: it has {has}", "copy it again")
-    if first in (b"{", b"") and max(2, size - LENGTH_BYTES + 1) <= length <= MAX_HEADER:
+    if size >= LENGTH_BYTES and first in (b"{", b"") and max(2, size - LENGTH_BYTES + 1) <= length <= MAX_HEADER:
         has = f"{size - LENGTH_BYTES:,} of the {length:,} bytes of its header"
         raise DumpError(f"{path} is cut short: it has {has}", "copy it again")
     if not 2 <= length <= min(MAX_HEADER, size - LENGTH_BYTES):
