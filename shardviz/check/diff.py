@@ -130,7 +130,7 @@ def _is_trace_alone(dump: Dump) -> bool:
 
 
 def _is_of_layout(change: Change, before: Dump, after: Dump) -> bool:
-    """Whether ranks may only hold other parts: a tensor that was cut by hand has the shape of one rank's part."""
+    """Whether a change follows from another layout; a tensor that was cut by hand has the shape of one rank's part."""
     if change.aspect != "shape":
         return change.aspect == "claimed"
     both = (_kept(dump, role).get(change.tensor) for dump in (before, after) for role in ROLES)

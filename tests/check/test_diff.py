@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from shardviz.check.diff import Change, Difference, _is_of_layout, compare
+from shardviz.check.diff import Change, Difference, compare
 from shardviz.check.step.runs.departure import StepDifference
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
@@ -133,15 +134,31 @@ def test_layouts_of_two_jobs_whose_steps_agree_are_shown_and_change_nothing():
     assert [found["tensor"] for found in difference.to_json()["relaid"]] == ["w", "layers.0.b", "layers.1.b"]
 
 
-def test_jobs_may_cut_a_plain_tensor_otherwise_and_have_no_other_shape_of_a_dtensor(tmp_path):
-    before, after = (
-        made(tmp_path / name, {"w": f"float32[{size}/tp, 12]", "cut": Made(None, f"[{size}]", shape=(size,))})
-        for name, size in (("a", 12), ("b", 24))
-    )
-    shapes = [Change(name, "shape", "[12]", "[24]") for name in ("w", "cut")]
-    assert [_is_of_layout(change, before, after) for change in shapes] == [False, True]
-    assert _is_of_layout(Change("w", "claimed", "", ""), before, after)
-    assert not _is_of_layout(Change("w", "dtype", "", ""), before, after)
+@pytest.mark.parametrize(
+    ("claims", "shapes", "dtypes", "code", "line"),
+    [
+        ((None, None), (12, 6), (4, 4), 0, "layouts differ, as two jobs' may: w [12] and [6]"),
+        (("[48/tp]", None), (12, 12), (4, 4), 0, "layouts differ, as two jobs' may: w [48] and [12], and 1 other"),
+        (("[48/tp]", "[24/fsdp]"), (12, 12), (4, 4), 1, "shape  w\n  before  [48]\n  after   [24]"),
+        (("[48/tp]", "[24/fsdp/tp]"), (12, 3), (4, 4), 1, "shape  w\n  before  [48]\n  after   [24]"),
+        (("[48/tp]", "[48/fsdp/tp]"), (12, 6), (4, 4), 0, "layouts differ, as two jobs' may: w [48/tp] on"),
+        ((None, None), (12, 6), (4, 8), 1, "dtype"),
+    ],
+)
+def test_what_two_jobs_may_have_otherwise_is_their_layout(
+    tmp_path, monkeypatch, capsys, claims, shapes, dtypes, code, line
+):
+    """Compare dumps of jobs whose steps agree: the traces themselves are in tests/live/run/traced."""
+    agree = StepDifference((), 3, agreement="the jobs agree", is_of_jobs=True)
+    paths = [make_dump(tmp_path / name, MESH, {}) for name in "ab"]
+    for path, claimed, size, width in zip(paths, claims, shapes, dtypes, strict=True):
+        ones = np.ones(size, f"f{width}")
+        add_values(path, "w", claimed, dict.fromkeys(range(8), ones), constant=True, written=False)
+    assert main(["diff", *map(str, paths)]) == 1
+    monkeypatch.setattr("shardviz.check.diff.compare_steps", lambda *_: agree)
+    capsys.readouterr()
+    assert main(["diff", *map(str, paths)]) == code
+    assert line in capsys.readouterr().out
 
 
 def test_two_dumps_that_share_nothing_to_compare_are_an_error(tmp_path, capsys):
