@@ -245,7 +245,10 @@ def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
                 text = f"the optimizer has {listed(sorted(own), MAX_NAMES)} of {printable(name)} and no {key}"
                 text += f"; {counts[fuller]:,} other parameters have one"
                 cause = "Its state was saved only in part, or was put together from another checkpoint"
-                fix = "save the whole state of each parameter, copy all files again, or convert it again"
+                fix = (
+                    "save the whole state of each parameter (torch.distributed.checkpoint.state_dict.get_state_dict); "
+                )
+                fix += "where it was saved whole, copy all files of the checkpoint again, or convert it again from them"
                 yield Finding(
                     "incomplete", "warning", optimizer.states[name][0][1].name, (), text, cause=cause, fix=fix
                 )

@@ -22,17 +22,17 @@ class Agreement:
         loss: The loss of the sharded step over all ranks; NaN where it was not captured.
         loss_wanted: The unsharded model's.
         num_right: How many gradients are the unsharded model's.
-        most_of_right: The largest difference of any element of them, on any rank.
+        largest_error_of_right: The largest difference of any element of them, on any rank.
         num_wrong: How many gradients are not.
-        most_of_wrong: The largest difference of any element of those, on any rank.
+        largest_error_of_wrong: The largest difference of any element of those, on any rank.
     """
 
     loss: float
     loss_wanted: float
     num_right: int
-    most_of_right: float
+    largest_error_of_right: float
     num_wrong: int
-    most_of_wrong: float
+    largest_error_of_wrong: float
 
 
 def agreement(dump: Dump) -> Agreement | None:

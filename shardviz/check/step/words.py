@@ -9,6 +9,7 @@ from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from fractions import Fraction
 
     from shardviz.check.finding import Kind, Severity
     from shardviz.check.step.advice import Advice
@@ -22,6 +23,11 @@ WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
 def number(value: float) -> str:
     """Return a number in at most five digits that matter."""
     return f"{value:.5g}"
+
+
+def size_clause(ratio: Fraction | float, axes: str) -> str:
+    """Return the clause that names the axes whose size a ratio is, or one over it; empty where there are none."""
+    return f", {'' if ratio > 1 else '1 over '}the size of {axes}" if axes else ""
 
 
 def claimed_text(one: Compared) -> str:

@@ -62,8 +62,7 @@ def compare_with_job(
     assert isinstance(job, Job), "one is a job"
     assert isinstance(checkpoint, Checkpoint), "and the other is not"
     pairs = paired(before, after, rules, _states)
-    if not pairs.both and before.tensors and after.tensors:
-        refuse_strangers(before, after)
+    refuse_strangers(pairs, before, after)
     steps = [*also, *stale.opened(stale.siblings(checkpoint.path), [checkpoint.path])]
     search = Search(checkpoint.tensors, steps)
     judged: list[tuple[Outcome, Live, Entry]] = []

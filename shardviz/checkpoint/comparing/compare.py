@@ -5,7 +5,7 @@ Two tensors are in memory at a time. Names are matched as a reference's are: by 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
 from shardviz.checkpoint.comparing.casts import is_narrower
@@ -68,8 +68,7 @@ def compare_checkpoints(
     """
     rules = rules_of(names, "names") if isinstance(names, dict) else tuple(names or ())
     pairs = paired(before, after, rules)
-    if not pairs.both and before.tensors and after.tensors:
-        refuse_strangers(before, after)
+    refuse_strangers(pairs, before, after)
     judged = _compared(pairs, (before.tensors, after.tensors), progress)
     found = with_left_over(judged, before, after, also)
     outcomes = tuple(outcome for outcome, _ in found)
@@ -98,12 +97,14 @@ def _compared(
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(found)))]
 
 
-def refuse_strangers(before: Side, after: Side) -> NoReturn:
-    """Raise because two sides have no tensor in common by its name.
+def refuse_strangers(pairs: Pairs, before: Side, after: Side) -> None:
+    """Refuse two sides that have tensors, and none in common.
 
     Raises:
-        ShardvizError: Always; its message has some names of each side.
+        ShardvizError: They are such; its message has some names of each side.
     """
+    if pairs.both or not before.tensors or not after.tensors:
+        return
     some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
     family = family_of(before.tensors, after.tensors)
     hint = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"

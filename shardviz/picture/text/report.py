@@ -77,8 +77,14 @@ def step_text(dump: Dump) -> str:
     found = agreement(dump)
     if found is None:
         return ""
-    right = f"{counted(found.num_right, 'gradient')} within {found.most_of_right:.2g}" if found.num_right else ""
-    wrong = f"{counted(found.num_wrong, 'gradient')} off by up to {found.most_of_wrong:.2g}" if found.num_wrong else ""
+    right = (
+        f"{counted(found.num_right, 'gradient')} within {found.largest_error_of_right:.2g}" if found.num_right else ""
+    )
+    wrong = (
+        f"{counted(found.num_wrong, 'gradient')} off by up to {found.largest_error_of_wrong:.2g}"
+        if found.num_wrong
+        else ""
+    )
     losses = "" if math.isnan(found.loss) else f"loss {found.loss:.9g}, unsharded {found.loss_wanted:.9g}"
     return "; ".join(filter(None, [losses, right, wrong]))
 

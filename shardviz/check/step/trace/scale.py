@@ -13,7 +13,7 @@ import numpy as np
 from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.rules.ratios.scale import size_in_words, times_text
-from shardviz.check.step.words import WHAT, claimed_text, number
+from shardviz.check.step.words import WHAT, claimed_text, number, size_clause
 
 if TYPE_CHECKING:
     from shardviz.check.step.advice import Advice
@@ -38,7 +38,6 @@ def check_times(evidence: Evidence, one: Compared, first: Divergence) -> Finding
     is_ratio = bool(ratio) and abs(factor - ratio) <= max(NEAR, one.rounding.epsilon) * abs(factor)
     axes = _axes(one, ratio) if is_ratio else []
     size = " or ".join(axes)
-    which = f", {'' if ratio > 1 else '1 over '}the size of {size}" if size else ""
     times = times_text(ratio) if is_ratio else f"{number(factor)} times"
     cause, fix = _advice(evidence, first, ratio if is_ratio else Fraction(0), size)
     return Finding(
@@ -46,7 +45,7 @@ def check_times(evidence: Evidence, one: Compared, first: Divergence) -> Finding
         "error",
         one.name,
         one.wrong,
-        f"the {WHAT[one.role]} is {times} {one.whose}{which}",
+        f"the {WHAT[one.role]} is {times} {one.whose}{size_clause(ratio, size)}",
         claimed=claimed_text(one),
         cause=cause,
         fix=fix,

@@ -17,7 +17,7 @@ from shardviz.check.step.rules.ratios.clipping import multiplied, nearness, roun
 from shardviz.check.step.rules.ratios.factors import advice, batch_axes
 from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
 from shardviz.check.step.rules.ratios.scale import RATIO_PRECISION, overs, times_text
-from shardviz.check.step.words import number
+from shardviz.check.step.words import number, size_clause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,13 +61,12 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     is_ratio = bool(ratio) and abs(factor - ratio) <= near * max(1.0, abs(factor))
     found = overs(gradients, ratio, batch_axes(evidence.dump)) if is_ratio else []
     size = " or ".join(over.text for over in found)
-    which = f", {'' if ratio > 1 else '1 over '}the size of {size}" if size else ""
     times = times_text(ratio) if is_ratio else f"{number(factor)} times"
     cause, fix = _advice(gradients, factor, times)
     if found:
         of_axes = advice(ratio, found)
         cause, fix = f"{of_axes[0]}; or: {cause[0].lower()}{cause[1:]}", f"{of_axes[1]}; or {fix}"
-    sentence = f"the gradient is {times} the unsharded model's{which}"
+    sentence = f"the gradient is {times} the unsharded model's{size_clause(ratio, size)}"
     first = gradients[0]
     finding = Finding(
         "wrong-scale",

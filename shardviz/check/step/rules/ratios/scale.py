@@ -16,7 +16,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.factors import Over, advice, batch_of, splits
-from shardviz.check.step.words import WHAT, claimed_text, number
+from shardviz.check.step.words import WHAT, claimed_text, number, size_clause
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -76,14 +76,13 @@ def check_scale(one: Compared, batch: Batch | None = None, *, is_mean: bool = Fa
         return _by_numbers(one)
     found = overs([one], ratio, batch)
     size = " or ".join(over.text for over in found)
-    which = f", {'' if ratio > 1 else '1 over '}the size of {size}" if size else ""
     cause, fix = _of_value(ratio, size, is_mean=is_mean) if one.role == "scalar" else _advice(ratio, found)
     return Finding(
         "wrong-scale",
         "error",
         one.name,
         one.wrong,
-        f"the {WHAT[one.role]} is {times_text(ratio)} {one.whose}{which}",
+        f"the {WHAT[one.role]} is {times_text(ratio)} {one.whose}{size_clause(ratio, size)}",
         claimed=claimed_text(one),
         cause=cause,
         fix=fix,
