@@ -170,10 +170,9 @@ def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: 
 def describe(drawing: Drawing, subject: Subject) -> str:
     """Describe a picture in a few sentences, for screen readers."""
     parts = [f"{_sizes(subject)} on mesh {subject.mesh}", *(f"{title} {text}" for title, text, _ in _sides(subject))]
-    wrong = subject.misplaced.difference(subject.silent)
-    if wrong:
+    if subject.misplaced:
         what = "what is intended" if subject.intended else "what they claim"
-        parts.append(f"{len(wrong):,} of {len(subject.claims):,} ranks do not hold {what}")
+        parts.append(f"{len(subject.misplaced):,} of {len(subject.claims):,} ranks do not hold {what}")
     return ". ".join([*parts, *notes(drawing, subject, Glyphs())]) + "."
 
 
