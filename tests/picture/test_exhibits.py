@@ -338,6 +338,33 @@ def test_one_rank_holds_and_several_hold(ranks: list[int], title: str) -> None:
     assert held.title == title
 
 
+@pytest.mark.parametrize(
+    ("swapped", "heads"), [(14, ("14", "15")), (3, tuple(map(str, range(3, 15)))), (0, tuple(map(str, range(12))))]
+)
+def test_positions_begin_where_a_long_shard_is_out_of_order(
+    tmp_path: Path, swapped: int, heads: tuple[str, ...]
+) -> None:
+    order = [*range(swapped), swapped + 1, swapped, *range(swapped + 2, 16)]
+    whole = np.arange(1, 33).reshape(32, 1)
+    ids = {0: whole[order], 1: whole[16:]}
+    dump, report = checked(tmp_path, Made("[32/tp, 1]", ids=ids))
+    found = exhibit_of(dump, report.findings[0], report.laid_out)
+    assert found is not None
+    assert found.heads == ("local position", *heads)
+    _, held = found.rows
+    assert [cell.is_wrong for cell in held.cells] == [True, True, *[False] * (len(heads) - 2)]
+
+
+def test_a_rank_that_is_in_order_in_all_positions_shown_is_counted(tmp_path: Path) -> None:
+    whole = np.arange(1, 33).reshape(32, 1)
+    ids = {0: whole[[1, 0, *range(2, 16)]], 1: whole[[*range(16, 30), 31, 30]]}
+    dump, report = checked(tmp_path, Made("[32/tp, 1]", ids=ids))
+    found = exhibit_of(dump, report.findings[0], report.laid_out)
+    assert found is not None
+    assert [row.title for row in found.rows] == ["rank 0 should hold", "rank 0 holds"]
+    assert found.more == "1 more rank"
+
+
 def test_only_shards_out_of_order_along_one_dim_stand_under_it(tmp_path: Path) -> None:
     whole = np.arange(1, 33).reshape(8, 4)
     ids = {0: whole[:4][[0, 2, 1, 3]], 1: whole[4:][:, [1, 0, 2, 3]]}
