@@ -20,6 +20,7 @@ from shardviz.picture.model.sides import Sides
 from shardviz.picture.model.subjects.subject import drawn_sides, of_layout, of_tensor
 from shardviz.picture.text.page import picture_lines
 from shardviz.picture.text.paint import Frame, Look, Side, paint
+from shardviz.picture.text.tables.ranks import rank_rows
 from shardviz.picture.text.terminal import Terminal
 from tests.check.records import add_values, change_run
 from tests.dumps import Made, make_dump
@@ -229,6 +230,47 @@ def test_a_misordered_rank_whose_order_no_map_shows_is_marked_whole(tmp_path: Pa
     sides = of_ids(tmp_path, "tp=2", Made("[8/tp, 4]", ids=ids))
     assert sides.blamed == ((1, "in another order"),)
     assert [row for row in range(8) if sides.at((row, 0)).is_wrong] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("claimed", "part"), [("[8/tp, 3]", "[2:4, 0:3]"), ("[8, 3]", "[0:8, 0:3]")])
+def test_ranks_without_placements_are_listed_beside_those_that_have_some(
+    tmp_path: Path, claimed: str, part: str
+) -> None:
+    values = np.random.default_rng(0).normal(size=(4, *((2, 3) if "tp" in claimed else (8, 3))))
+    values[1:] = values[1:] if "tp" in claimed else values[:1]
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), {"a": "[4]"})
+    add_values(folder, "w", claimed, dict(enumerate(values[:2])))
+    add_values(folder, "w", None, {2: values[2], 3: values[3]})
+    dump = dump_of(read_files(folder))
+    subject = of_tensor(dump, dump.first_captured["w"], "w", check_dump(folder))
+    assert subject.claims[1] == part
+    assert [row.claims for row in rank_rows(subject, None)[0]][-1] == "plain"
+    assert subject.plain == (2, 3)
+    page = page_of(folder)
+    assert "no placements say which part is on ranks 2-3: a plain tensor\n" in page
+    assert ("copies along tp: 2 ranks hold each part" in page) == (claimed == "[8, 3]")
+
+
+def test_where_all_ranks_have_placements_or_none_has_no_row_is_plain(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), {"a": "[4]"})
+    add_values(folder, "w", None, {rank: np.ones((2, 3)) for rank in range(4)})
+    dump = dump_of(read_files(folder))
+    for name in ("a", "w"):
+        subject = of_tensor(dump, dump.first_captured[name], name)
+        assert not subject.plain
+        assert "plain" not in subject.claims.values()
+
+
+def test_what_ranks_without_placements_hold_is_not_against_a_claim(tmp_path: Path) -> None:
+    mesh = parse_mesh("tp=2")
+    folder = make_dump(tmp_path / "d.shardviz", mesh, {"w": "[8/tp, 3]"})
+    other = make_dump(tmp_path / "other.shardviz", mesh, {"w": Made(None, held="[8/tp, 3]", shape=(8, 3))})
+    (folder / "rank_00001.json").write_bytes((other / "rank_00001.json").read_bytes())
+    dump = dump_of(read_files(folder))
+    subject = of_tensor(dump, dump.first_captured["w"], "w")
+    assert (subject.claims[1], subject.holds[1]) == ("plain", "[4:8, 0:3]")
+    assert not subject.misplaced
+    assert all(row.is_same for row in rank_rows(subject, None)[0])
 
 
 @pytest.mark.parametrize("width", [52, 60, 80])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.sides import CLAIMED_AND_HELD, INTENDED_AND_HELD, NO_FILE
+from shardviz.picture.model.subjects.subject import NOTHING, PLAIN
 from shardviz.picture.text.bands import band_lines
 from shardviz.picture.text.findings import headline
 from shardviz.picture.text.meshes import mesh_lines
@@ -234,20 +236,24 @@ def _about_layout(subject: Subject) -> list[str]:
         found.append(f"no part is assigned to {ranks_in_words(subject.idle, MOST_RANKS)}: {_why_idle(layout)}")
     if layout is None:
         return found
+    if subject.plain:
+        found.append(f"no placements say which part is on {ranks_in_words(subject.plain, MOST_RANKS)}: a plain tensor")
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
-        count = math.prod(layout.mesh.axis_size(axis) for axis in copied)
-        found.append(_about_copies(subject, " and ".join(copied), count))
+        found += _about_copies(subject, " and ".join(copied))
     for axis, op in layout.partial:
         found.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")
     return found
 
 
-def _about_copies(subject: Subject, axes: str, count: int) -> str:
-    """Say which ranks share parts; where something is wrong or not read of the tensor, that this is only the claim."""
+def _about_copies(subject: Subject, axes: str) -> list[str]:
+    """Say how many ranks share parts; where something is wrong or was not read, that this is only the claim."""
+    count = max(Counter(text for text in subject.claims.values() if text not in (NOTHING, PLAIN)).values(), default=0)
+    if count < 2:
+        return []
     if subject.findings or subject.silent:
-        return f"by its placements {count:,} ranks along {axes} share each part"
-    return f"{'equal ' if subject.is_checked else ''}copies along {axes}: {count:,} ranks hold each part"
+        return [f"by its placements {count:,} ranks along {axes} share each part"]
+    return [f"{'equal ' if subject.is_checked else ''}copies along {axes}: {count:,} ranks hold each part"]
 
 
 def _why_idle(layout: Layout | None) -> str:

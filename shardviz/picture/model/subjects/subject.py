@@ -116,6 +116,11 @@ class Subject:
         return tuple(rank for rank, text in self.claims.items() if text == NOTHING)
 
     @property
+    def plain(self) -> tuple[int, ...]:
+        """The ranks that have a tensor without placements, where others have some."""
+        return tuple(rank for rank, text in self.claims.items() if text == PLAIN)
+
+    @property
     def silent(self) -> tuple[int, ...]:
         """The ranks of whose file nothing is left."""
         return tuple(rank for rank, text in self.holds.items() if text == NO_FILE)
@@ -123,11 +128,14 @@ class Subject:
     @property
     def misplaced(self) -> frozenset[int]:
         """The ranks that hold something else than they claim, as far as they left a file."""
-        both = self.claims.keys() & self.holds.keys() - set(self.silent)
+        both = self.claims.keys() & self.holds.keys() - {*self.silent, *self.plain}
         return frozenset(rank for rank in both if self.claims[rank] != self.holds[rank])
 
 
 NOTHING = "nothing"
+
+PLAIN = "plain"
+"""What ranks claim that have a tensor without placements, where others have some."""
 
 
 def of_tensor(
@@ -152,6 +160,8 @@ def of_tensor(
     cases = laid_out.cases(tensor, name)
     parts = ((region_text(region), ranks) for ranks, region, _ in claimed_parts(dump, tensor))
     claims = {rank: text for text, ranks in parts for rank in ranks}
+    if claims:
+        claims |= dict.fromkeys(set(tensor.claims.get(None, ())) - claims.keys(), PLAIN)
     plain = Subject(
         name=name,
         shape=tensor.shape,
