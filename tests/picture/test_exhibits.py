@@ -124,6 +124,17 @@ def test_a_bias_that_is_added_too_often_lies_beside_the_excess(tmp_path: Path) -
     assert [row.cells[-3].text for row in found.rows] == ["0.5", "1", "-1", "2"]
 
 
+@pytest.mark.parametrize(("columns", "more"), [(12, "4 more elements"), (8, "0 more elements")])
+def test_of_a_long_vector_the_elements_that_are_left_out_are_counted(tmp_path: Path, columns: int, more: str) -> None:
+    bias, wanted = np.linspace(0.5, 2.0, columns), np.linspace(-2.0, 3.0, 4 * columns).reshape(4, columns)
+    step = Step(tmp_path).add("output", "output", dict.fromkeys(range(4), wanted + 3 * bias), wanted)
+    dump = step.put(0, "out.bias", "param", "reference", bias).dump()
+    found = exhibit_of(dump, report_on(dump).findings[0])
+    assert found is not None
+    assert len(found.rows) == 8
+    assert found.more == more
+
+
 def test_parts_that_lack_a_sum_lie_above_their_sum(tmp_path: Path) -> None:
     shares = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
     dump = Step(tmp_path).add("w", "grad", {rank: share * WANTED for rank, share in shares.items()}).dump()
