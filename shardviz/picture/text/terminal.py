@@ -125,7 +125,7 @@ class Terminal:
     def render(self, lines: Iterable[Text]) -> str:
         """Return lines as the characters to write, each ended by a newline."""
         if not self.colour:
-            return self._spelled("".join(f"{line.plain.rstrip()}\n" for line in lines))
+            return self.spelled("".join(f"{line.plain.rstrip()}\n" for line in lines))
         file = io.StringIO()
         console = Console(
             file=file, force_terminal=True, color_system="auto", no_color=False, markup=False, highlight=False
@@ -134,10 +134,13 @@ class Terminal:
         for line in lines:
             line.rstrip()
             console.print(line, soft_wrap=True)
-        return self._spelled(file.getvalue())
+        return self.spelled(file.getvalue())
 
-    def _spelled(self, text: str) -> str:
-        """Write signs of pictures in ASCII where the terminal has no others; names keep their characters."""
+    def spelled(self, text: str) -> str:
+        """Write signs of pictures in ASCII where the terminal has no others; names keep their characters.
+
+        All that is written goes through it at last. What is set in columns does before it is, for `..` is wider.
+        """
         return text.translate(_IN_ASCII) if self.glyphs == ASCII else text
 
     def write(self, stream: IO[str], lines: Iterable[Text]) -> None:

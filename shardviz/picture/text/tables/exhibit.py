@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 INDENT = "   "
 GAP = 2
 
-_IN_ASCII = str.maketrans(LEVELS, ".12345678")
+_IN_ASCII = str.maketrans(dict(zip(LEVELS, ".12345678", strict=True)) | {"…": ASCII.more})
 _NUMBER = re.compile(r"-?(?:\d+|inf|nan)(?=(?:[./e][-+.e\d]*)?$)")
 """A number up to its decimal point, or to the line of a fraction."""
 
 
 def exhibit_lines(exhibit: Exhibit, terminal: Terminal) -> list[Text]:
     """Return an exhibit's caption and table; columns that do not fit are left out from the right, where `…` says so."""
-    titles = [printable(exhibit.heads[0]), *(printable(row.title) for row in exhibit.rows)]
+    titles = [_spelled(title, terminal.glyphs) for title in (exhibit.heads[0], *(row.title for row in exhibit.rows))]
     columns = columns_of(exhibit, terminal.glyphs)
     widths = [widest(titles), *map(widest, columns)]
     room = terminal.width - len(INDENT)
