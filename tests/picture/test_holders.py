@@ -147,6 +147,8 @@ def test_ranks_that_lack_a_part_of_a_layout_do_not_hold_it_whole() -> None:
     assert is_whole(layout, frozenset({0, 1, 2}))
     assert not is_whole(layout, frozenset({0, 1, 3, 4})), "tp=2 is missing"
     assert not is_whole(layout, frozenset({0, 1, 2, 3})), "no product of positions"
+    assert is_whole(parse("[4, 4]").layout(MESH), frozenset({4}))
+    assert not is_whole(parse("[4, 4]").layout(MESH), frozenset({9})), "none of them is on the mesh"
     assert not is_whole(parse("[flat(4, 2)/tp]").layout(MESH), frozenset(MESH.ranks))
 
 
