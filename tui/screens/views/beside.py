@@ -15,6 +15,7 @@ from shardviz.picture.model.holders import ranks_in_words, ranks_of
 from shardviz.picture.model.palette import GREY, VERMILLION
 from shardviz.picture.text.checkpoint import why_text
 from shardviz.picture.text.tables.exhibit import exhibit_lines
+from shardviz.picture.text.tables.table import padded
 from shardviz.picture.text.terminal import Terminal
 from shardviz.text import printable
 
@@ -111,7 +112,7 @@ class BesideView(View):
         assert self._of is not None, "it has lines"
         line = self._of.lines[index]
         style = ink(GREY if line.sign in "=?" else VERMILLION, bold=True)
-        name = f"{shortened(printable(str(line.names))):<32}  "
+        name = padded(shortened(printable(str(line.names))), 32) + "  "
         return Text.assemble((f" {line.sign} ", style), name, (line.outcome.verdict, "dim"), no_wrap=True)
 
     def _show_line(self, compared: Compared, line: Line) -> None:
