@@ -16,6 +16,7 @@ from shardviz.dump.records.step import CallRecord
 from shardviz.dump.records.tensors import GatherRecord, LayoutRecord, Position
 from shardviz.dump.write import rank_file
 from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.exhibits.columns import columns_of
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, due_and_held, exhibit, title_of
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.parts import exhibit_table
@@ -24,9 +25,9 @@ from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.svg.page import svg
 from shardviz.picture.text.page import page_lines
-from shardviz.picture.text.tables.exhibit import columns_of, exhibit_lines
+from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.tables.ranks import rank_lines
-from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
+from shardviz.picture.text.terminal import ASCII, Terminal
 from tests.check.records import add_values, change_rank, change_run
 from tests.check.steps import WANTED, Step, on_all
 from tests.dumps import Made, make_dump
@@ -284,7 +285,7 @@ def test_marks_stand_before_numbers_whose_points_are_in_line() -> None:
     cells = (Cell("-11.5", is_wrong=True), Cell("3"), Cell("0.25", is_right=True), Cell("1/128"), Cell(""))
     found = Exhibit("c", ("", "has"), tuple(Row(f"rank {at}", (cell,)) for at, cell in enumerate(cells)))
     column = ["  has", "✗ -11.5", "    3", "✓   0.25", "    1/128", ""]
-    assert columns_of(found, UNICODE) == [column]
+    assert columns_of(found) == [column]
     assert [row.plain.rstrip()[11:] for row in exhibit_lines(found, Terminal())[1:]] == column
     for text in column[1:-1]:
         assert f">{text}</td>" in exhibit_table(found)

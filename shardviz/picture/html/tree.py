@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from shardviz.check.verdicts import WORDS, worst
 from shardviz.picture.html.parts import here, names_of, scrolled
 from shardviz.picture.markup import element, words
+from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import NO_FILE
 from shardviz.picture.text.tables.ranks import rank_rows
-from shardviz.picture.text.terminal import UNICODE, WRONG
+from shardviz.picture.text.terminal import UNICODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -28,8 +28,10 @@ from shardviz.picture.model.palette import (
     RANK_COLOURS,
     RANK_COLOURS_16,
     RANK_COLOURS_256,
+    RIGHT,
     SHADES,
     VERMILLION,
+    WRONG,
     ink_on,
 )
 from shardviz.text import INSIDE
@@ -49,9 +51,6 @@ BAD = f"bold {VERMILLION}"
 WARNING = ORANGE
 DIM = "dim"
 
-WRONG = "✗"
-"""Before what is wrong, in every format. `≠` would be read as "not" where it stands before what was found."""
-
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
@@ -70,8 +69,8 @@ class Glyphs:
         corners: Box drawing by which arms a corner has: up 1, down 2, left 4, right 8.
     """
 
-    good: str = "✓"
-    error: str = "✗"
+    good: str = RIGHT
+    error: str = WRONG
     warning: str = "!"
     unknown: str = "?"
     pending: str = "…"
