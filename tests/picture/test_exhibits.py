@@ -16,6 +16,7 @@ from shardviz.dump.records.step import CallRecord
 from shardviz.dump.records.tensors import GatherRecord, LayoutRecord, Position
 from shardviz.dump.write import rank_file
 from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.exhibits.columns import columns_of
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, due_and_held, exhibit, title_of
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.parts import exhibit_table
@@ -24,9 +25,9 @@ from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.svg.page import svg
 from shardviz.picture.text.page import page_lines
-from shardviz.picture.text.tables.exhibit import columns_of, exhibit_lines
+from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.tables.ranks import rank_lines
-from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
+from shardviz.picture.text.terminal import ASCII, Terminal
 from tests.check.records import add_values, change_rank, change_run
 from tests.check.steps import WANTED, Step, on_all
 from tests.dumps import Made, make_dump
@@ -122,6 +123,17 @@ def test_a_bias_that_is_added_too_often_lies_beside_the_excess(tmp_path: Path) -
     assert found.heads[-3:] == ("out.bias", "times out.bias", "wanted")
     assert [row.cells[-2] for row in found.rows] == [Cell("4", is_wrong=True)] * len(bias)
     assert [row.cells[-3].text for row in found.rows] == ["0.5", "1", "-1", "2"]
+
+
+@pytest.mark.parametrize(("columns", "more"), [(12, "4 more elements"), (8, "0 more elements")])
+def test_of_a_long_vector_the_elements_that_are_left_out_are_counted(tmp_path: Path, columns: int, more: str) -> None:
+    bias, wanted = np.linspace(0.5, 2.0, columns), np.linspace(-2.0, 3.0, 4 * columns).reshape(4, columns)
+    step = Step(tmp_path).add("output", "output", dict.fromkeys(range(4), wanted + 3 * bias), wanted)
+    dump = step.put(0, "out.bias", "param", "reference", bias).dump()
+    found = exhibit_of(dump, report_on(dump).findings[0])
+    assert found is not None
+    assert len(found.rows) == 8
+    assert found.more == more
 
 
 def test_parts_that_lack_a_sum_lie_above_their_sum(tmp_path: Path) -> None:
@@ -273,7 +285,7 @@ def test_marks_stand_before_numbers_whose_points_are_in_line() -> None:
     cells = (Cell("-11.5", is_wrong=True), Cell("3"), Cell("0.25", is_right=True), Cell("1/128"), Cell(""))
     found = Exhibit("c", ("", "has"), tuple(Row(f"rank {at}", (cell,)) for at, cell in enumerate(cells)))
     column = ["  has", "✗ -11.5", "    3", "✓   0.25", "    1/128", ""]
-    assert columns_of(found, UNICODE) == [column]
+    assert columns_of(found) == [column]
     assert [row.plain.rstrip()[11:] for row in exhibit_lines(found, Terminal())[1:]] == column
     for text in column[1:-1]:
         assert f">{text}</td>" in exhibit_table(found)
@@ -336,6 +348,33 @@ def test_what_a_rank_should_hold_is_not_cut_off_from_what_it_holds() -> None:
 def test_one_rank_holds_and_several_hold(ranks: list[int], title: str) -> None:
     _, held = due_and_held(ranks, parse_mesh("pp=4,dp=8,tp=8"), ["0"], ["1"])
     assert held.title == title
+
+
+@pytest.mark.parametrize(
+    ("swapped", "heads"), [(14, ("14", "15")), (3, tuple(map(str, range(3, 15)))), (0, tuple(map(str, range(12))))]
+)
+def test_positions_begin_where_a_long_shard_is_out_of_order(
+    tmp_path: Path, swapped: int, heads: tuple[str, ...]
+) -> None:
+    order = [*range(swapped), swapped + 1, swapped, *range(swapped + 2, 16)]
+    whole = np.arange(1, 33).reshape(32, 1)
+    ids = {0: whole[order], 1: whole[16:]}
+    dump, report = checked(tmp_path, Made("[32/tp, 1]", ids=ids))
+    found = exhibit_of(dump, report.findings[0], report.laid_out)
+    assert found is not None
+    assert found.heads == ("local position", *heads)
+    _, held = found.rows
+    assert [cell.is_wrong for cell in held.cells] == [True, True, *[False] * (len(heads) - 2)]
+
+
+def test_a_rank_that_is_in_order_in_all_positions_shown_is_counted(tmp_path: Path) -> None:
+    whole = np.arange(1, 33).reshape(32, 1)
+    ids = {0: whole[[1, 0, *range(2, 16)]], 1: whole[[*range(16, 30), 31, 30]]}
+    dump, report = checked(tmp_path, Made("[32/tp, 1]", ids=ids))
+    found = exhibit_of(dump, report.findings[0], report.laid_out)
+    assert found is not None
+    assert [row.title for row in found.rows] == ["rank 0 should hold", "rank 0 holds"]
+    assert found.more == "1 more rank"
 
 
 def test_only_shards_out_of_order_along_one_dim_stand_under_it(tmp_path: Path) -> None:

@@ -96,14 +96,17 @@ def test_scattered_ids_are_drawn_where_they_are(tmp_path_factory: pytest.TempPat
     assert [sides.at(index).held for index in np.ndindex(3, 2)] == [1, 2, 1, 2, 2, 1]
 
 
-def test_a_rank_whose_file_is_missing_is_claimed_but_not_held(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_rank_whose_file_is_missing_is_marked_but_not_as_in_another_place(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     path = make_dump(tmp_path_factory.mktemp("dump") / "d.shardviz", parse_mesh("tp=3"), {"w": "[6/tp, 2]"})
     (path / "rank_00001.json").unlink()
     dump = dump_of(read_files(path))
     sides = sides_of(dump, dump.tensors[0])
     assert [ranks_text(sides.at((row, 0)).claimed) for row in (0, 2, 4)] == ["0", "1", "2"]
     assert [ranks_text(sides.at((row, 0)).held) for row in (0, 2, 4)] == ["0", "", "2"]
-    assert [sides.at((row, 0)).different for row in (0, 2, 4)] == [False, True, False]
+    assert [sides.at((row, 0)).is_wrong for row in (0, 2, 4)] == [False, True, False]
+    assert not any(sides.at((row, 0)).different for row in (0, 2, 4))
 
 
 def test_a_cell_of_many_elements_is_different_if_any_of_them_is(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -144,6 +147,8 @@ def test_ranks_that_lack_a_part_of_a_layout_do_not_hold_it_whole() -> None:
     assert is_whole(layout, frozenset({0, 1, 2}))
     assert not is_whole(layout, frozenset({0, 1, 3, 4})), "tp=2 is missing"
     assert not is_whole(layout, frozenset({0, 1, 2, 3})), "no product of positions"
+    assert is_whole(parse("[4, 4]").layout(MESH), frozenset({4}))
+    assert not is_whole(parse("[4, 4]").layout(MESH), frozenset({9})), "none of them is on the mesh"
     assert not is_whole(parse("[flat(4, 2)/tp]").layout(MESH), frozenset(MESH.ranks))
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,11 +17,12 @@ from shardviz.picture.model.mesh.labels import part_labels
 from shardviz.picture.model.palette import Colouring
 from shardviz.picture.model.ruler import Ruler
 from shardviz.picture.model.sides import Sides
-from shardviz.picture.model.subjects.subject import drawn_sides, of_layout
+from shardviz.picture.model.subjects.subject import drawn_sides, of_layout, of_tensor
 from shardviz.picture.text.page import picture_lines
 from shardviz.picture.text.paint import Frame, Look, Side, paint
+from shardviz.picture.text.tables.ranks import rank_rows
 from shardviz.picture.text.terminal import Terminal
-from tests.check.records import add_values
+from tests.check.records import add_values, change_run
 from tests.dumps import Made, make_dump
 
 SHARDS = {rank: np.arange(8).reshape(2, 4) + 10.0 * rank for rank in range(4)}
@@ -30,6 +32,13 @@ def sides_in(folder: Path, name: str = "w") -> Sides:
     report = check_dump(folder)
     dump = dump_of(read_files(folder))
     return drawn_sides(dump, next(one for one in dump.tensors if name in one.names), report)
+
+
+def page_of(folder: Path, name: str = "w") -> str:
+    """Return the map and its notes."""
+    report, dump = check_dump(folder), dump_of(read_files(folder))
+    subject = of_tensor(dump, dump.first_captured[name], name, report)
+    return "".join(f"{line.plain}\n" for line in picture_lines(subject, Terminal()))
 
 
 def of_ids(tmp_path: Path, mesh: str, tensor: Made | str) -> Sides:
@@ -116,16 +125,158 @@ def test_a_rank_without_a_file_is_not_placed_as_claimed(tmp_path: Path) -> None:
     (folder / "rank_00002.json").unlink()
     sides = sides_in(folder)
     assert not sides.is_placed
-    stranger = replace(sides, strangers=mask_of([1]), why="another tensor by this name")
+    stranger = replace(sides, strangers=mask_of([1]))
     assert not stranger.is_placed
     assert stranger.reasons == ("another tensor by this name", "no file")
     assert stranger.reasons_at(stranger.at((4, 0)))[-1] == (mask_of([2]), "no file")
 
 
+def stamped(tmp_path: Path, claimed: str, mesh: str = "dp=2,tp=2", values: dict[int, np.ndarray] | None = None) -> Path:
+    """Return a dump of a tensor with ids in place, and of its own values."""
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"a": claimed, "w": claimed})
+    if values is not None:
+        add_values(folder, "w", claimed, values)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("claimed", "label", "copies"),
+    [
+        ("[8, 3]", "0-3: ✗ 1", "by its placements 4 ranks along dp and tp share each part"),
+        ("[8/tp, 3]", "1,3: ✗ 1", "by its placements 2 ranks along dp share each part"),
+        ("[8/dp/tp, 3]", "✗ 1", ""),
+    ],
+)
+def test_a_missing_file_of_a_stamped_tensor_is_not_a_wrong_place(
+    tmp_path: Path, claimed: str, label: str, copies: str
+) -> None:
+    whole = page_of(stamped(tmp_path / "a", claimed))
+    folder = stamped(tmp_path / "b", claimed)
+    (folder / "rank_00001.json").unlink()
+    page = page_of(folder)
+    assert f" {label} " in page
+    assert "✗ no file\n" in page
+    assert copies in page
+    assert not any(text in page for text in ("not held where", "nobody", "equal copies"))
+    assert "✗" not in whole
+    assert ("equal copies" in whole) == bool(copies)
+
+
+def test_a_part_in_a_wrong_place_stays_one_beside_a_missing_file(tmp_path: Path) -> None:
+    swapped = Made("[8/tp, 4]", ids={0: np.arange(9, 17).reshape(2, 4), 1: np.arange(1, 9).reshape(2, 4)})
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), {"w": swapped})
+    (folder / "rank_00003.json").unlink()
+    page = page_of(folder)
+    assert "✗ not held where the placements claim it\n" in page
+    assert "✗ no file\n" in page
+    sides = sides_in(folder)
+    assert [sides.at((row, 0)).different for row in range(0, 8, 2)] == [True, True, False, False]
+
+
+def test_reasons_beside_a_missing_file_are_all_printed_and_only_those_read_are_placed(tmp_path: Path) -> None:
+    folder = stamped(tmp_path, "[8, 3]", values={r: np.full((8, 3), 1.0 + r // 3) for r in range(4)})
+    (folder / "rank_00001.json").unlink()
+    page = page_of(folder)
+    assert "0-3: ✗ 1,3" in page
+    assert "✗ placed as claimed; other values than the other copies\n" in page
+    assert "✗ no file\n" in page
+
+
+@pytest.mark.parametrize("claimed", ["[8, 3]", None])
+def test_values_are_placed_as_claimed_only_where_ids_say_so(tmp_path: Path, claimed: str | None) -> None:
+    values = {rank: np.full((8, 3), 1.0 + rank // 3) for rank in range(4)}
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("dp=4"), {"a": "[4]"})
+    add_values(folder, "w", claimed, values, role="param" if claimed else "buffer")
+    assert "✗ other values than the other copies" in page_of(folder)
+    assert "placed as claimed" not in page_of(folder)
+    assert "✗ placed as claimed; other values" in page_of(stamped(tmp_path / "s", "[8, 3]", "dp=4", values))
+
+
+def test_each_reason_is_of_its_own_ranks(tmp_path: Path) -> None:
+    same = np.random.default_rng(0).normal(size=(4, 3))
+    folder = stamped(tmp_path, "[8/tp, 3]", values=dict.fromkeys(range(4), same))
+    report, dump = check_dump(folder), dump_of(read_files(folder))
+    (repeated,) = report.findings
+    odd = replace(repeated, kind="unreplicated", ranks=(3,))
+    both = replace(report, findings=(odd, replace(repeated, ranks=(0, 2))))
+    sides = drawn_sides(dump, dump.first_captured["w"], both)
+    assert sides.blamed == (
+        (mask_of([3]), "other values than the other copies"),
+        (mask_of([0, 2]), "the same values as other shards"),
+    )
+    assert sides.reasons_at(sides.at((0, 0))) == [(mask_of([0, 2]), "the same values as other shards")]
+    assert sides.reasons_at(sides.at((4, 0))) == [(mask_of([3]), "other values than the other copies")]
+
+
+def test_a_broken_tie_marks_ranks_and_not_the_map(tmp_path: Path) -> None:
+    folder = stamped(tmp_path, "[8, 3]", "dp=4", {rank: np.full((8, 3), 1.0 + rank // 3) for rank in range(4)})
+    first, other = read_files(folder).run.stamps
+    change_run(folder, stamps=(first, msgspec.structs.replace(other, first=first.first, tied_to=first.name)))
+    assert {finding.kind for finding in check_dump(folder).findings} == {"unreplicated", "untied"}
+    assert [*looks(sides_in(folder))] == ["0-3: ✗ 3"]
+
+
+def test_an_element_in_order_on_a_misordered_rank_is_not_marked(tmp_path: Path) -> None:
+    whole = np.arange(1, 33).reshape(32, 1)
+    ids = {0: whole[[*range(14), 15, 14]], 1: whole[16:]}
+    sides = of_ids(tmp_path, "tp=2", Made("[32/tp, 1]", ids=ids))
+    assert [row for row in range(32) if sides.at((row, 0)).is_wrong] == [14, 15]
+
+
+def test_a_misordered_rank_whose_order_no_map_shows_is_marked_whole(tmp_path: Path) -> None:
+    scattered = np.arange(1, 17).reshape(4, 4).copy()
+    scattered[[0, 1], [0, 1]] = scattered[[1, 0], [1, 0]]
+    ids = {0: scattered, 1: np.arange(17, 33).reshape(4, 4)}
+    sides = of_ids(tmp_path, "tp=2", Made("[8/tp, 4]", ids=ids))
+    assert sides.blamed == ((1, "in another order"),)
+    assert [row for row in range(8) if sides.at((row, 0)).is_wrong] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("claimed", "part"), [("[8/tp, 3]", "[2:4, 0:3]"), ("[8, 3]", "[0:8, 0:3]")])
+def test_ranks_without_placements_are_listed_beside_those_that_have_some(
+    tmp_path: Path, claimed: str, part: str
+) -> None:
+    values = np.random.default_rng(0).normal(size=(4, *((2, 3) if "tp" in claimed else (8, 3))))
+    values[1:] = values[1:] if "tp" in claimed else values[:1]
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), {"a": "[4]"})
+    add_values(folder, "w", claimed, dict(enumerate(values[:2])))
+    add_values(folder, "w", None, {2: values[2], 3: values[3]})
+    dump = dump_of(read_files(folder))
+    subject = of_tensor(dump, dump.first_captured["w"], "w", check_dump(folder))
+    assert subject.claims[1] == part
+    assert [row.claims for row in rank_rows(subject, None)[0]][-1] == "plain"
+    assert subject.plain == (2, 3)
+    page = page_of(folder)
+    assert "no placements say which part is on ranks 2-3: a plain tensor\n" in page
+    assert ("copies along tp: 2 ranks hold each part" in page) == (claimed == "[8, 3]")
+
+
+def test_where_all_ranks_have_placements_or_none_has_no_row_is_plain(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), {"a": "[4]"})
+    add_values(folder, "w", None, {rank: np.ones((2, 3)) for rank in range(4)})
+    dump = dump_of(read_files(folder))
+    for name in ("a", "w"):
+        subject = of_tensor(dump, dump.first_captured[name], name)
+        assert not subject.plain
+        assert "plain" not in subject.claims.values()
+
+
+def test_what_ranks_without_placements_hold_is_not_against_a_claim(tmp_path: Path) -> None:
+    mesh = parse_mesh("tp=2")
+    folder = make_dump(tmp_path / "d.shardviz", mesh, {"w": "[8/tp, 3]"})
+    other = make_dump(tmp_path / "other.shardviz", mesh, {"w": Made(None, held="[8/tp, 3]", shape=(8, 3))})
+    (folder / "rank_00001.json").write_bytes((other / "rank_00001.json").read_bytes())
+    dump = dump_of(read_files(folder))
+    subject = of_tensor(dump, dump.first_captured["w"], "w")
+    assert (subject.claims[1], subject.holds[1]) == ("plain", "[4:8, 0:3]")
+    assert not subject.misplaced
+    assert all(row.is_same for row in rank_rows(subject, None)[0])
+
+
 @pytest.mark.parametrize("width", [52, 60, 80])
 def test_a_mark_in_place_leaves_room_for_the_ranks(width: int) -> None:
     subject = of_layout(parse("float32[8, 64/tp]").layout(parse_mesh("dp=2,tp=8")))
-    sides = replace(subject.sides, guilty=mask_of(range(16)), why="wrong values")
+    sides = replace(subject.sides, blamed=((mask_of(range(16)), "wrong values"),))
     text = "\n".join(line.plain for line in picture_lines(replace(subject, sides=sides), Terminal(width)))
     assert "✗ 0,8" in text
     assert "✗ …" not in text

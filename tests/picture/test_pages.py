@@ -82,7 +82,7 @@ def test_a_terminal_without_box_drawing_gets_ascii(tmp_path: Path) -> None:
     assert text.isascii()
 
 
-def test_a_rank_without_a_file_is_drawn_as_held_by_nobody(tmp_path: Path) -> None:
+def test_a_rank_without_a_file_is_marked_on_the_part_that_it_claims(tmp_path: Path) -> None:
     check_golden("missing_rank", page(tmp_path, "fsdp=3", "[9/fsdp, 4]", Terminal(80), missing=1))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from msgspec import structs
+from rich.cells import cell_len
 from rich.console import Console
 
 from shardviz.check.diff import compare
@@ -348,6 +349,14 @@ def test_a_name_that_does_not_fit_keeps_both_of_its_ends() -> None:
     assert fitted("layers.[0-7].attention.wk.weight (grad)", 18) == "….wk.weight (grad)"
     assert fitted("embedding", 6) == "em…ing"
     assert len(fitted("layers.[0-7].attention.wk.weight", 8)) == 8
+
+
+@pytest.mark.parametrize("room", range(4, 24))
+def test_names_with_wide_characters_are_cut_to_columns(room: int) -> None:
+    for name in ("层.注意力.weight", "层" * 30, "ab层" * 9, "layers.0.weight" * 3):
+        for text in (fitted(name, room), shortened(name, room)):
+            assert cell_len(text) <= room
+            assert ("…" in text) == (cell_len(name) > room)
 
 
 @pytest.mark.parametrize(

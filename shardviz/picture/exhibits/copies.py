@@ -12,7 +12,7 @@ from shardviz.check.values.copies import copies_of
 from shardviz.errors import ShardvizError
 from shardviz.layout.region import Region, index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
-from shardviz.picture.text.terminal import WRONG
+from shardviz.picture.model.palette import WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

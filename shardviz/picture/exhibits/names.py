@@ -96,7 +96,11 @@ def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:
             found.setdefault(place, []).append(rank)
         name = record.axes[axis]
         rows += [
-            Row(title_of(ranks, dump.files.mesh), (Cell(f"{name}={position}"), Cell(str(number), True)), len(ranks))
+            Row(
+                title_of(ranks, dump.files.mesh),
+                (Cell(f"{name}={position}"), Cell(str(number), is_wrong=True)),
+                len(ranks),
+            )
             for (position, number), ranks in found.items()
         ]
     return exhibit("where ranks are on the mesh, and their numbers in its groups", HEADS_OF_NUMBERS, rows, noun="rank")

@@ -69,23 +69,30 @@ def _is_falling(held: NDArray[np.int64]) -> bool:
     return bool(np.any(np.diff(held) < 0))
 
 
+def _first_difference(due: NDArray[np.int64], held: NDArray[np.int64]) -> int:
+    """Return the first position that is not as it should be; 0 where all of them are shown."""
+    return int(np.argmax(due != held)) if len(due) > MOST_POSITIONS else 0
+
+
 def _positions(case: Case, lines: dict[Coord, Line], num_wrong: int) -> Exhibit | None:
     """Lay the indices that ranks hold below those that they should; ranks that hold alike share two rows.
 
-    Those are of one dim, the first that is out of order; ranks that differ along another are only counted.
+    Those are of one dim, the first that is out of order, from the first position that is; ranks that differ along
+    another, or after these positions, are only counted.
     """
     dim = next(dim for dim, _, held in lines.values() if _is_falling(held))
+    along = {case.rank(coord): (due, held) for coord, (own, due, held) in lines.items() if own == dim}
+    begin = min(_first_difference(due, held) for due, held in along.values())
     alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for coord, (own_dim, *pair) in lines.items():
-        if own_dim != dim:
-            continue
-        due, has = (tuple(indices[:MOST_POSITIONS].tolist()) for indices in pair)
-        alike.setdefault((due, has), []).append(case.rank(coord))
+    for rank, pair in along.items():
+        due, has = (tuple(indices[begin : begin + MOST_POSITIONS].tolist()) for indices in pair)
+        if due != has:
+            alike.setdefault((due, has), []).append(rank)
     rows: list[Row] = []
     for (due, has), ranks in list(alike.items())[: MOST_ROWS // 2]:
         rows += due_and_held(ranks, case.mesh, [str(index) for index in due], [str(index) for index in has])
     count = max(len(row.cells) for row in rows)
-    heads = [str(position) for position in range(count)]
+    heads = [str(position) for position in range(begin, begin + count)]
     caption = f"the global index along dim {dim} at each local position"
     left_out = max(num_wrong - sum(row.count for row in rows), 0)
     return exhibit(caption, ("local position", *heads), rows, left_out, noun="rank")

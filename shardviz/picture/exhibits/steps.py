@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ def _beside_vector(one: Compared, added: Added) -> Exhibit | None:
         )
     caption = f"how many times the {WHAT[one.role]} on {title_of(one.wrong, one.mesh)} has {added.name}"
     heads = ("element", "has", "unsharded model", added.name, f"times {added.name}", "wanted")
-    return exhibit(caption, heads, rows, noun="element")
+    return exhibit(caption, heads, rows, added.values.size - len(rows), noun="element")
 
 
 def lacking_reduction(dump: Dump, finding: Finding) -> Exhibit | None:
@@ -121,7 +122,7 @@ def _parts_and_whole(
     shown = [*order, *(rank for rank in ranks if rank not in order)][: MOST_ROWS - 1]
     rows = [_row_at(one, [rank], "", at) for rank in shown]
     what, words = WHAT[one.role], REDUCTION_WORDS[kind]
-    rows.append(_whole_row(words, whole.ravel()[at], due[at], one.tolerance))
+    rows.append(_whole_row(words, whole.ravel()[at], due[at], one))
     caption = f"one element of {one.name}'s {what}" if one.wanted.ndim else f"the {what}"
     caption += f" on {title_of(ranks, one.mesh)}, and their {words} over {' and '.join(axes)}"
     return exhibit(caption, HEADS, rows, len(ranks) - len(shown), sums_up=True, noun="rank")
@@ -141,10 +142,10 @@ def _most_apart(one: Compared, ranks: Sequence[int], apart: Sequence[int]) -> in
     return int(np.argmax(np.max([_off(one.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
 
 
-def _whole_row(title: str, got: float, due: float, tolerance: float) -> Row:
-    is_right = bool(abs(got - due) <= tolerance)
-    ratio = f"{got / due:.4g}" if due else ""
-    has, times = (Cell(text, is_wrong=not is_right, is_right=is_right) for text in (f"{got:.6g}", ratio))
+def _whole_row(title: str, got: float, due: float, one: Compared) -> Row:
+    is_right = bool(abs(got - due) <= one.tolerance)
+    texts = (f"{got:.6g}", _ratio_text(got / due if due else math.inf, one.mesh.size))
+    has, times = (Cell(text, is_wrong=not is_right, is_right=is_right) for text in texts)
     return Row(title, (Cell(""), has, Cell(f"{due:.6g}"), times, Cell("")))
 
 

@@ -26,12 +26,13 @@ from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.mesh.heat import heats_of
+from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.step_heat import step_heats
 from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.page import PATTERN, figure, mesh_figure
 from shardviz.picture.text.report import listed_rows, own_dtype, step_results, step_text, summary_line
-from shardviz.picture.text.terminal import UNICODE, WRONG, Terminal
+from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import fold
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from shardviz.picture.exhibits.columns import columns_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
-from shardviz.picture.text.tables.exhibit import columns_of
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import bytes_text
 
@@ -132,7 +132,7 @@ def table(
 
 def exhibit_table(exhibit: Exhibit) -> str:
     """Write what a finding is seen by as a table with a caption; wrong cells are marked by colour and by a glyph."""
-    columns = columns_of(exhibit, UNICODE)
+    columns = columns_of(exhibit)
     heads = (element("th", words(text), scope="col") for text in (exhibit.heads[0], *(column[0] for column in columns)))
     body = []
     for at, row in enumerate(exhibit.rows, 1):

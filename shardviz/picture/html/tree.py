@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from shardviz.check.verdicts import WORDS, worst
 from shardviz.picture.html.parts import here, names_of, scrolled
 from shardviz.picture.markup import element, words
+from shardviz.picture.model.palette import WRONG
+from shardviz.picture.model.sides import NO_FILE
 from shardviz.picture.text.tables.ranks import rank_rows
-from shardviz.picture.text.terminal import UNICODE, WRONG
+from shardviz.picture.text.terminal import UNICODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -166,6 +168,8 @@ def rank_table(subject: Subject) -> str:
 
 def _mark(row: RankRow, should: str) -> str:
     """Say what is wrong with a row's ranks, if anything is."""
+    if row.holds == NO_FILE:
+        return f"{WRONG} left {NO_FILE}"
     if not row.is_same:
         return f"{WRONG} not as {should}"
     return f"{WRONG} named by the finding" if row.is_named else ""

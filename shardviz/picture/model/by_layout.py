@@ -103,6 +103,8 @@ def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
     if ranks.issuperset(mesh.ranks):
         return True
     own = np.array([rank for rank in mesh.ranks if rank in ranks], np.int64)
+    if not len(own):
+        return False
     along = [len(np.unique(positions)) for positions in coords_among(mesh, own).T]
     is_box = math.prod(along) == len(own)
     return is_box and all(mesh.axis_size(axis) == along[mesh.axis_index(axis)] for axis in layout.split_axes)

@@ -48,6 +48,9 @@ RANK_COLOURS_16 = (4, 11, 5, 10, 6, 3, 14, 2)
 INK_ON_16 = (15, 0, 15, 0, 0, 0, 0, 0)
 """White or black, whichever can be read on each of `RANK_COLOURS_16`."""
 
+RIGHT, WRONG = "✓", "✗"
+"""Before what is right and what is wrong, in every format. `≠` would be read as "not" before what was found."""
+
 HEAT_SIGNS = "▁▂▃▄▅▆▇█"
 """How much, from the least to the most: the sign of each level of heat, so that colour is not the only one."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,9 @@ INTENDED_AND_HELD = ("intended", "held")
 NO_FILE = "no file"
 """What is wrong with ranks of whose file nothing is left."""
 
+STRANGER = "another tensor by this name"
+"""What is wrong with ranks that hold another tensor by a tensor's name."""
+
 MAX_SCATTERED = 1 << 24
 """Ids of one rank that are laid out one by one; more of them cannot be drawn."""
 
@@ -50,7 +53,7 @@ class Cell:
         claimed_mixed: Whether its elements are claimed by different ranks.
         held_mixed: Whether its elements are held by different ranks.
         different: Whether any of its elements is held by others than the placements say, or in another place of theirs.
-        due: The ranks that should hold some of it and do not.
+        due: The ranks that should hold some of it and do not, though they have a file.
         has: The ranks that hold some of it and should not.
         astray: The ranks that should hold some of it and do, in another order.
         guilty: The ranks that it is marked for though its two sides agree: a finding names them, or they have no file.
@@ -95,9 +98,9 @@ class Sides:
         axes: The axes that split it, outermost first, for the colours of ranks.
         titles: What the two sides are: claimed and held, or intended and held.
         copies: How many ranks should hold each element of a plain tensor; 0 where no finding says that some do not.
-        guilty: The ranks whose part is in place, and of which a finding says that its values are wrong.
+        blamed: The ranks whose part is in place, and of which a finding says that its values are wrong, and how,
+            in a few words; a rank may be in several.
         strangers: The ranks that hold another tensor by this one's name.
-        why: What is wrong with the guilty ones or the strangers, in a few words.
         missing: The ranks of whose files nothing is left.
     """
 
@@ -109,9 +112,8 @@ class Sides:
     titles: tuple[str, str] = CLAIMED_AND_HELD
     axes: tuple[str, ...] = ()
     copies: int = 0
-    guilty: Mask = 0
+    blamed: tuple[tuple[Mask, str], ...] = ()
     strangers: Mask = 0
-    why: str = ""
     missing: Mask = 0
 
     @property
@@ -119,15 +121,26 @@ class Sides:
         """Whether each side by itself marks what is different."""
         return bool(self.copies or self.guilty or self.strangers or self.missing)
 
+    @cached_property
+    def guilty(self) -> Mask:
+        """The ranks whose part is in place, and of which a finding says that its values are wrong."""
+        return reduce(or_, (ranks for ranks, _ in self.blamed), 0)
+
+    @cached_property
+    def out_of_order(self) -> Mask:
+        """The ranks that hold elements in another place of their shard, as a map shows element by element."""
+        return reduce(or_, self.holders.regions.values(), 0) >> 2 * self.shift if self.is_compared else 0
+
     @property
     def is_placed(self) -> bool:
-        """Whether what is wrong is in place, as far as that is known."""
-        return bool(self.guilty)
+        """Whether what findings say to be wrong is known to be in place."""
+        return bool(self.blamed) and self.is_compared
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """What is wrong with the ranks that both sides mark, in a few words each."""
-        return tuple(words for words in (self.why, NO_FILE if self.missing else "") if words)
+        found = (*self.blamed, (self.strangers, STRANGER), (self.missing, NO_FILE))
+        return tuple(words for ranks, words in found if ranks)
 
     @property
     def is_compared(self) -> bool:
@@ -141,8 +154,9 @@ class Sides:
 
     def reasons_at(self, cell: Cell) -> list[tuple[Mask, str]]:
         """Return the ranks that both sides mark at a cell, with what is wrong with them."""
-        found = ((cell.guilty & ~self.missing, self.why), (cell.guilty & self.missing, NO_FILE))
-        return [(ranks, words) for ranks, words in found if ranks]
+        known = [*self.blamed, (self.strangers, STRANGER)]
+        found = (*((ranks & ~self.missing, words) for ranks, words in known), (self.missing, NO_FILE))
+        return [(cell.guilty & ranks, words) for ranks, words in found if cell.guilty & ranks]
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
@@ -171,7 +185,7 @@ class Sides:
         if not self.is_compared:
             different = bool(self.copies) and held.bit_count() != self.copies
             return Cell(claimed, held, False, False, different, guilty=guilty)
-        due, has = claimed & ~held, held & ~claimed
+        due, has = claimed & ~held & ~self.missing, held & ~claimed
         return Cell(claimed, held, False, False, bool(due | has | astray), due, has, astray, guilty)
 
     def at(self, index: Sequence[int]) -> Cell:
@@ -255,7 +269,8 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
     for case in laid_out.cases(tensor, name):
         _add_held(regions, runs, case, shift)
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
-    return Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, INTENDED_AND_HELD, wanted.nested_axes)
+    sides = Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, INTENDED_AND_HELD, wanted.nested_axes)
+    return _without(sides, dump)
 
 
 def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Region, bool]]:

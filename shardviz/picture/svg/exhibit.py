@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from shardviz.picture.exhibits.columns import columns_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.svg.mesh import Drawn
 from shardviz.picture.svg.tile import CHAR
-from shardviz.picture.text.tables.exhibit import columns_of
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import printable
 
@@ -23,7 +23,7 @@ GAP = 16
 
 def exhibit_drawing(exhibit: Exhibit) -> Drawn:
     """Draw an exhibit with its caption above."""
-    columns = columns_of(exhibit, UNICODE)
+    columns = columns_of(exhibit)
     lines = [[(text, "sv-soft") for text in (exhibit.heads[0], *(column[0] for column in columns))]]
     for at, row in enumerate(exhibit.rows, 1):
         styles = ["sv-bad" if cell.is_wrong else "sv-good" if cell.is_right else "sv-c" for cell in row.cells]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.mesh.labels import block_label
+from shardviz.picture.model.palette import WRONG
 from shardviz.picture.svg.tile import CHAR, Place, tile
-from shardviz.picture.text.terminal import WRONG
 from shardviz.text import cut_at_comma
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from rich.cells import cell_len
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.mesh.rank_grid import grids_of, kept, spread
-from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.palette import WRONG, Colouring
 from shardviz.picture.svg.tile import CHAR, Place, tile
-from shardviz.picture.text.terminal import WRONG
 from shardviz.text import counted
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
-from shardviz.picture.model.palette import HEAT_COLOURS, RANK_COLOURS, ink_on
+from shardviz.picture.model.palette import HEAT_COLOURS, RANK_COLOURS, WRONG, ink_on
 from shardviz.picture.svg.bands import bands, has_bands
 from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn, mesh_drawing
 from shardviz.picture.svg.tile import CHAR
 from shardviz.picture.text.page import as_claimed, notes, slice_title
-from shardviz.picture.text.terminal import UNICODE, WRONG, Glyphs
+from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
@@ -170,10 +170,9 @@ def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: 
 def describe(drawing: Drawing, subject: Subject) -> str:
     """Describe a picture in a few sentences, for screen readers."""
     parts = [f"{_sizes(subject)} on mesh {subject.mesh}", *(f"{title} {text}" for title, text, _ in _sides(subject))]
-    wrong = subject.misplaced.difference(subject.silent)
-    if wrong:
+    if subject.misplaced:
         what = "what is intended" if subject.intended else "what they claim"
-        parts.append(f"{len(wrong):,} of {len(subject.claims):,} ranks do not hold {what}")
+        parts.append(f"{len(subject.misplaced):,} of {len(subject.claims):,} ranks do not hold {what}")
     return ". ".join([*parts, *notes(drawing, subject, Glyphs())]) + "."
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
-from shardviz.picture.text.terminal import WRONG
+from shardviz.picture.model.palette import WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

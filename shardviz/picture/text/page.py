@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import ranks_in_words
-from shardviz.picture.model.sides import CLAIMED_AND_HELD, INTENDED_AND_HELD
+from shardviz.picture.model.sides import CLAIMED_AND_HELD, INTENDED_AND_HELD, NO_FILE
+from shardviz.picture.model.subjects.subject import NOTHING, PLAIN
 from shardviz.picture.text.bands import band_lines
 from shardviz.picture.text.findings import headline
 from shardviz.picture.text.meshes import mesh_lines
@@ -175,20 +177,23 @@ def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Te
 
 def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
     """Return notes on the picture, one sentence each: its signs, the parts it leaves out, copies and pending sums."""
-    found = [*_about_drawing(drawing), *_about_layout(subject)]
-    if drawing.is_different:
-        wrong = _NOT_AS_OFTEN if subject.sides.copies else _WRONG[subject.sides.titles]
-        found.insert(0, f"{glyphs.wrong} {wrong}")
-    elif subject.misplaced:
-        found.insert(0, f"{glyphs.wrong} holds its elements in another order, or too few: see the list")
-    elif subject.sides.reasons:
-        placed = "placed as claimed; " if subject.sides.is_placed else ""
-        found.insert(0, f"{glyphs.wrong} {placed}{' or '.join(subject.sides.reasons)}")
-    elif subject.marked:
-        found.insert(0, f"{glyphs.wrong} one of the finding's ranks")
+    marks = (f"{glyphs.wrong} {text}" for text in _about_marks(drawing, subject))
+    found = [*marks, *_about_drawing(drawing), *_about_layout(subject)]
     if any(map(_has_mixed, drawing.panels)):
         found.append(f"{INSIDE}: parts of the block are on different ranks")
     return found
+
+
+def _about_marks(drawing: Drawing, subject: Subject) -> list[str]:
+    """Say what the glyph `wrong` means: places first, then what is wrong in place."""
+    sides, found = subject.sides, list[str]()
+    if drawing.is_different:
+        found.append(_NOT_AS_OFTEN if sides.copies else _WRONG[sides.titles])
+    elif subject.misplaced:
+        found.append("holds its elements in another order, or too few: see the list")
+    is_placed = sides.is_placed and not found
+    found += [f"placed as claimed; {text}" if is_placed and text != NO_FILE else text for text in sides.reasons]
+    return found if found or not subject.marked else ["one of the finding's ranks"]
 
 
 _WRONG = {
@@ -231,20 +236,24 @@ def _about_layout(subject: Subject) -> list[str]:
         found.append(f"no part is assigned to {ranks_in_words(subject.idle, MOST_RANKS)}: {_why_idle(layout)}")
     if layout is None:
         return found
+    if subject.plain:
+        found.append(f"no placements say which part is on {ranks_in_words(subject.plain, MOST_RANKS)}: a plain tensor")
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
-        count = math.prod(layout.mesh.axis_size(axis) for axis in copied)
-        found.append(_about_copies(subject, " and ".join(copied), count))
+        found += _about_copies(subject, " and ".join(copied))
     for axis, op in layout.partial:
         found.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")
     return found
 
 
-def _about_copies(subject: Subject, axes: str, count: int) -> str:
-    """Say which ranks share parts; where something is wrong with the tensor, that this is only the claim."""
-    if subject.findings:
-        return f"by its placements {count:,} ranks along {axes} share each part"
-    return f"{'equal ' if subject.is_checked else ''}copies along {axes}: {count:,} ranks hold each part"
+def _about_copies(subject: Subject, axes: str) -> list[str]:
+    """Say how many ranks share parts; where something is wrong or was not read, that this is only the claim."""
+    count = max(Counter(text for text in subject.claims.values() if text not in (NOTHING, PLAIN)).values(), default=0)
+    if count < 2:
+        return []
+    if subject.findings or subject.silent:
+        return [f"by its placements {count:,} ranks along {axes} share each part"]
+    return [f"{'equal ' if subject.is_checked else ''}copies along {axes}: {count:,} ranks hold each part"]
 
 
 def _why_idle(layout: Layout | None) -> str:

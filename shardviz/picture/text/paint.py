@@ -15,8 +15,8 @@ import numpy as np
 
 from shardviz.picture.model.holders import ranks_of
 from shardviz.picture.model.mesh.labels import part_labels, rank_labels
+from shardviz.picture.model.palette import WRONG
 from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
-from shardviz.picture.text.terminal import WRONG
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

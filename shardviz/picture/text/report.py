@@ -100,8 +100,8 @@ def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[T
         terminal: What the table is for.
     """
     rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(dump, report))]
-    width = widest(name for name, _ in rows if cell_len(name) <= MAX_NAME)
-    layouts = widest(row.layout for _, row in rows)
+    width = widest(["tensor", *(name for name, _ in rows if cell_len(name) <= MAX_NAME)])
+    layouts = widest(["layout", *(row.layout for _, row in rows)])
     heads = f"  {padded('tensor', width)}  {padded('layout', layouts)}  per rank"
     lines = [line((heads, DIM))] if rows else []
     for name, row in rows:

@@ -28,8 +28,10 @@ from shardviz.picture.model.palette import (
     RANK_COLOURS,
     RANK_COLOURS_16,
     RANK_COLOURS_256,
+    RIGHT,
     SHADES,
     VERMILLION,
+    WRONG,
     ink_on,
 )
 from shardviz.text import INSIDE
@@ -49,9 +51,6 @@ BAD = f"bold {VERMILLION}"
 WARNING = ORANGE
 DIM = "dim"
 
-WRONG = "✗"
-"""Before what is wrong, in every format. `≠` would be read as "not" where it stands before what was found."""
-
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
@@ -70,8 +69,8 @@ class Glyphs:
         corners: Box drawing by which arms a corner has: up 1, down 2, left 4, right 8.
     """
 
-    good: str = "✓"
-    error: str = "✗"
+    good: str = RIGHT
+    error: str = WRONG
     warning: str = "!"
     unknown: str = "?"
     pending: str = "…"
@@ -125,7 +124,7 @@ class Terminal:
     def render(self, lines: Iterable[Text]) -> str:
         """Return lines as the characters to write, each ended by a newline."""
         if not self.colour:
-            return self._spelled("".join(f"{line.plain.rstrip()}\n" for line in lines))
+            return self.spelled("".join(f"{line.plain.rstrip()}\n" for line in lines))
         file = io.StringIO()
         console = Console(
             file=file, force_terminal=True, color_system="auto", no_color=False, markup=False, highlight=False
@@ -134,10 +133,13 @@ class Terminal:
         for line in lines:
             line.rstrip()
             console.print(line, soft_wrap=True)
-        return self._spelled(file.getvalue())
+        return self.spelled(file.getvalue())
 
-    def _spelled(self, text: str) -> str:
-        """Write signs of pictures in ASCII where the terminal has no others; names keep their characters."""
+    def spelled(self, text: str) -> str:
+        """Write signs of pictures in ASCII where the terminal has no others; names keep their characters.
+
+        All that is written goes through it at last. What is set in columns does before it is, for `..` is wider.
+        """
         return text.translate(_IN_ASCII) if self.glyphs == ASCII else text
 
     def write(self, stream: IO[str], lines: Iterable[Text]) -> None:

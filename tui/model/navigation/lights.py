@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import mask_of
+from shardviz.picture.model.palette import WRONG
 
 from ..step.text import group_of
 
@@ -43,7 +44,7 @@ class Lights:
             return "?"
         claimed, held = self.claimed >> rank & 1, self.held >> rank & 1
         if rank in self.guilty and claimed == held:
-            return "✗"
+            return WRONG
         return {(1, 1): "●", (1, 0): "○", (0, 1): "+"}.get((claimed, held), " ")
 
 

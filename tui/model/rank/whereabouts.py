@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import ranks_of, ranks_text
+from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
 
 from .memory import claimed_in_memory, ids_in_memory
@@ -41,11 +42,11 @@ def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name
     if sides.has_held:
         lines.append(_line(sides.titles[1], cell.held, mesh, dump, tensor, place, name))
     if sides.titles == CLAIMED_AND_HELD and cell.different:
-        lines.append("✗ it is not where the placements claim")
+        lines.append(f"{WRONG} it is not where the placements claim")
     elif cell.different:
-        lines.append("✗ it is not where it is intended")
+        lines.append(f"{WRONG} it is not where it is intended")
     elif cell.guilty:
-        lines += [f"✗ {words}" for _, words in sides.reasons_at(cell)]
+        lines += [f"{WRONG} {words}" for _, words in sides.reasons_at(cell)]
     return lines
 
 

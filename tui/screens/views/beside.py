@@ -12,9 +12,10 @@ from textual.widgets import Static
 from shardviz.checkpoint.comparing.outcome import notable
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import ranks_in_words, ranks_of
-from shardviz.picture.model.palette import GREY, VERMILLION
+from shardviz.picture.model.palette import GREY, VERMILLION, WRONG
 from shardviz.picture.text.checkpoint import why_text
 from shardviz.picture.text.tables.exhibit import exhibit_lines
+from shardviz.picture.text.tables.table import padded
 from shardviz.picture.text.terminal import Terminal
 from shardviz.text import printable
 
@@ -111,7 +112,7 @@ class BesideView(View):
         assert self._of is not None, "it has lines"
         line = self._of.lines[index]
         style = ink(GREY if line.sign in "=?" else VERMILLION, bold=True)
-        name = f"{shortened(printable(str(line.names))):<32}  "
+        name = padded(shortened(printable(str(line.names))), 32) + "  "
         return Text.assemble((f" {line.sign} ", style), name, (line.outcome.verdict, "dim"), no_wrap=True)
 
     def _show_line(self, compared: Compared, line: Line) -> None:
@@ -184,7 +185,7 @@ def _describing(one: Beside) -> Callable[[tuple[int, ...]], str]:
         assert one.sides is not None, "there is a map"
         cell = one.sides.at(place)
         index = place[len(place) - len(one.shape) :]
-        lines = [f"[{', '.join(map(str, index))}]{' ✗' if cell.different else ''}"]
+        lines = [f"[{', '.join(map(str, index))}]{f' {WRONG}' if cell.different else ''}"]
         lines += [f"claimed by {ranks_in_words(ranks_of(cell.claimed), MOST_RANKS)}"] if cell.claimed else []
         files = one.stored.files if one.stored is not None else {}
         lines += [f"in {printable(files[at])}" for at in ranks_of(cell.held) if at in files]

@@ -10,6 +10,7 @@ from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import GREY, VERMILLION
+from shardviz.picture.text.tables.table import padded
 from shardviz.text import counted, printable
 
 from ...colours import ink
@@ -125,7 +126,7 @@ class CompareView(View):
     def _line(self, index: int) -> Text:
         pair = self._pairs[index]
         style = ink(GREY if pair.relation in ("same", "not compared") else VERMILLION, bold=True)
-        sign, name = f" {SIGNS[pair.relation]} ", f"{shortened(pair.title):<32}  "
+        sign, name = f" {SIGNS[pair.relation]} ", padded(shortened(pair.title), 32) + "  "
         return Text.assemble((sign, style), name, (pair.what or pair.relation, "dim"), no_wrap=True)
 
     @on(Lines.Highlighted)

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.palette import WRONG, Colouring
 
 from ...colours import heat_style, rank_style
 from ...keys import arrows
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.mesh.heat import Heat
 
-LEGEND = "● holds it  ○ should, does not\n+ holds it, should not\n✗ in the finding  ? no file"
+LEGEND = f"● holds it  ○ should, does not\n+ holds it, should not\n{WRONG} in the finding  ? no file"
 
 
 class MeshGrid(Grid):

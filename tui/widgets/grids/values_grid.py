@@ -8,7 +8,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Size
 
-from shardviz.picture.model.palette import VERMILLION
+from shardviz.picture.model.palette import VERMILLION, WRONG
 
 from ...colours import ink
 from .grid import DIM, Grid
@@ -25,7 +25,6 @@ HEADS = 2
 """Lines above the numbers: what they are, and the local indices of columns."""
 
 BETWEEN = " │ "
-WRONG = "✗"
 CURSOR = Style(reverse=True, bold=True)
 
 

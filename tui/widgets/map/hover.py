@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.holders import ranks_text
+from shardviz.picture.model.palette import WRONG
 from shardviz.text import cut_at_comma
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def hovered(sides: Sides, place: Sequence[int], shape: Sequence[int]) -> str:
     if sides.has_claimed:
         lines.append(f"{sides.titles[0]} {_who(cell.claimed)}")
     if sides.has_held:
-        lines.append(f"{sides.titles[1]} {_who(cell.held)}{' ✗' if cell.is_wrong else ''}")
+        lines.append(f"{sides.titles[1]} {_who(cell.held)}{f' {WRONG}' if cell.is_wrong else ''}")
     return "\n".join(lines)
 
 

@@ -105,7 +105,7 @@ def _why(sides: Sides, cell: Cell) -> str:
 
 
 def _reason(sides: Sides, ranks: Mask, words: str) -> str:
-    is_placed = sides.is_placed and sides.has_claimed and not ranks & sides.missing
+    is_placed = sides.is_placed and not ranks & sides.missing
     text = f"{ranks_in_words(ranks_of(ranks), MOST_RANKS)}: {words}"
     return f"{text}; placed as claimed" if is_placed else text
 

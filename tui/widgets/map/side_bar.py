@@ -6,9 +6,9 @@ from typing import get_args
 
 from rich.segment import Segment
 
+from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.picture.text.paint import Side
-from shardviz.picture.text.terminal import WRONG
 
 from ...model.messages import SideChosen
 from ..grids.grid import DIM

@@ -145,7 +145,11 @@ def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | rang
     found: list[int | range] = []
     for before, after in pairwise(sorted(shown)):
         hidden = range(before + 1, after)
-        found += [before, *([hidden] if len(hidden) > 1 else hidden)]
+        found.append(before)
+        if len(hidden) > 1:
+            found.append(hidden)
+        else:
+            found += hidden
     return [*found, count - 1]
 
 

@@ -16,7 +16,7 @@ from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.sides import NO_FILE, Sides, claimed_parts, sides_of, sides_of_intended
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.check.finding import Finding, Kind, Report
     from shardviz.check.order.case import Case
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Ranges, Region
     from shardviz.picture.exhibits.exhibit import Exhibit
+    from shardviz.picture.model.holders import Mask
 
 OF_INTENT = ("wrong-segment", "wrong-placement")
 """Findings about what is held beside what is intended, and not beside what is claimed."""
@@ -49,7 +50,6 @@ IN_PLACE: dict[Kind, str] = {
     "unreduced-output": "not reduced",
     "wrong-scale": "a factor off in the step",
     "wrong-value": "wrong values in the step",
-    "untied": "no longer tied",
     "write-not-applied": "the old values",
     "sequence-order": "another order than the tokens",
     "misordered-within-shard": "in another order",
@@ -100,8 +100,9 @@ class Subject:
 
     @property
     def marked(self) -> frozenset[int]:
-        """The ranks that carry a mark: those that hold something else than they should, and those of findings."""
-        return self.misplaced | named_ranks(self.findings, len(self.claims) or self.mesh.size)
+        """The ranks that carry a mark: those that hold something else than they should, or of findings, or no file."""
+        named = named_ranks(self.findings, len(self.claims) or self.mesh.size)
+        return self.misplaced.union(self.silent, named)
 
     @property
     def held_words(self) -> str:
@@ -115,18 +116,26 @@ class Subject:
         return tuple(rank for rank, text in self.claims.items() if text == NOTHING)
 
     @property
+    def plain(self) -> tuple[int, ...]:
+        """The ranks that have a tensor without placements, where others have some."""
+        return tuple(rank for rank, text in self.claims.items() if text == PLAIN)
+
+    @property
     def silent(self) -> tuple[int, ...]:
         """The ranks of whose file nothing is left."""
         return tuple(rank for rank, text in self.holds.items() if text == NO_FILE)
 
     @property
     def misplaced(self) -> frozenset[int]:
-        """The ranks that hold something else than they claim."""
-        both = self.claims.keys() & self.holds.keys()
+        """The ranks that hold something else than they claim, as far as they left a file."""
+        both = self.claims.keys() & self.holds.keys() - {*self.silent, *self.plain}
         return frozenset(rank for rank in both if self.claims[rank] != self.holds[rank])
 
 
 NOTHING = "nothing"
+
+PLAIN = "plain"
+"""What ranks claim that have a tensor without placements, where others have some."""
 
 
 def of_tensor(
@@ -151,6 +160,8 @@ def of_tensor(
     cases = laid_out.cases(tensor, name)
     parts = ((region_text(region), ranks) for ranks, region, _ in claimed_parts(dump, tensor))
     claims = {rank: text for text, ranks in parts for rank in ranks}
+    if claims:
+        claims |= dict.fromkeys(set(tensor.claims.get(None, ())) - claims.keys(), PLAIN)
     plain = Subject(
         name=name,
         shape=tensor.shape,
@@ -197,13 +208,20 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
 def _judged(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
     """Let a map mark what its two sides do not show: wrong values, and what too few or too many ranks hold."""
     sides = _counted(sides, findings, cases)
-    known = range(sides.shift)
-    strangers = {rank for one in findings if one.kind == "name-collision" for rank in one.ranks if rank in known}
-    own = [one for one in findings if one.kind in IN_PLACE]
-    if not own or any(one.kind in OF_PLACES - {"misordered-within-shard"} for one in findings):
-        return replace(sides, strangers=mask_of(strangers), why="another tensor by this name") if strangers else sides
-    guilty = mask_of({rank for one in own for rank in one.ranks if rank in known})
-    return replace(sides, guilty=guilty, why=IN_PLACE[own[0].kind])
+    if any(one.kind in OF_PLACES - {"misordered-within-shard"} for one in findings):
+        strangers = (one for one in findings if one.kind == "name-collision")
+        return replace(sides, strangers=_ranks_of(strangers, sides))
+    wrong: dict[str, Mask] = {}
+    for one in findings:
+        shown = sides.out_of_order if one.kind == "misordered-within-shard" else 0
+        if one.kind in IN_PLACE and (ranks := _ranks_of([one], sides) & ~shown):
+            wrong[IN_PLACE[one.kind]] = wrong.get(IN_PLACE[one.kind], 0) | ranks
+    return replace(sides, blamed=tuple((ranks, words) for words, ranks in wrong.items()))
+
+
+def _ranks_of(findings: Iterable[Finding], sides: Sides) -> Mask:
+    """Return the ranks that findings name and that a map can mark."""
+    return mask_of({rank for one in findings for rank in one.ranks if rank < sides.shift})
 
 
 def _counted(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:

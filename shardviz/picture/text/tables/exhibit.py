@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from shardviz.picture.exhibits.columns import columns_of
 from shardviz.picture.exhibits.steps import LEVELS
+from shardviz.picture.model.palette import RIGHT, WRONG
 from shardviz.picture.text.tables.table import padded, widest
 from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, line, wrapped
 from shardviz.text import printable
@@ -16,20 +17,21 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.picture.exhibits.exhibit import Cell, Exhibit
-    from shardviz.picture.text.terminal import Glyphs, Terminal
+    from shardviz.picture.text.terminal import Terminal
 
 INDENT = "   "
 GAP = 2
 
-_IN_ASCII = str.maketrans(LEVELS, ".12345678")
-_NUMBER = re.compile(r"-?(?:\d+|inf|nan)(?=(?:[./e][-+.e\d]*)?$)")
-"""A number up to its decimal point, or to the line of a fraction."""
+_IN_ASCII = str.maketrans(
+    dict(zip(LEVELS, ".12345678", strict=True)) | {"…": ASCII.more, WRONG: ASCII.wrong, RIGHT: ASCII.good}
+)
 
 
 def exhibit_lines(exhibit: Exhibit, terminal: Terminal) -> list[Text]:
     """Return an exhibit's caption and table; columns that do not fit are left out from the right, where `…` says so."""
-    titles = [printable(exhibit.heads[0]), *(printable(row.title) for row in exhibit.rows)]
-    columns = columns_of(exhibit, terminal.glyphs)
+    spelled = _in_ascii if terminal.glyphs == ASCII else printable
+    titles = [spelled(title) for title in (exhibit.heads[0], *(row.title for row in exhibit.rows))]
+    columns = columns_of(exhibit, spelled)
     widths = [widest(titles), *map(widest, columns)]
     room = terminal.width - len(INDENT)
     more = (" " * GAP + terminal.glyphs.more, DIM) if _fitting(widths, room) < len(widths) else ("", "")
@@ -55,42 +57,8 @@ def _line(titles: list[str], columns: list[list[str]], widths: list[int], at: in
     return line(INDENT, (padded(titles[at], widths[0]), "" if at else DIM), *parts)
 
 
-def columns_of(exhibit: Exhibit, glyphs: Glyphs) -> list[list[str]]:
-    """Return each column after the first as texts, its head first, numbers with their decimal points in line."""
-    return [
-        _column(head, [row.cells[at] if at < len(row.cells) else None for row in exhibit.rows], glyphs)
-        for at, head in enumerate(exhibit.heads[1:])
-    ]
-
-
-def _column(head: str, cells: Sequence[Cell | None], glyphs: Glyphs) -> list[str]:
-    """Write the cells of a column; beside those that carry a glyph, the others are set in by as much."""
-    texts = _in_line([_spelled(cell.text, glyphs) if cell else "" for cell in cells])
-    signs = [_sign(cell, glyphs) for cell in cells]
-    if not any(signs):
-        return [_spelled(head, glyphs), *texts]
-    marked = (f"{sign or ' '} {text}" if text else "" for sign, text in zip(signs, texts, strict=True))
-    return [f"  {_spelled(head, glyphs)}", *marked]
-
-
-def _sign(cell: Cell | None, glyphs: Glyphs) -> str:
-    if cell is None:
-        return ""
-    return glyphs.wrong if cell.is_wrong else glyphs.good if cell.is_right else ""
-
-
-def _in_line(texts: Sequence[str]) -> list[str]:
-    """Set numbers below each other; other texts stay as they are."""
-    found = [_NUMBER.match(text) for text in texts]
-    if not all(match or not text for match, text in zip(found, texts, strict=True)):
-        return list(texts)
-    ends = [match.end() if match else 0 for match in found]
-    return [" " * (max(ends, default=0) - end) + text if text else "" for end, text in zip(ends, texts, strict=True)]
-
-
-def _spelled(text: str, glyphs: Glyphs) -> str:
-    shown = printable(text)
-    return shown.translate(_IN_ASCII) if glyphs == ASCII else shown
+def _in_ascii(text: str) -> str:
+    return printable(text).translate(_IN_ASCII)
 
 
 def _fitting(widths: list[int], room: int) -> int:

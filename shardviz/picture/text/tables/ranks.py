@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.holders import ranks_in_words
-from shardviz.picture.model.subjects.subject import NOTHING
+from shardviz.picture.model.subjects.subject import NOTHING, PLAIN
 from shardviz.picture.text.tables.table import aligned
 from shardviz.picture.text.terminal import BAD, DIM, line
 from shardviz.text import counted, join_numbers
@@ -55,7 +55,7 @@ class RankRow:
     @property
     def is_same(self) -> bool:
         """Whether they hold the part they claim, or one of the two is unknown."""
-        return not (self.claims and self.holds) or self.claims == self.holds
+        return self.claims in ("", PLAIN) or self.holds in ("", self.claims)
 
 
 def rank_rows(subject: Subject, most: int | None) -> tuple[list[RankRow], int]:
@@ -77,7 +77,7 @@ def rank_rows(subject: Subject, most: int | None) -> tuple[list[RankRow], int]:
 
 def _rank_table(rows: list[RankRow], terminal: Terminal, subject: Subject) -> list[Text]:
     heads = ("ranks", subject.sides.titles[0] if subject.name else "part", subject.sides.titles[1])
-    cells = [(row.ranks, row.claims, row.holds) for row in rows]
+    cells = [(terminal.spelled(row.ranks), row.claims, row.holds) for row in rows]
     kept = [column for column in range(3) if column == 0 or any(row[column] for row in cells)]
     if len(kept) == 3 and all(row.claims == row.holds for row in rows):
         heads, kept = ("ranks", " and ".join(subject.sides.titles), ""), [0, 1]
@@ -95,9 +95,9 @@ def _rank_table(rows: list[RankRow], terminal: Terminal, subject: Subject) -> li
 
 
 def _owners(subject: Subject) -> dict[str, list[int]]:
-    """Return the ranks that should hold each part; nothing is nobody's."""
+    """Return the ranks that should hold each part; nothing is nobody's, nor is what no placements assign."""
     owners: dict[str, list[int]] = {}
     for rank, text in subject.claims.items():
-        if text != NOTHING:
+        if text not in (NOTHING, PLAIN):
             owners.setdefault(text, []).append(rank)
     return owners

@@ -85,7 +85,7 @@ def value_lines(
 
 
 def _table(tensor: Tensor, blocks: Sequence[_Block], terminal: Terminal) -> list[Text]:
-    names = [ranks_text(mask_of(block.ranks)) for block in blocks]
+    names = [terminal.spelled(ranks_text(mask_of(block.ranks))) for block in blocks]
     width = max(5, *(len(name) for name in names if len(name) <= MOST_NAMED))
     columns, count = _columns(blocks, terminal.width - width - 5)
     title = "values of the gradient" if tensor.role == "grad" else "values"
