@@ -11,6 +11,7 @@ from shardviz.cli import main
 from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.live.plan.forks import one_line
 from shardviz.testing import ShardAssertionError, assert_layout
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.usage import usage_of
@@ -163,6 +164,17 @@ def test_a_batch_of_too_few_rows_is_reported_and_the_rest_is_planned(
     assert "parameters" in text
 
 
+def test_what_raised_an_exception_that_ends_in_a_colon_is_said_too() -> None:
+    try:
+        try:
+            raise ValueError("no gradient\nat all")
+        except ValueError as error:
+            raise RuntimeError("\n  Failed to run stage backward:\n  Stage output: ...") from error
+    except RuntimeError as error:
+        said = one_line(error)
+    assert said.startswith("RuntimeError: Failed to run stage backward: no gradient (test_command.py")
+
+
 def test_code_that_raises_is_named_in_one_line(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mine.write_text(HEAD.replace("fully_shard(model, mesh=mesh)", "raise KeyError('gone')"))
     text = printed(capfd, "plan", str(mine), code=2)
@@ -276,8 +288,10 @@ def test_meshes_that_fit_are_listed_and_each_is_what_its_own_plan_says(
     assert {row.split("  ")[0] for row in rows} == {"(dp=4, tp=1)", "(dp=2, tp=2)", "(dp=1, tp=4)"}
     assert why.startswith("without activations and collectives: no step was planned")
     alone = printed(capfd, "plan", str(mine), "--mesh", "2,2", "--node", "2")
-    together = next(line for line in alone.splitlines() if line.startswith("together")).split()[1:3]
-    assert " ".join(together) in next(line for line in table.splitlines() if line.startswith("(dp=2, tp=2)"))
+    together = next(line for line in alone.splitlines() if line.startswith("together, no step")).split()[3:5]
+    assert f"at least {' '.join(together)}" in next(
+        line for line in table.splitlines() if line.startswith("(dp=2, tp=2)")
+    )
     assert "crosses nodes" in table
     assert "crosses nodes" not in printed(capfd, "plan", str(mine), "--gpus", "2")
     none = printed(capfd, "plan", str(mine), "--gpus", "4", "--memory", "1KB", code=1)

@@ -58,8 +58,8 @@ def sent(plan: PlanRecord, mesh: Mesh) -> list[Sent]:
     found: dict[Kind, Sent] = {}
     for part in plan.parts:
         for key, one in _of_part(part, mesh, plan.node).items():
-            if key not in found or one.received > found[key].received:
-                found[key] = one
+            if key not in found or (one.received, one.bytes) > (found[key].received, found[key].bytes):
+                found[key] = one  # by bytes, too: who sends receives nothing
     return sorted(found.values(), key=lambda one: (one.nodes, one.axes, -one.received))
 
 
