@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,21 @@ def test_every_verb_opens_a_plan(mine: Path, capfd: pytest.CaptureFixture[str]) 
     printed(capfd, "show", "p.shardviz", "-o", "p.html")
     assert "<svg" in Path("p.html").read_text()
     assert "nothing was checked" in printed(capfd, "check", "p.shardviz", code=2)
+
+
+def test_two_plans_are_compared_by_what_ranks_hold_and_receive_too(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for ranks in ("2", "4"):
+        printed(capfd, "plan", str(mine), "--mesh", ranks, "--node", "2", "-o", ranks)
+    rows = [re.split("  +", line.strip()) for line in printed(capfd, "diff", "2", "4", code=1).splitlines()]
+    assert ["parameters", "560 B", "280 B", "-280 B"] in rows  # of 280 numbers of 4 bytes
+    # Gathered and reduced once, of which a rank receives what the others have: three quarters of both on 4 ranks.
+    assert ["along dp", "1.09 KiB", "1.64 KiB", "+560 B"] in rows
+    assert ["crossing nodes of 2", "0 B", "1.64 KiB", "+1.64 KiB"] in rows
+    assert ["along dp", "1.09 KiB", "1.09 KiB", "="] in [
+        re.split("  +", line.strip()) for line in printed(capfd, "diff", "2", "2").splitlines()
+    ]
 
 
 def test_a_plan_is_compared_with_what_its_author_expects(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:

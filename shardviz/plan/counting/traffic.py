@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -61,6 +62,17 @@ def sent(plan: PlanRecord, mesh: Mesh) -> list[Sent]:
             if key not in found or (one.received, one.bytes) > (found[key].received, found[key].bytes):
                 found[key] = one  # by bytes, too: who sends receives nothing
     return sorted(found.values(), key=lambda one: (one.nodes, one.axes, -one.received))
+
+
+def received_along(plan: PlanRecord, mesh: Mesh) -> dict[str, int]:
+    """Return the bytes that the busiest rank receives along each axis, or axes, of a mesh."""
+    most: dict[str, int] = {}
+    for part in plan.parts:
+        own: Counter[str] = Counter()
+        for one in _of_part(part, mesh, plan.node).values():
+            own[where(one)] += one.received
+        most |= {place: size for place, size in own.items() if size > most.get(place, 0)}
+    return most
 
 
 def crossing(plan: PlanRecord, mesh: Mesh) -> int:
