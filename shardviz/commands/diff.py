@@ -130,8 +130,11 @@ def compared(
     from shardviz.picture.html.difference import difference_html
     from shardviz.picture.model.step_beside import step_json
     from shardviz.picture.text.difference import difference_lines
+    from shardviz.picture.text.terminal import line
+    from shardviz.plan.beside import beside_lines
 
-    difference = compare(read_dump(before), read_dump(after))
+    dumps = read_dump(before), read_dump(after)
+    difference = compare(*dumps)
     if style == "json":
         found = difference.to_json()
         write_json(found | {"step": found["step"] | step_json(difference.step)}, output)
@@ -142,7 +145,9 @@ def compared(
         write_markup(difference_html(f"{before.name} and {after.name}", difference.step), output)
     else:
         terminal = terminal_for(colour, output)
-        write_answer(difference_lines(difference, terminal), terminal, output)
+        plans = [dump.files.planned for dump in dumps if dump.files.planned is not None]
+        sizes = [*beside_lines(*plans), line("")] if len(plans) == len(dumps) else []
+        write_answer([*sizes, *difference_lines(difference, terminal)], terminal, output)
     if why := difference.nothing_compared:
         talk(f"shardviz: error: {printable(why)}")
         talk("  Hint: compare two dumps of one model, each with its weights")

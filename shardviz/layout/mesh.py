@@ -175,6 +175,13 @@ class Mesh:
         ways = (range(size) if index in positions else (position,) for index, (position, size) in places)
         return tuple(map(self.rank_at, product(*ways)))
 
+    def axes_within(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Return the axes along which some ranks differ; none where one of them is not on the mesh."""
+        if any(rank not in self for rank in ranks):
+            return ()
+        places = zip(*map(self.coord_of, ranks), strict=True)
+        return tuple(axis for axis, own in zip(self.axes, places, strict=False) if len({*own}) > 1)
+
     def label(self, rank: int) -> str:
         """Return a rank's coordinate in words: `fsdp=0, tp=3`."""
         return ", ".join(f"{axis}={position}" for axis, position in zip(self.axes, self.coord_of(rank), strict=True))

@@ -103,7 +103,7 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
 
 def _cells(rows: Sequence[Row]) -> list[list[str]]:
     """Return the table, without the columns that say nothing of these meshes."""
-    columns = [["mesh", *(str(row.mesh) for row in rows)], ["fullest rank", *(bytes_text(row.bytes) for row in rows)]]
+    columns = [["mesh", *(str(row.mesh) for row in rows)], ["fullest rank", *map(_fullest, rows)]]
     if any(row.offloaded for row in rows):
         columns.append(["in the CPU's memory", *(bytes_text(row.offloaded) for row in rows)])
     if any(row.crossing is not None for row in rows):
@@ -134,6 +134,10 @@ def _failed(rows: Sequence[Row]) -> Iterator[str]:
     for why in dict.fromkeys(row.failed for row in rows if row.failed):
         own = ", ".join(str(row.mesh) for row in rows if row.failed == why)
         yield f"not planned: {own}: {printable(why)}"
+
+
+def _fullest(row: Row) -> str:
+    return f"at least {bytes_text(row.bytes)}" if row.without_step else bytes_text(row.bytes)
 
 
 def _crossing(row: Row) -> str:

@@ -16,6 +16,37 @@ NUMBERS = re.compile(r"(?<![^.])\[[0-9,-]+\](?![^.])")
 """The numbers of a folded name: `[0-3,7]`."""
 
 
+_FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
+
+
+def unfolded(name: str) -> list[str]:
+    """Return the names that a folded one, `layers.[0-3,7].experts.[0-7].weight`, stands for."""
+    match = _FOLDED.fullmatch(name)
+    if match is None:
+        return [name]
+    spans = (span.partition("-") for span in match["numbers"].split(","))
+    numbers = (number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
+    afters = unfolded(match["after"])
+    return [f"{match['before']}{number}{after}" for number in numbers for after in afters]
+
+
+def fold_all(named: Iterable[tuple[str, Key]]) -> list[tuple[str, Key, int, int]]:
+    """Fold the layers of all stages of a pipeline, and what is alike in each of them, where the key is the same.
+
+    Returns:
+        Each fold as text, its key, how many names it has in a layer, and how many in all.
+
+    Example:
+        >>> fold_all([("layers.[0-3].w", 8), ("layers.[4-6].w", 8), ("layers.7.w", 8), ("norm.w", 8)])
+        [('layers.[0-7].w', 8, 1, 8), ('norm.w', 8, 1, 1)]
+    """
+    layers = [
+        (str(one), key, len(one)) for one, key in fold((one, key) for name, key in named for one in unfolded(name))
+    ]
+    found = fold_again((name, (key, count)) for name, key, count in layers)
+    return [(name, key, in_each, count * in_each) for name, (key, count), in_each in found]
+
+
 def fold_again(named: Iterable[tuple[str, Key]]) -> list[tuple[str, Key, int]]:
     """Fold names that share everything but their last number, and a key.
 

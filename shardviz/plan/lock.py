@@ -19,7 +19,7 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.plan.counting.amounts import Amounts
 from shardviz.plan.counting.traffic import sent, where
-from shardviz.plan.folding import fold_again, kind_of
+from shardviz.plan.folding import fold_again, kind_of, unfolded
 from shardviz.text import bytes_text, natural_key, printable
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 HEAD = "# shardviz layouts 1: mesh "
 
 _VERSION = re.compile(r"# shardviz layouts (?P<number>[0-9]+):")
-
-_FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
 
 _BYTES = re.compile(r"[0-9]+(?= bytes per rank$)")
 
@@ -153,19 +151,8 @@ def layouts_of(path: Path) -> dict[str, str]:
         kind, _, name = line.name.partition(" ")
         if kind in KINDS.values():
             layout = line.text.rpartition(", ")[0].removesuffix(" plain")
-            found |= dict.fromkeys(_unfolded(name), layout)
+            found |= dict.fromkeys(unfolded(name), layout)
     return found
-
-
-def _unfolded(name: str) -> list[str]:
-    """Return the names that a folded one, `layers.[0-3,7].experts.[0-7].weight`, stands for."""
-    match = _FOLDED.fullmatch(name)
-    if match is None:
-        return [name]
-    spans = (span.partition("-") for span in match["numbers"].split(","))
-    numbers = (number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
-    afters = _unfolded(match["after"])
-    return [f"{match['before']}{number}{after}" for number in numbers for after in afters]
 
 
 def changed(path: Path, ranks: PlannedRanks) -> list[str]:

@@ -60,6 +60,8 @@ class PeakRecord(Record, frozen=True):
         module: The module that runs; empty for the model itself.
         in_backward: Whether it runs in backward.
         scores: Bytes of activations that are scores of attention, as kernels make that are not fused.
+        fused: Bytes of activations and of what FSDP made at the fullest moment that a step without scores has; 0 where
+            there are none at this moment.
     """
 
     activations: Count = 0
@@ -67,6 +69,7 @@ class PeakRecord(Record, frozen=True):
     module: str = ""
     in_backward: bool = False
     scores: Count = 0
+    fused: Count = 0
 
 
 class PlanPart(Record, frozen=True):

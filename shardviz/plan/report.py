@@ -13,7 +13,7 @@ from shardviz.picture.text.terminal import DIM, line, wrapped
 from shardviz.plan.counting.amounts import ROLES, Amounts, gathered
 from shardviz.plan.counting.splits import uneven, whole
 from shardviz.plan.counting.traffic import crossing, sent, where
-from shardviz.plan.folding import fold_again, kind_of
+from shardviz.plan.folding import fold_again, fold_all, kind_of
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
     yield from _by_role(amounts, {"fullest": fullest, "emptiest": emptiest} if differ else {"each rank": fullest})
     yield line("")
     part = amounts.ranks.part_of(fullest).part
-    yield from _moment(part, width)
+    yield from _moment(part, int(amounts.on_gpu[fullest]), width)
     yield from _gathered(part, width)
     yield from _buckets(part, width)
     if differ:
@@ -114,7 +114,8 @@ def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
         sizes = amounts.by_role[role]
         name = role if role != "optimizer" else _optimizer(amounts)
         rows.append([name, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), _of_all(role, sizes)])
-    sums = {"together": amounts.together}
+    has_step = all(part.part.peak is not None for part in amounts.ranks.parts)
+    sums = {"together" if has_step else "together, no step": amounts.together}
     if amounts.offloaded.any():
         sums |= {"in the CPU's memory": amounts.offloaded, "on the GPU": amounts.on_gpu}
     for name, sizes in sums.items():
@@ -131,12 +132,19 @@ def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
     return "-" if role in OF_A_MOMENT else bytes_text(int(sizes.sum()))
 
 
-def _moment(part: PlanPart, width: int) -> Iterator[Text]:
-    """Yield when a step holds most, and what of that waits for backward."""
+def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:
+    """Yield when a step holds most, what of that waits for backward, and what a fused attention would save.
+
+    Args:
+        part: What the fullest rank has.
+        together: What its GPU has to hold.
+        width: Columns.
+    """
     if part.peak is None:
         return
     when = "backward" if part.peak.in_backward else "forward"
-    both = "activations and gathered are" if part.units else "activations are"
+    of_fsdp = "gathered (what FSDP has whole of weights and gradients, and sends)"
+    both = f"activations and {of_fsdp} are" if part.units else "activations are"
     kept = bytes_text(sum(saved.bytes for saved in part.saved))
     yield from _sentence(
         f"{both} those of a step's fullest moment, in the {when} of {_named(part.peak.module)}, by the kernels of a "
@@ -144,8 +152,12 @@ def _moment(part: PlanPart, width: int) -> Iterator[Text]:
         width,
     )
     if part.peak.scores:
-        scores = f"at least {bytes_text(part.peak.scores)} of activations are scores of attention"
-        yield from _sentence(f"{scores}: a CPU has no fused kernel for it, and one of a GPU makes none", width)
+        saved = part.peak.activations + part.peak.gathered - part.peak.fused
+        yield from _sentence(
+            f"{bytes_text(part.peak.scores)} of activations are scores of attention: a CPU has no fused kernel for it; "
+            f"with one, as GPUs have, they are not made, and the rank holds {bytes_text(together - saved)} together",
+            width,
+        )
 
 
 def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
@@ -211,11 +223,11 @@ def _named(module: str) -> str:
 def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
     if not found:
         return
-    texts = fold_again((one.held.name, (_parts_text(one), max(1, one.held.count))) for one in found)
-    names = [layers * experts for _, (_, layers), experts in texts]  # a line may stand for many
+    texts = fold_all((one.held.name, _parts_text(one)) for one in found)
+    names = [count for *_, count in texts]  # a line may stand for many
     yield line("")
     yield line((f"{counted(sum(names), 'parameter')} in uneven parts", "bold"))
-    for name, (text, _), _ in texts[:MOST]:
+    for name, text, *_ in texts[:MOST]:
         yield from _sentence(f"{printable(name)} {text}", width, "  ", 4)
     if len(texts) > MOST:
         yield line((f"  and {sum(names[MOST:]):,} more", DIM))
@@ -232,8 +244,8 @@ def _whole(found: list[Whole], width: int) -> Iterator[Text]:
         return
     yield line("")
     yield line(("could be split and is not", "bold"))
-    texts = fold_again((one.held.name, (_split_text(one), one.saved)) for one in found)
-    for name, (text, saved), experts in texts[:MOST]:
+    texts = fold_all((one.held.name, (_split_text(one), one.saved)) for one in found)
+    for name, (text, saved), experts, _ in texts[:MOST]:
         saves = f"{text} it would save each rank {bytes_text(saved * experts)}"
         yield from _sentence(f"{printable(name)} {saves}", width, "  ", 4)
     if len(texts) > MOST:
@@ -269,7 +281,8 @@ _HEADS = ["collectives of a step", "pass", "count", "bytes", "received", "group"
 
 def _cells(one: Sent, node: int) -> list[str]:
     sizes = [f"{one.count:,}", bytes_text(one.bytes), bytes_text(one.received), f"{one.size:,}"]
-    return [f"{one.op} {where(one)}", one.when, *sizes, str(one.nodes) if node else "-"]
+    groups = where(one).replace(" and ", ",")  # or 80 columns would not do
+    return [f"{one.op} {groups}", one.when, *sizes, str(one.nodes) if node else "-"]
 
 
 def _bubble(ranks: PlannedRanks) -> Iterator[Text]:

@@ -27,7 +27,7 @@ def test_every_rank_the_first_shard_is_missing_and_duplicated(tmp_path: Path, cl
     assert kinds(report) == ["duplicated", "missing"]
     duplicated, missing = report.findings
     assert "36 of 48 elements are on no rank, the first at [3, 0]" in missing.summary
-    assert "12 of 48 elements are held up to 4 times" in duplicated.summary
+    assert "12 of 48 elements have up to 4 copies instead of 1" in duplicated.summary
     if claimed:
         assert "every rank along tp holds the shard of tp=0" in missing.summary
         assert missing.refs == ("vllm-gguf-plugin#103",)

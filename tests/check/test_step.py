@@ -127,6 +127,7 @@ def test_copies_that_differ_along_an_axis_are_unreduced_and_their_mean_is_recogn
     apart, whole = finding.summary.split("; ")
     assert apart == "the gradient differs along dp: rank 0 and rank 2 are up to 1 apart"
     assert whole == "their mean over dp is the unsharded model's"
+    assert finding.held == "each rank's own part (+dp:avg)"
     assert "ReduceOp.AVG" in finding.fix
 
 

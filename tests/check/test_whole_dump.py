@@ -295,7 +295,7 @@ def test_a_gather_of_wrong_shards_is_told_as_their_consequence(tmp_path: Path) -
 
 def test_a_gather_that_raised_is_told(tmp_path: Path) -> None:
     report = with_gathered(tmp_path, "[4/tp]", GatherRecord("w", "full_tensor", error="RuntimeError: no"))
-    assert "full_tensor() raised RuntimeError: no" in only(report).summary
+    assert "full_tensor(), which gathers over tp, raised RuntimeError: no" in only(report).summary
 
 
 def test_what_ranks_could_not_check_is_passed_on(tmp_path: Path) -> None:

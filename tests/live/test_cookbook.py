@@ -192,7 +192,7 @@ def test_a_collective_that_gives_something_else_is_a_finding_with_what_it_is_def
     assert (found.kind, found.ranks) == ("collective-mismatch", (0, 1, 2, 3))
     assert found.tensors == ("inner.all_reduce", "world.all_reduce")
     assert found.summary == (
-        "2 tensors, such as inner.all_reduce: all_reduce over ranks 0, 1 gave "
+        "2 tensors, such as inner.all_reduce: all_reduce along inner, over ranks 0, 1, gave "
         "rank 0 [10, 11], where [10, 12] follows from what they had before"
     )
 

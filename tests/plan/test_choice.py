@@ -83,10 +83,10 @@ def test_what_is_in_the_memory_of_a_cpu_need_not_fit_into_the_gpus(
         return [row for row in map(cells, text.splitlines()) if row[0] == "(fsdp=1, tp=2)"]
 
     # of model[2] 64 x 64 numbers of 4 bytes, as many of its gradient, twice as many of Adam; the others are split by tp
-    assert fits("1GB") == [["(fsdp=1, tp=2)", "340 KiB", "64 KiB"]]
+    assert fits("1GB") == [["(fsdp=1, tp=2)", "at least 340 KiB", "64 KiB"]]
     assert fits("350KiB")
     mine.write_text(MINE.replace("offload_policy=CPUOffloadPolicy()", "reshard_after_forward=True"))
-    assert fits("1GB") == [["(fsdp=1, tp=2)", "404 KiB"]]
+    assert fits("1GB") == [["(fsdp=1, tp=2)", "at least 404 KiB"]]
     assert not fits("350KiB", code=1)
 
 

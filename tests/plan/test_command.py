@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from shardviz.cli import main
 from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.live.plan.forks import one_line
 from shardviz.testing import ShardAssertionError, assert_layout
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.usage import usage_of
@@ -97,6 +99,21 @@ def test_every_verb_opens_a_plan(mine: Path, capfd: pytest.CaptureFixture[str]) 
     assert "nothing was checked" in printed(capfd, "check", "p.shardviz", code=2)
 
 
+def test_two_plans_are_compared_by_what_ranks_hold_and_receive_too(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for ranks in ("2", "4"):
+        printed(capfd, "plan", str(mine), "--mesh", ranks, "--node", "2", "-o", ranks)
+    rows = [re.split("  +", line.strip()) for line in printed(capfd, "diff", "2", "4", code=1).splitlines()]
+    assert ["parameters", "560 B", "280 B", "-280 B"] in rows  # of 280 numbers of 4 bytes
+    # Gathered and reduced once, of which a rank receives what the others have: three quarters of both on 4 ranks.
+    assert ["along dp", "1.09 KiB", "1.64 KiB", "+560 B"] in rows
+    assert ["crossing nodes of 2", "0 B", "1.64 KiB", "+1.64 KiB"] in rows
+    assert ["along dp", "1.09 KiB", "1.09 KiB", "="] in [
+        re.split("  +", line.strip()) for line in printed(capfd, "diff", "2", "2").splitlines()
+    ]
+
+
 def test_a_plan_is_compared_with_what_its_author_expects(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mine.write_text(HEAD + 'expect = {"*.weight": "[*, */dp]"}\n')
     printed(capfd, "plan", str(mine), "--no-step", "-o", "p.shardviz")
@@ -161,6 +178,17 @@ def test_a_batch_of_too_few_rows_is_reported_and_the_rest_is_planned(
     text = printed(capfd, "plan", str(mine), "--mesh", "16")
     assert "planned without activations and collectives: the batch has 8 rows for 16 ranks" in text
     assert "parameters" in text
+
+
+def test_what_raised_an_exception_that_ends_in_a_colon_is_said_too() -> None:
+    try:
+        try:
+            raise ValueError("no gradient\nat all")
+        except ValueError as error:
+            raise RuntimeError("\n  Failed to run stage backward:\n  Stage output: ...") from error
+    except RuntimeError as error:
+        said = one_line(error)
+    assert said.startswith("RuntimeError: Failed to run stage backward: no gradient (test_command.py")
 
 
 def test_code_that_raises_is_named_in_one_line(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -276,8 +304,10 @@ def test_meshes_that_fit_are_listed_and_each_is_what_its_own_plan_says(
     assert {row.split("  ")[0] for row in rows} == {"(dp=4, tp=1)", "(dp=2, tp=2)", "(dp=1, tp=4)"}
     assert why.startswith("without activations and collectives: no step was planned")
     alone = printed(capfd, "plan", str(mine), "--mesh", "2,2", "--node", "2")
-    together = next(line for line in alone.splitlines() if line.startswith("together")).split()[1:3]
-    assert " ".join(together) in next(line for line in table.splitlines() if line.startswith("(dp=2, tp=2)"))
+    together = next(line for line in alone.splitlines() if line.startswith("together, no step")).split()[3:5]
+    assert f"at least {' '.join(together)}" in next(
+        line for line in table.splitlines() if line.startswith("(dp=2, tp=2)")
+    )
     assert "crosses nodes" in table
     assert "crosses nodes" not in printed(capfd, "plan", str(mine), "--gpus", "2")
     none = printed(capfd, "plan", str(mine), "--gpus", "4", "--memory", "1KB", code=1)

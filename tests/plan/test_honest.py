@@ -12,10 +12,13 @@ from shardviz.check.verdicts import verdict_on
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.dump.records.files import RankRecord
+from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import fake_world
 from shardviz.live.plan.forks import ask
-from shardviz.plan.counting.traffic import nodes_of
+from shardviz.plan.counting.traffic import nodes_of, sent
+from shardviz.plan.records import PlanPart, PlanRecord
 from tests.lanes import at_night
 
 if TYPE_CHECKING:
@@ -143,6 +146,13 @@ def test_what_is_not_as_it_seems_is_said(
     text = " ".join(capfd.readouterr().out.split())
     assert "4 ranks on 2 nodes of 3, the last with 1" in text
     assert [one for one in expected if one not in text] == []
+
+
+def test_of_what_is_sent_the_rank_that_sends_most_counts() -> None:
+    sends = [CollectiveRecord("send", ("pp",), 3, bytes=size) for size in (8, 16, 4)]
+    parts = [PlanPart(RankRecord(1, rank, 3, "", collectives=(one,))) for rank, one in enumerate(sends)]
+    (found,) = sent(PlanRecord(1, tuple(parts)), Mesh(("pp",), (3,)))
+    assert (found.bytes, found.received) == (16, 0)
 
 
 def test_a_group_crosses_nodes_where_any_of_its_kind_does() -> None:

@@ -135,15 +135,19 @@ class Attending(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, query, value, is_causal=True)
 
 
-@pytest.mark.parametrize(("features", "scores"), [(16, 0), (8, 2 * 4 * 512 * 512 * 4)])
-def test_scores_are_named_where_a_cpu_has_no_fused_kernel(features: int, scores: int) -> None:
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize(("features", "scores"), [(16, 0), (8, 3 * 2 * 4 * 512 * 512 * 4)])
+def test_scores_are_named_where_a_cpu_has_no_fused_kernel(features: int, scores: int, is_checkpointed: bool) -> None:
     def work(_: int) -> PeakRecord:
         with fake_world(0, 2), fake_mode():
             model, x = Attending(features), torch.randn(2, 512, 64)
             with observed(model, values=False) as seen, Watched(model, [model], seen.comms) as memory:
-                model(x).sum().backward()
+                (checkpoint(model, x, use_reentrant=False) if is_checkpointed else model(x)).sum().backward()
         return memory.log.peak()
 
     peak = ask([0], work)[0]
-    assert peak.scores == scores  # a score for each pair of 512 tokens, of 4 heads and 2 rows
+    # A score for each pair of 512 tokens, of 4 heads and 2 rows: what softmax gave, its gradient, that of what it took.
+    assert peak.scores == scores
     assert peak.activations >= scores
+    assert (peak.fused > 0) == (scores > 0)
+    assert scores == 0 or peak.activations - scores <= peak.fused < peak.activations

@@ -84,7 +84,7 @@ def test_a_shard_that_two_ranks_hold_is_missing_and_duplicated_as_in_a_check(mes
     whole = torch.randn(8, 16)
     text = text_of(assert_same, DTensor.from_local(whole[:4].contiguous(), mesh, [Shard(0)]), whole)
     assert "64 of 128 elements are on no rank" in text
-    assert "held up to 2 times instead of once" in text
+    assert "have up to 2 copies instead of 1" in text
 
 
 @spmd(mesh={"tp": 2})

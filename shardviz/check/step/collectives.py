@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import CallRecord
+    from shardviz.layout.mesh import Mesh
 
     Values = NDArray[np.float64]
 
@@ -66,7 +67,8 @@ def check_collectives(dump: Dump) -> Iterator[Finding | NotChecked]:
             wrong.setdefault((call.module, call.op), {}).update(wrong_after(dump, call))
         except (DumpError, ValueError) as error:
             yield NotChecked(call.module, f"{call.op} over ranks {listed(call.ranks, MAX_SHOWN)}: {error}", "step")
-    yield from (_finding(module, op, ranks) for (module, op), ranks in wrong.items() if ranks)
+    mesh = dump.files.mesh
+    yield from (_finding(mesh, module, op, ranks) for (module, op), ranks in wrong.items() if ranks)
 
 
 def calls_of(dump: Dump) -> list[CallRecord]:
@@ -106,14 +108,17 @@ def values_of(dump: Dump, name: str, rank: int) -> Values:
     return dump.values(tensor.shards[rank], name)
 
 
-def _finding(module: str, op: str, ranks: Mapping[int, Wrong]) -> Finding:
+def _finding(mesh: Mesh, module: str, op: str, ranks: Mapping[int, Wrong]) -> Finding:
     rank, first = next(iter(sorted(ranks.items())))
+    axes = mesh.axes_within(first.call.ranks)
+    over = f"over ranks {listed(first.call.ranks, MAX_SHOWN)}"
+    group = f"along {' and '.join(axes)}, {over}," if axes else over
     return Finding(
         "collective-mismatch",
         "error",
         module,
         tuple(sorted(ranks)),
-        f"{op} over ranks {listed(first.call.ranks, MAX_SHOWN)} gave rank {rank} {_shown(first.after)}, where "
+        f"{op} {group} gave rank {rank} {_shown(first.after)}, where "
         f"{_shown(first.wanted)} follows from what they had before",
         cause="It was called with the wrong group, root, order or reduction, its result was read before "
         "it arrived, or the backend is wrong",

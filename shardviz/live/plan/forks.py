@@ -126,10 +126,19 @@ def _answer(rank: int | str, one: _Fork[Answer]) -> Answer:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's type, the first line of what it says, and the line of the user's code that raised it."""
-    text = str(error).strip().partition("\n")[0].rstrip(".")
+    """Return an exception's type, the first line of what it says, and the line of the user's code that raised it.
+
+    A first line that ends in a colon goes on with that of the exception's own cause, as of a pipeline's backward.
+    """
+    text = _first_line(error)
+    if text.endswith(":") and error.__cause__ is not None:
+        text = f"{text} {_first_line(error.__cause__)}"
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return named + where(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def where(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -58,9 +59,20 @@ def sent(plan: PlanRecord, mesh: Mesh) -> list[Sent]:
     found: dict[Kind, Sent] = {}
     for part in plan.parts:
         for key, one in _of_part(part, mesh, plan.node).items():
-            if key not in found or one.received > found[key].received:
-                found[key] = one
+            if key not in found or (one.received, one.bytes) > (found[key].received, found[key].bytes):
+                found[key] = one  # by bytes, too: who sends receives nothing
     return sorted(found.values(), key=lambda one: (one.nodes, one.axes, -one.received))
+
+
+def received_along(plan: PlanRecord, mesh: Mesh) -> dict[str, int]:
+    """Return the bytes that the busiest rank receives along each axis, or axes, of a mesh."""
+    most: dict[str, int] = {}
+    for part in plan.parts:
+        own: Counter[str] = Counter()
+        for one in _of_part(part, mesh, plan.node).values():
+            own[where(one)] += one.received
+        most |= {place: size for place, size in own.items() if size > most.get(place, 0)}
+    return most
 
 
 def crossing(plan: PlanRecord, mesh: Mesh) -> int:
@@ -75,7 +87,7 @@ def crossing(plan: PlanRecord, mesh: Mesh) -> int:
 def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[Kind, Sent]:
     found: dict[Kind, Sent] = {}
     for one in part.record.collectives:
-        key = (one.axes, axes_within(mesh, one.ranks), one.op, one.when, one.size)
+        key = (one.axes, mesh.axes_within(one.ranks), one.op, one.when, one.size)
         before = found.get(key)
         kind = kind_of(one.module)
         modules = before.modules if before else ()
@@ -89,7 +101,7 @@ def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[Kind, Sent]:
             one.size,
             max(before.nodes if before else 0, _nodes(mesh, one, node)),
             modules if kind in modules else (*modules, kind),
-            axes_within(mesh, one.ranks),
+            mesh.axes_within(one.ranks),
         )
     return found
 
@@ -99,14 +111,6 @@ def _nodes(mesh: Mesh, one: CollectiveRecord, node: int) -> int:
     if node and one.ranks:
         return len({rank // node for rank in one.ranks})
     return nodes_of(mesh, one.axes, node)
-
-
-def axes_within(mesh: Mesh, ranks: tuple[int, ...]) -> Axes:
-    """Return the axes along which some ranks differ; none where a rank is not on the mesh."""
-    coords = [mesh.coord_of(rank) for rank in ranks if rank in mesh]
-    if len(coords) < len(ranks):
-        return ()
-    return tuple(axis for axis, places in zip(mesh.axes, zip(*coords, strict=True), strict=False) if len({*places}) > 1)
 
 
 def where(one: Sent) -> str:

@@ -196,7 +196,7 @@ FAULTS: dict[str, Fault] = {
         "it was split as a whole",
     ),
     "experts exchanged": (lambda one: _experts(one, [1, 0, 3, 2], "w1", "w3"), "w13", "dim 0 is reversed"),
-    "one expert everywhere": (lambda one: _experts(one, [0] * EXPERTS, "w1", "w3"), "w13", "held up to 8 times"),
+    "one expert everywhere": (lambda one: _experts(one, [0] * EXPERTS, "w1", "w3"), "w13", "have up to 8 copies"),
     "not transposed": (
         lambda one: {f"{HIT}c_attn.weight": one.cut(one.of("conv.weight"), 1)},
         "c_attn.weight",

@@ -122,11 +122,17 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
         "error",
         name,
         tuple(ranks),
-        f"the shards are as claimed, but {call}() {_said(dump, name, ranks)}",
+        f"the shards are as claimed, but {call}(){_along(claimed)} {_said(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
         cause=cause,
         fix=f"{fix}, or redistribute one axis at a time; shardviz audit gives a repro to report",
     )
+
+
+def _along(claimed: Layout | None) -> str:
+    """Say over which axes shards are gathered."""
+    axes = [axis for axis in claimed.split_axes if claimed.mesh.axis_size(axis) > 1] if claimed is not None else []
+    return f", which gathers over {' and '.join(axes)}," if axes else ""
 
 
 def _is_uneven(layout: Layout) -> bool:

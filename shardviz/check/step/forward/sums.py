@@ -13,6 +13,7 @@ import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.rules.ratios.scale import size_in_words
+from shardviz.check.step.rules.reductions import own_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,7 +96,7 @@ def _not_reduced(name: str, axis: str, op: str) -> Reason:
         else f"Each rank has its own part of a mean over {axis}, with {name} added to it",
         f"all_reduce over {axis} the tensor that {name} is added to, in a function whose backward hands the "
         f"gradient on as it is (RowwiseParallel does), and add {name} afterwards",
-        held=f"each rank's own part (+{axis})",
+        held=own_part("sum" if op == "sum" else "mean", (axis,)),
     )
 
 

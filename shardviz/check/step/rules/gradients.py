@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.rules.reductions import missing_reduction, ranks_by_part, reduction_over
+from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
 from shardviz.check.step.words import claimed_text, number
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def check_unreduced(one: Compared) -> Finding | None:
         f"the {what} differs along {axes}: rank {low} and rank {high} are up to {number(worst)} apart",
         details=(f"their {reduction} over {axes} is {whole}",),
         claimed=claimed_text(one),
-        held=f"each rank's own part (+{', +'.join(over)})",
+        held=own_part(reduction, over),
         cause=cause,
         fix=fix,
         refs=REFS if one.role == "grad" else (),

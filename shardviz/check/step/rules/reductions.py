@@ -56,6 +56,12 @@ def reduced_over(one: Compared, kind: Reduction, axes: tuple[str, ...]) -> Mappi
     return {rank: np.sqrt(value) for rank, value in values.items()} if kind == "norm" else values
 
 
+def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
+    """Say what ranks hold where a reduction over axes is missing, in the notation: `+tp`, or `+tp:avg` for a mean."""
+    op = ":avg" if kind == "mean" else ""
+    return f"each rank's own part ({', '.join(f'+{axis}{op}' for axis in axes)})"
+
+
 def ranks_by_part(one: Compared) -> list[tuple[int, ...]]:
     """Return the ranks that hold the same part of a tensor, a group a part."""
     groups: dict[object, list[int]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.rules.reductions import missing_reduction
+from shardviz.check.step.rules.reductions import missing_reduction, own_part
 from shardviz.check.step.words import claimed_text, number
 from shardviz.text import listed
 
@@ -35,7 +35,7 @@ def check_scalar(one: Compared) -> Finding | None:
         f"ranks log {shown} where the unsharded model logs {number(float(one.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
         claimed=claimed_text(one),
-        held=f"each rank's own part (+{', +'.join(missing[1])})" if missing else "a value of each rank's own",
+        held=own_part(*missing[:2]) if missing else "a value of each rank's own",
         cause=cause,
         fix=fix.format(axes=axes, op="AVG" if missing and missing[0] == "mean" else "SUM"),
         refs=("pytorch#144054",),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ShardvizError
@@ -83,7 +84,7 @@ class Log:
 
     def peak(self) -> PeakRecord:
         """Return the moment at which most was held."""
-        activations = gathered = scores = 0
+        activations = gathered = scores = fused = 0
         most = PeakRecord()
         for number, size in self.events:
             one = self.made[number]
@@ -92,9 +93,10 @@ class Log:
             gathered += size if one.of_fsdp else 0
             activations += 0 if one.of_fsdp else size
             scores += size if one.is_score else 0
+            fused = max(fused, activations + gathered - scores)
             if activations + gathered > most.activations + most.gathered:
                 most = PeakRecord(activations, gathered, one.module, one.in_backward, scores)
-        return most
+        return replace(most, fused=fused) if most.scores else most
 
     def kept(self) -> Counter[str]:
         """Return the bytes that wait for backward by module, at the end of the forward after which there were most."""
@@ -163,7 +165,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_of_fsdp = takes_all or self._reduces_flat()
         for made in self._made_in([returned, args, kwargs] if takes_all else returned):
             made.of_fsdp = made.of_fsdp or is_of_fsdp
-            made.is_score = made.is_score or self._attention.has_made(returned)
+            made.is_score = made.is_score or self._attention.has_made(returned, in_backward=made.in_backward)
             if func is torch.ops.aten.cat.default and made.in_backward:
                 made.parts = self._made_in(args)
         return returned

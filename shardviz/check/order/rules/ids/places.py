@@ -67,17 +67,17 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
     else:
         held, advice = held_in_words(case), advise_plain(case, counts)
     base = _finding(case, "missing", (), "", held, advice)
-    copies = "once" if counts.copies == 1 else f"{counts.copies:,} times"
     if counts.num_missing:
         where = case.index(counts.first_missing)
-        how = "on no rank" if counts.least == 0 else f"held less than {copies}"
+        copies = "copies" if counts.copies > 1 else "copy"
+        how = "are on no rank" if counts.least == 0 else f"have fewer than {counts.copies:,} {copies}"
         ranks = tuple(sorted(shard.rank for shard in case.shards.values()))
-        text = f"{counts.num_missing:,} of {case.numel:,} elements are {how}, the first at {where}"
+        text = f"{counts.num_missing:,} of {case.numel:,} elements {how}, the first at {where}"
         yield replace(base, ranks=ranks, sentence=text + advice.clause)
     if counts.num_duplicated:
         where, ranks = case.index(counts.first_duplicated), _holders(case, counts.first_duplicated)
-        often = f"held up to {counts.most:,} times instead of {copies}"
-        text = f"{counts.num_duplicated:,} of {case.numel:,} elements are {often}, the first at {where}"
+        often = f"up to {counts.most:,} copies instead of {counts.copies:,}"
+        text = f"{counts.num_duplicated:,} of {case.numel:,} elements have {often}, the first at {where}"
         yield replace(base, kind="duplicated", ranks=ranks, sentence=text + advice.clause)
 
 
