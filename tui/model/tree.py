@@ -14,7 +14,7 @@ from shardviz.check.verdicts import worst
 from shardviz.text import join_numbers, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardviz.check.verdicts import Verdict
 
@@ -211,8 +211,9 @@ def _settle(node: Node, alike: dict[object, int]) -> None:
         else:
             inside.kind = alike.setdefault((inside.entry, inside.verdict), len(alike))
     if node.entry is None:
-        node.verdict = worst({inside.verdict for inside in node.parts.values()})
-    content = (node.entry, node.verdict, tuple((part, inside.kind) for part, inside in node.parts.items()))
+        verdicts = {inside.verdict for inside in node.parts.values()}
+        node.verdict = verdicts.pop() if len(verdicts) == 1 else worst(verdicts)
+    content = (node.entry, node.verdict, tuple(node.parts), tuple([inside.kind for inside in node.parts.values()]))
     node.kind = alike.setdefault(content, len(alike))
 
 
@@ -232,26 +233,32 @@ def lines_of(
         order: What the lines in every module are sorted by, each of one part or of several that are alike; they are in
             the model's own order by default.
     """
-    return list(_within([root], (), apart, order))
+    found: list[TreeLine] = []
+    _add_lines(found, [root], (), apart, order)
+    return found
 
 
-def _within(
-    modules: list[Node], path: ModulePath, apart: Apart, order: Callable[[Sequence[Node]], float] | None
-) -> Iterator[TreeLine]:
-    """Yield the lines within modules that are alike, which are one."""
+def _add_lines(
+    found: list[TreeLine],
+    modules: list[Node],
+    path: ModulePath,
+    apart: Apart,
+    order: Callable[[Sequence[Node]], float] | None,
+) -> None:
+    """Add the lines within modules that are alike, which are one."""
     groups = _groups(modules[0], path, apart)
-    if order is not None:
+    if order is not None and len(groups) > 1:
         groups.sort(key=lambda group: order([modules[0].parts[part] for part in group]))
     for group in groups:
         inside = [module.parts[part] for module in modules for part in group]
         first, (prefix, number) = inside[0], group[0]
         here, key = (*path, _numbered(prefix, [one for _, one in group if one is not None])), (*path, prefix)
         if first.entry is None:
-            yield TreeLine(here, first.verdict, len(group), key=key, number=number, nodes=tuple(inside))
-            yield from _within(inside, here, apart, order)
+            found.append(TreeLine(here, first.verdict, len(group), None, (), key, number, tuple(inside)))
+            _add_lines(found, inside, here, apart, order)
         else:
-            names = tuple(name for node in inside for name in node.names)
-            yield TreeLine(here, first.verdict, len(group), first.entry, names, key, number, tuple(inside))
+            names = tuple([name for node in inside for name in node.names])
+            found.append(TreeLine(here, first.verdict, len(group), first.entry, names, key, number, tuple(inside)))
 
 
 def _numbered(prefix: str, numbers: list[int]) -> str:
@@ -263,6 +270,8 @@ def _numbered(prefix: str, numbers: list[int]) -> str:
 
 def _groups(module: Node, path: ModulePath, apart: Apart) -> list[list[Part]]:
     """Return the parts of a module in model order, those that are alike but for their number together."""
+    if all(number is None for _, number in module.parts):
+        return [[part] for part in module.parts]
     came = {prefix: at for at, (prefix, _) in reversed([*enumerate(module.parts)])}
     found: dict[object, list[Part]] = {}
     for prefix, number in sorted(module.parts, key=lambda part: (came[part[0]], -1 if part[1] is None else part[1])):

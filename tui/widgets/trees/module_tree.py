@@ -99,9 +99,10 @@ class ModuleTree(Lines, metaclass=Abstract):
         """List the lines in open modules, with the cursor on one of them, or on the closed module around it."""
         self._visible, closed = [], None
         for row in self._rows:
-            if closed is None or row.path[: len(closed)] != closed:
+            depth = len(row.path)
+            if closed is None or depth <= closed:  # what is deeper is in the closed module that came before it
                 self._visible.append(row)
-                closed = row.path if row.entry is None and not self._is_open(row) else None
+                closed = depth if row.entry is None and not self._is_open(row) else None
         self.show(len(self._visible), self._text, self._place_of(current))
 
     def _place_of(self, line: TreeLine | None) -> int:
