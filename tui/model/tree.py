@@ -223,7 +223,10 @@ def errors_first(alike: Sequence[Node]) -> int:
 
 
 def lines_of(
-    root: Node, apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
+    root: Node,
+    apart: Apart = frozenset(),
+    order: Callable[[Sequence[Node]], float] | None = None,
+    is_open: Callable[[TreeLine], bool] = lambda _: True,
 ) -> list[TreeLine]:
     """Return the lines of a tree, each module before its parts.
 
@@ -232,33 +235,31 @@ def lines_of(
         apart: Layers that stand on their own.
         order: What the lines in every module are sorted by, each of one part or of several that are alike; they are in
             the model's own order by default.
+        is_open: Whether the lines in a module are wanted, given its own: of a closed one they are not even made.
     """
     found: list[TreeLine] = []
-    _add_lines(found, [root], (), apart, order)
+
+    def add(modules: list[Node], path: ModulePath) -> None:
+        groups = _groups(modules[0], path, apart)
+        if order is not None and len(groups) > 1:
+            groups.sort(key=lambda group: order([modules[0].parts[part] for part in group]))
+        for group in groups:
+            inside = [module.parts[part] for module in modules for part in group]
+            line = _line(inside, path, group)
+            found.append(line)
+            if line.entry is None and is_open(line):
+                add(inside, line.path)
+
+    add([root], ())
     return found
 
 
-def _add_lines(
-    found: list[TreeLine],
-    modules: list[Node],
-    path: ModulePath,
-    apart: Apart,
-    order: Callable[[Sequence[Node]], float] | None,
-) -> None:
-    """Add the lines within modules that are alike, which are one."""
-    groups = _groups(modules[0], path, apart)
-    if order is not None and len(groups) > 1:
-        groups.sort(key=lambda group: order([modules[0].parts[part] for part in group]))
-    for group in groups:
-        inside = [module.parts[part] for module in modules for part in group]
-        first, (prefix, number) = inside[0], group[0]
-        here, key = (*path, _numbered(prefix, [one for _, one in group if one is not None])), (*path, prefix)
-        if first.entry is None:
-            found.append(TreeLine(here, first.verdict, len(group), None, (), key, number, tuple(inside)))
-            _add_lines(found, inside, here, apart, order)
-        else:
-            names = tuple([name for node in inside for name in node.names])
-            found.append(TreeLine(here, first.verdict, len(group), first.entry, names, key, number, tuple(inside)))
+def _line(inside: list[Node], path: ModulePath, group: list[Part]) -> TreeLine:
+    """Return the line of modules or tensors that are alike, which are a group of the parts at a path."""
+    first, (prefix, number) = inside[0], group[0]
+    here = (*path, _numbered(prefix, [one for _, one in group if one is not None]))
+    names = () if first.entry is None else tuple([name for node in inside for name in node.names])
+    return TreeLine(here, first.verdict, len(group), first.entry, names, (*path, prefix), number, tuple(inside))
 
 
 def _numbered(prefix: str, numbers: list[int]) -> str:
