@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardviz.live.compat.ddp import ddp_alone, ddp_buckets, has_ddp, looks_for_unused, only_in_first_step
-from shardviz.live.compat.fakes import answered_alone, fake_mode, futures_answered, know_fakes, new_fakes
+from shardviz.live.compat.fakes import answered_alone, fake_mode, futures_answered, is_fake, know_fakes, new_fakes
 from shardviz.live.compat.fsdp import (
     dividing_float64_once,
     flat_gradients_reduced,
@@ -103,6 +103,7 @@ __all__ = [
     "in_backward",
     "inner_tensors",
     "is_compiled",
+    "is_fake",
     "know_fakes",
     "load_hooks",
     "local_of",
