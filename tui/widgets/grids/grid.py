@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.style import Style
+from textual._styles_cache import StylesCache
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -19,11 +20,24 @@ DIM = Style(dim=True)
 BOLD = Style(bold=True)
 
 
+class Unframed(StylesCache):
+    """The lines of a widget that paints all of them in its own colours, with no border or padding around them."""
+
+    def render_line(self, *args: Any) -> Strip:
+        """Return a line of the content as it is: Textual would lay what is around it over it, piece by piece."""
+        _, y, size, content_size, _, _, _, render_content_line = args[:8]
+        if size != content_size:
+            return super().render_line(*args)
+        line: Strip = render_content_line(y)
+        return line
+
+
 class Grid(ScrollView, can_focus=True):
     """A grid that paints its own lines. Textual computes a widget's style each time; here once is enough."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._styles_cache = Unframed()
         self._base: Style | None = None
         self._behind = ""
         self._colours = ""

@@ -80,11 +80,19 @@ class ModuleTree(Lines, metaclass=Abstract):
         current = self.at_cursor
         if current is not None and current.entry == entry and (not name or name in current.names):
             return
+        at = next((at for at, row in enumerate(self._visible) if row.entry == entry and name in row.names), None)
+        if at is not None:
+            self._open_around(self._visible[at])
+            self.put_cursor(at)
+            return
         found = [row for row in self._lines_around(lambda node: node.entry == entry) if row.entry == entry]
         row = next((row for row in found if name in row.names), found[0] if found else None)
         if row is not None:
-            self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
+            self._open_around(row)
             self._list(row)
+
+    def _open_around(self, row: TreeLine) -> None:
+        self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
 
     def set_apart(self, name: str) -> None:
         """Let the layer that a name is in stand on its own."""
@@ -183,11 +191,10 @@ def _modules_with(root: Node, is_wanted: Callable[[Node], bool]) -> set[int]:
     found: set[int] = set()
 
     def has(node: Node) -> bool:
-        if node.entry is not None:
-            return is_wanted(node)
-        inside = [has(part) for part in node.parts.values()]
-        found.update([id(node)] * any(inside))
-        return any(inside)
+        inside = [is_wanted(part) if part.entry is not None else has(part) for part in node.parts.values()]
+        if True in inside:
+            found.add(id(node))
+        return True in inside
 
     has(root)
     return found
