@@ -11,6 +11,7 @@ from textual.color import Color
 from textual.screen import ModalScreen, ScreenResultType
 from textual.strip import Strip
 
+from ..widgets.grids.grid import Unframed
 from .arranging import PaintedInFront
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Dialog(ModalScreen[ScreenResultType]):
     def __init__(self) -> None:
         super().__init__()
         self._compositor = PaintedInFront()
+        self._styles_cache = Unframed()
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
         """Paint again what is behind where it says that it has changed: it names the regions; a layout changes none."""

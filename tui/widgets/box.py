@@ -54,11 +54,11 @@ class Entitled(Widget):
     _titles: Titles | None = None
     _edges: tuple[Region, ...] = ()
 
+    _title_by_name: tuple[str, str, Sequence[str]] | None = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._styles_cache = SidesOnce()
-
-    _title_by_name: tuple[str, str, Sequence[str]] | None = None
 
     def entitle(self, title: str | Text, subtitle: str | Text = "") -> None:
         """Write a title above and one below, and paint those two lines alone."""

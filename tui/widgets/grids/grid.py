@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.segment import Segment
     from textual import events
+    from textual.scrollbar import ScrollBar
 
 DIM = Style(dim=True)
 BOLD = Style(bold=True)
@@ -44,6 +45,14 @@ class Grid(ScrollView, can_focus=True):
         self._laid_out = Size(0, 0)
         self._scrolled: tuple[object, ...] = ()
         self._painted_at: Size | None = None
+
+    @property
+    def vertical_scrollbar(self) -> ScrollBar:
+        """Its scroll bar, which is as tall as the grid: its lines too are painted as they are."""
+        bar = super().vertical_scrollbar
+        if not isinstance(bar._styles_cache, Unframed):
+            bar._styles_cache = Unframed()
+        return bar
 
     @property
     def size(self) -> Size:
