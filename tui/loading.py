@@ -66,7 +66,9 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
 
 def warm(document: Document) -> None:
     """Work out what the first keys will need: the step, the bytes, layouts in words, and the first tensors' holders."""
-    _ = document.step, document.counted, document.usage.total, document.usage.equally_full, document.heats
+    usage = document.usage
+    _ = document.step, document.counted, usage.fullest_first, usage.each_fullest_first, document.heats
+    lines_of(usage.tree, order=usage.largest_first)
     for entry in document.entries:
         _ = entry.layout, entry.facts, entry.title, entry.axes
     lines = (line.entry for line in lines_of(tree_of(document.entries)))

@@ -193,7 +193,8 @@ class Viewer(App[None], metaclass=Abstract):
 
         async def leave(target: Target | None) -> None:
             if target is not None:
-                await self.go(target)
+                with self.batch_update():
+                    await self.go(target)
 
         with self.batch_update():  # or it would be painted after each of three layouts
             await self.push_screen(GotoScreen(self.known, self.about), leave)

@@ -14,7 +14,7 @@ from shardviz.check.verdicts import worst
 from shardviz.text import join_numbers, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardviz.check.verdicts import Verdict
 
@@ -211,8 +211,9 @@ def _settle(node: Node, alike: dict[object, int]) -> None:
         else:
             inside.kind = alike.setdefault((inside.entry, inside.verdict), len(alike))
     if node.entry is None:
-        node.verdict = worst({inside.verdict for inside in node.parts.values()})
-    content = (node.entry, node.verdict, tuple((part, inside.kind) for part, inside in node.parts.items()))
+        verdicts = {inside.verdict for inside in node.parts.values()}
+        node.verdict = verdicts.pop() if len(verdicts) == 1 else worst(verdicts)
+    content = (node.entry, node.verdict, tuple(node.parts), tuple([inside.kind for inside in node.parts.values()]))
     node.kind = alike.setdefault(content, len(alike))
 
 
@@ -222,7 +223,10 @@ def errors_first(alike: Sequence[Node]) -> int:
 
 
 def lines_of(
-    root: Node, apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
+    root: Node,
+    apart: Apart = frozenset(),
+    order: Callable[[Sequence[Node]], float] | None = None,
+    is_open: Callable[[TreeLine], bool] = lambda _: True,
 ) -> list[TreeLine]:
     """Return the lines of a tree, each module before its parts.
 
@@ -231,27 +235,31 @@ def lines_of(
         apart: Layers that stand on their own.
         order: What the lines in every module are sorted by, each of one part or of several that are alike; they are in
             the model's own order by default.
+        is_open: Whether the lines in a module are wanted, given its own: of a closed one they are not even made.
     """
-    return list(_within([root], (), apart, order))
+    found: list[TreeLine] = []
+
+    def add(modules: list[Node], path: ModulePath) -> None:
+        groups = _groups(modules[0], path, apart)
+        if order is not None and len(groups) > 1:
+            groups.sort(key=lambda group: order([modules[0].parts[part] for part in group]))
+        for group in groups:
+            inside = [module.parts[part] for module in modules for part in group]
+            line = _line(inside, path, group)
+            found.append(line)
+            if line.entry is None and is_open(line):
+                add(inside, line.path)
+
+    add([root], ())
+    return found
 
 
-def _within(
-    modules: list[Node], path: ModulePath, apart: Apart, order: Callable[[Sequence[Node]], float] | None
-) -> Iterator[TreeLine]:
-    """Yield the lines within modules that are alike, which are one."""
-    groups = _groups(modules[0], path, apart)
-    if order is not None:
-        groups.sort(key=lambda group: order([modules[0].parts[part] for part in group]))
-    for group in groups:
-        inside = [module.parts[part] for module in modules for part in group]
-        first, (prefix, number) = inside[0], group[0]
-        here, key = (*path, _numbered(prefix, [one for _, one in group if one is not None])), (*path, prefix)
-        if first.entry is None:
-            yield TreeLine(here, first.verdict, len(group), key=key, number=number, nodes=tuple(inside))
-            yield from _within(inside, here, apart, order)
-        else:
-            names = tuple(name for node in inside for name in node.names)
-            yield TreeLine(here, first.verdict, len(group), first.entry, names, key, number, tuple(inside))
+def _line(inside: list[Node], path: ModulePath, group: list[Part]) -> TreeLine:
+    """Return the line of modules or tensors that are alike, which are a group of the parts at a path."""
+    first, (prefix, number) = inside[0], group[0]
+    here = (*path, _numbered(prefix, [one for _, one in group if one is not None]))
+    names = () if first.entry is None else tuple([name for node in inside for name in node.names])
+    return TreeLine(here, first.verdict, len(group), first.entry, names, (*path, prefix), number, tuple(inside))
 
 
 def _numbered(prefix: str, numbers: list[int]) -> str:
@@ -263,6 +271,8 @@ def _numbered(prefix: str, numbers: list[int]) -> str:
 
 def _groups(module: Node, path: ModulePath, apart: Apart) -> list[list[Part]]:
     """Return the parts of a module in model order, those that are alike but for their number together."""
+    if all(number is None for _, number in module.parts):
+        return [[part] for part in module.parts]
     came = {prefix: at for at, (prefix, _) in reversed([*enumerate(module.parts)])}
     found: dict[object, list[Part]] = {}
     for prefix, number in sorted(module.parts, key=lambda part: (came[part[0]], -1 if part[1] is None else part[1])):

@@ -136,6 +136,7 @@ class Usage:
     entries: Sequence[UsageEntry]
     _sums: dict[int, Bytes] = field(default_factory=dict, compare=False, repr=False)
     _flags: dict[int, Flags] = field(default_factory=dict, compare=False, repr=False)
+    _keys: dict[tuple[int, ...], float] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def tree(self) -> Node:
@@ -172,6 +173,17 @@ class Usage:
     def each_rank(self) -> tuple[EquallyFull, ...]:
         """The ranks, one by one."""
         return tuple(EquallyFull((rank,), taken) for rank, taken in zip(self.ranks, self.total.tolist(), strict=True))
+
+    @cached_property
+    def fullest_first(self) -> tuple[EquallyFull, ...]:
+        """The ranks, those with as many bytes together, the fullest first."""
+        return tuple(sorted(self.equally_full, key=lambda group: -group.taken))
+
+    @cached_property
+    def each_fullest_first(self) -> tuple[EquallyFull, ...]:
+        """The ranks one by one, the fullest first."""
+        each = self.each_rank
+        return tuple([each[at] for at in np.argsort(-self.total, kind="stable").tolist()])
 
     @cached_property
     def by_role(self) -> dict[str, Bytes]:
@@ -214,7 +226,11 @@ class Usage:
 
     def largest_first(self, alike: Sequence[Node]) -> float:
         """Return a key that sorts modules by the bytes of their fullest rank, those that are alike together."""
-        return -float(np.sum([self._of(node) for node in alike], axis=0).max(initial=0))
+        key = tuple(map(id, alike))
+        if key not in self._keys:
+            taken = self._of(alike[0]) if len(alike) == 1 else np.sum([self._of(node) for node in alike], axis=0)
+            self._keys[key] = -float(taken.max(initial=0))
+        return self._keys[key]
 
 
 def usage_of(document: Document) -> Usage:

@@ -11,6 +11,9 @@ from textual.color import Color
 from textual.screen import ModalScreen, ScreenResultType
 from textual.strip import Strip
 
+from ..widgets.grids.grid import Unframed
+from .arranging import PaintedInFront
+
 if TYPE_CHECKING:
     from textual.geometry import Region
     from typing_extensions import Self
@@ -27,6 +30,11 @@ class Dialog(ModalScreen[ScreenResultType]):
     VERTICAL_BREAKPOINTS = []  # noqa: RUF012
 
     _behind: list[Strip] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compositor = PaintedInFront()
+        self._styles_cache = Unframed()
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
         """Paint again what is behind where it says that it has changed: it names the regions; a layout changes none."""

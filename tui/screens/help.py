@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.table import Table
-from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import Markdown, Static
 
 from .dialog import Dialog
+from .help_text import HelpText
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,15 +54,9 @@ class HelpScreen(Dialog[None]):
 
     def compose(self) -> ComposeResult:
         """Show the text and the keys."""
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-        for part, keys in self._keys.items():
-            table.add_row(Text(), Text(f"\n{part}" if table.row_count else part, "dim"))
-            for what, key in keys.items():
-                table.add_row(Text(key, "bold"), Text(what))
         with VerticalScroll(classes="dialog tall") as box:
             box.border_title, box.border_subtitle = "Help", "esc closes"
-            yield Markdown(self._text, open_links=False)
-            yield Static(table)
+            yield HelpText(self._text, self._keys)
 
 
 def help_for(screen: Screen[object]) -> HelpScreen:

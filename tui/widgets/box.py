@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
+from textual._styles_cache import StylesCache
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.geometry import Region
 from textual.widget import Widget
@@ -14,6 +15,7 @@ from ..model.names import fitted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from textual.strip import Strip
     from typing_extensions import Self
 
 LEAST_NAME = 8
@@ -25,13 +27,38 @@ CORNERS = 6
 Titles = tuple[Text, Text]
 
 
+class SidesOnce(StylesCache):
+    """The lines of a widget with nothing but blanks in its border: those between the first and the last look alike."""
+
+    _between: Strip | None = None
+
+    def render_widget(self, widget: Widget, crop: Region) -> list[Strip]:
+        """Paint some lines of a widget as it looks now."""
+        self._between = None
+        return super().render_widget(widget, crop)
+
+    def render_line(self, *args: Any) -> Strip:
+        """Paint a line; of those that look alike the first."""
+        styles, y, size = args[:3]
+        if not styles.gutter.top <= y < size.height - styles.gutter.bottom:
+            return super().render_line(*args)
+        if self._between is None:
+            self._between = super().render_line(*args)
+        return self._between
+
+
 class Entitled(Widget):
     """The look of all boxes: a border that is lit where the focus is within, and titles in it."""
 
     DEFAULT_CLASSES = "boxed"
     _titles: Titles | None = None
     _edges: tuple[Region, ...] = ()
+
     _title_by_name: tuple[str, str, Sequence[str]] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._styles_cache = SidesOnce()
 
     def entitle(self, title: str | Text, subtitle: str | Text = "") -> None:
         """Write a title above and one below, and paint those two lines alone."""

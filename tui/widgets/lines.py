@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual.geometry import Region, Size
@@ -93,7 +94,9 @@ class Lines(Grid):
             text, style = Text(text.plain), style + REVERSED  # in its own colours and greys it cannot be read
         elif index == self.cursor:
             style += BOLD
-        strip = Strip(text.render(self.app.console)).apply_style(style)
+        strip = Strip(Segment.apply_style(text.render(self.app.console), style))
+        if not left and strip.cell_length <= width:
+            return strip.adjust_cell_length(width, style)
         return strip.adjust_cell_length(max(width + left, strip.cell_length), style).crop(left, left + width)
 
     def action_move(self, step: int) -> None:

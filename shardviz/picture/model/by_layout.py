@@ -67,7 +67,9 @@ class PartRanks(Sequence["Mask"]):
         first, last = int(parts[0]), int(parts[-1])
         if last - first + 1 == len(parts):
             return mask_of(self._ranks[self._starts[first] : self._starts[last + 1]])
-        return mask_of(np.concatenate([self._of(part) for part in parts.tolist()]))
+        is_one = np.zeros(len(self), np.bool_)
+        is_one[parts] = True
+        return mask_of(self._ranks[np.repeat(is_one, np.diff(self._starts))])
 
     @property
     def lowest(self) -> Indices:

@@ -57,7 +57,7 @@ class MemoryView(View):
         self._fullest_first = True
         self._each_rank = False
         self._listed: tuple[Usage, bool, bool] | None = None
-        self._ranks: list[EquallyFull] = []
+        self._ranks: tuple[EquallyFull, ...] = ()
 
     def compose(self) -> ComposeResult:
         """Put the modules above, the ranks below."""
@@ -96,16 +96,18 @@ class MemoryView(View):
         lines.put_cursor(next((at for at, group in enumerate(self._ranks) if rank in group.ranks), 0))
 
     def _list(self, document: Document, usage: Usage, lines: RankBars) -> None:
-        groups = usage.each_rank if self._each_rank else usage.equally_full
-        self._ranks = sorted(groups, key=lambda group: -group.taken) if self._fullest_first else [*groups]
-        most, mesh = max((group.taken for group in groups), default=0), document.dump.files.mesh
+        if self._fullest_first:
+            self._ranks = usage.each_fullest_first if self._each_rank else usage.fullest_first
+        else:
+            self._ranks = usage.each_rank if self._each_rank else usage.equally_full
+        most, mesh = usage.spread().most, document.dump.files.mesh
 
         def line(at: int) -> Text:
             return rank_bar(self._ranks[at], most, mesh, lines.size.width)
 
         lines.show(len(self._ranks), line)
         order = "fullest first" if self._fullest_first else "by number"
-        self.query_one("#bars-box", Box).entitle(f"Ranks, {order}", _folded(len(usage.ranks), len(groups)))
+        self.query_one("#bars-box", Box).entitle(f"Ranks, {order}", _folded(len(usage.ranks), len(self._ranks)))
 
     @on(Lines.Highlighted, "#bars")
     def _rank_chosen_here(self, message: Lines.Highlighted) -> None:

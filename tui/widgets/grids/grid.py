@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.style import Style
+from textual._styles_cache import StylesCache
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -14,9 +15,22 @@ if TYPE_CHECKING:
 
     from rich.segment import Segment
     from textual import events
+    from textual.scrollbar import ScrollBar
 
 DIM = Style(dim=True)
 BOLD = Style(bold=True)
+
+
+class Unframed(StylesCache):
+    """The lines of a widget that paints all of them in its own colours, with no border or padding around them."""
+
+    def render_line(self, *args: Any) -> Strip:
+        """Return a line of the content as it is: Textual would lay what is around it over it, piece by piece."""
+        _, y, size, content_size, _, _, _, render_content_line = args[:8]
+        if size != content_size:
+            return super().render_line(*args)
+        line: Strip = render_content_line(y)
+        return line
 
 
 class Grid(ScrollView, can_focus=True):
@@ -24,12 +38,21 @@ class Grid(ScrollView, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._styles_cache = Unframed()
         self._base: Style | None = None
         self._behind = ""
         self._colours = ""
         self._laid_out = Size(0, 0)
         self._scrolled: tuple[object, ...] = ()
         self._painted_at: Size | None = None
+
+    @property
+    def vertical_scrollbar(self) -> ScrollBar:
+        """Its scroll bar, which is as tall as the grid: its lines too are painted as they are."""
+        bar = super().vertical_scrollbar
+        if not isinstance(bar._styles_cache, Unframed):
+            bar._styles_cache = Unframed()
+        return bar
 
     @property
     def size(self) -> Size:

@@ -78,8 +78,8 @@ most.
             self.plan = MeshPlan(mesh)
             lines, columns = self.plan.size
             width = self.virtual_size.width
-            titles = [mesh.axes[axis] for axis in self.plan.grid.across]
-            titles += map(self.plan.grid.row_title, range(self.plan.grid.num_rows))
+            last = self.plan.grid.row_title(self.plan.grid.num_rows - 1)  # no row has longer positions
+            titles = [*(mesh.axes[axis] for axis in self.plan.grid.across), last]
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.grid.across)
             self.extend(Size(self._gutter + columns, self._heads + lines))
             is_clipped = min(width, self.virtual_size.width) > self.size.width > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import count
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -41,7 +42,6 @@ class ModuleTree(Lines, metaclass=Abstract):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._root = Node()
-        self._rows: list[TreeLine] = []
         self._visible: list[TreeLine] = []
         self._opened: dict[ModulePath, bool] = {}
         self._apart: Apart = frozenset()
@@ -64,9 +64,10 @@ class ModuleTree(Lines, metaclass=Abstract):
 
     def _arrange(self) -> None:
         before = self.at_cursor
-        self._rows = lines_of(self._root, self._apart, self._order)
-        self._open_all = len(self._rows) <= MOST_OPEN
-        self._is_nested = any(row.entry is None for row in self._rows)
+        modules = count()
+        lines = self._lines(lambda _: next(modules) < MOST_OPEN)  # as many as show that there are more
+        self._open_all = len(lines) <= MOST_OPEN
+        self._is_nested = any(line.entry is None for line in lines)
         self._list(before)
 
     @property
@@ -79,11 +80,19 @@ class ModuleTree(Lines, metaclass=Abstract):
         current = self.at_cursor
         if current is not None and current.entry == entry and (not name or name in current.names):
             return
-        found = [row for row in self._rows if row.entry == entry]
+        at = next((at for at, row in enumerate(self._visible) if row.entry == entry and name in row.names), None)
+        if at is not None:
+            self._open_around(self._visible[at])
+            self.put_cursor(at)
+            return
+        found = [row for row in self._lines_around(lambda node: node.entry == entry) if row.entry == entry]
         row = next((row for row in found if name in row.names), found[0] if found else None)
         if row is not None:
-            self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
+            self._open_around(row)
             self._list(row)
+
+    def _open_around(self, row: TreeLine) -> None:
+        self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
 
     def set_apart(self, name: str) -> None:
         """Let the layer that a name is in stand on its own."""
@@ -97,11 +106,7 @@ class ModuleTree(Lines, metaclass=Abstract):
 
     def _list(self, current: TreeLine | None) -> None:
         """List the lines in open modules, with the cursor on one of them, or on the closed module around it."""
-        self._visible, closed = [], None
-        for row in self._rows:
-            if closed is None or row.path[: len(closed)] != closed:
-                self._visible.append(row)
-                closed = row.path if row.entry is None and not self._is_open(row) else None
+        self._visible = self._lines(self._is_open)
         self.show(len(self._visible), self._text, self._place_of(current))
 
     def _place_of(self, line: TreeLine | None) -> int:
@@ -109,12 +114,23 @@ class ModuleTree(Lines, metaclass=Abstract):
         if line is None:
             return 0
         name = line.names[0] if line.names else ""
-        same = (row for row in self._rows if (row.path, row.entry) == (line.path, line.entry))
-        alike = (row for row in self._rows if (name in row.names if name else row.key == line.key))
-        row = next(same, next(alike, None))
+        there = self._lines(lambda row: row.path == line.path[: len(row.path)])
+        row = next((row for row in there if (row.path, row.entry) == (line.path, line.entry)), None)
+        if row is None and name:
+            row = next((row for row in self._lines_around(lambda node: name in node.names) if name in row.names), None)
+        elif row is None:
+            row = next((row for row in there if row.key == line.key), None)
         places = {row.path: at for at, row in reversed([*enumerate(self._visible)])}
         around = (row.path[:depth] for depth in range(len(row.path), 0, -1)) if row else ()
         return next((places[path] for path in around if path in places), 0)
+
+    def _lines_around(self, is_wanted: Callable[[Node], bool]) -> list[TreeLine]:
+        """Return the lines of some tensors, with those of the modules around them and what else these have."""
+        around = _modules_with(self._root, is_wanted)
+        return self._lines(lambda row: any(id(node) in around for node in row.nodes))
+
+    def _lines(self, is_open: Callable[[TreeLine], bool]) -> list[TreeLine]:
+        return lines_of(self._root, self._apart, self._order, is_open)
 
     def _text(self, index: int) -> Text:
         row = self._visible[index]
@@ -154,7 +170,7 @@ class ModuleTree(Lines, metaclass=Abstract):
         row = self.at_cursor
         while row is not None and row.number is None:
             path = row.path[:-1]
-            row = next((other for other in self._rows if other.path == path), None)
+            row = next((other for other in self._visible if other.path == path), None)
         return row
 
     def on_click(self, event: events.Click) -> None:
@@ -168,3 +184,17 @@ class ModuleTree(Lines, metaclass=Abstract):
     def _open(self, row: TreeLine, *, on: bool) -> None:
         self._opened[row.path] = on
         self._list(row)
+
+
+def _modules_with(root: Node, is_wanted: Callable[[Node], bool]) -> set[int]:
+    """Return the ids of the modules that have a tensor of some kind in them."""
+    found: set[int] = set()
+
+    def has(node: Node) -> bool:
+        inside = [is_wanted(part) if part.entry is not None else has(part) for part in node.parts.values()]
+        if True in inside:
+            found.add(id(node))
+        return True in inside
+
+    has(root)
+    return found
