@@ -178,13 +178,28 @@ class ShardvizApp(Viewer):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only the actions that work now."""
-        if action in ("copy_fix", "next_finding"):
+        if action == "copy_fix":
             return bool(self.document and self.document.findings)
+        if action == "next_finding":
+            return self._has_next_finding
         if action in ("goto", "copy_name", "save_tensor", "reload") and self.document is None:
             return False
         if action == "show_view" and parameters not in [(name,) for name in self.view_names]:
             return False
         return not (action in ("show_view", "help", "goto") and isinstance(self.screen, ModalScreen))
+
+    @property
+    def _has_next_finding(self) -> bool:
+        """Whether there is a finding to go to: another one, or the only one from a tensor that does not have it."""
+        if self.document is None or not self.document.findings:
+            return False
+        only = self.document.by_finding.get(0)
+        return len(self.document.findings) > 1 or (only is not None and only != self.selection.entry)
+
+    def watch_selection(self, before: Selection, now: Selection) -> None:
+        """Offer the way back to the only finding where another tensor is chosen."""
+        if before.entry != now.entry and self.document is not None and len(self.document.findings) == 1:
+            self.refresh_bindings()
 
     @property
     def chosen_name(self) -> str:

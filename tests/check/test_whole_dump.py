@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from shardviz.check.run import check_dump
+from shardviz.check.run import check_dump, report_on
+from shardviz.check.verdicts import captured, verdict_on
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.tensors import Body, GatherRecord, Position, TensorRecord
 from shardviz.dump.write import RUN_FILE
@@ -197,11 +201,24 @@ def test_group_ranks_that_are_not_coordinates_are_found(tmp_path: Path) -> None:
     assert "made from its ranks in another order" in found.cause, "the mesh's ranks rise"
 
 
+def test_only_tensors_over_an_axis_whose_group_is_in_another_order_lose_their_mark(tmp_path: Path) -> None:
+    check_made(
+        tmp_path, MESH, {"over_tp": "[8/tp]", "over_both": "[8/tp/fsdp]", "over_fsdp": "[8/fsdp]", "copied": "[8]"}
+    )
+    for rank in range(4):
+        fsdp, tp = divmod(rank, 2)
+        change_rank(tmp_path / "made.shardviz", rank, positions=(Position(0, (fsdp, tp), (fsdp, 1 - tp)),))
+    dump = dump_of(read_files(tmp_path / "made.shardviz"))
+    report = report_on(dump)
+    marks = {name: verdict_on(dump, tensor, [name], report) for tensor in captured(dump) for name in tensor.names}
+    assert marks == {"over_tp": "unknown", "over_both": "unknown", "over_fsdp": "good", "copied": "good"}
+
+
 def tie(folder: Path) -> None:
-    """Say that in the unsharded model b shared a's storage."""
+    """Say that in the unsharded model all others shared a's storage."""
     run = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=RunRecord)
-    tied = msgspec.structs.replace(run.stamps[1], first=run.stamps[0].first, tied_to="a")
-    change_run(folder, stamps=(run.stamps[0], tied))
+    first, *others = run.stamps
+    change_run(folder, stamps=(first, *(replace(one, first=first.first, tied_to=first.name) for one in others)))
 
 
 def tied_dump(path: Path, *, ranks_that_tie: tuple[int, ...], claimed: str = "[8/tp]") -> Report:
@@ -215,7 +232,11 @@ def tied_dump(path: Path, *, ranks_that_tie: tuple[int, ...], claimed: str = "[8
 
 def test_names_that_do_not_share_storage_any_more_are_untied(tmp_path: Path) -> None:
     found = only(tied_dump(tmp_path, ranks_that_tie=(0,)))
-    assert (found.kind, found.tensor, found.ranks) == ("untied", "b", (1,))
+    assert (found.kind, found.tensors, found.ranks) == ("untied", ("b", "a"), (1,))
+    assert [one.sentence.partition(" before")[0] for one in found.each] == [
+        "b shared storage with a",
+        "a shared storage with b",
+    ]
 
 
 def test_names_that_still_share_storage_are_tied(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
+WITHIN_ANOTHER = ["-p", "no:faulthandler", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+"""Options of a session in another's process, where shardviz is imported already: pytest 9.2 warns of that."""
+
 HEAD = """
 import asyncio, os, signal, time, warnings
 import pytest, torch
@@ -60,7 +63,7 @@ def main(folder: Path, arguments: Sequence[str]) -> tuple[int, str]:
     """
     printed = io.StringIO()
     with _as_in_a_process_of_its_own(folder), redirect_stdout(printed), redirect_stderr(printed):
-        code = pytest.main(["-p", "no:faulthandler", "-p", "no:xdist", *arguments])
+        code = pytest.main([*WITHIN_ANOTHER, *arguments])
     return int(code), printed.getvalue()
 
 

@@ -344,7 +344,9 @@ def test_a_table_leaves_room_for_the_whole_fix_and_the_map_for_the_card() -> Non
 
 def test_a_name_that_does_not_fit_keeps_both_of_its_ends() -> None:
     assert fitted("layers.[0-7].attention.wk.weight", 40) == "layers.[0-7].attention.wk.weight"
-    assert fitted("layers.[0-7].attention.wk.weight", 18) == "layers…n.wk.weight"
+    assert fitted("layers.[0-7].attention.wk.weight", 18) == "layers….wk.weight"
+    assert fitted("layers.[0-7].attention.wk.weight (grad)", 18) == "….wk.weight (grad)"
+    assert fitted("embedding", 6) == "em…ing"
     assert len(fitted("layers.[0-7].attention.wk.weight", 8)) == 8
 
 

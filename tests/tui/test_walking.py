@@ -78,7 +78,7 @@ def test_escape_in_the_tree_takes_every_filter_away(healthy: Path) -> None:
 
 def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
     walks = walk_on(stepped, {"own": "1", "all": "r", "searched": ("r", "r", "r", "slash", *"swap")})
-    assert "r: 2 more from the step" in walks["own"].text
+    assert "r: show 2 of the step" in walks["own"].text
     assert "swap" not in walks["own"].text
     assert "role all" in walks["all"].text
     assert "swap (activation)" in walks["all"].text

@@ -92,8 +92,9 @@ class TensorEntry:
 
     @cached_property
     def facts(self) -> str:
-        """The local shape on the lowest rank that has it, and its bytes there."""
-        return f"{list(self.tensor.first.body.local_shape)} {bytes_text(self.local_bytes)}"
+        """The local shape on the lowest rank that has it, unless that is what the layout says, and its bytes there."""
+        shape, size = str(list(self.tensor.first.body.local_shape)), bytes_text(self.local_bytes)
+        return size if self.short_layout.startswith(shape) else f"{shape} {size}"
 
     @property
     def is_state(self) -> bool:
@@ -180,6 +181,11 @@ class Document:
     def by_finding(self) -> dict[int, int]:
         """The entry of each finding; findings about the whole dump are left out."""
         return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
+
+    def findings_beside(self, finding: int) -> tuple[int, ...]:
+        """Return all findings of the entry that one is shown with; none where it is about the whole dump."""
+        entry = self.by_finding.get(finding)
+        return self.entries[entry].findings if entry is not None else ()
 
     @cached_property
     def counted(self) -> list[Counted]:

@@ -9,8 +9,18 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.geometry import Region
 from textual.widget import Widget
 
+from ..model.names import fitted
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Self
+
+LEAST_NAME = 8
+"""Columns of a name in the title of a narrow box."""
+
+CORNERS = 6
+"""Columns of a border above that have no title."""
 
 Titles = tuple[Text, Text]
 
@@ -21,6 +31,7 @@ class Entitled(Widget):
     DEFAULT_CLASSES = "boxed"
     _titles: Titles | None = None
     _edges: tuple[Region, ...] = ()
+    _title_by_name: tuple[str, str, Sequence[str]] | None = None
 
     def entitle(self, title: str | Text, subtitle: str | Text = "") -> None:
         """Write a title above and one below, and paint those two lines alone."""
@@ -30,6 +41,26 @@ class Entitled(Widget):
             self._edges = self._sides[:2]
             self.border_title, self.border_subtitle = titles
             self._edges = ()
+
+    def entitle_by_name(self, name: str, *, before: str = "", after: Sequence[str] = ("",)) -> None:
+        """Write a name with words around it above: the last of the words behind it, where there is no room for others.
+
+        The name is cut to the room that is left, now and whenever the box has another width.
+        """
+        self._title_by_name = before, name, after
+        self._entitle_by_name()
+
+    def on_resize(self) -> None:
+        """Cut the name in the title to its new room."""
+        if self._title_by_name is not None:
+            self._entitle_by_name()
+
+    def _entitle_by_name(self) -> None:
+        assert self._title_by_name is not None
+        before, name, after = self._title_by_name
+        room = (self.outer_size.width - CORNERS if self.size else len(before + name + after[0])) - len(before)
+        behind = next((text for text in after if len(name) + len(text) <= room), after[-1])
+        self.entitle(before + fitted(name, max(room - len(behind), LEAST_NAME)) + behind)
 
     def light(self, *, on: bool) -> None:
         """Style and paint the border alone: `:focus-within` would do all that is in it again."""

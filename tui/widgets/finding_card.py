@@ -96,15 +96,16 @@ class CardBox(ScrollBox):
 
 
 def finding_head(document: Document | None, index: int) -> Text:
-    """Write the kind of a finding, its tensor, and how many findings there are."""
+    """Write the kind of a finding, its tensor, how many findings there are, and how many the tensor has."""
     if document is None or not document.findings:
         return Text()
     finding = document.findings[index]
     name = shortened(printable(finding.title), MOST_NAME)
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
-    return Text.assemble(
-        (kind, "bold"), f" {name} " if name else " ", (f"· finding {index + 1} of {len(document.findings)}", "dim")
-    )
+    of, own = len(document.findings), len(document.findings_beside(index))
+    more = f", {own} on this tensor: n, N" if own > 1 else ""
+    count = (f"· finding {index + 1} of {of}", "dim")
+    return Text.assemble((kind, "bold"), f" {name} " if name else " ", count, (more, "bold"))
 
 
 def finding_body(finding: Finding, exhibit: Exhibit | None = None, room: Room = Room()) -> Group:

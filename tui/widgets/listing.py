@@ -120,7 +120,7 @@ class Listing(Box):
         if is_asked_for and not shown:
             below = f"esc: clear the filters ({below or 'by name'})"
         elif hidden and not is_asked_for:
-            below = f"r: {hidden:,} more from the step"
+            below = f"r: show {hidden:,} of the step"
         self.entitle(title, below)
 
     @on(Search.Changed)

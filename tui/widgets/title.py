@@ -65,20 +65,28 @@ class Title(Static):
 MOST_NAME = 80
 LEAST_NAME = 8
 FOR_VERDICT = 28
-"""Columns that are kept free for the verdict, whatever the name of the dump."""
+"""Columns that are kept free for the verdict where there are so many, whatever the name of the dump."""
+SHORT = 40
+"""Columns of a line in which only what was not checked is told of a dump without findings."""
 
 
 def title_text(about: Opened, room: int = MOST_NAME) -> Text:
-    """Write the name, the verdict and the counts, as far as they are known, for a line of so many columns."""
-    document, note = about.document, about.note
-    name = printable((about.path.name or about.path.resolve().name).removesuffix(".shardviz"))
-    text = Text.assemble((shortened(name, max(room - FOR_VERDICT, LEAST_NAME)), "bold"), no_wrap=True)
-    text.overflow = "ellipsis"
-    text.append("  ").append_text(_verdict(document))
+    """Write the name, the verdict and the counts, as far as they are known, for a line of so many columns.
+
+    The name gives way to the rest: a line too short for both has the rest alone.
+    """
+    document = about.document
+    state = _verdict(document, is_short=room < SHORT)
     if document is not None and (missing := len(document.missing)):
-        text.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
-    if note:
-        text.append(f" · {note}", "dim")
+        state.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
+    if about.note:
+        state.append(f" · {about.note}", "dim")
+    name = printable((about.path.name or about.path.resolve().name).removesuffix(".shardviz"))
+    for_name = max(room - FOR_VERDICT, min(room - 2 - state.cell_len, LEAST_NAME))
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if for_name >= min(LEAST_NAME, len(name)):
+        text.append(f"{shortened(name, for_name)}  ", "bold")
+    text.append_text(state)
     for part in _counts(about):
         if text.cell_len + len(part) > room:
             break
@@ -102,7 +110,7 @@ def _num_weights(document: Document) -> int:
     return len({name for tensor in weights for name in tensor.names})
 
 
-def _verdict(document: Document | None) -> Text:
+def _verdict(document: Document | None, *, is_short: bool = False) -> Text:
     if document is None or document.is_partial:
         return Text(UNICODE.of("pending"), verdict_style("pending"))
     if document.report is None:
@@ -113,5 +121,6 @@ def _verdict(document: Document | None) -> Text:
         return Text(f"{UNICODE.of(worst)} {counted(len(document.findings), 'finding')}", verdict_style(worst))
     unchecked = document.report.not_checked
     verdict = "unknown" if any(one.tensor for one in unchecked) else "good"
-    but = f", {len(unchecked):,} not checked" if unchecked else ""
-    return Text(f"{UNICODE.of(verdict)} no findings{but}", verdict_style(verdict))
+    but = [f"{len(unchecked):,} not checked"] if unchecked else []
+    said = ", ".join(but if is_short and but else ["no findings", *but])
+    return Text(f"{UNICODE.of(verdict)} {said}", verdict_style(verdict))

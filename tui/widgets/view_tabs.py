@@ -7,6 +7,9 @@ from rich.segment import Segment
 from .grids.grid import DIM
 from .word_line import CHOSEN, Word, WordLine
 
+FOR_VERDICT = 28
+"""Columns that are left to the title beside the views."""
+
 Tab = tuple[str, str, str, str]
 """A view's name, its key, its title, and its tooltip."""
 
@@ -26,18 +29,20 @@ class ViewTabs(WordLine):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether only the current view has its title: the verdict has half of the line at least."""
-        whole = sum(len(f" {key} {title} ") for _, key, title, _ in self._tabs)
-        return whole > self.app.size.width // 2
+        """Whether only the current view has its title: the verdict has room for its words in any case."""
+        whole = sum(len(f" {key} {title}") for _, key, title, _ in self._tabs)
+        return whole > self.app.size.width - FOR_VERDICT
 
     def words(self) -> list[Word]:
         """Return one word per view."""
+        is_narrow = self.is_narrow
         return [
             Word(
-                (Segment(f" {key} " if self.is_narrow and name != self._current else f" {key} {title} ", style),),
+                (Segment(f" {key} " if is_narrow and not is_current else f" {key} {title}{' ' * is_current}", style),),
                 f"app.show_view('{name}')",
-                f"{title}: {tooltip}" if self.is_narrow else tooltip,
+                f"{title}: {tooltip}" if is_narrow else tooltip,
             )
             for name, key, title, tooltip in self._tabs
-            for style in (CHOSEN if name == self._current else DIM,)
+            for is_current in (name == self._current,)
+            for style in (CHOSEN if is_current else DIM,)
         ]

@@ -7,6 +7,7 @@ storage: where no rank has both names, the check says that it could not be made.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
@@ -54,12 +55,19 @@ def _tied(record: RankRecord, stamp: Stamp) -> bool:
 
 
 def _finding(stamp: Stamp, ranks: tuple[int, ...], num_both: int) -> Finding:
+    """Return the finding, of which both names are members."""
+    own, other = (_of_name(stamp, name, ranks, num_both) for name in (stamp.name, stamp.tied_to))
+    return replace(own, members=(own, other))
+
+
+def _of_name(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> Finding:
+    other = stamp.tied_to if name == stamp.name else stamp.name
     return Finding(
         "untied",
         "error",
-        stamp.name,
+        name,
         ranks,
-        f"{stamp.name} shared storage with {stamp.tied_to} before sharding, and no longer does on "
+        f"{name} shared storage with {other} before sharding, and no longer does on "
         f"{'all' if len(ranks) == num_both else f'{len(ranks):,} of the'} {num_both:,} ranks that have both",
         cause="Sharding, or to_empty before it, replaced the parameters of both modules by new ones, module by module",
         fix=f"tie them again after the model is sharded, under one layout, or shard the module that owns both as one "

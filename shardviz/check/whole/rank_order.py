@@ -1,7 +1,8 @@
 """`rank-order`: a rank's number in a process group is not its coordinate on the mesh axis that the group is for.
 
 Collectives put results in the order of the group, placements in that of the mesh. Where the two differ, every gather
-along the axis comes back permuted, whatever the shards are.
+along the axis comes back permuted, whatever the shards are: a tensor that is split over the axis is not in order, even
+where each shard is where it is claimed.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.verdicts import is_of_model
 from shardviz.dump.read import mesh_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import MeshRecord
@@ -35,8 +37,11 @@ BY_HAND = (
 )
 
 
-def check_rank_order(dump: Dump) -> Iterator[Finding]:
-    """Yield each axis of each mesh along which group ranks are not coordinates, once."""
+IN_QUESTION = "what collectives along {axis} make of it: the process group has its ranks in another order than the mesh"
+
+
+def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
+    """Yield each axis of each mesh along which group ranks are not coordinates, once, and what it splits."""
     for (record, axis), ranks in differing(dump).items():
         rank, (position, in_group) = next(iter(ranks.items()))
         name = record.axes[axis]
@@ -51,6 +56,17 @@ def check_rank_order(dump: Dump) -> Iterator[Finding]:
             cause=cause.format(axis=name),
             fix=fix.format(axis=name),
         )
+        yield from _in_question(dump, name, ranks)
+
+
+def _in_question(dump: Dump, axis: str, ranks: Iterable[int]) -> Iterator[NotChecked]:
+    """Yield the tensors on some ranks that are split, or summed, over an axis."""
+    for tensor in filter(is_of_model, (*dump.at("stamped"), *dump.at("initial"))):
+        used = {
+            name for one in tensor.claims if one for name in (*one.split_axes, *(pending for pending, _ in one.partial))
+        }
+        if axis in used and any(rank in tensor.shards for rank in ranks):
+            yield from (NotChecked(name, IN_QUESTION.format(axis=axis), "gathering") for name in tensor.names)
 
 
 def _is_by_rank(record: MeshRecord, axis: int, ranks: dict[int, tuple[int, int]]) -> bool:

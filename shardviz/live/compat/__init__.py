@@ -20,6 +20,7 @@ from shardviz.live.compat.fakes import (
     fake_mode,
     fakes_converted,
     futures_answered,
+    is_fake,
     know_fakes,
     new_fakes,
 )
@@ -120,6 +121,7 @@ __all__ = [
     "in_backward",
     "inner_tensors",
     "is_compiled",
+    "is_fake",
     "is_made_in_first_step",
     "know_fakes",
     "load_hooks",

@@ -60,6 +60,13 @@ def fakes_converted(mode: Any) -> Iterator[None]:
         yield
 
 
+def is_fake(tensor: Any) -> bool:
+    """Whether a tensor has no values, and is not one that wraps such. Tried on torch 2.4.1, 2.13.0 and 2.15.0."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
 def _has_known_cache(kind: Any) -> bool:
     """Whether torch's cache is used as in 2.13.0; in 2.15.0 its functions take other arguments."""
     found = getattr(kind, "_output_from_cache_entry", None)

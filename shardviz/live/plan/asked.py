@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
-NO_VALUES = (
-    "the step reads {}, which a plan does not have: with 0 and with infinity (of integers 0 and 1) the step is the same"
-)
+NO_VALUES = "the step reads {}, which a plan does not have: with {} it is the same{}"
 
 COMPILED = "the step is planned without torch.compile: compiled code may keep less of a forward"
 
@@ -153,16 +151,29 @@ class _Rank:
         return self._sharded(), step  # a step that failed has left its model half done
 
     def _answered(self, means: Means) -> tuple[Built, PlannedStep] | None:
-        """Step the model with an answer for every number that it reads; None where the step depends on the answers."""
-        found: list[tuple[Built, PlannedStep]] = []
-        for answers in map(Answers, TRIED):
+        """Step the model with a few answers for every number that it reads; None where the step depends on them.
+
+        An answer on which the user's code raises, as on a loss that is infinite, is none that a job goes on with.
+        """
+        first: tuple[Built, PlannedStep] | None = None
+        same: list[Answers] = []
+        ended = ""
+        for answers in (Answers(*pair) for pair in TRIED):
             built = self._sharded(means)
             step = self._step(built, answers)
-            if step is None or step.failed or not answers.asked:
+            if step is None or step.reads_values or not answers.asked:
                 return None
-            found.append((built, step))
-            step.notes.append(NO_VALUES.format(answers.said))
-        return found[0] if self._did(*found[0]) == self._did(*found[1]) else None
+            if step.failed:
+                ended += f"; with {answers.tried} {step.failed}"
+                continue
+            first = first or (built, step)
+            if self._did(built, step) != self._did(*first):
+                return None
+            same.append(answers)
+        if first is None or len(same) < 2:
+            return None
+        first[1].notes.append(NO_VALUES.format(same[0].said, " and ".join(one.tried for one in same), ended))
+        return first
 
     def _did(self, built: Built, step: PlannedStep) -> object:
         """Return what a step has sent and held, and which parameters have a gradient after it."""

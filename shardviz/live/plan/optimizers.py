@@ -110,7 +110,7 @@ def _of_own(
 ) -> States | None:
     """Return the state of the probe's own optimizer, once it has stepped; None where it has not made any."""
     parts: list[Any] = []
-    answers = Answers(1)
+    answers = Answers(1, 1)
     try:
         with step.without_values, answers:
             own = question.probe.optimizer(built.model, mesh)

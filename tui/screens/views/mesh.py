@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.widgets import Static
 
 from ...keys import keys
-from ...model.names import shortened
 from ...model.navigation.lights import drawn_side, lights_of
 from ...model.navigation.selection import rank_of
 from ...widgets.box import Box, Column, Row, ScrollBox
@@ -84,8 +83,8 @@ class MeshView(View):
         sides = document.drawn(selection.entry, selection.name)
         side = drawn_side(sides, side) if sides is not None else side
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
-        title = f"rank {rank}'s part of {shortened(document.entries[selection.entry].title)}"
-        self.query_one("#mesh-map-box", Box).entitle(title)
+        name = document.entries[selection.entry].title
+        self.query_one("#mesh-map-box", Box).entitle_by_name(name, before=f"rank {rank}'s part of ")
 
     def action_next_axis(self) -> None:
         """Underline the group along the next axis, or none."""

@@ -15,7 +15,7 @@ from shardviz.text import printable
 from ...colours import verdict_style
 from ...keys import keys
 from ...model.filters import after
-from ...model.names import fitted, shortened
+from ...model.names import fitted
 from ...model.navigation.selection import name_of, of_entry, rank_of
 from ...model.rank.lines import ORDERS, Order, RankLine, rank_lines
 from ...model.rank.memory import ids_beside, values_beside
@@ -137,7 +137,7 @@ class RankView(View):
         box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Note)
         if document.entries:
             name = printable(name_of(document, selection))
-            box.entitle(f"{shortened(name)} on rank {rank}")
+            box.entitle_by_name(name, after=(f" on rank {rank}",))
         note.say(why or (f"local shape {list(beside.one.shape)}" if beside else ""))
 
     @on(Lines.Highlighted)

@@ -11,7 +11,6 @@ from shardviz.text import printable
 from ...clipboard import copy
 from ...keys import keys
 from ...model.messages import PlaneTurned
-from ...model.names import shortened
 from ...model.navigation.lights import drawn_side, lights_of
 from ...model.navigation.selection import Selection, name_of, next_slice
 from ..box import Box, Column, Row
@@ -68,7 +67,7 @@ class MapPanel(Box):
         self._document, self._selection = document, selection
         entry = document.entries[selection.entry]
         sides, why = _sides(document, selection)
-        self.entitle(_title(entry, selection))
+        self.entitle_by_name(entry.title_of(selection.name), after=_layouts(entry, selection))
         side = drawn_side(sides, selection.side) if sides else selection.side
         titles = sides.titles if sides else CLAIMED_AND_HELD
         self.query_one(SideBar).show(selection.side, titles, side, "; ".join(sides.reasons) if sides else "")
@@ -129,10 +128,10 @@ def _sides(document: Document, selection: Selection) -> tuple[Sides | None, str]
         return None, error.message
 
 
-def _title(entry: TensorEntry, selection: Selection) -> str:
-    title = f"{shortened(entry.title_of(selection.name))}  {entry.layout}"
-    plane = selection.plane
+def _layouts(entry: TensorEntry, selection: Selection) -> tuple[str, str]:
+    """Return what stands behind the name in the title, with the element type and without."""
+    plane, shown = selection.plane, ""
     if plane is not None and len(plane.at) > 2:
         at = ["↓" if dim == plane.rows else "→" if dim == plane.cols else str(at) for dim, at in enumerate(plane.at)]
-        title += f"  at [{', '.join(at)}]"
-    return title
+        shown = f"  at [{', '.join(at)}]"
+    return f"  {entry.layout}{shown}", f"  {entry.short_layout}{shown}"

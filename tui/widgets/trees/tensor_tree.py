@@ -12,6 +12,7 @@ from shardviz.picture.text.terminal import UNICODE
 from ...colours import verdict_style
 from ...keys import keys
 from ...model.messages import TensorChosen, TensorOpened
+from ...model.names import shortened
 from ...model.tree import errors_first
 from ..lines import Lines
 from .module_tree import ModuleTree
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ...model.tree import Listed, Node, TreeLine
+
+
+LEAST_NAME = 8
+"""Columns of a name in the narrowest tree."""
+
+LEAST_LAYOUT = 0.6
+"""The part of a layout that is shown where not all of it fits; with less of it the name stands alone."""
 
 
 class TensorTree(ModuleTree):
@@ -66,7 +74,13 @@ them, and so does one that you search for or go to.
         entry = self._entries[row.entry]
         layout, facts = f"  {entry.short_layout}", f"  {entry.facts}"
         room = self.size.width - self.scrollbar_size_vertical - column
+        if len(layout) > room:
+            return Text(shortened(layout, room) if room > len(layout) * LEAST_LAYOUT else "", "dim")
         return Text(layout + facts * (len(layout) + len(facts) <= room), "dim")
+
+    def room_for_name(self, column: int) -> int:
+        """Return the columns to the edge: a layout comes behind a name that leaves room for it."""
+        return max(self.size.width - self.scrollbar_size_vertical - column, LEAST_NAME)
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:

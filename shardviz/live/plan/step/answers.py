@@ -10,45 +10,62 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ShardvizError
+from shardviz.live.compat import is_fake
 from shardviz.live.plan.forks import own_line
 from shardviz.text import counted
 
-READS = torch.ops.aten._local_scalar_dense.default
+READS_NUMBER = torch.ops.aten._local_scalar_dense.default
 """What `item()`, `tolist()`, `float()` and `if tensor:` come down to."""
 
-TRIED = (0.0, math.inf)
-"""What a number that a step reads is taken as, one after the other: where the step is the same, it does not matter."""
+COMPARES = {torch.ops.aten.equal.default, torch.ops.aten.allclose.default}
+"""Operators that return whether values are alike."""
+
+TRIED = ((0.0, 0), (1.0, 100), (math.inf, 1))
+"""What a number that a step reads is taken as, and what an integer, one pair after the other."""
 
 NOT_TRUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Operators whose results are not the real ones where a value is not."""
 
-MOST = 1 << 16
-"""Numbers that are answered at most: code that waits for another one would wait for ever."""
+MOST = 1 << 12
+"""How often a line is answered at most that does something in between: a loop may wait for another answer for ever."""
+
+NO_OPERATOR = {torch.Tensor.numpy: "numpy()", torch.Tensor.__array__: "numpy", torch.Tensor.__dlpack__: "dlpack"}
+"""What hands values out that no operator shows, and its name."""
 
 
 class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers every question for a number with the same one.
 
     Args:
-        number: The number; where a tensor has integers and this is not one, it is 1.
+        number: The number.
+        integer: The same, where a tensor has integers.
 
     Attributes:
         asked: The lines of code that have asked; an empty one for code of a library.
     """
 
-    def __init__(self, number: float) -> None:
+    def __init__(self, number: float, integer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._number = number
-        self._left = MOST
-        self.asked: dict[str, None] = {}
+        self._integer = integer
+        self.asked: dict[str, int] = {}
+        self._has_worked = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, unless it reads a number."""
-        if func is not READS or not self._left:
+        """Run an operator, unless it reads a number.
+
+        Raises:
+            ShardvizError: The same line has read `MOST` of them.
+        """
+        if func is not READS_NUMBER and func not in COMPARES:
+            self._has_worked = True
             return func(*args, **(kwargs or {}))
-        self._left -= 1
-        self.asked[own_line().strip()] = None
-        return self._as(args[0].dtype)
+        line = own_line().strip()
+        self.asked[line] = self.asked.get(line, 0) + self._has_worked
+        self._has_worked = False
+        if self.asked[line] > MOST:
+            raise ShardvizError(f"the step goes on reading values, and a plan has none {line}".rstrip())
+        return self._as(torch.bool if func in COMPARES else args[0].dtype)
 
     @property
     def said(self) -> str:
@@ -57,12 +74,17 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         more = f" and on {counted(len(others), 'more line')}" if others else ""
         return f"{'values' if others else 'a value'}{first and f' {first}'}{more}"
 
+    @property
+    def tried(self) -> str:
+        """What is answered, in words."""
+        return f"{self._number:g} ({self._integer} of integers)"
+
     def _as(self, dtype: torch.dtype) -> bool | int | float | complex:
         if dtype == torch.bool:
             return bool(self._number)
-        if dtype.is_floating_point or dtype.is_complex:
-            return complex(self._number) if dtype.is_complex else float(self._number)
-        return int(self._number) if math.isfinite(self._number) else 1
+        if dtype.is_complex:
+            return complex(self._number)
+        return self._number if dtype.is_floating_point else self._integer
 
 
 class Refusal(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -82,15 +104,25 @@ class Refusal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class NumpyRefusal(TorchFunctionMode):
-    """Refuses to hand a tensor to numpy, which no operator shows."""
+class NoOperator(TorchFunctionMode):
+    """Sees what reads values by no operator: numpy and dlpack are refused, a number in a text is read by one.
+
+    Args:
+        has_values: Whether the step has some, so that a list of them is refused as well.
+    """
+
+    def __init__(self, *, has_values: bool) -> None:
+        super().__init__()
+        self._refused = NO_OPERATOR | ({torch.Tensor.tolist: "tolist()"} if has_values else {})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function, unless it is `numpy()`.
+        """Run a function, unless it hands out values.
 
         Raises:
-            ShardvizError: It is.
+            ShardvizError: It does.
         """
-        if func in (torch.Tensor.numpy, torch.Tensor.__array__):
-            raise ShardvizError(f"the step reads values by numpy(), and a plan has none{own_line()}")
+        if func in self._refused:
+            raise ShardvizError(f"the step reads values by {self._refused[func]}, and a plan has none{own_line()}")
+        if func is torch.Tensor.__format__ and is_fake(args[0]) and not args[0].dim():
+            return format(args[0].item(), *args[1:])  # as torch does, but for tensors that are only its own
         return func(*args, **(kwargs or {}))

@@ -27,7 +27,7 @@ from shardviz.live.compat import (
 )
 from shardviz.live.plan.forks import one_line, where
 from shardviz.live.plan.optimizers import dtype_of
-from shardviz.live.plan.step.answers import NumpyRefusal, Refusal
+from shardviz.live.plan.step.answers import NoOperator, Refusal
 from shardviz.live.plan.step.choices import OF_VALUES, Choices
 from shardviz.live.plan.step.watched import Watched
 from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch
@@ -178,7 +178,7 @@ def _stepped(
     choices = None if has_values else Choices()
     with (
         Refusal() if has_values else contextlib.nullcontext(),
-        NumpyRefusal(),
+        NoOperator(has_values=has_values),
         quiet_redistribution(),
         pipelines_alone(),
         flat_params_without_memory(),
