@@ -106,7 +106,22 @@ def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
         targets = [node.target]
     else:
         return None
-    return node.value if any(isinstance(target, ast.Name) and target.id == name for target in targets) else None
+    found = [value for target in targets for own, value in _pairs(target, node.value) if own == name]
+    return found[-1] if found else None
+
+
+def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the names that a target assigns to, with the value of each: `AXES, MESH = ("dp",), (2,)` has two.
+
+    Where that cannot be read, as in `AXES, MESH = both()`, each has all of it.
+    """
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple):
+        parts = value.elts if isinstance(value, ast.Tuple) else []
+        values = parts if len(parts) == len(target.elts) else [value] * len(target.elts)
+        for one, own in zip(target.elts, values, strict=True):
+            yield from _pairs(one, own)
 
 
 def _imported(node: ast.stmt, name: str) -> Iterator[str]:

@@ -9,6 +9,8 @@ from shardviz.cli import main
 from shardviz.commands.common.bugs import Score, as_json
 from shardviz.errors import ProbeError
 
+PROBE = "def build(): ...\ndef parallelize(model, mesh): ...\n"
+
 
 def test_shipped_probes_come_by_name_with_a_line_each():
     by_name = {recipe.name: recipe for recipe in probe_files.shipped()}
@@ -33,13 +35,20 @@ def test_a_users_file_is_read_and_not_run(tmp_path):
     assert (recipe.summary, recipe.axes, recipe.mesh, recipe.build) == ("My model.", ("dp",), (), "make")
 
 
+def test_axes_and_mesh_may_be_assigned_in_one_line(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(PROBE + 'AXES = ("cp",)\nAXES, MESH = ("dp", "tp"), (2, 4)\n')
+    found = probe_files.find(str(file))
+    assert (found.axes, found.mesh) == (("dp", "tp"), (2, 4))
+    file.write_text(PROBE + 'AXES = ("cp",)\nAXES, MESH = both()\n')
+    with pytest.raises(ProbeError, match="AXES is not a literal tuple of str"):
+        probe_files.find(str(file))
+
+
 def test_functions_that_a_users_file_imports_count_as_its_own(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("from model import make as build\nfrom training import parallelize\n")
     assert probe_files.find(str(file)).build == "build"
-
-
-PROBE = "def build(): ...\ndef parallelize(model, mesh): ...\n"
 
 
 @pytest.mark.parametrize(

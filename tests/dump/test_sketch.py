@@ -46,4 +46,6 @@ def test_nothing_is_kept_of_numbers_that_are_not_finite():
     assert sketch(values) == ()
     assert apart(sketch(values), sketch(drawn(20))) == float("inf")
     assert len(sketch(np.array(3.0))) == SIZE
+    assert sketch(np.where(np.tri(20) > 0, 0.0, np.finfo(np.float64).min)) == ()  # what cannot be added up
+    assert len(sketch(np.full(20, 1e100))) == SIZE
     assert apart(sketch(np.zeros((0, 3))), sketch(np.zeros((0, 3)))) == 0.0

@@ -119,7 +119,28 @@ def step(model, x, mesh):
     return loss
 """
 
+OF_LAYERS_AND_TP = """
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+AXES, BATCH_AXES, MESH = ("dp", "tp"), ("dp",), (2, 2)
+def parallelize(model, mesh):
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    _pre_dp_module_transform(model)
+    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+"""
+
+BY_FSDP1 = """
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+def parallelize(model, mesh):
+    return FullyShardedDataParallel(
+        model, device_mesh=mesh, device_id=torch.device("cpu"), use_orig_params=True,
+        sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+    )
+"""
+
 PROGRAMS = {
+    "ddp_and_tp": LAYERS + OF_LAYERS_AND_TP,
+    "fsdp1_grad_op": LAYERS + BY_FSDP1,
     "lamb": LAYERS + BY_FSDP + LAMB,
     "double_backward_ddp": LAYERS + BY_DDP + TWICE,
     "zero1_autocast": LAYERS + BY_DDP + ZERO,

@@ -25,12 +25,17 @@ MAX_ELEMENTS = 1 << 14
 
 
 def sketch(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return a tensor's numbers; none if it has no elements, or one of those looked at is NaN or infinite."""
+    """Return a tensor's numbers; none if it has no elements, or if their squares do not add up to a finite number.
+
+    They do not where an element that is looked at is NaN or infinite, nor in a mask of attention, which has the least
+    number of float64.
+    """
     places, signs = _drawn(values.size)
-    own = values.ravel()[places]
-    if not own.size or not np.all(np.isfinite(own)):
-        return ()
-    return tuple(float(f"{number:.{DIGITS}g}") for number in (own @ signs).tolist())
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = values.ravel()[places] @ signs
+        if not places.size or not np.isfinite(numbers @ numbers):
+            return ()
+    return tuple(float(f"{number:.{DIGITS}g}") for number in numbers.tolist())
 
 
 def num_looked_at(size: int) -> int:

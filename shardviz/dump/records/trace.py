@@ -100,7 +100,7 @@ class SketchRecord(Record, frozen=True):
         what: Input, output, or the gradient of either; or a weight before the step.
         dtype: Its element type.
         shape: Its shape.
-        numbers: Sixteen numbers, by `shardviz.dump.arrays.sketch`; none where one of its elements is NaN or infinite.
+        numbers: Sixteen numbers, by `shardviz.dump.arrays.sketch`; none where an element is NaN, infinite or too large.
         order: When the call of the module ended, counted from 0.
         call: The number of the call.
         index: Which of several tensors.

@@ -7,12 +7,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.compat.ddp import ddp_alone, ddp_buckets, has_ddp, looks_for_unused, only_in_first_step
-from shardviz.live.compat.fakes import answered_alone, fake_mode, futures_answered, is_fake, know_fakes, new_fakes
+from shardviz.live.compat.ddp import (
+    ddp_alone,
+    ddp_buckets,
+    has_ddp,
+    is_made_in_first_step,
+    looks_for_unused,
+    only_in_first_step,
+)
+from shardviz.live.compat.fakes import (
+    answered_alone,
+    fake_mode,
+    fakes_converted,
+    futures_answered,
+    is_fake,
+    know_fakes,
+    new_fakes,
+)
 from shardviz.live.compat.fsdp import (
     dividing_float64_once,
     flat_gradients_reduced,
     flat_params,
+    flat_params_without_memory,
     fsdp_units,
     held_back,
     without_pinned_memory,
@@ -88,8 +104,10 @@ __all__ = [
     "dividing_float64_once",
     "fake_mode",
     "fake_world",
+    "fakes_converted",
     "flat_gradients_reduced",
     "flat_params",
+    "flat_params_without_memory",
     "flatten_mesh",
     "follow_modules_by",
     "fsdp_units",
@@ -104,6 +122,7 @@ __all__ = [
     "inner_tensors",
     "is_compiled",
     "is_fake",
+    "is_made_in_first_step",
     "know_fakes",
     "load_hooks",
     "local_of",

@@ -12,7 +12,7 @@ from torch import nn
 from shardviz.live.compat.modules import replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 class _PartOfBucket:
@@ -73,10 +73,29 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
         done.set_result(bucket.buffer())
         return done
 
-    for module in _ddps(model):
+    def hook(ddp: Any) -> None:
         with suppress(RuntimeError):
-            torch._C._distributed_c10d._register_comm_hook(module.reducer, module, reduce)
+            torch._C._distributed_c10d._register_comm_hook(ddp.reducer, ddp, reduce)
+
+    for ddp in _ddps(model):
+        hook(ddp)
+    for state in _replicated(model):
+        _call_when_made(state, hook)
     return found
+
+
+def _call_when_made(state: Any, hook: Callable[[Any], None]) -> None:
+    """Call a function with the DistributedDataParallel that `replicate` makes in the first forward.
+
+    `_ReplicateState.register_comm_hook` is what is called last when it is made, in torch 2.4.1 to 2.13.0.
+    """
+    before = state.register_comm_hook
+
+    def made() -> None:
+        before()
+        hook(state._ddp)
+
+    state.register_comm_hook = made
 
 
 def _all_reduced(group: Any, bucket: _PartOfBucket) -> None:
@@ -97,7 +116,19 @@ def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
 def _ddps(model: nn.Module) -> list[Any]:
     from torch.nn.parallel import DistributedDataParallel
 
-    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    made = [state._ddp for state in _replicated(model) if hasattr(state, "_ddp")]
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)] + made
+
+
+def _replicated(model: nn.Module) -> list[Any]:
+    """Return the states of modules that `replicate` was called with, in torch 2.4.1 to 2.13.0.
+
+    The state has a DistributedDataParallel of the module's parameters, which is made in the first forward.
+    """
+    from torch.distributed._composable.replicate import _ReplicateState, replicate
+
+    states: list[Any] = [replicate.state(module) for module in model.modules()]
+    return [state for state in states if isinstance(state, _ReplicateState)]
 
 
 def _builds_again(ddp: Any) -> bool:
@@ -118,6 +149,8 @@ def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor
 
     `bucket_bytes_cap` and `_compute_bucket_assignment_by_size`, in torch 2.4.1 to 2.13.0.
     """
+    if not params:
+        return []
     distributed: Any = torch.distributed
     is_default = getattr(ddp, "bucket_bytes_cap_default", True)
     first = distributed._DEFAULT_FIRST_BUCKET_BYTES if is_default else ddp.bucket_bytes_cap
@@ -170,6 +203,11 @@ def only_in_first_step(model: nn.Module) -> int:
     """
     static = [ddp for ddp in _ddps(model) if _is_static(ddp)]
     return sum(torch.int32.itemsize * len(ddp._build_params_for_reducer()[0]) for ddp in static)
+
+
+def is_made_in_first_step(model: nn.Module) -> bool:
+    """Whether there is a DistributedDataParallel that `replicate` makes in the first forward."""
+    return bool(_replicated(model))
 
 
 def has_ddp(model: nn.Module) -> bool:

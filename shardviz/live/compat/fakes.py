@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any
+from weakref import getweakrefcount
 
 import torch
 
@@ -19,8 +20,44 @@ def fake_mode() -> Any:
     """Return a mode in which tensors have shapes, element types and devices, and no memory. Tried on torch 2.13.0."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode: Any = _with_quick_keys(FakeTensorMode) if _has_known_cache(FakeTensorMode) else FakeTensorMode
-    return mode(allow_non_fake_inputs=True)
+    mode: Any = _with_one_cpu(FakeTensorMode)
+    return (_with_quick_keys(mode) if _has_known_cache(mode) else mode)(allow_non_fake_inputs=True)
+
+
+@cache
+def _with_one_cpu(kind: Any) -> Any:
+    """Return a `FakeTensorMode` to which `cpu:0`, accelerate's name of the CPU, is the same device as `cpu`.
+
+    Only tensors with values are that: `FakeTensorMode.dispatch`, tried on torch 2.13.0.
+    """
+
+    class OneCpu(kind):  # type: ignore[misc]
+        def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            device = kwargs.get("device") if kwargs else None
+            if device is not None and device.type == "cpu" and device.index is not None:
+                kwargs = {**kwargs, "device": torch.device("cpu")}
+            return super().dispatch(func, types, args, kwargs or {})
+
+    return OneCpu
+
+
+@contextmanager
+def fakes_converted(mode: Any) -> Iterator[None]:
+    """Let modules without values be converted, as by `model.bfloat16()`.
+
+    `nn.Module._apply` exchanges such parameters by `torch.utils.swap_tensors`, which refuses those to which there are
+    weak references. The mode has one to each tensor that it has made, in `MetaConverter.tensor_memo`, so as to make it
+    only once. Tried on torch 2.13.0.
+    """
+    before = torch.utils.swap_tensors
+
+    def swapped(one: torch.Tensor, other: torch.Tensor) -> None:
+        if getweakrefcount(one) or getweakrefcount(other):
+            mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        before(one, other)  # type: ignore[no-untyped-call]
+
+    with replaced(torch.utils, "swap_tensors", swapped):
+        yield
 
 
 def is_fake(tensor: Any) -> bool:

@@ -140,6 +140,18 @@ def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Itera
         yield lambda: depth > 0
 
 
+@contextmanager
+def flat_params_without_memory() -> Iterator[None]:
+    """Let FSDP1 take a storage without memory for allocated if it has a size: it looks for a data pointer.
+
+    `_flat_param._data_ptr_allocated`, which `SHARD_GRAD_OP` with `use_orig_params=True` asks, in torch 2.4.1 to 2.13.0.
+    """
+    from torch.distributed.fsdp import _flat_param
+
+    with replaced(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0):
+        yield
+
+
 def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
     """Yield what FSDP gathers together: a module's name, bytes on one rank, and how it is kept.
 

@@ -108,6 +108,9 @@ class _Rank:
         self.stages = PipelinePart(tuple(getattr(question.probe, "STAGE_AXES", ())))
         self.capture = Capture(rank, question.mesh.size)
         self.early = question.early.model
+        # What the model has before it is stepped: `_pre_dp_module_transform` exchanges parameters in a forward.
+        self.before: list[Local] = []
+        self.buckets: tuple[BucketRecord, ...] = ()
         self.size = size_of(self.early)
 
     def reply(self) -> Reply:
@@ -115,8 +118,7 @@ class _Rank:
         built, step = self._built_and_stepped()
         self.capture.add_mesh(self.mesh)
         units = tuple(UnitRecord(*unit) for unit in fsdp_units(unwrapped(built.model)))
-        buckets = tuple(BucketRecord(size, views) for size, views in ddp_buckets(built.model))
-        self.capture.add_ties(built.model)
+        buckets = self.buckets or _buckets(built.model)
         of = self._record(built, step if step is not None and not step.failed else None)
         if step is None:
             part = PlanPart(self.capture.record(), {}, units, buckets)
@@ -182,7 +184,12 @@ class _Rank:
 
     def _sharded(self, *means: Means) -> Built:
         early, self.early = self.early, None  # sharding changes it
-        return sharded(self._unsharded, self.question.probe.parallelize, self.mesh, means or ALL, self.size, early)
+        parallelize = self.question.probe.parallelize
+        built = sharded(self._unsharded, parallelize, self.mesh, means or ALL, self.size, early)
+        self.before = [_without_values(local) for local in self._locals(built.model)]
+        self.buckets = _buckets(built.model)
+        self.capture.add_ties(built.model)
+        return built
 
     def _step(self, built: Built, answers: Answers | None = None) -> PlannedStep | None:
         ask = self.question
@@ -195,9 +202,9 @@ class _Rank:
 
     def _record(self, built: Built, step: PlannedStep | None) -> str:
         """Record the model, and what it has once it has been stepped; return the name of its optimizer."""
-        before = self._locals(built.model)
+        before = self.before
         for local in before:
-            self.capture.add_values(_without_values(local), "initial")
+            self.capture.add_values(local, "initial")
         grads = gradients(self._locals(built.model)) if step is not None else _expected(built.model, before)
         kept = states(self.question, built, self.mesh, before, grads, step)
         for local in [*grads, *kept.tensors]:
@@ -207,6 +214,10 @@ class _Rank:
     def _locals(self, model: nn.Module) -> list[Local]:
         inner = unwrapped(model)
         return self.stages.own(taken_apart(local_tensors(inner, self.question.mesh), inner))
+
+
+def _buckets(model: nn.Module) -> tuple[BucketRecord, ...]:
+    return tuple(BucketRecord(size, views) for size, views in ddp_buckets(model))
 
 
 def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:

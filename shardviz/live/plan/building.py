@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ProbeError
-from shardviz.live.compat import fake_mode, has_ddp, replaced
+from shardviz.live.compat import fake_mode, fakes_converted, has_ddp, replaced
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.talks import Talks
 from shardviz.text import bytes_text
@@ -154,7 +154,10 @@ def sharded(
             raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
         call, talks = "build()", Talks()
         try:
-            with mode or contextlib.nullcontext():
+            with (
+                mode or contextlib.nullcontext(),
+                fakes_converted(mode) if one == "fakes" else contextlib.nullcontext(),
+            ):
                 model = _built(build, one, early)
                 call = "parallelize()"
                 with talks:

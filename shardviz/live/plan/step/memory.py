@@ -43,6 +43,19 @@ FORWARD_ENDS = -1
 ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.view.default)
 """Operators that make another tensor of the same memory, which torch allows of memory that is freed."""
 
+ATEN = torch.ops.aten
+
+OF_ONE_DTYPE = frozenset(
+    (
+        *(ATEN.mm.default, ATEN.addmm.default, ATEN.mv.default),
+        *(ATEN.convolution.default, ATEN.index_put.default, ATEN.index_put_.default, ATEN.index_add.default),
+    )
+)
+"""Operators that refuse numbers of two floating-point types where they have values, and not where they have none.
+
+Found by trying operators in both ways, on torch 2.13.0.
+"""
+
 FREED = (
     "in backward the step reads weights that FSDP has freed, where a real one raises: FSDP gathers them for one "
     "backward of a forward, not for a second, as after autograd.grad(create_graph=True)"
@@ -183,6 +196,17 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 storage = one.untyped_storage()
                 if id_without_memory(storage) in self._emptied and not storage.nbytes():
                     raise ShardvizError(FREED)
+
+    def _refuse_dtypes(self, func: Any, args: Any) -> None:
+        """Refuse operands of different element types where only an operator with values does.
+
+        Raises:
+            RuntimeError: They are, as torch raises it.
+        """
+        if func in OF_ONE_DTYPE:
+            dtypes = dict.fromkeys(str(one.dtype) for one in args if torch.is_tensor(one) and one.is_floating_point())
+            if len(dtypes) > 1:
+                raise RuntimeError(f"{func.__name__.partition('.')[0]}() of {' and '.join(dtypes)}")
 
     def _mark_flat(self, gradient: torch.Tensor | None) -> None:
         """Mark a gradient that FSDP1 is about to reduce, and those of the weights that it is made of."""

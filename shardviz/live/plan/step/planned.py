@@ -15,7 +15,9 @@ from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import (
     ddp_alone,
     fake_mode,
+    flat_params_without_memory,
     futures_answered,
+    is_made_in_first_step,
     looks_for_unused,
     only_in_first_step,
     pipelines_alone,
@@ -52,6 +54,11 @@ EVENLY = "the step reads what {} chose: planned as if it chose all equally often
 STATIC = (
     "the first step reduces {:,} bytes more, not counted: which parameters were used, for DistributedDataParallel with "
     "static_graph=True"
+)
+
+LAZY = (
+    "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
+    "DistributedDataParallel"
 )
 
 Shape = tuple[tuple[int, ...], str]
@@ -174,6 +181,7 @@ def _stepped(
         NoOperator(has_values=has_values),
         quiet_redistribution(),
         pipelines_alone(),
+        flat_params_without_memory(),
         futures_answered(),
         observed(model, stages, values=False) as seen,
         Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as memory,
@@ -186,4 +194,5 @@ def _stepped(
     notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
     if once := only_in_first_step(model):
         notes.append(STATIC.format(once))
+    notes += [LAZY] if is_made_in_first_step(model) else []
     return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode, notes)

@@ -55,6 +55,7 @@ class Watched(Memory):  # type: ignore[no-untyped-call]
         if self._only_shapes():
             return func(*args, **kwargs)
         self._refuse_freed(func, args)
+        self._refuse_dtypes(func, args)
         self._comms.note(func, args, kwargs)
         returned = func(*args, **kwargs) if self._choices is None else self._choices.run(func, args, kwargs)
         return self._followed_up(func, args, kwargs, returned)
