@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardviz.live.compat import Shard, distribute_tensor, fake_mode, fake_world, split_alike
-from shardviz.live.plan.forks import ask
+from shardviz.live.plan.asking import ask
 
 SPLITS = [
     ((12, 4), 0, 4),
