@@ -37,6 +37,8 @@ class Row:
         failed: Why it was not planned; empty where it was.
         without_step: Why activations and collectives are not in it; empty where they are.
         notes: What a plan of this mesh alone says of how it was made.
+        place: Where it stands among the meshes that were tried: rows come as they are known.
+        is_estimate: Whether `bytes` are those of one rank that was looked at, which do not fit.
     """
 
     mesh: Mesh
@@ -46,6 +48,8 @@ class Row:
     failed: str = ""
     without_step: str = ""
     notes: tuple[str, ...] = ()
+    place: int = 0
+    is_estimate: bool = False
 
 
 def row_of(ranks: PlannedRanks) -> Row:
@@ -92,6 +96,7 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
         memory: Bytes that a rank has; 0 where it is not given.
         width: Columns.
     """
+    rows = sorted(rows, key=lambda row: row.place)
     planned = [row for row in rows if not row.failed]
     fits = [row for row in planned if not memory or row.bytes <= memory]
     fits.sort(key=lambda row: (bool(row.without_step), row.crossing or 0, row.bytes))

@@ -130,7 +130,10 @@ def test_every_way_to_share_out_a_number_of_gpus_is_tried_once() -> None:
     assert all(mesh.size == 1000 for mesh in thousand)
 
 
-def test_what_is_planned_by_ctrl_c_is_printed(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_planned_by_ctrl_c_is_printed(
+    mine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardviz.live.plan.asking.cores", lambda: 1)
     stop = "def check_mesh(mesh):\n    if mesh.shape[1] == 2: raise KeyboardInterrupt\n"
     mine.write_text(MINE + stop)
     assert main(["plan", str(mine), "--gpus", "2", "--no-step"]) == 130

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,8 +14,6 @@ from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import fake_world
-from shardviz.live.plan.forks import ask
 from shardviz.plan.counting.traffic import nodes_of, sent
 from shardviz.plan.records import PlanPart, PlanRecord
 from tests.lanes import at_night
@@ -162,24 +159,6 @@ def test_a_group_crosses_nodes_where_any_of_its_kind_does() -> None:
     assert nodes_of(mesh, ("dp",), 4) == 3
     assert nodes_of(mesh, ("dp", "tp"), 6) == 2
     assert nodes_of(mesh, ("tp",), 0) == 0
-
-
-def test_fsdp_makes_one_empty_part_for_all_ranks_that_have_none() -> None:
-    def work(_: int) -> tuple[int, int]:
-        import torch
-        from torch import nn
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        with fake_world(99_999, 100_000), torch.device("meta"):
-            model = nn.Linear(64, 64)
-            fully_shard(model, mesh=init_device_mesh("cpu", (100_000,), mesh_dim_names=("fsdp",)))
-            params: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_param")
-            weight: Any = model.weight
-            chunks = params._chunk_with_empty(torch.zeros(2, 3), 100_000, dim=0)
-            return weight.to_local().numel(), len({id(one) for one in chunks})
-
-    assert ask([0], work)[0] == (0, 3)
 
 
 def test_no_tensor_of_a_plan_is_called_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

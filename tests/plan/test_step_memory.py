@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 from shardviz.live.compat import fake_mode, fake_world
-from shardviz.live.plan.forks import ask
+from shardviz.live.plan.asking import ask
 from shardviz.live.plan.step.watched import Watched
 from shardviz.live.step.observe import observed
 from tests.lanes import at_night

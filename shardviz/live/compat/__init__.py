@@ -80,6 +80,7 @@ from shardviz.live.compat.worlds import (
     groups_here,
     make_ranks_of_threads,
     ranks_of_operator,
+    split_alike,
     world_of,
 )
 
@@ -138,6 +139,7 @@ __all__ = [
     "real_tensors",
     "replaced",
     "root_mesh",
+    "split_alike",
     "stages_of",
     "storages_resized",
     "torch_placement",

@@ -1,4 +1,4 @@
 """Plan a job on a few of its ranks: each is asked alone, in a world that does not exist. Needs torch.
 
-`forks` asks ranks, `choosing` says which, `asked` builds and shards the model there, `step/` runs its step.
+`asking` asks ranks in `forks`, `choosing` says which, `asked` builds and shards the model there, `step/` runs its step.
 """

@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ProbeError
-from shardviz.live.compat import fake_mode, fakes_converted, has_ddp, replaced
+from shardviz.live.compat import fake_mode, fakes_converted, has_ddp, replaced, split_alike
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.talks import Talks
 from shardviz.text import bytes_text
@@ -160,7 +160,7 @@ def sharded(
             ):
                 model = _built(build, one, early)
                 call = "parallelize()"
-                with talks:
+                with talks, split_alike():
                     returned = parallelize(model, mesh)
             done = model if returned is None else returned
             if one == "meta" and has_ddp(done):

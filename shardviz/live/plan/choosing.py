@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from shardviz.dump.records.files import RankRecord
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
+    from shardviz.live.plan.asking import Program
 
-    Ask = Callable[[Sequence[int], bool], dict[int, Reply]]
+    Ask = Callable[[Sequence[int], bool], Program[dict[int, Reply]]]
     """Asks ranks, with a step or without one."""
 
 MAX_CORNERS = 16
@@ -67,11 +68,11 @@ class _Replies:
         self._ask = ask
         self.replies: dict[int, Reply] = {}
 
-    def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> None:
+    def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> Program[None]:
         """Ask those ranks that were not asked before, or not for a step, and none for a step where one has failed."""
         with_step = with_step and not any(reply.without_step for reply in self.replies.values())
         known = {rank for rank, reply in self.replies.items() if reply.was_asked_for_step or not with_step}
-        self.replies |= self._ask([rank for rank in ranks if rank not in known], with_step)
+        self.replies |= yield from self._ask([rank for rank in ranks if rank not in known], with_step)
 
     @property
     def first(self) -> Reply:
@@ -83,7 +84,7 @@ class _Replies:
         return explains(self.first, self.replies[rank], self.mesh)
 
 
-def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Chosen:
+def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chosen]:
     """Ask as few ranks as it takes.
 
     Args:
@@ -95,15 +96,16 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Chosen:
         ShardvizError: Too many ranks would have to be asked.
     """
     asked = _Replies(mesh, ask)
-    asked.ask([mesh.ranks[0], mesh.ranks[-1]])
+    yield from asked.ask([mesh.ranks[0], mesh.ranks[-1]])
     if _is_uneven(asked.first.part.record):
-        asked.ask(_corners(mesh), with_step=False)
+        yield from asked.ask(_corners(mesh), with_step=False)
     if all(map(asked.is_explained, asked.replies)):
         return Chosen(((asked.first, {}),), len(asked.replies), ())
-    chosen = _asked_along(asked, _told_apart(asked, stage_axes))
+    told_apart = yield from _told_apart(asked, stage_axes)
+    chosen = yield from _asked_along(asked, told_apart)
     if _explain(chosen, asked):
         return chosen
-    return _asked_along(asked, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1))
+    return (yield from _asked_along(asked, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)))
 
 
 def _explain(chosen: Chosen, asked: _Replies) -> bool:
@@ -113,7 +115,7 @@ def _explain(chosen: Chosen, asked: _Replies) -> bool:
     return all(explains(own[rank], reply, asked.mesh) for rank, reply in asked.replies.items())
 
 
-def _asked_along(asked: _Replies, axes: tuple[str, ...]) -> Chosen:
+def _asked_along(asked: _Replies, axes: tuple[str, ...]) -> Program[Chosen]:
     """Ask every position along some axes.
 
     Raises:
@@ -127,7 +129,7 @@ def _asked_along(asked: _Replies, axes: tuple[str, ...]) -> Chosen:
             "asked",
             "plan a smaller mesh of the same axes",
         )
-    asked.ask(wanted)
+    yield from asked.ask(wanted)
     parts = [(asked.replies[rank], at) for rank, at in wanted.items()]
     return Chosen(tuple(_merged(parts, asked.mesh)), len(asked.replies), axes)
 
@@ -144,11 +146,11 @@ def _corners(mesh: Mesh) -> list[int]:
     return [mesh.rank_at(way) for way in ways[:MAX_CORNERS]]
 
 
-def _told_apart(asked: _Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:
+def _told_apart(asked: _Replies, stage_axes: Sequence[str]) -> Program[tuple[str, ...]]:
     """Return the axes along which the last position is not what the first one explains; all, where none alone shows."""
     sizes = dict(zip(asked.mesh.axes, asked.mesh.shape, strict=True))
     at_end = {axis: _rank_at(asked.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
-    asked.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
+    yield from asked.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
     return tuple(
         [axis for axis, rank in at_end.items() if axis in stage_axes or not asked.is_explained(rank)] or at_end
     )

@@ -1,82 +1,67 @@
-"""Ask ranks one after the other: each is a fork of this process, so that none leaves anything behind for the next.
+"""A rank that is asked: a fork of this process, so that it leaves nothing behind for the next.
 
 Only one thing is passed on: what operators return on tensors without values, which is the same for all ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import multiprocessing
-import os
 import pickle
+import resource
 import signal
 import sys
 import sysconfig
+import threading
 import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.compat import know_fakes, new_fakes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
     from types import FrameType
 
-Answer = TypeVar("Answer")
-Rank = TypeVar("Rank", int, str)
-"""A rank, or what it is called where ranks of many meshes are asked."""
-
-MOST_AT_ONCE = 2
-"""Forks that run at a time, where there are as many cores: each may hold a whole model's tensors without values."""
-
 STDLIB = sysconfig.get_paths()["stdlib"]
 """The folder of Python's own modules."""
-
-WAIT = 600.0
-"""Seconds after which no answer will come."""
 
 KILLED = "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine"
 DIED = "call build() and parallelize() by hand: python -X faulthandler shows where it ends"
 
 
 @dataclass(frozen=True)
-class _Fork(Generic[Answer]):
+class Fork:
     """The process of a rank that is being asked."""
 
     process: BaseProcess
     answers: Connection
 
 
-def ask(ranks: Iterable[Rank], work: Callable[[Rank], Answer]) -> dict[Rank, Answer]:
-    """Return what `work(rank)` returns for every rank, each in a fork of its own.
-
-    Raises:
-        ShardvizError: What a rank raised; any other exception becomes a `RankError` with its last line.
-    """
-    waiting = list(dict.fromkeys(ranks))
-    found: dict[Rank, Answer] = {}
-    running: dict[Rank, _Fork[Answer]] = {}
-    at_once = min(MOST_AT_ONCE, os.cpu_count() or 1)
+@contextlib.contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Let Ctrl-C wait for what is done inside: what Python runs after a fork would swallow it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                running[waiting[0]] = _begin(waiting[0], work)
-                waiting.pop(0)
-            for rank in _ready(running):
-                found[rank] = _answer(rank, running.pop(rank))
+        yield
     finally:
-        for one in running.values():
-            one.process.kill()
-            one.process.join()
-    return found
+        signal.signal(signal.SIGINT, before)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
-def _begin(rank: Rank, work: Callable[[Rank], Answer]) -> _Fork[Answer]:
+def begin(rank: int, work: Callable[[int], object]) -> Fork:
+    """Begin to ask a rank."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     sys.stdout.flush()
@@ -84,10 +69,16 @@ def _begin(rank: Rank, work: Callable[[Rank], Answer]) -> _Fork[Answer]:
     process = context.Process(target=_run, args=(rank, work, theirs), daemon=True)
     process.start()
     theirs.close()
-    return _Fork(process, ours)
+    return Fork(process, ours)
 
 
-def _run(rank: Rank, work: Callable[[Rank], Answer], answers: Connection) -> None:
+def end(one: Fork) -> None:
+    """End the process of a rank, whatever it does."""
+    one.process.kill()
+    one.process.join()
+
+
+def _run(rank: int, work: Callable[[int], object], answers: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its forks
     new_fakes()
     try:
@@ -100,15 +91,12 @@ def _run(rank: Rank, work: Callable[[Rank], Answer], answers: Connection) -> Non
     answers.close()
 
 
-def _ready(running: dict[Rank, _Fork[Answer]]) -> Iterator[Rank]:
-    ready = wait([one.answers for one in running.values()], timeout=WAIT)
-    if not ready:
-        ranks = f"{'rank' if len(running) == 1 else 'ranks'} {', '.join(map(str, running))}"
-        raise RankError(f"{ranks} did not answer for {WAIT:g} s", "plan a smaller model to see where it hangs")
-    yield from [rank for rank, one in running.items() if one.answers in ready]
+def answer_of(rank: int, one: Fork) -> object:
+    """Return what a rank has answered.
 
-
-def _answer(rank: int | str, one: _Fork[Answer]) -> Answer:
+    Raises:
+        ShardvizError: What it raised; a `RankError` of any other exception, or where its process has died.
+    """
     try:
         done, answer, fakes = pickle.loads(one.answers.recv_bytes())
     except EOFError:
@@ -121,8 +109,12 @@ def _answer(rank: int | str, one: _Fork[Answer]) -> Answer:
     know_fakes(fakes)
     if not done:
         raise answer
-    found: Answer = answer
-    return found
+    return answer
+
+
+def memory_used() -> int:
+    """Return the most bytes that this process or a rank has used, with what they share."""
+    return 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def one_line(error: BaseException) -> str:

@@ -15,9 +15,10 @@ from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.intended import check_intended
 from shardviz.live.plan.asked import Question, answer
+from shardviz.live.plan.asking import Asked, alone
 from shardviz.live.plan.building import EarlyModel, unsharded
 from shardviz.live.plan.choosing import choose
-from shardviz.live.plan.forks import ask, one_line
+from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.optimizers import Optimizer, dtype_of
 from shardviz.live.probe import load_probe
 from shardviz.plan.records import PlanRecord
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
+    from shardviz.live.plan.asking import Program
     from shardviz.live.plan.choosing import Chosen
     from shardviz.probe_files import Probe
 
@@ -101,24 +103,28 @@ def question_of(job: PlanJob, loaded: Loaded) -> Question:
     )
 
 
-def plan(job: PlanJob, loaded: Loaded | None = None) -> tuple[RunRecord, PlanRecord]:
+def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
     """Plan a job, and return the two files of its dump.
-
-    Args:
-        job: The job.
-        loaded: Its probe, if it was loaded already.
 
     Raises:
         ShardvizError: The model cannot be built or sharded without ranks, or too many ranks differ.
     """
-    loaded = loaded or load(job)
+    return alone(planned(job, load(job)))
+
+
+def planned(job: PlanJob, loaded: Loaded) -> Program[tuple[RunRecord, PlanRecord]]:
+    """Ask ranks, and return the two files of a job's dump.
+
+    Raises:
+        ShardvizError: The model cannot be built or sharded without ranks, or too many ranks differ.
+    """
     question = question_of(job, loaded)
 
-    def asked(ranks: Sequence[int], with_step: bool) -> dict[int, Reply]:
+    def asked(ranks: Sequence[int], with_step: bool) -> Program[dict[int, Reply]]:
         one = replace(question, with_step=with_step and job.with_step)
-        return ask(ranks, lambda rank: answer(one, rank))
+        return (yield Asked(ranks, lambda rank: answer(one, rank)))
 
-    chosen = choose(job.mesh, asked, loaded.stage_axes)
+    chosen = yield from choose(job.mesh, asked, loaded.stage_axes)
     run_id = secrets.token_hex(8)
     run = RunRecord(
         schema=SCHEMA,

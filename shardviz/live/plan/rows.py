@@ -1,6 +1,6 @@
 """The rows of `plan --gpus`: meshes are looked at first, and those are planned that may fit and leave no rank idle.
 
-A look asks one rank of a mesh, or two, and steps none. So all looks take less time than the plan of one mesh.
+A look asks one rank of a mesh, or two, and steps none. Meshes are planned side by side, on as many cores as there are.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from shardviz.dump.records.base import SCHEMA
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan.asked import answer
-from shardviz.live.plan.forks import ask, one_line
-from shardviz.live.plan.planning import load, plan, question_of
+from shardviz.live.plan.asking import Asked, alone, together
+from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.planning import load, planned, question_of
 from shardviz.plan.choice import Row, row_of
 from shardviz.plan.counting.amounts import Amounts
 from shardviz.plan.ranks import PlannedRanks
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
+    from shardviz.live.plan.asking import Program
     from shardviz.live.plan.planning import Loaded, PlanJob
 
 IDLE = "stages of {} would have no parameters"
@@ -43,19 +45,10 @@ class _Look:
     failed: str = ""
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """A rank that is looked at, and why: for the stages of an axis, or as the first of its mesh."""
-
-    mesh: Mesh
-    rank: int
-    axis: str = ""
-
-
 def rows(
     job: PlanJob, tried: Sequence[Mesh], memory: int, now: Callable[[str], None] = lambda _: None
 ) -> Iterator[Row]:
-    """Plan meshes, and yield a row for each.
+    """Plan meshes, and yield a row for each when it is known.
 
     Args:
         job: The job; its mesh is not planned.
@@ -67,78 +60,79 @@ def rows(
         ShardvizError: The probe cannot be loaded.
     """
     loaded = load(job)
-    now("looking at all of them")
-    found = _looks(job, loaded, tried, with_memory=bool(memory) and job.with_step)
     large: list[Row] = []
-    for mesh in tried:
-        own = [found[one] for one in found if one.mesh == mesh]
-        idle = [one.axis for one, look in found.items() if one.mesh == mesh and one.axis and look.is_idle]
-        failed = next((one.failed for one in own if one.failed), IDLE.format(idle[0]) if idle else "")
-        lasting = max((one.lasting for one in own), default=0)
-        if failed:
-            yield Row(mesh, failed=failed)
-        elif memory and lasting > memory:
-            large.append(Row(mesh, lasting))
+    for _, row in together(_row(replace(job, mesh=mesh), loaded, at, memory, now) for at, mesh in enumerate(tried)):
+        if row.is_estimate:
+            large.append(row)
         else:
-            now(f"planning {mesh}")
-            yield _row(replace(job, mesh=mesh), loaded)
+            yield row
     now("planning what does not fit")
-    yield from _too_large(job, loaded, large)
+    yield from _too_large(job, loaded, large, len(tried))
 
 
-def _row(job: PlanJob, loaded: Loaded) -> Row:
+def _row(job: PlanJob, loaded: Loaded, place: int, memory: int, now: Callable[[str], None]) -> Program[Row]:
+    """Look at a mesh, and plan it if it may fit and leaves no rank idle."""
+    looks = yield from _looks(job, loaded, with_memory=bool(memory) and job.with_step)
+    idle = [axis for axis, look in looks.items() if axis and look.is_idle]
+    failed = next((look.failed for look in looks.values() if look.failed), IDLE.format(idle[0]) if idle else "")
+    lasting = max((look.lasting for look in looks.values()), default=0)
+    if failed:
+        return Row(job.mesh, failed=failed, place=place)
+    if memory and lasting > memory:
+        return Row(job.mesh, lasting, place=place, is_estimate=True)
+    now(f"planning {job.mesh}")
     try:
-        return row_of(PlannedRanks(plan(job, loaded)[1], job.mesh))
+        _, record = yield from planned(job, loaded)
+        return replace(row_of(PlannedRanks(record, job.mesh)), place=place)
     except ShardvizError as error:
-        return Row(job.mesh, failed=error.message)
+        return Row(job.mesh, failed=error.message, place=place)
 
 
-def _too_large(job: PlanJob, loaded: Loaded, large: Sequence[Row]) -> Iterator[Row]:
+def _too_large(job: PlanJob, loaded: Loaded, large: Sequence[Row], place: int) -> Iterator[Row]:
     """Yield the rows that do not fit; plan the fullest rank only of those that may need the least memory."""
     least = 0
-    for row in sorted(large, key=lambda row: row.bytes):
+    for number, row in enumerate(sorted(large, key=lambda row: (row.bytes, row.place))):
+        last = replace(row, place=place + number, is_estimate=False)
         if not least or row.bytes < least:
-            row = _without_step(replace(job, mesh=row.mesh, with_step=False), loaded, row)
-            least = min(least, row.bytes) if least else row.bytes
-        yield row
+            last = _without_step(replace(job, mesh=row.mesh, with_step=False), loaded, last)
+            least = min(least, last.bytes) if least else last.bytes
+        yield last
 
 
 def _without_step(job: PlanJob, loaded: Loaded, row: Row) -> Row:
     try:
-        return replace(row, bytes=int(Amounts(PlannedRanks(plan(job, loaded)[1], job.mesh)).lasting.max()))
+        _, record = alone(planned(job, loaded))
+        return replace(row, bytes=int(Amounts(PlannedRanks(record, job.mesh)).lasting.max()))
     except ShardvizError as error:
-        return Row(job.mesh, failed=error.message)
+        return Row(job.mesh, failed=error.message, place=row.place)
 
 
-def _looks(job: PlanJob, loaded: Loaded, tried: Sequence[Mesh], *, with_memory: bool) -> dict[_Wanted, _Look]:
-    """Look at the first rank of every mesh where memory is asked for, and at a stage that may have nothing."""
-    wanted = [_Wanted(mesh, mesh.ranks[0]) for mesh in tried if with_memory]
-    wanted += [one for mesh in tried for one in _last_but_one(mesh, loaded.stage_axes)]
-    named = {f"{one.rank} of {one.mesh}, number {number}": one for number, one in enumerate(wanted)}
+def _looks(job: PlanJob, loaded: Loaded, *, with_memory: bool) -> Program[dict[str, _Look]]:
+    """Look at the first rank where memory is asked for, and by axis at a stage that may have nothing."""
+    wanted = {"": job.mesh.ranks[0]} if with_memory else {}
+    wanted |= dict(_last_but_one(job.mesh, loaded.stage_axes))
 
-    def look(name: str) -> _Look:
-        one = named[name]
+    def look(rank: int) -> _Look:
         try:
-            question = replace(question_of(replace(job, mesh=one.mesh), loaded), with_step=False)
-            return _look(answer(question, one.rank), one.mesh)
+            return _look(answer(replace(question_of(job, loaded), with_step=False), rank), job.mesh)
         except ShardvizError as error:
             return _Look(failed=error.message)
         except Exception as error:
-            return _Look(failed=f"rank {one.rank}: {one_line(error)}")
+            return _Look(failed=f"rank {rank}: {one_line(error)}")
 
     try:
-        answers = ask(named, look)
-    except RankError:  # one died or hung: then its plan says so, beside those of the others
+        answers = yield Asked(tuple(wanted.values()), look)
+    except RankError:  # it died or hung: then the plan says so
         return {}
-    return {named[name]: answers[name] for name in named}
+    return {axis: answers[rank] for axis, rank in wanted.items()}
 
 
-def _last_but_one(mesh: Mesh, axes: Sequence[str]) -> Iterator[_Wanted]:
-    """Yield the rank whose stage has nothing where stages are filled in order: the last one may have the output."""
+def _last_but_one(mesh: Mesh, axes: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield for an axis the rank whose stage has nothing if any has: the last one may have the output."""
     for axis in axes:
         if mesh.axis_size(axis) > 2:
             at = tuple(size - 2 if name == axis else 0 for name, size in zip(mesh.axes, mesh.shape, strict=True))
-            yield _Wanted(mesh, mesh.rank_at(at), axis)
+            yield axis, mesh.rank_at(at)
 
 
 def _look(reply: Reply, mesh: Mesh) -> _Look:

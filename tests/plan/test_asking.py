@@ -1,0 +1,214 @@
+"""Programs ask ranks side by side: on many cores as on one, whatever becomes of a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.errors import RankError, ShardvizError
+from shardviz.live.plan import asking
+from shardviz.live.plan.asking import Asked, ask, cores, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from shardviz.live.plan.asking import Program
+
+CORES = [1, 2, 5]
+
+
+@pytest.fixture(params=CORES)
+def on_cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(asking, "cores", lambda: request.param)
+    monkeypatch.setattr(asking, "free_memory", lambda: 1 << 60)
+    number: int = request.param
+    return number
+
+
+def asks(*questions: list[int], work: Callable[[int], int] = lambda rank: rank * 10) -> Program[list[dict[int, int]]]:
+    """Ask some ranks, then others; return all answers, or what was raised."""
+    found = []
+    for ranks in questions:
+        try:
+            found.append((yield Asked(ranks, work)))
+        except RankError as error:
+            found.append({0: len(str(error))})
+    return found
+
+
+def hang(folder: Path) -> None:
+    """Write down who this is, and wait to be ended; go on after a minute, so that a test that fails ends."""
+    (folder / str(os.getpid())).touch()
+    time.sleep(60)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def waits(folder: Path, name: str) -> None:
+    """Wait for a file, which another rank writes."""
+    for _ in range(6000):
+        if (folder / name).exists():
+            return
+        time.sleep(0.01)
+    raise TimeoutError(name)
+
+
+def test_every_program_gets_the_answers_of_its_own_ranks_in_turn(on_cores: int) -> None:
+    programs = [asks([number, 7], [], [number + 1]) for number in range(5)]
+    assert dict(together(programs)) == {
+        number: [{number: number * 10, 7: 70}, {}, {number + 1: number * 10 + 10}] for number in range(5)
+    }
+
+
+def test_a_rank_is_asked_once_however_often_it_is_named(on_cores: int) -> None:
+    assert ask([3, 3, 1], lambda rank: rank) == {3: 3, 1: 1}
+
+
+def test_no_more_ranks_run_at_a_time_than_there_are_cores(on_cores: int, tmp_path: Path) -> None:
+    def work(rank: int) -> int:
+        own = tmp_path / f"{os.getpid()}"
+        own.touch()
+        running = len(list(tmp_path.iterdir()))
+        time.sleep(0.05)
+        own.unlink()
+        return running
+
+    found = dict(together([asks([0, 1, 2], work=work) for _ in range(3)]))
+    most = max(running for answers in found.values() for running in answers[0].values())
+    assert most <= on_cores
+    assert on_cores > 1 or most == 1
+
+
+def test_programs_run_side_by_side_where_there_are_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(asking, "cores", lambda: 2)
+
+    def first(_: int) -> int:
+        waits(tmp_path, "second")  # in vain, if the second program began only after this one
+        return 1
+
+    def second(_: int) -> int:
+        (tmp_path / "second").touch()
+        return 2
+
+    assert dict(together([asks([0], work=first), asks([0], work=second)])) == {0: [{0: 1}], 1: [{0: 2}]}
+
+
+def test_on_one_core_programs_end_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "cores", lambda: 1)
+    assert [number for number, _ in together([asks([0, 1], [2]) for _ in range(4)])] == [0, 1, 2, 3]
+
+
+def test_ranks_wait_for_each_other_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(asking, "cores", lambda: 4)
+    for free, most in ((0, 1), (None, asking.UNKNOWN)):
+        monkeypatch.setattr(asking, "free_memory", lambda free=free: free)
+        running = [0]
+
+        def counted(rank: int, work: Callable[[int], object], before=asking.begin, running=running) -> object:  # type: ignore[no-untyped-def]
+            running[0] += 1
+            return before(rank, work)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asking, "begin", counted)
+            turns = asking._Turns([asks([0, 1, 2, 3])])
+            try:
+                assert list(turns._fill()) == []
+            finally:
+                turns.stop()
+        assert running == [most]
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        (lambda: os._exit(3), "rank 1 died, exit code 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 died, exit code -9"),
+        (lambda: [][0], "rank 1: IndexError: list index out of range"),
+    ],
+)
+def test_a_rank_that_fails_ends_its_own_program_and_no_other(
+    fails: Callable[[], object], said: str, on_cores: int
+) -> None:
+    def work(rank: int) -> int:
+        return fails() is None if rank == 1 else rank
+
+    raised: list[str] = []
+
+    def failing() -> Program[str]:
+        try:
+            yield Asked([0, 1, 2], work)
+        except RankError as error:
+            raised.append(str(error))
+            again = yield Asked([2], work)  # a program may go on
+            return f"went on with {again}"
+        return "not reached"
+
+    found = dict(together([asks([0], work=work), failing(), asks([0, 2], work=work)]))
+    assert found == {0: [{0: 0}], 1: "went on with {2: 2}", 2: [{0: 0, 2: 2}]}
+    assert len(raised) == 1
+    assert said in raised[0]
+
+
+def test_a_rank_that_hangs_is_ended_and_named(on_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "WAIT", 0.5)
+
+    def hangs(rank: int) -> int:
+        if rank == 3:
+            hang(tmp_path)
+        return rank
+
+    with pytest.raises(RankError, match=r"rank 3 did not answer for 0\.5 s"):
+        ask([3], hangs)
+    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
+
+
+def test_what_a_program_raises_ends_all_of_them(on_cores: int, tmp_path: Path) -> None:
+    def hangs(_: int) -> int:
+        hang(tmp_path)
+        return 0
+
+    def raises() -> Program[None]:
+        yield Asked([0], lambda _: 0)
+        raise ShardvizError("too many ranks differ")
+
+    programs = [raises(), asks([0, 1], work=hangs)]
+    with pytest.raises(ShardvizError, match="too many"):
+        list(together(programs))
+    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
+
+
+def test_ctrl_c_leaves_no_rank_running(on_cores: int, tmp_path: Path) -> None:
+    def work(rank: int) -> int:
+        (tmp_path / str(os.getpid())).touch()
+        if rank == 0:
+            os.kill(os.getppid(), signal.SIGINT)
+        hang(tmp_path)
+        return rank
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(together([asks([0], work=work), asks([1], work=work)]))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert list(tmp_path.iterdir())
+    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
+
+
+def test_only_cores_that_this_process_may_use_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 5, 7}, raising=False)
+    assert cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert cores() == 1
