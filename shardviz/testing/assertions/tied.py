@@ -40,6 +40,6 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
 
 
 def _reworded(finding: Finding, first: str) -> Finding:
-    """Leave out the state before sharding, which an assertion cannot know."""
+    """Leave out the state before sharding, which an assertion cannot know, and the name that it was told first."""
     sentence = f"it does not share storage with {first} on {counted(len(finding.ranks), 'rank')}"
-    return replace(finding, sentence=sentence)
+    return replace(finding, sentence=sentence, members=())
