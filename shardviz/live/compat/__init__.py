@@ -16,6 +16,7 @@ from shardviz.live.compat.ddp import (
     only_in_first_step,
 )
 from shardviz.live.compat.fakes import (
+    UnwrappedMode,
     answered_alone,
     fake_mode,
     fakes_converted,
@@ -34,7 +35,6 @@ from shardviz.live.compat.fsdp import (
     without_pinned_memory,
 )
 from shardviz.live.compat.meshes import (
-    asks_for_shapes,
     flatten_mesh,
     local_of,
     placement_of,
@@ -62,7 +62,7 @@ from shardviz.live.compat.names import (
     unit_of,
     use_public_names,
 )
-from shardviz.live.compat.pipelines import pipelines_alone, stages_of
+from shardviz.live.compat.pipelines import asks_for_shapes, pipelines_alone, stages_of
 from shardviz.live.compat.tensors import (
     has_storage,
     id_without_memory,
@@ -93,6 +93,7 @@ __all__ = [
     "Partial",
     "Replicate",
     "Shard",
+    "UnwrappedMode",
     "answered_alone",
     "asks_for_shapes",
     "clean_name",

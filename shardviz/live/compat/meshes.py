@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from shardviz.live.compat.names import DTensor, Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -79,20 +77,6 @@ def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """
     flat: DeviceMesh = mesh._flatten() if hasattr(mesh, "_flatten") else mesh
     return flat
-
-
-def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
-    """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
-
-    torch 2.4.1 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialised ones, in `_forward_metadata_inference`.
-
-    Args:
-        inputs: The inputs of the stage.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_forward_metadata_inference":
-        frame = frame.f_back
-    return frame is not None or any(torch.is_tensor(one) and one.is_meta for one in inputs)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from shardviz.live.compat.modules import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 
 def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
@@ -21,6 +23,20 @@ def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
     """
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
     return [(stage.submod, stage.group) for stage in stages]
+
+
+def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
+    """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
+
+    torch 2.4.1 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialised ones, in `_forward_metadata_inference`.
+
+    Args:
+        inputs: The inputs of the stage.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_forward_metadata_inference":
+        frame = frame.f_back
+    return frame is not None or any(torch.is_tensor(one) and one.is_meta for one in inputs)
 
 
 class _Vote:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ShardvizError
 from shardviz.live.compat import (
+    UnwrappedMode,
     flat_gradients_reduced,
     id_without_memory,
     in_backward,
@@ -123,7 +123,7 @@ class Log:
         return most
 
 
-class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Memory(UnwrappedMode):
     """Follows storages while a model runs; `Watched` shows it the operators.
 
     Args:

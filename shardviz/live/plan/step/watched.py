@@ -40,11 +40,6 @@ class Watched(Memory):  # type: ignore[no-untyped-call]
         super().__init__(model, passes, comms, buckets)
         self._choices = choices
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps this mode, so that `torch.compile` leaves it alone: a plan does not compile."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and see what it sends, chooses and makes."""
         if (answer := answered_alone(func, args)) is not None:
