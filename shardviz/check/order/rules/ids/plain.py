@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.advice import CATALOGUE, Advice
+from shardviz.check.order.infer.ranks import FEW
 from shardviz.check.order.rules.ids.counts import varies
 from shardviz.check.order.rules.ids.zeros import advise_zeros
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from shardviz.check.order.case import Case
@@ -49,11 +50,30 @@ def advise_plain(case: Case, counts: Counts) -> Advice:
         cause = "Padding stands where a part of the tensor belongs: a rank's first or last index is off"
         fix = "cut the padded tensor with torch.chunk"
         return Advice(cause, fix, details=(f"{zeros:,} zeros stand in for them",))
+    if again := _instead_of_others(case, counts):
+        return again
     if counts.num_missing:
         cause = "The remainder of dividing the size by the ranks was dropped, or a part was never loaded"
         return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
     fix = "cut with torch.chunk, by mesh.get_coordinate()"
     return Advice("Ranks cut overlapping parts", fix, clause=_overlap(case))
+
+
+def _instead_of_others(case: Case, counts: Counts) -> Advice | None:
+    """Return the advice where a few ranks have a part of others in place of their own; None where it is not so."""
+    sizes = sum(region.size for region in case.regions.values())
+    if case.ids or not counts.num_missing or sizes != counts.copies * case.numel:
+        return None
+    ranks: dict[Region, list[int]] = {}
+    for coord, region in case.regions.items():
+        ranks.setdefault(region, []).append(case.rank(coord))
+    again = [own for own in ranks.values() if len(own) > counts.copies]
+    num_odd = sum(len(own) - counts.copies for own in again)
+    if not 0 < num_odd <= FEW:
+        return None
+    known = CATALOGUE["shared-shards"]
+    words = " and ".join(f"{named_ranks(own)} hold the same part" for own in again)
+    return Advice(known.cause, known.fix, clause=f": {words}")
 
 
 def _unused_axes(case: Case) -> list[str]:
