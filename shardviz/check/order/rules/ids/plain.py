@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.advice import CATALOGUE, Advice
-from shardviz.check.order.infer.ranks import FEW
+from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.rules.ids.counts import varies
 from shardviz.check.order.rules.ids.zeros import advise_zeros
-from shardviz.text import listed, named_ranks
+from shardviz.layout.layout import Layout
+from shardviz.layout.placements import Replicate, Shard
+from shardviz.text import listed
 
 if TYPE_CHECKING:
     from shardviz.check.order.case import Case
@@ -50,30 +52,26 @@ def advise_plain(case: Case, counts: Counts) -> Advice:
         cause = "Padding stands where a part of the tensor belongs: a rank's first or last index is off"
         fix = "cut the padded tensor with torch.chunk"
         return Advice(cause, fix, details=(f"{zeros:,} zeros stand in for them",))
-    if again := _instead_of_others(case, counts):
-        return again
-    if counts.num_missing:
-        cause = "The remainder of dividing the size by the ranks was dropped, or a part was never loaded"
-        return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
-    fix = "cut with torch.chunk, by mesh.get_coordinate()"
-    return Advice("Ranks cut overlapping parts", fix, clause=_overlap(case))
+    if counts.num_duplicated:
+        return _of_parts_again(case, counts)
+    cause = "The remainder of dividing the size by the ranks was dropped, or a part was never loaded"
+    return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
 
 
-def _instead_of_others(case: Case, counts: Counts) -> Advice | None:
-    """Return the advice where a few ranks have a part of others in place of their own; None where it is not so."""
-    sizes = sum(region.size for region in case.regions.values())
-    if case.ids or not counts.num_missing or sizes != counts.copies * case.numel:
-        return None
-    ranks: dict[Region, list[int]] = {}
-    for coord, region in case.regions.items():
-        ranks.setdefault(region, []).append(case.rank(coord))
-    again = [own for own in ranks.values() if len(own) > counts.copies]
-    num_odd = sum(len(own) - counts.copies for own in again)
-    if not 0 < num_odd <= FEW:
-        return None
-    known = CATALOGUE["shared-shards"]
-    words = " and ".join(f"{named_ranks(own)} hold the same part" for own in again)
-    return Advice(known.cause, known.fix, clause=f": {words}")
+def _of_parts_again(case: Case, counts: Counts) -> Advice:
+    """Return the advice where ranks hold parts that others have: whose they are, if parts are those of torch.chunk."""
+    if counts.num_missing and not case.ids:
+        used = [axis for column, axis in enumerate(case.mesh.axes) if varies(case, column)]
+        for dim in range(len(case.shape)):
+            placements = [Shard(dim) if axis in used else Replicate() for axis in case.mesh.axes]
+            layout = Layout.from_placements(case.mesh, case.shape, placements)
+            for fits in explain_ranks(layout, case.regions):
+                known = CATALOGUE[fits.name]
+                words = f": of dim {dim} cut over {' and '.join(used)}, {fits.sentence}"
+                return Advice(known.cause, fits.fix, known.refs, words)
+    return Advice(
+        "Ranks cut overlapping parts", "cut with torch.chunk, by mesh.get_coordinate()", clause=_overlap(case)
+    )
 
 
 def _unused_axes(case: Case) -> list[str]:
