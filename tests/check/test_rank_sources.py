@@ -97,6 +97,7 @@ def test_few_ranks_with_anothers_shard_are_named_and_the_others_are_not_blamed(
         ("tp=8", [1, 1, 2, 3, 4, 5, 6, 7], (5,), "; all other positions that were read hold", "clamped"),
         ("tp=8", [0, 6, 2, 3, 4, 5, 1, 7], (6,), "; all other positions that were read hold", "that were not read"),
         ("dp=2,tp=4", [0, 6, 2, 3, 4, 5, 1, 7], (7,), "; all other ranks that were read hold", "have each other's"),
+        ("tp=8", [3] * 8, (5,), "every rank along tp that was read holds the shard of tp=3", "without the rank's"),
         ("tp=8", [0, 1, 2, 3, 4, 5, 0, 1], (0, 1), "[?, ?, 2, 3, 4, 5, 0, 1]: tp=i holds", "Several ranks"),
     ],
 )
@@ -158,6 +159,19 @@ def test_plain_parts_that_are_held_for_others_are_no_remainder(
     for found in check_made(tmp_path, mesh, {"w": made}).findings:
         assert words in found.summary
         assert cause in found.cause
+
+
+def test_ranks_that_share_shards_by_no_rule_are_listed(tmp_path: Path) -> None:
+    source = [0 if rank in (3, 7, 8, 13) else rank for rank in range(16)]
+    for found in by_source(tmp_path, "[32/dp/tp, 4]", "dp=4,tp=4", source).findings:
+        assert "4 ranks hold others' shards: rank 3 holds the shard of rank 0 and rank 7 holds" in found.summary
+        assert "Several ranks read the same part" in found.cause
+
+
+def test_copies_that_share_shards_are_still_those_of_one_position(tmp_path: Path) -> None:
+    source = [*range(8), *(0 if rank in (11, 12, 13, 15) else rank - 8 for rank in range(8, 16))]
+    found = by_source(tmp_path, "[16/tp, 4]", "dp=2,tp=8", source).findings[0]
+    assert "the copies on dp=0 are in order, but on dp=1" in found.summary
 
 
 def test_plain_parts_that_overlap_and_leave_rows_out_are_no_remainder(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str
     if len(seen) == 1:
         return "unread-shards", holders(seen, f"{axis}=")
     if len(sources) == 1:
-        return "same-shard", f"every rank along {axis} holds the shard of {axis}={next(iter(sources))}"
+        read = " that was read" * (len(seen) < size)
+        return "same-shard", f"every rank along {axis}{read} holds the shard of {axis}={next(iter(sources))}"
     if all(source == size - 1 - position for position, source in seen.items()):
         falling = listed(sorted(mesh.ranks, reverse=True), MAX_LISTED)
         backwards = f", as on a mesh given as [{falling}]" if mesh.ndim == 1 else ""
@@ -200,6 +201,11 @@ def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Explan
         words = permutation_in_words(ranks, list(seen.values()))
         fix = CATALOGUE["permuted-ranks"].fix
         yield Explanation("permuted-ranks", f"the ranks are permuted: {words}", fix, words)
+    elif len(set(seen.values())) < len(seen) and not claimed.replicate_axes:
+        fix = CATALOGUE["repeated-shards"].fix.format(coordinate="mesh.get_coordinate()")
+        odd = _odd(seen)
+        words = f"{len(odd)} ranks hold others' shards: {holders(dict(odd[:FEW]), 'rank ')}{', ...' * (len(odd) > FEW)}"
+        yield Explanation("repeated-shards", words, fix, words)
 
 
 def _repeated_by_rank(claimed: Layout, seen: Mapping[int, int]) -> str:
