@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.check.checking import by_rank, check_made, only
+from tests.check.checking import arange, by_rank, check_made, only, shards_of
+from tests.dumps import Made
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,3 +40,15 @@ def test_one_layout_that_explains_all_is_kept(tmp_path: Path) -> None:
     found = only(check_made(tmp_path, MESH, made))
     assert found.held == "[8/fsdp/tp, 4]"
     assert "the mesh's first axis first" in found.cause
+
+
+def test_two_exchanged_ranks_are_no_order_of_all(tmp_path: Path) -> None:
+    mesh, source = "fsdp=2,tp=4", [0, 6, 2, 3, 4, 5, 1, 7]
+    made = {}
+    for number, layout in enumerate(("[16/fsdp/tp, 4]", "[16/tp, 4]", "[16/fsdp, 4]")):
+        own = shards_of(arange(16, 4), layout, mesh)
+        made[f"w{number}"] = Made(layout, ids={rank: own[source[rank]] for rank in own})
+    found = only(check_made(tmp_path, mesh, made))
+    assert (found.ranks, found.tensors) == ((1, 6), ("w0", "w1", "w2"))
+    assert found.held == "rank 1 holds the shard of rank 6 and rank 6 holds the shard of rank 1"
+    assert "files or hosts were exchanged" in found.cause

@@ -11,7 +11,7 @@ import pytest
 from shardviz.check.order.infer.orders import as_text, name_order, period_of
 from shardviz.check.run import check_dump
 from shardviz.dump.records.tensors import MeshRecord
-from tests.check.checking import arange, check_made, kinds, only, reordered, shards_of
+from tests.check.checking import arange, by_index, check_made, found_of, kinds, only, shards_of
 from tests.check.records import add_values, change_rank, change_run, read_rank
 from tests.dumps import Made
 
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Finding, Report
     from shardviz.dump.records.base import Role
-
-
-def found_of(tmp_path: Path, content: NDArray[np.int64], claimed: str, mesh: str) -> Finding:
-    return only(check_made(tmp_path, mesh, {"w": reordered(content, claimed, mesh)}))
-
-
-def by_index(index: list[int], columns: int = 2) -> NDArray[np.int64]:
-    return arange(len(index), columns)[index]
 
 
 def grouped(order: list[int], groups: int) -> list[int]:
@@ -214,81 +206,3 @@ def test_a_buffer_in_another_order_on_one_rank_is_misordered(tmp_path: Path) -> 
 def test_parts_of_one_shape_are_no_copies(tmp_path: Path) -> None:
     parts = {rank: arange(12, 2)[4 * rank : 4 * rank + 4] for rank in range(3)}
     assert check_made(tmp_path, "dp=3", {"table": Made(None, ids=parts, shape=(12, 2))}).findings == ()
-
-
-@pytest.mark.parametrize(
-    ("odd", "words"),
-    [
-        ([2], "within the shard [4:8] of 3, dim 0 is reversed; the others are in order"),
-        ([1, 3], "within the shards [0:4], [8:12] of 3, dim 0 is reversed; the other is in order"),
-    ],
-)
-def test_a_shard_whose_rows_are_reversed_is_named_so(tmp_path: Path, odd: list[int], words: str) -> None:
-    index = np.arange(12).reshape(3, 4)
-    for number in odd:
-        index[number - 1] = index[number - 1, ::-1]
-    found = found_of(tmp_path, by_index(index.ravel().tolist()), "[12/tp, 2]", "tp=3")
-    assert words in found.summary
-
-
-@pytest.mark.parametrize(
-    ("changed", "mesh", "words", "cause"),
-    [
-        (
-            {14: 15, 15: 14},
-            "tp=2",
-            "the shard [0:16] of 2, dim 0's indices come in the order 0 ... 13 15 14",
-            "One shard",
-        ),
-        ({3: 5, 5: 3}, "tp=8", "within the shard [0:8] of 8, dim 0's indices come in the order 0 1 2 5", "One shard"),
-        (
-            {5: 7, 7: 5, 26: 27, 27: 26},
-            "dp=2,tp=2",
-            "the shards [0:8], [24:32] of 4, dim 0 is reordered",
-            "not the same",
-        ),
-        ({1: 2, 2: 1, 9: 10, 10: 9}, "tp=8", "within the shards [0:4], [8:12] of 8, dim 0", "by the same rule"),
-        ({1: 2, 2: 1, 17: 18, 18: 17}, "tp=2", "within every 16 indices (the shard of a rank)", "one and the same"),
-    ],
-)
-def test_shards_in_order_beside_odd_ones_are_not_called_reordered(
-    tmp_path: Path, changed: dict[int, int], mesh: str, words: str, cause: str
-) -> None:
-    rows = 64 if mesh == "tp=8" and 9 not in changed else 32
-    claimed = f"[{rows}/dp/tp, 2]" if "dp" in mesh else f"[{rows}/tp, 2]"
-    found = found_of(tmp_path, by_index([changed.get(row, row) for row in range(rows)]), claimed, mesh)
-    assert words in found.summary
-    assert cause in found.cause
-
-
-@pytest.mark.parametrize(
-    ("index", "claimed", "words"),
-    [
-        ([3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 12], "[13/tp, 2]", "within every shard, dim 0 is reversed"),
-        ([3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 13, 12], "[14/tp, 2]", "within every shard, dim 0 is rolled by 1"),
-        ([2, 3, 0, 1, 6, 7, 4, 5, 8, 9, 10, 11, 13, 12], "[14/tp, 2]", "of 4, dim 0's halves are exchanged"),
-        ([1, 2, 3, 0, 7, 4, 5, 6, 8, 9, 10, 11, 12, 13], "[14/tp, 2]", "by another order on each"),
-    ],
-)
-def test_a_last_shard_that_is_shorter_follows_the_same_rule(
-    tmp_path: Path, index: list[int], claimed: str, words: str
-) -> None:
-    assert words in found_of(tmp_path, by_index(index), claimed, "tp=4").summary
-
-
-def test_an_order_that_begins_late_is_listed_from_where_it_does(tmp_path: Path) -> None:
-    index = [*range(20), 40, *range(21, 40), 20, *range(41, 64)]
-    assert "in the order 0 ... 19 40 21 22" in found_of(tmp_path, by_index(index), "[64/tp, 2]", "tp=4").summary
-
-
-def test_uneven_shards_of_which_each_is_reversed_are_named_so(tmp_path: Path) -> None:
-    index = [*range(4)[::-1], *range(4, 8)[::-1], *range(8, 10)[::-1]]
-    found = found_of(tmp_path, by_index(index), "[10/tp, 2]", "tp=3")
-    assert "within every shard, dim 0 is reversed" in found.summary
-
-
-def test_shards_reordered_by_different_rules_are_not_called_reversed(tmp_path: Path) -> None:
-    index = [3, 2, 1, 0, 5, 7, 4, 6, 8, 9, 10, 11]
-    found = found_of(tmp_path, by_index(index), "[12/tp, 2]", "tp=3")
-    assert "by another order on each" in found.summary
-    assert "reversed" not in found.summary

@@ -88,6 +88,14 @@ def test_only_first_ranks_may_have_read_a_file_and_not_sent_it_on(
     assert ("reads a checkpoint" in only(check_dump(tmp_path / "made.shardviz")).cause) == is_first
 
 
+def test_the_lowest_rank_that_left_a_file_is_not_the_first(tmp_path: Path) -> None:
+    check_made(tmp_path, "dp=8", {"other": "[4]"})
+    add_values(tmp_path / "made.shardviz", "w", "[8, 3]", {rank: RANDOM[int(rank == 1)] for rank in range(8)})
+    (tmp_path / "made.shardviz" / rank_file(0)).unlink()
+    found = next(one for one in check_dump(tmp_path / "made.shardviz").findings if one.kind == "unreplicated")
+    assert "rank 1 alone" in found.cause
+
+
 def test_a_tensor_that_some_ranks_did_not_shard_has_that_for_its_cause(tmp_path: Path) -> None:
     check_made(tmp_path, "tp=4", {"other": "[4]"})
     folder = tmp_path / "made.shardviz"

@@ -214,8 +214,8 @@ CATALOGUE: dict[Disorder, Advice] = {
         "look for the index, flip or sort that runs on the local shard, and leave its elements in order",
     ),
     "one-shard": Advice(
-        "One shard was reordered after the split, and no other: by what only its ranks run or read, or by a sort that "
-        "finds the others in order",
+        "One shard was reordered after the split: by what only its ranks run or read, or by a sort that finds others "
+        "in order",
         "look for the index, flip or sort that runs on this shard, or the file that it was read from, and leave its "
         "elements in order",
     ),

@@ -14,7 +14,7 @@ from shardviz.check.finding import Finding
 from shardviz.check.hiding import is_of_places
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.layout import same_region
-from shardviz.check.order.infer.ranks import permutation_in_words
+from shardviz.check.order.infer.ranks import few_of, holders, permutation_in_words
 from shardviz.errors import ShardvizError
 
 if TYPE_CHECKING:
@@ -87,14 +87,15 @@ def _fits(case: Case, order: Mapping[int, int]) -> bool:
 
 
 def _explained(finding: Finding, order: Mapping[int, int]) -> Finding:
-    advice = CATALOGUE["permuted-ranks"]
-    ranks = sorted(order)
+    few, ranks = few_of(order), sorted(order)
+    advice = CATALOGUE[few or "permuted-ranks"]
+    held = holders(order, "rank ") if few else permutation_in_words(ranks, [order[rank] for rank in ranks])
     return replace(
         finding,
         kind="misordered",
         sentence=f"{finding.sentence.partition(':')[0]}: each has another rank's shard, by one rule for all tensors",
         details=(),
-        held=permutation_in_words(ranks, [order[rank] for rank in ranks]),
+        held=held,
         cause=advice.cause,
         fix=advice.fix,
         also=(),

@@ -113,7 +113,7 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     claimed = pair[1].layout
     mesh = claimed.mesh if claimed else dump.files.mesh
     odd = _odd(mesh, differing, others)
-    is_first = _are_first(tensor, differing, others)
+    is_first = _are_first(mesh, differing, others)
     about = _about_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
     first = first_difference(*pair)
     return replace(
@@ -140,10 +140,10 @@ def _ranks(groups: Groups) -> tuple[int, ...]:
     return tuple(sorted(shard.rank for group in groups for shard in group))
 
 
-def _are_first(tensor: Tensor, differing: Groups, others: Groups) -> bool:
-    """Whether of every part that has other copies it is the first rank's alone, and the run's first is one of them."""
+def _are_first(mesh: Mesh, differing: Groups, others: Groups) -> bool:
+    """Whether of every part that has other copies it is the first rank's alone, and the mesh's first is one of them."""
     alone = all(len(odd) == 1 and odd[0] is group[0] for odd, group in zip(others, differing, strict=True))
-    return alone and min(tensor.shards) in _ranks(others)
+    return alone and min(mesh.ranks) in _ranks(others)
 
 
 def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> Finding:
@@ -257,7 +257,7 @@ def _advice_on_odd(odd: str, count: int, *, is_first: bool) -> tuple[str, str]:
     copy, does = ("its copy", "runs or reads") if count == 1 else ("their copies", "run or read")
     if is_first:
         return (
-            f"Only {odd} loaded or changed {copy}, as where rank 0 reads a checkpoint, and nothing sent it on",
+            f"Only {odd} loaded or changed {copy}, as where the first rank reads a checkpoint, and nothing sent it on",
             f"torch.distributed.broadcast it from {odd} to the ranks with the same part, or load it on every rank",
         )
     return (

@@ -223,7 +223,7 @@ def _row_at(one: Compared, ranks: list[int], name: str, at: int) -> Row:
 
 
 def _ratio_text(ratio: float, num_ranks: int) -> str:
-    """Write a ratio, as a fraction where it is one over ranks that a mesh has along its axes."""
+    """Write a ratio, as a fraction where it is one over a number that divides that of the mesh's ranks."""
     if not np.isfinite(ratio):
         return ""
     times = round(1 / ratio) if abs(ratio) * num_ranks > 1 / 2 else 0

@@ -91,7 +91,10 @@ def _in_order(pairs: Pairs, size: int) -> bool:
 
 
 def _order_of_dim(pairs: Pairs, size: int) -> NDArray[np.int64] | None:
-    """Return the index that each place of a dim holds; None where ranks disagree or an index comes twice."""
+    """Return the index that each place of a dim holds; None where ranks disagree or an index comes twice.
+
+    Where all shards that were read have their own indices, the places of the others count as in order.
+    """
     order = np.full(size, -1, np.int64)
     for places, contents in pairs:
         if length(places) != length(contents):
@@ -100,6 +103,8 @@ def _order_of_dim(pairs: Pairs, size: int) -> NDArray[np.int64] | None:
         if np.any((order[at] >= 0) & (order[at] != found)):
             return None
         order[at] = found
+    if all(np.array_equal(np.sort(indices(places)), np.sort(indices(contents))) for places, contents in pairs):
+        order = np.where(order < 0, np.arange(size), order)
     return order if np.array_equal(np.sort(order), np.arange(size)) else None
 
 

@@ -138,10 +138,12 @@ def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
     if len(rules) > 1 and not _is_one_rule(own):
         name = "within-shards"
         words = f"dim {dim} is reordered, by another order on each: {_listed(order[slice(*odd[0])])} in the first"
+    are_all_read = sum(stop - start for start, stop in shards) == len(order)
     if len(odd) == sum(stop - start > 1 for start, stop in shards):
-        return name, f"within every shard, {words}", CATALOGUE[name].fix
+        return name, f"within every shard{'' if are_all_read else ' that was read'}, {words}", CATALOGUE[name].fix
     others = "the other is in order" if len(shards) - len(odd) == 1 else "the others are in order"
-    return name, f"within the {which} of {len(shards)}, {words}; {others}", CATALOGUE[name].fix
+    which += f" of {len(shards)}{'' if are_all_read else ' that were read'}"
+    return name, f"within the {which}, {words}; {others}", CATALOGUE[name].fix
 
 
 def _is_one_rule(own: Sequence[Order]) -> bool:

@@ -14,6 +14,8 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from numpy.typing import NDArray
+
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Region
@@ -36,7 +38,7 @@ def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Exp
         yield _explain_axes(claimed, sources, by_axis)
         return
     yield from _by_global_rank(claimed, sources)
-    yield from _by_rank(claimed.mesh, sources)
+    yield from _by_rank(claimed, sources)
 
 
 def _sources(claimed: Layout, held: Mapping[Coord, Region]) -> dict[Coord, Coord] | None:
@@ -90,14 +92,19 @@ def _explain_axes(claimed: Layout, sources: Mapping[Coord, Coord], maps: Maps) -
 
 def _others(what: str, mesh: Mesh, sources: Mapping[Coord, Coord]) -> str:
     """Say that all but the few that are named are right: of ranks without a file nobody knows."""
+    if all(coord != source for coord, source in sources.items()):
+        return ""
     return f"; all other {what}{' that were read' * (len(sources) < mesh.size)} hold their own"
 
 
 def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str]:
     """Name the map of one axis's positions, with the words for it."""
     sources, size = set(seen.values()), mesh.axis_size(axis)
-    if len(sources) == 1 and len(seen) > 1:
-        return "same-shard", f"every rank along {axis} holds the shard of {axis}={next(iter(sources))}"
+    if len(seen) == 1:
+        return "unread-shards", holders(seen, f"{axis}=")
+    if len(sources) == 1:
+        read = " that was read" * (len(seen) < size)
+        return "same-shard", f"every rank along {axis}{read} holds the shard of {axis}={next(iter(sources))}"
     if all(source == size - 1 - position for position, source in seen.items()):
         falling = listed(sorted(mesh.ranks, reverse=True), MAX_LISTED)
         backwards = f", as on a mesh given as [{falling}]" if mesh.ndim == 1 else ""
@@ -106,9 +113,9 @@ def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str
     if len(steps) == 1:
         return "rotated", f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
     order = listed((seen.get(position, "?") for position in range(size)), MAX_LISTED)
-    repeated = _repeated(size, seen)
-    if not repeated and (few := _few(seen)):
-        return few, " and ".join(f"{axis}={at} holds the shard of {axis}={source}" for at, source in _odd(seen))
+    repeated = _repeated(np.arange(size), seen)
+    if not repeated and (few := few_of(seen)):
+        return few, holders(seen, f"{axis}=")
     if repeated or len(sources) < len(seen):
         again = ", some of them more than once" * (len(sources) < len(seen))
         rule = f": {axis}=i holds the shard of {axis}={repeated}" if repeated else ""
@@ -123,7 +130,12 @@ def _odd(seen: Mapping[int, int]) -> list[tuple[int, int]]:
     return sorted((at, source) for at, source in seen.items() if at != source)
 
 
-def _few(seen: Mapping[int, int]) -> Disorder | None:
+def holders(seen: Mapping[int, int], what: str) -> str:
+    """Say who holds whose shard, if not its own: `fsdp=127 holds the shard of fsdp=126`."""
+    return " and ".join(f"{what}{at} holds the shard of {what}{source}" for at, source in _odd(seen))
+
+
+def few_of(seen: Mapping[int, int]) -> Disorder | None:
     """Name what happened where only a few hold another's shard; None where more do."""
     odd = _odd(seen)
     if len(odd) > FEW or 2 * len(odd) >= len(seen):
@@ -134,17 +146,22 @@ def _few(seen: Mapping[int, int]) -> Disorder | None:
     return "shared-shards" if sources <= seen.keys() else "unread-shards"
 
 
-def _repeated(size: int, seen: Mapping[int, int]) -> str:
-    """Say by which rule of its number i several share a shard; empty where none fits, or just one shows it."""
-    positions, sources = np.array(list(seen)), list(seen.values())
-    for count in range(2, size) if len(_odd(seen)) > 1 else ():
+def _repeated(own: NDArray[np.int64], seen: Mapping[int, int]) -> str:
+    """Say by which rule of its number i several share a shard; empty where none fits, or just one shows it.
+
+    Args:
+        own: For each number, the first that claims the same part.
+        seen: The first that claims what each holds.
+    """
+    positions, sources = np.array(list(seen)), np.array(list(seen.values()))
+    for count in range(2, len(own)) if np.count_nonzero(own[positions] != sources) > 1 else ():
         rules = {
             f"{count}*(i//{count}): {count} neighbours have the first shard of theirs": positions // count * count,
             f"i//{count}: {count} neighbours have the same": positions // count,
             f"i%{count}: the first {count} come again": positions % count,
         }
         for text, images in rules.items():
-            if images.tolist() == sources:
+            if np.array_equal(own[images], sources):
                 return text
     return ""
 
@@ -168,22 +185,37 @@ def _of_rank(size: int, others: int) -> Iterator[tuple[str, Callable[[int], int]
     yield f"rank // {others}", lambda rank: rank // others
 
 
-def _by_rank(mesh: Mesh, sources: Mapping[Coord, Coord]) -> Iterator[Explanation]:
+def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Explanation]:
     """Yield whose shard each rank holds, where a position along one axis does not tell."""
+    mesh = claimed.mesh
     seen = dict(sorted((mesh.rank_at(coord), mesh.rank_at(source)) for coord, source in sources.items()))
     ranks = sorted(mesh.ranks)
-    repeated = _repeated(mesh.size, seen) if ranks == list(range(mesh.size)) else ""
-    if repeated:
+    if repeated := _repeated_by_rank(claimed, seen):
         words = f"rank i holds the shard of rank {repeated}"
         fix = CATALOGUE["repeated-shards"].fix.format(coordinate="mesh.get_coordinate()")
         yield Explanation("repeated-shards", words, fix, words)
-    elif few := _few(seen):
-        words = " and ".join(f"rank {rank} holds the shard of rank {source}" for rank, source in _odd(seen))
+    elif few := few_of(seen):
+        words = holders(seen, "rank ")
         yield Explanation(few, words + _others("ranks", mesh, sources), CATALOGUE[few].fix, words)
     elif len(seen) == len(set(seen.values())) == mesh.size:
         words = permutation_in_words(ranks, list(seen.values()))
         fix = CATALOGUE["permuted-ranks"].fix
         yield Explanation("permuted-ranks", f"the ranks are permuted: {words}", fix, words)
+    elif len(set(seen.values())) < len(seen) and not claimed.replicate_axes:
+        fix = CATALOGUE["repeated-shards"].fix.format(coordinate="mesh.get_coordinate()")
+        odd = _odd(seen)
+        words = f"{len(odd)} ranks hold others' shards: {holders(dict(odd[:FEW]), 'rank ')}{', ...' * (len(odd) > FEW)}"
+        yield Explanation("repeated-shards", words, fix, words)
+
+
+def _repeated_by_rank(claimed: Layout, seen: Mapping[int, int]) -> str:
+    """Say by which rule of their numbers ranks share shards, equal copies being one; empty where none fits."""
+    mesh = claimed.mesh
+    if sorted(mesh.ranks) != list(range(mesh.size)):
+        return ""
+    first: dict[Region, int] = {}
+    own = [first.setdefault(claimed.region(mesh.coord_of(rank)), rank) for rank in range(mesh.size)]
+    return _repeated(np.array(own), {rank: own[source] for rank, source in seen.items()})
 
 
 def permutation_in_words(ranks: list[int], permutation: list[int]) -> str:

@@ -40,6 +40,9 @@ OF_ORDER = (
 """Differences between layouts that are in the order of the elements, whatever the shards' sizes are."""
 
 
+UNREAD = "No rule shows in what was read: most orders are seen only with the files of all ranks"
+
+
 def check_places(case: Case) -> Iterator[Finding]:
     """Yield what is wrong with where a case's own ids are.
 
@@ -125,6 +128,8 @@ def _finding(case: Case, kind: Kind, ranks: tuple[int, ...], sentence: str, held
 def _explained(case: Case) -> Finding:
     explanations = explain(case)
     advice, kind, wrong = _advice(explanations), _kind(case), wrong_ranks(case)
+    if case.absent and explanations[0].name == "scrambled":
+        advice = replace(advice, cause=UNREAD, fix=f"check again with the files of all ranks, or {advice.fix}")
     what = "do not hold the elements their placements claim"
     if kind == "misordered-within-shard":
         what = "hold the right elements in the wrong order"

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.advice import CATALOGUE, Advice
+from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.rules.ids.counts import varies
 from shardviz.check.order.rules.ids.zeros import advise_zeros
+from shardviz.layout.layout import Layout
+from shardviz.layout.placements import Replicate, Shard
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -49,11 +52,26 @@ def advise_plain(case: Case, counts: Counts) -> Advice:
         cause = "Padding stands where a part of the tensor belongs: a rank's first or last index is off"
         fix = "cut the padded tensor with torch.chunk"
         return Advice(cause, fix, details=(f"{zeros:,} zeros stand in for them",))
-    if counts.num_missing:
-        cause = "The remainder of dividing the size by the ranks was dropped, or a part was never loaded"
-        return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
-    fix = "cut with torch.chunk, by mesh.get_coordinate()"
-    return Advice("Ranks cut overlapping parts", fix, clause=_overlap(case))
+    if counts.num_duplicated:
+        return _of_parts_again(case, counts)
+    cause = "The remainder of dividing the size by the ranks was dropped, or a part was never loaded"
+    return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
+
+
+def _of_parts_again(case: Case, counts: Counts) -> Advice:
+    """Return the advice where ranks hold parts that others have: whose they are, if parts are those of torch.chunk."""
+    if counts.num_missing and not case.ids:
+        used = [axis for column, axis in enumerate(case.mesh.axes) if varies(case, column)]
+        for dim in range(len(case.shape)):
+            placements = [Shard(dim) if axis in used else Replicate() for axis in case.mesh.axes]
+            layout = Layout.from_placements(case.mesh, case.shape, placements)
+            for fits in explain_ranks(layout, case.regions):
+                known = CATALOGUE[fits.name]
+                words = f": of dim {dim} cut over {' and '.join(used)}, {fits.sentence}"
+                return Advice(known.cause, fits.fix, known.refs, words)
+    return Advice(
+        "Ranks cut overlapping parts", "cut with torch.chunk, by mesh.get_coordinate()", clause=_overlap(case)
+    )
 
 
 def _unused_axes(case: Case) -> list[str]:
