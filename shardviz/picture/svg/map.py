@@ -191,9 +191,10 @@ def colour_of(block: Block, colouring: Colouring) -> str:
 
 
 def _label(box: Box, colouring: Colouring, room: int, noun: str) -> str:
+    sign = WRONG if box.differs else ""
     if not box.block.ranks and noun != "rank":
-        return f"no {noun}"
-    return block_label(box.block, colouring, max(room, 3 + 2 * box.differs), WRONG if box.differs else "")
+        return f"{sign} no {noun}".strip()
+    return block_label(box.block, colouring, max(room, 3 + 2 * box.differs), sign)
 
 
 def _tooltip(panel: Panel, box: Box, said: Said) -> str:
