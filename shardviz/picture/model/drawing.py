@@ -93,7 +93,7 @@ class Panel:
         """Whether any block is not held by the ranks that claim it."""
         return any(map(any, self.differs))
 
-    def marks(self, title: str) -> bool:
+    def marks_on(self, title: str) -> bool:
         """Whether the side of a title marks what is wrong: where the two sides differ, the held one alone."""
         return title == "held" or not self.is_different
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
+from shardviz.picture.model.differences import found_in_place_of
 from shardviz.picture.model.holders import ranks_in_words, ranks_of, ranks_text
-from shardviz.picture.model.moves import found_in_place_of
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.text import printable
 
