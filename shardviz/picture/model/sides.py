@@ -134,8 +134,11 @@ class Sides:
     @property
     def reasons(self) -> tuple[str, ...]:
         """What is wrong with the ranks that both sides mark, in a few words each."""
-        found = (*self.blamed, (self.strangers, STRANGER), (self.missing, NO_FILE))
-        return tuple(words for ranks, words in found if ranks)
+        return tuple(words for ranks, words in self._marked if ranks)
+
+    @property
+    def _marked(self) -> tuple[tuple[Mask, str], ...]:
+        return (*self.blamed, (self.strangers, STRANGER), (self.missing, NO_FILE))
 
     @property
     def is_compared(self) -> bool:
@@ -149,9 +152,7 @@ class Sides:
 
     def reasons_at(self, cell: Cell) -> list[tuple[Mask, str]]:
         """Return the ranks that both sides mark at a cell, with what is wrong with them."""
-        known = [*self.blamed, (self.strangers, STRANGER)]
-        found = (*((ranks & ~self.missing, words) for ranks, words in known), (self.missing, NO_FILE))
-        return [(cell.guilty & ranks, words) for ranks, words in found if cell.guilty & ranks]
+        return [(cell.guilty & ranks, words) for ranks, words in self._marked if cell.guilty & ranks]
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
@@ -225,8 +226,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
 
 def _without(sides: Sides, dump: Dump) -> Sides:
     """Let sides mark the parts of ranks of whose files nothing is left."""
-    missing = dump.files.missing_ranks
-    return replace(sides, missing=mask_of(missing)) if missing else sides
+    return replace(sides, missing=mask_of(dump.files.missing_ranks))
 
 
 def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, laid_out: LaidOut) -> Sides:
