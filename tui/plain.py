@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SAME = {
     **dict(zip(UNICODE.corners, ASCII.corners, strict=True)),
     **{getattr(UNICODE, name): getattr(ASCII, name) for name in ("good", "error", "pending", "times")},
-    **dict(zip("≠●○▾▸→←↓↑·⏎│╭╮╰╯━┃┏┓┗┛«»", "#*ov>><v^..|++++-|++++<>", strict=True)),
+    **dict(zip("≠●○▾▸→←↓↑·…⏎│╭╮╰╯━┃┏┓┗┛«»", "#*ov>><v^...|++++-|++++<>", strict=True)),
     **dict.fromkeys("█▉▊▋▌▍▎▏", "#"),
     **dict.fromkeys("▁▂▃▄▅▆▇▔▕", " "),
 }

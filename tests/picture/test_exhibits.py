@@ -104,6 +104,14 @@ def test_columns_that_do_not_fit_are_left_out_from_the_right() -> None:
     assert not any("…" in row.plain for row in exhibit_lines(wide, Terminal(200)))
 
 
+def test_titles_in_ascii_do_not_move_the_columns() -> None:
+    rows = tuple(Row(title, (Cell("1.5", is_wrong=True), Cell("2"))) for title in ("ranks 0…28 step 4", "ranks 1-3"))
+    lines = Terminal(glyphs=ASCII).render(exhibit_lines(Exhibit("c", ("", "a", "b"), rows), Terminal(glyphs=ASCII)))
+    _, head, *others = lines.splitlines()
+    assert "ranks 0..28 step 4  x 1.5  2" in others[0]
+    assert {line.index("x 1.5") + 2 for line in others} == {head.index("a")}
+
+
 def test_names_are_not_read_as_markup() -> None:
     hostile = Exhibit("c", ("", HOSTILE), (Row(HOSTILE, (Cell(HOSTILE, is_wrong=True),)),))
     for drawn in (exhibit_table(hostile), exhibit_drawing(hostile).markup):

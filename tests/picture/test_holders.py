@@ -13,7 +13,7 @@ from shardviz.dump.read import read_files
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
-from shardviz.picture.model.by_layout import LayoutRegions, is_whole
+from shardviz.picture.model.by_layout import LayoutHolders, is_whole
 from shardviz.picture.model.holders import Holders, Plane, mask_of, ranks_in_words, ranks_of, ranks_text
 from shardviz.picture.model.nest import nest
 from shardviz.picture.model.sides import Sides, sides_of
@@ -127,7 +127,7 @@ def test_by_a_layout_alone_a_cell_has_the_ranks_that_its_regions_have(layout: La
     own = data.draw(st.sampled_from([*map(frozenset, (layout.mesh.ranks, *layout.mesh.groups(*layout.split_axes)))]))
     assert is_whole(layout, own)
     regions = {region: mask_of(own & {*ranks}) for region, ranks in layout.holders().items() if all(region.dims)}
-    one, other = (Holders(shape, known, {}) for known in (LayoutRegions(layout, own), regions))
+    one, other = LayoutHolders.of(layout, own), Holders(shape, regions, {})
     assert dict(one.regions) == regions
     dims = data.draw(st.permutations(range(len(shape))))
     plane = Plane(dims[0], dims[1], tuple(data.draw(st.integers(0, size - 1)) for size in shape))

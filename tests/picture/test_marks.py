@@ -169,8 +169,17 @@ def test_a_part_in_a_wrong_place_stays_one_beside_a_missing_file(tmp_path: Path)
     page = page_of(folder)
     assert "✗ not held where the placements claim it\n" in page
     assert "✗ no file\n" in page
+    assert "nobody" not in page
     sides = sides_in(folder)
     assert [sides.at((row, 0)).different for row in range(0, 8, 2)] == [True, True, False, False]
+
+
+def test_a_held_block_names_its_rank_without_a_file_among_those_that_hold_it(tmp_path: Path) -> None:
+    whole = np.arange(1, 33).reshape(8, 4)
+    ids = {rank: whole[2:4] if rank % 4 == 0 else whole[0:2] for rank in (0, 1, 4, 5)}
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("dp=2,tp=4"), {"w": Made("[8/tp, 4]", ids=ids)})
+    (folder / "rank_00006.json").unlink()
+    assert [label for label in ("✗ 0,4", "✗ 1,5", "2,6: ✗ 6", " 3,7 ") if label not in page_of(folder)] == []
 
 
 def test_reasons_beside_a_missing_file_are_all_printed_and_only_those_read_are_placed(tmp_path: Path) -> None:

@@ -39,9 +39,24 @@ def texts(picture: str) -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(picture).iter(f"{SVG}text")]
 
 
+def tooltips(folder: Path) -> list[str]:
+    dump = dump_of(read_files(folder))
+    picture = svg(of_tensor(dump, dump.tensors[0], dump.tensors[0].name))
+    return [node.text or "" for node in ElementTree.fromstring(picture).iter(f"{SVG}title")]
+
+
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_bytes_of_a_picture_are_stable(name: str, tmp_path: Path) -> None:
     check_golden(name, drawn(tmp_path, *ALL[name]), "svg")
+
+
+def test_a_tooltip_tells_a_missing_file_from_a_part_in_another_place(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": Made("[8/fsdp, 4]", "[8/tp, 4]")})
+    (folder / "rank_00000.json").unlink()
+    assert "[0:4, 0:4]: ranks 0,2 (not as claimed)" in tooltips(folder)
+    healthy = make_dump(tmp_path / "h.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": "[8/fsdp, 4]"})
+    (healthy / "rank_00001.json").unlink()
+    assert {"[0:4, 0:4]: ranks 0-1 (✗ 1)", "[4:8, 0:4]: ranks 2-3"} <= set(tooltips(healthy))
 
 
 @pytest.mark.parametrize("name", ALL)

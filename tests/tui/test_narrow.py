@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -95,3 +96,18 @@ def test_a_map_drawn_before_the_check_is_marked_once_that_found_something(tmp_pa
     assert after.sides(entry).guilty == 0b11
     text = inspector_text(after, of_entry(after, Selection(), entry), after.sides(entry)).plain
     assert text.endswith("rank 0: the same values as other shards"), "without ids nobody knows where they are"
+
+
+def test_the_inspector_says_which_copy_has_an_element_in_another_place(tmp_path: Path) -> None:
+    whole = np.arange(1, 33).reshape(32, 1)
+    order = [*range(14), 15, 14]
+    ids = {0: whole[:16], 1: whole[16:], 2: whole[order], 3: whole[16:]}
+    document = opened(made(tmp_path, {"w": Made("[32/tp, 1]", ids=ids)}, "dp=2,tp=2"))
+    chosen, sides = of_entry(document, Selection(), 0), document.sides(0)
+    assert chosen.plane is not None
+    texts = {
+        row: inspector_text(document, replace(chosen, plane=replace(chosen.plane, at=(row, 0))), sides).plain
+        for row in (3, 14)
+    }
+    assert texts[14].endswith("\nin another place of the shard on rank 2")
+    assert "\n" not in texts[3], "it is in order"

@@ -53,9 +53,9 @@ def test_title_and_tree_are_there_while_other_ranks_are_still_being_read(
             return title, tree, await settle(pilot)
 
     title, tree, whole = asyncio.run(run())
-    assert title.splitlines()[0].startswith(" even_bug  … · 8 ranks (fsdp=2, tp=4)")
+    assert title.splitlines()[0].startswith(" even_bug  ◌ · 8 ranks (fsdp=2, tp=4)")
     assert "layers" not in title
-    assert "even_bug  … · reading rank 2 of 8" in tree
+    assert "even_bug  ◌ · reading rank 2 of 8" in tree
     assert "weight  [16/fsdp/tp, 8]" in tree
     assert "no readable file" not in tree
     assert "missing" not in tree
@@ -141,4 +141,4 @@ def test_the_verdict_is_whole_on_a_small_screen_in_every_view(even_bug: Path, vi
 
 def test_a_long_name_leaves_room_for_the_verdict() -> None:
     text = title_text(Opened(Path("x" * 300)), 50).plain
-    assert re.fullmatch(r"x{21}…  …", text)
+    assert re.fullmatch(r"x{21}…  ◌", text)

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.outcome import DIFFERENT
+from shardviz.picture.model.differences import first_difference
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
-from shardviz.picture.model.moves import first_difference
 from shardviz.picture.model.subjects.beside import beside
 from shardviz.picture.model.subjects.stored import numbered
 from shardviz.text import Fold, fold

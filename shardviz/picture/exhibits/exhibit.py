@@ -142,34 +142,42 @@ def cut_to(whole: Exhibit, most: int) -> Exhibit:
 
 def title_of(ranks: Sequence[int], mesh: Mesh | None = None) -> str:
     """Name a row's ranks by their numbers, or by their coordinates where these say more, and how many they are."""
-    on_mesh = _on_mesh(ranks, mesh) if mesh is not None and all(rank in mesh for rank in ranks) else ""
-    title = on_mesh or ranks_in_words(ranks, MOST_RANKS)
-    return f"{len(ranks):,} {title}" if title.endswith("...") else title
+    place, also = _place_of(ranks, mesh)
+    return f"{place} ({also})" if also else place
 
 
 def due_and_held(ranks: Sequence[int], mesh: Mesh, due: Sequence[str], has: Sequence[str]) -> tuple[Row, Row]:
     """Return a row of what ranks should hold, and below it a row of what they do, in which the unlike is marked."""
-    title = title_of(ranks, mesh).partition(" (")[0]
+    title, _ = _place_of(ranks, mesh)
     cells = tuple(Cell(own, own != other) for own, other in zip(has, due, strict=True))
     held = Row(f"{title} {'hold' if len(ranks) > 1 else 'holds'}", cells, len(ranks))
     return Row(f"{title} should hold", plain(due), count=0), held
 
 
-def _on_mesh(ranks: Sequence[int], mesh: Mesh) -> str:
-    """Name ranks of a mesh by their place on it; empty where their numbers are as good."""
+def _place_of(ranks: Sequence[int], mesh: Mesh | None) -> tuple[str, str]:
+    """Return the shortest name of ranks, and what stands in parentheses behind it."""
+    if mesh is not None and all(rank in mesh for rank in ranks) and (found := _on_mesh(ranks, mesh)):
+        return found
+    numbers = ranks_in_words(ranks, MOST_RANKS)
+    return f"{len(ranks):,} {numbers}" if numbers.endswith("...") else numbers, ""
+
+
+def _on_mesh(ranks: Sequence[int], mesh: Mesh) -> tuple[str, str] | None:
+    """Name ranks of a mesh by their place on it; None where their numbers are as good."""
+    is_large = mesh.size > FEW_RANKS
     if len(ranks) == 1:
-        return f"rank {ranks[0]} ({mesh.label(ranks[0])})" if mesh.size > FEW_RANKS and mesh.ndim > 1 else ""
-    missing = sorted(set(mesh.ranks) - set(ranks)) if mesh.size > FEW_RANKS else [-1]
-    if not missing:
-        return f"all {len(ranks):,} ranks"
+        return (f"rank {ranks[0]}", mesh.label(ranks[0])) if is_large and mesh.ndim > 1 else None
+    if is_large and len(ranks) == mesh.size:
+        return f"all {len(ranks):,} ranks", ""
     numbers = ranks_text(mask_of(ranks))
     if len(numbers) <= SHORT and "…" not in numbers:
-        return ""
+        return None
     labels = rank_labels(mask_of(ranks), Colouring(mesh))
-    label = next((label for label in labels if "=" in label and len(label) <= MOST_RANKS), "")
-    if not label and len(missing) < len(ranks) and len(ranks_in_words(missing)) <= MOST_RANKS and missing != [-1]:
-        return f"all but {ranks_in_words(missing)}"
-    return f"{label} ({len(ranks):,} ranks)" if label else ""
+    if label := next((label for label in labels if "=" in label and len(label) <= MOST_RANKS), ""):
+        return label, f"{len(ranks):,} ranks"
+    others = sorted(set(mesh.ranks) - set(ranks)) if is_large else []
+    is_said = 0 < len(others) < len(ranks) and len(ranks_in_words(others)) <= MOST_RANKS
+    return (f"all but {ranks_in_words(others)}", "") if is_said else None
 
 
 def plain(texts: Iterable[object]) -> tuple[Cell, ...]:

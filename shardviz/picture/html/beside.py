@@ -22,7 +22,7 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.model.subjects.beside import beside
 from shardviz.picture.model.subjects.stored import numbered
 from shardviz.picture.svg.beside import beside_figure
-from shardviz.picture.svg.page import PATTERN
+from shardviz.picture.svg.style import PATTERN
 from shardviz.picture.text.checkpoint import total, why_text
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, fold

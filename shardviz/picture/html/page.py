@@ -30,7 +30,8 @@ from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.step_heat import step_heats
 from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.model.subjects.subject import of_tensor
-from shardviz.picture.svg.page import PATTERN, figure, mesh_figure
+from shardviz.picture.svg.page import figure, mesh_figure
+from shardviz.picture.svg.style import PATTERN
 from shardviz.picture.text.report import listed_rows, own_dtype, step_results, step_text, summary_line
 from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import fold

@@ -20,8 +20,8 @@ from shardviz.picture.html.style import style_sheet
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import RANK_COLOURS, rank_colour
 from shardviz.picture.model.subjects.stored import numbered, stored
-from shardviz.picture.svg.page import PATTERN
 from shardviz.picture.svg.stored import stored_figure
+from shardviz.picture.svg.style import PATTERN
 from shardviz.picture.text.checkpoint import facts_of, in_order, total
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, fold

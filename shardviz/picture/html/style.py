@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.palette import BLUE, GREEN, ORANGE, PURPLE, SKY
-from shardviz.picture.svg.page import FONT, STYLE
+from shardviz.picture.svg.style import FONT, STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

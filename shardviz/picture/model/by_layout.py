@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from shardviz.layout.everywhere import parts_of, spread
-from shardviz.picture.model.holders import Stripes, mask_of
+from shardviz.picture.model.holders import Holders, Stripes, mask_of
 from shardviz.picture.model.mesh.labels import coords_among
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.region import Region
     from shardviz.layout.splits import Chain
@@ -91,10 +92,13 @@ class PartStripes(Stripes):
         one = self.masks[int(parts[0])]
         return frozenset((one,)) if len(parts) == 1 else frozenset((one, self.masks.together(parts)))
 
-    @property
-    def lowest(self) -> Indices:
-        """The lowest rank of each kind."""
+    def lowest(self, shift: int, low: Mask) -> Indices:
+        """Return the lowest rank of each kind; there is one side alone, and somebody holds each."""
         return self.masks.lowest
+
+    def claim_edges(self, low: Mask) -> Indices:
+        """Return the edges of the parts: each has other ranks."""
+        return self.edges
 
 
 def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
@@ -110,6 +114,15 @@ def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
     along = [len(np.unique(positions)) for positions in coords_among(mesh, own).T]
     is_box = math.prod(along) == len(own)
     return is_box and all(mesh.axis_size(axis) == along[mesh.axis_index(axis)] for axis in layout.split_axes)
+
+
+def only_layout(dump: Dump, tensor: Tensor) -> tuple[Layout, frozenset[int]] | None:
+    """Return the layout by which all parts of a tensor are held, with its ranks, if there is nothing else to draw."""
+    layouts = [layout for layout in tensor.claims if layout is not None]
+    if tensor.moment == "stamped" or len(layouts) != 1:
+        return None
+    ranks = frozenset((*tensor.claims[layouts[0]], *dump.files.missing_ranks))
+    return (layouts[0], ranks) if is_whole(layouts[0], ranks) else None
 
 
 class LayoutRegions(Mapping["Region", "Mask"]):
@@ -168,3 +181,19 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         if self._ranks.issuperset(mesh):
             return np.ones(len(mesh), np.bool_)
         return np.array([rank in self._ranks for rank in mesh], np.bool_)
+
+
+class LayoutHolders(Holders):
+    """Who holds a tensor by one layout alone, whose dims are cut into parts without asking for every region."""
+
+    regions: LayoutRegions
+
+    @classmethod
+    def of(cls, layout: Layout, ranks: frozenset[int]) -> LayoutHolders:
+        """Return the holders of a layout; the arguments are those of `LayoutRegions`."""
+        return cls((1,) * (2 - len(layout.shape)) + layout.shape, LayoutRegions(layout, ranks), {})
+
+    @cached_property
+    def dims(self) -> tuple[Stripes, ...]:
+        """The stripes of each dim."""
+        return self.regions.stripes(len(self.shape))

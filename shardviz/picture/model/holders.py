@@ -113,6 +113,23 @@ class Stripes:
         pairs, index = np.unique(low * len(self.edges) + high, return_inverse=True)
         return index.reshape(low.shape), [self._masks(*divmod(pair, len(self.edges))) for pair in pairs.tolist()]
 
+    def lowest(self, shift: int, low: Mask) -> Indices:
+        """Return the lowest rank of each kind on one side; -1 where nobody holds it there.
+
+        Args:
+            shift: Where the side's ranks begin in the masks.
+            low: The bits of a side's ranks.
+        """
+        masks = [mask >> shift & low for mask in self.masks]
+        return np.array([(mask & -mask).bit_length() - 1 for mask in masks], np.int64)
+
+    def claim_edges(self, low: Mask) -> Indices:
+        """Return where the ranks that should hold the line change, whoever does; `low` is that of `lowest`."""
+        due = [mask & low for mask in self.masks]
+        numbers = {mask: number for number, mask in enumerate(dict.fromkeys(due))}
+        codes = np.array([numbers[mask] for mask in due], np.int64)[self.kinds]
+        return np.append(self.edges[:-1][np.flatnonzero(np.diff(codes, prepend=-1))], self.edges[-1:])
+
     def _masks(self, first: int, last: int) -> Masks:
         return frozenset(self.masks[kind] for kind in np.unique(self.kinds[first : last + 1]).tolist())
 
@@ -162,10 +179,6 @@ class Holders:
     @cached_property
     def dims(self) -> tuple[Stripes, ...]:
         """The stripes of each dim, from the products alone."""
-        from shardviz.picture.model.by_layout import LayoutRegions
-
-        if isinstance(self.regions, LayoutRegions):
-            return self.regions.stripes(len(self.shape))
         missing = len(self.shape) - min((len(region.dims) for region in self.regions), default=len(self.shape))
         found = []
         for dim, size in enumerate(self.shape):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.picture.model.by_layout import PartStripes
 from shardviz.picture.model.mesh.labels import coords_among
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.picture.model.holders import Stripes
     from shardviz.picture.model.sides import Sides
 
     Indices = NDArray[np.int64]
@@ -62,30 +60,15 @@ def nest(sides: Sides, dim: int, *, held: bool = False) -> tuple[Indices, ...]:
     stripes = sides.holders.dims[dim]
     if sides.mesh is None or len(stripes.kinds) < 2:
         return ()
-    coords = coords_among(sides.mesh, _lowest(sides, stripes, held=held))
+    is_first = sides.has_claimed and not (held and sides.has_held)
+    lowest = stripes.lowest(0 if is_first else sides.shift, (1 << sides.shift) - 1)
+    coords = coords_among(sides.mesh, lowest)
     return _levels(np.diff(coords[stripes.kinds], axis=0), stripes.edges)
 
 
 def parts_of_claim(sides: Sides, dim: int) -> Indices:
     """Return where the ranks that should hold a dim change, whoever does."""
-    stripes = sides.holders.dims[dim]
-    if isinstance(stripes, PartStripes):
-        return stripes.edges
-    low = (1 << sides.shift) - 1
-    due = [mask & low for mask in stripes.masks]
-    numbers = {mask: number for number, mask in enumerate(dict.fromkeys(due))}
-    codes = np.array([numbers[mask] for mask in due], np.int64)[stripes.kinds]
-    return np.append(stripes.edges[:-1][np.flatnonzero(np.diff(codes, prepend=-1))], stripes.edges[-1:])
-
-
-def _lowest(sides: Sides, stripes: Stripes, *, held: bool) -> Indices:
-    """Return the lowest rank of each kind of stripe on one side; -1 where nobody holds it there."""
-    if isinstance(stripes, PartStripes):
-        return stripes.lowest
-    low = (1 << sides.shift) - 1
-    is_first = sides.has_claimed and not (held and sides.has_held)
-    masks = [mask & low if is_first else mask >> sides.shift & low for mask in stripes.masks]
-    return np.array([(mask & -mask).bit_length() - 1 for mask in masks], np.int64)
+    return sides.holders.dims[dim].claim_edges((1 << sides.shift) - 1)
 
 
 def _levels(steps: Indices, edges: Indices) -> tuple[Indices, ...]:

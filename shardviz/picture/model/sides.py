@@ -7,26 +7,21 @@ from functools import cached_property, reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardviz.errors import DumpError
-from shardviz.layout.region import Region
-from shardviz.layout.region import indices as indices_of
-from shardviz.picture.model.by_layout import LayoutRegions, is_whole
+from shardviz.picture.model.by_layout import LayoutHolders, only_layout
+from shardviz.picture.model.differences import out_of_place, stretches_of
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.palette import Colouring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.layout.region import Ranges
+    from shardviz.layout.region import Ranges, Region
     from shardviz.picture.model.holders import Mask, Masks
 
 CLAIMED_AND_HELD = ("claimed", "held")
@@ -117,7 +112,7 @@ class Sides:
     missing: Mask = 0
 
     @property
-    def marks(self) -> bool:
+    def marks_each_side(self) -> bool:
         """Whether each side by itself marks what is different."""
         return bool(self.copies or self.guilty or self.strangers or self.missing)
 
@@ -139,8 +134,11 @@ class Sides:
     @property
     def reasons(self) -> tuple[str, ...]:
         """What is wrong with the ranks that both sides mark, in a few words each."""
-        found = (*self.blamed, (self.strangers, STRANGER), (self.missing, NO_FILE))
-        return tuple(words for ranks, words in found if ranks)
+        return tuple(words for ranks, words in self._marked if ranks)
+
+    @property
+    def _marked(self) -> tuple[tuple[Mask, str], ...]:
+        return (*self.blamed, (self.strangers, STRANGER), (self.missing, NO_FILE))
 
     @property
     def is_compared(self) -> bool:
@@ -154,9 +152,7 @@ class Sides:
 
     def reasons_at(self, cell: Cell) -> list[tuple[Mask, str]]:
         """Return the ranks that both sides mark at a cell, with what is wrong with them."""
-        known = [*self.blamed, (self.strangers, STRANGER)]
-        found = (*((ranks & ~self.missing, words) for ranks, words in known), (self.missing, NO_FILE))
-        return [(cell.guilty & ranks, words) for ranks, words in found if cell.guilty & ranks]
+        return [(cell.guilty & ranks, words) for ranks, words in self._marked if cell.guilty & ranks]
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
@@ -211,7 +207,8 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
 
     shift = dump.files.run.num_ranks
     if (only := only_layout(dump, tensor)) is not None:
-        return _without(_by_layout(*only, shift), dump)
+        sides = Sides(LayoutHolders.of(*only), shift, True, False, only[0].mesh, axes=only[0].nested_axes)
+        return _without(sides, dump)
     regions: dict[Region, Mask] = {}
     runs: dict[Ranges, Mask] = {}
     for ranks, region, flat in claimed_parts(dump, tensor):
@@ -229,23 +226,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
 
 def _without(sides: Sides, dump: Dump) -> Sides:
     """Let sides mark the parts of ranks of whose files nothing is left."""
-    missing = dump.files.missing_ranks
-    return replace(sides, missing=mask_of(missing)) if missing else sides
-
-
-def _by_layout(layout: Layout, ranks: frozenset[int], shift: int) -> Sides:
-    shape = (1,) * (2 - len(layout.shape)) + layout.shape
-    holders = Holders(shape, LayoutRegions(layout, ranks), {})
-    return Sides(holders, shift, True, False, layout.mesh, axes=layout.nested_axes)
-
-
-def only_layout(dump: Dump, tensor: Tensor) -> tuple[Layout, frozenset[int]] | None:
-    """Return the layout by which all parts of a tensor are held, with its ranks, if there is nothing else to draw."""
-    layouts = [layout for layout in tensor.claims if layout is not None]
-    if tensor.moment == "stamped" or len(layouts) != 1:
-        return None
-    ranks = frozenset((*tensor.claims[layouts[0]], *dump.files.missing_ranks))
-    return (layouts[0], ranks) if is_whole(layouts[0], ranks) else None
+    return replace(sides, missing=mask_of(dump.files.missing_ranks))
 
 
 def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, laid_out: LaidOut) -> Sides:
@@ -302,7 +283,7 @@ def _add_held(regions: dict[Region, Mask], runs: dict[Ranges, Mask], case: Case,
             raise DumpError(
                 f"{case.name}: rank {rank} holds {ids.size:,} scattered ids, more than {MAX_SCATTERED:,} are not drawn"
             )
-        stretches = _stretches(ids)
+        stretches = stretches_of(ids)
         runs[stretches] = runs.get(stretches, 0) | 1 << shift + rank
 
 
@@ -312,33 +293,5 @@ def _add_astray(regions: dict[Region, Mask], case: Case, shift: int) -> None:
         return
     for coord, held in case.regions.items():
         claimed = case.claimed.region(coord)
-        if claimed.dims != held.dims and (astray := _astray(claimed, held)) is not None:
+        if claimed.dims != held.dims and (astray := out_of_place(claimed, held)) is not None:
             regions[astray] = regions.get(astray, 0) | 1 << 2 * shift + case.rank(coord)
-
-
-def _astray(claimed: Region, held: Region) -> Region | None:
-    """Return what two regions have in common at different places; where several dims are permuted, all in common.
-
-    Where one dim is, that is exact: the other dims are the same on both.
-    """
-    moved, common = [], []
-    for says, has in zip(claimed.dims, held.dims, strict=True):
-        due, got = indices_of(says), indices_of(has)
-        both, at, there = np.intersect1d(due, got, return_indices=True)
-        moved.append(both[at != there])
-        common.append(both)
-    permuted = [dim for dim, found in enumerate(moved) if len(found)]
-    if not permuted or not all(map(len, common)):
-        return None
-    chosen = [moved[dim] if permuted == [dim] else both for dim, both in enumerate(common)]
-    return Region(tuple(_stretches(found + 1) for found in chosen))
-
-
-def _stretches(ids: NDArray[np.int64]) -> Ranges:
-    """Return ids, counted from 1, as rising ranges of row-major indices, leaving out values that are not ids."""
-    own = np.unique(ids[ids > 0]) - 1
-    if not own.size:
-        return ()
-    breaks = np.flatnonzero(np.diff(own) > 1)
-    starts, stops = np.append(own[0], own[breaks + 1]), np.append(own[breaks] + 1, own[-1] + 1)
-    return tuple(zip(starts.tolist(), stops.tolist(), strict=True))

@@ -81,7 +81,7 @@ class Said:
 
     Attributes:
         noun: What holds them.
-        unlike: What is said of those that are marked.
+        unlike: What is said of those that are marked because another holds them.
     """
 
     noun: str
@@ -191,9 +191,10 @@ def colour_of(block: Block, colouring: Colouring) -> str:
 
 
 def _label(box: Box, colouring: Colouring, room: int, noun: str) -> str:
+    sign = WRONG if box.differs else ""
     if not box.block.ranks and noun != "rank":
-        return f"no {noun}"
-    return block_label(box.block, colouring, max(room, 3 + 2 * box.differs), WRONG if box.differs else "")
+        return f"{sign} no {noun}".strip()
+    return block_label(box.block, colouring, max(room, 3 + 2 * box.differs), sign)
 
 
 def _tooltip(panel: Panel, box: Box, said: Said) -> str:
@@ -204,7 +205,9 @@ def _tooltip(panel: Panel, box: Box, said: Said) -> str:
     numbers = ranks_text(box.block.ranks)
     nobody = "nobody" if noun == "rank" else f"no {noun}"
     ranks = f"{noun}{'s' * (len(ranks_of(box.block.ranks)) > 1)} {cut_at_comma(numbers, 80)}" if numbers else nobody
-    return f"{where}: {ranks}{said.unlike if box.differs else ''}"
+    is_elsewhere = any(any(row[slice(*box.cols)]) for row in panel.differs[slice(*box.rows)])
+    in_place = f" ({' '.join(filter(None, (WRONG, ranks_text(box.block.part))))})"
+    return f"{where}: {ranks}{'' if not box.differs else said.unlike if is_elsewhere else in_place}"
 
 
 def _stretches(rows: Sequence[Span], grid: Grid) -> list[tuple[int, int, str]]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.mesh.rank_grid import grids_of, kept, spread
+from shardviz.picture.model.mesh.rank_grid import grids_of, kept, marked_among, spread
 from shardviz.picture.model.palette import WRONG, Colouring
 from shardviz.picture.svg.tile import CHAR, Place, tile
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.mesh.heat import Heat
@@ -50,11 +50,6 @@ class _Marks:
     marked: Collection[int]
     heat: Heat | None
 
-    def among(self, ranks: Iterable[int]) -> str:
-        """Say how many of some ranks are marked; nothing where none are."""
-        count = sum(rank in self.marked for rank in ranks)
-        return f", {counted(count, 'rank')} {WRONG}" if count else ""
-
 
 def mesh_drawing(
     mesh: Mesh, marked: Collection[int] = (), axes: tuple[str, ...] = (), heat: Heat | None = None
@@ -79,7 +74,7 @@ def mesh_drawing(
         top += grid.height + 12
     if left:
         hidden = (rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
-        text = f"… {counted(left, 'more grid')}{marks.among(hidden)}"
+        text = f"… {counted(left, 'more grid')}{marked_among(hidden, marks.marked)}"
         parts.append(element("text", words(text), x=0, y=top + 8, class_="sv-i sv-start"))
         top += HEAD
     return Drawn("".join(parts), width, top - 12)
@@ -110,7 +105,7 @@ def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
 
 
 def _left_out(grid: RankGrid, rows: range, marks: _Marks) -> str:
-    hidden = marks.among(grid.rank_at(row, col) for row in rows for col in range(grid.num_cols))
+    hidden = marked_among((grid.rank_at(row, col) for row in rows for col in range(grid.num_cols)), marks.marked)
     return f"… {counted(len(rows), 'more row')}{hidden}"
 
 
@@ -134,5 +129,6 @@ def _tile(grid: RankGrid, rank: int, place: Place, marks: _Marks) -> str:
         known = rank in marks.heat.by_rank
         tooltip += f", {marks.heat.title} {marks.heat.text(marks.heat.by_rank[rank])}" if known else ""
         label, colour = f"{marks.heat.sign(rank)} {rank}", f"h{marks.heat.level(rank)}" if known else "nobody"
-    tooltip += ", in a finding" if rank in marks.marked else ""
+    if rank in marks.marked:
+        tooltip, label = f"{tooltip}, in a finding", f"{WRONG} {label}"
     return tile(place, label, tooltip, colour=colour, ranks=(rank,), differs=rank in marks.marked)

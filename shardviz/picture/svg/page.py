@@ -16,11 +16,12 @@ from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
-from shardviz.picture.model.palette import HEAT_COLOURS, RANK_COLOURS, WRONG, ink_on
+from shardviz.picture.model.palette import WRONG
 from shardviz.picture.svg.bands import bands, has_bands
 from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn, mesh_drawing
+from shardviz.picture.svg.style import PATTERN, STYLE
 from shardviz.picture.svg.tile import CHAR
 from shardviz.picture.text.page import as_claimed, notes, slice_title
 from shardviz.picture.text.terminal import UNICODE, Glyphs
@@ -45,43 +46,6 @@ MOST_LINES = 4
 
 NAME_CHAR = 9.7
 """Pixels of a character of the name."""
-
-FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
-
-
-def _coloured(ink: str, soft: str, paper: str, mixed: str, bad: str, good: str) -> str:
-    """Return the rules that have colours, in plain ones: viewers and converters outside browsers know no variables."""
-    return (
-        f".sv text{{fill:{ink}}}.sv .sv-paper{{fill:{paper}}}.sv .sv-soft,.sv .sv-i{{fill:{soft}}}"
-        f".sv .sv-bad{{fill:{bad}}}.sv .sv-good{{fill:{good}}}.sv .sv-fmixed{{fill:{mixed}}}"
-        f".sv .sv-fnobody{{stroke:{soft}}}.sv .sv-hatch{{stroke:{ink}}}"
-    )
-
-
-STYLE = (
-    f".sv{{font:12px {FONT}}}.sv text{{white-space:pre}}"
-    ".sv .sv-name{font-size:16px}.sv .sv-name,.sv .sv-h,.sv .sv-bad,.sv .sv-good,.sv .sv-d{font-weight:700}"
-    ".sv .sv-said{font-weight:400}"
-    ".sv .sv-i,.sv .sv-l{text-anchor:middle}.sv .sv-l{font-size:13px}"
-    ".sv .sv-start{text-anchor:start}.sv .sv-end{text-anchor:end}"
-    ".sv .sv-fnobody{fill:none;stroke-dasharray:3 3}"
-    ".sv .sv-hatch{fill:url(#sv-differs);stroke-width:2;pointer-events:none}"
-    ".sv .sv-band{opacity:.5}.sv .sv-still{opacity:.18}"
-    + _coloured("#1b1f24", "#57606a", "#fff", "#d0d7de", "#a83f00", "#00694d")
-    + "@media screen and (prefers-color-scheme:dark){"
-    + _coloured("#e6edf3", "#9da7b1", "#0d1117", "#4a525b", "#ff8b4d", "#3ddbac")
-    + ".sv .sv-band{opacity:.75;stroke:#9da7b1}.sv .sv-still{opacity:.4}}"
-    + "".join(
-        f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink_on(colour)}}}"
-        for at, colour in (*enumerate(RANK_COLOURS), *((f"h{at}", colour) for at, colour in enumerate(HEAT_COLOURS)))
-    )
-)
-
-PATTERN = (
-    '<defs><pattern id="sv-differs" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<path d="M0 0V7" stroke="#000" stroke-opacity=".16" stroke-width="3"/>'
-    '<path d="M3.5 0V7" stroke="#fff" stroke-opacity=".22" stroke-width="3"/></pattern></defs>'
-)
 
 
 def svg(subject: Subject) -> str:
@@ -288,7 +252,7 @@ def _panel(panel: Panel, subject: Subject) -> Drawn:
     markup = ""
     for at, (name, grid) in enumerate(sides):
         x, y = (titles, at * down + 2 * TITLE_HEIGHT) if upright else (titles + at * across, 2 * TITLE_HEIGHT)
-        marked, on_right = panel.marks(name), bool(at) and not upright
+        marked, on_right = panel.marks_on(name), bool(at) and not upright
         drawn = side(panel, grid, scale, subject.sides.colouring, marked=marked, on_right=on_right)
         heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
         markup += element("g", heading, drawn, transform=f"translate({x} {y})")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.palette import WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +32,7 @@ def tile(place: Place, label: str, tooltip: str, *, colour: object, ranks: Seque
 
     Args:
         place: Where it is.
-        label: What is written in it.
+        label: What is written in it, with the sign of what is wrong where it differs.
         tooltip: What is shown when the mouse is over it.
         colour: The name of its colour in the style sheet.
         ranks: The ranks that it is about.
@@ -47,7 +46,7 @@ def tile(place: Place, label: str, tooltip: str, *, colour: object, ranks: Seque
         element("rect", **box, class_="sv-hatch") if differs else "",
         element(
             "text",
-            words(f"{WRONG} {label}" if differs and WRONG not in label else label),
+            words(label),
             x=place.left + place.width // 2,
             y=place.top + place.height // 2 + 4,
             class_=f"sv-l sv-t{colour}" + (" sv-d" if differs else ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardviz.picture.model.mesh.rank_grid import grids_of, kept, spread
+from shardviz.picture.model.mesh.rank_grid import grids_of, kept, marked_among, spread
 from shardviz.picture.model.palette import Colouring, heat_style, rank_style
 from shardviz.picture.text.terminal import DIM, beside, line, wrapped
 from shardviz.text import counted
@@ -42,9 +42,7 @@ class _Marks:
         return heat_style(self.heat.level(rank)) if self.heat is not None else rank_style(rank, self.colouring)
 
     def among(self, ranks: Iterable[int]) -> str:
-        """Say how many of some ranks are marked: `, 12 ranks ✗`; nothing where none are."""
-        count = sum(rank in self.marked for rank in ranks)
-        return f", {counted(count, 'rank')} {self.glyphs.wrong}" if count else ""
+        return marked_among(ranks, self.marked, self.glyphs.wrong)
 
 
 def mesh_lines(

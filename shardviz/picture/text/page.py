@@ -164,7 +164,7 @@ def _sides(panel: Panel, subject: Subject, sizes: Sizes, terminal: Terminal) -> 
     return [
         [
             line(" " * (sizes.gutter + 1), (title, "bold")),
-            *side_lines(panel, grid, sizes, subject.sides.colouring, terminal.glyphs, marked=panel.marks(title)),
+            *side_lines(panel, grid, sizes, subject.sides.colouring, terminal.glyphs, marked=panel.marks_on(title)),
         ]
         for title, grid in grids
     ]

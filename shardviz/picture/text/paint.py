@@ -120,7 +120,7 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
     mask, mixed = (cell.claimed, cell.claimed_mixed) if is_claimed else (cell.held, cell.held_mixed)
     if frame.lit is not None and not mask >> frame.lit & 1:
         return _look(frame, (), "unlit", mask)
-    is_marked = frame.sides.marks and cell.is_wrong
+    is_marked = frame.sides.marks_each_side and cell.is_wrong
     if not mask:
         return _look(frame, (f"{WRONG} nobody", WRONG) if is_marked else ("nobody", "?"), "nobody", mask)
     names = rank_labels(mask, frame.sides.colouring, many=mixed)

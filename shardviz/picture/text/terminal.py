@@ -73,7 +73,7 @@ class Glyphs:
     error: str = WRONG
     warning: str = "!"
     unknown: str = "?"
-    pending: str = "…"
+    pending: str = "◌"
     differs: str = "≠"
     wrong: str = WRONG
     more: str = "…"

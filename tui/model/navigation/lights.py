@@ -50,7 +50,7 @@ class Lights:
 
 def drawn_side(sides: Sides, side: Side) -> Side:
     """Return the side to draw instead of one that is not known, on which nobody would seem to hold anything."""
-    if sides.has_claimed == sides.has_held or sides.marks or not all(sides.holders.shape):
+    if sides.has_claimed == sides.has_held or sides.marks_each_side or not all(sides.holders.shape):
         return side
     return "held" if sides.has_held else "claimed"
 

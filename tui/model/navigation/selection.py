@@ -8,9 +8,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
+from shardviz.picture.model.differences import first_difference
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
-from shardviz.picture.model.moves import first_difference
 from shardviz.picture.model.subjects.subject import IN_PLACE, OF_PLACES
 
 if TYPE_CHECKING:

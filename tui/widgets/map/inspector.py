@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
+from shardviz.picture.model.differences import found_in_place_of
 from shardviz.picture.model.holders import ranks_in_words, ranks_of, ranks_text
-from shardviz.picture.model.moves import found_in_place_of
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.text import printable
 
@@ -90,11 +90,13 @@ def _holders(index: tuple[int, ...], sides: Sides, cell: Cell, mesh: Mesh | None
 
 
 def _in_its_place(entry: TensorEntry, index: tuple[int, ...], cell: Cell) -> str:
-    if not cell.different or not cell.claimed:
+    wrong = cell.due or cell.astray
+    if not wrong:
         return ""
-    rank = ranks_of(cell.claimed & ~cell.held or cell.claimed)[0]
-    found = found_in_place_of(entry.tensor, index, rank)
-    return f"rank {rank} holds [{', '.join(map(str, found))}] instead" if found else ""
+    rank = ranks_of(wrong)[0]
+    if found := found_in_place_of(entry.tensor, index, rank):
+        return f"rank {rank} holds [{', '.join(map(str, found))}] instead"
+    return "" if cell.due else f"in another place of the shard on {ranks_in_words(ranks_of(wrong), MOST_RANKS)}"
 
 
 def _why(sides: Sides, cell: Cell) -> str:

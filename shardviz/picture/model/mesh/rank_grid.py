@@ -12,6 +12,9 @@ from functools import cached_property, lru_cache
 from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING
 
+from shardviz.picture.model.palette import WRONG
+from shardviz.text import counted
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
@@ -155,6 +158,12 @@ def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | rang
 
 def _lines(shown: Collection[int], count: int) -> int:
     return len(shown) + sum(after > before + 1 for before, after in pairwise(sorted(shown)))
+
+
+def marked_among(ranks: Iterable[int], marked: Collection[int], sign: str = WRONG) -> str:
+    """Say how many of some ranks are marked: `, 12 ranks ✗`; nothing where none are."""
+    count = sum(rank in marked for rank in ranks)
+    return f", {counted(count, 'rank')} {sign}" if count else ""
 
 
 def spread(ranks: Iterable[int], grid: RankGrid) -> tuple[set[int], set[int]]:

@@ -49,7 +49,7 @@ class Marked(Sides):
     wrong: Mask = 0
 
     @property
-    def marks(self) -> bool:
+    def marks_each_side(self) -> bool:
         """Whether each side by itself marks what is different."""
         return True
 

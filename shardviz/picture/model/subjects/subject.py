@@ -220,8 +220,8 @@ def _judged(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) ->
 
 
 def _ranks_of(findings: Iterable[Finding], sides: Sides) -> Mask:
-    """Return the ranks that findings name and that a map can mark."""
-    return mask_of({rank for one in findings for rank in one.ranks if rank < sides.shift})
+    """Return the ranks that findings name and of which something was read."""
+    return mask_of({rank for one in findings for rank in one.ranks if rank < sides.shift}) & ~sides.missing
 
 
 def _counted(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:

@@ -1,4 +1,4 @@
-"""Where something is wrong: the first element that a map marks, and what a rank holds in the place of another."""
+"""Where something is wrong: the first element that a map marks, and what ranks hold in the place of another."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import islice, product
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from shardviz.layout.region import Region, indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,6 +66,34 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
             return None
         found.append(there)
     return tuple(found)
+
+
+def out_of_place(claimed: Region, held: Region) -> Region | None:
+    """Return what two regions have in common at different places; where several dims are permuted, all in common.
+
+    Where one dim is, that is exact: the other dims are the same on both.
+    """
+    moved, common = [], []
+    for says, has in zip(claimed.dims, held.dims, strict=True):
+        due, got = indices(says), indices(has)
+        both, at, there = np.intersect1d(due, got, return_indices=True)
+        moved.append(both[at != there])
+        common.append(both)
+    permuted = [dim for dim, found in enumerate(moved) if len(found)]
+    if not permuted or not all(map(len, common)):
+        return None
+    chosen = [moved[dim] if permuted == [dim] else both for dim, both in enumerate(common)]
+    return Region(tuple(stretches_of(found + 1) for found in chosen))
+
+
+def stretches_of(ids: NDArray[np.int64]) -> Ranges:
+    """Return ids, counted from 1, as rising ranges of row-major indices, leaving out values that are not ids."""
+    own = np.unique(ids[ids > 0]) - 1
+    if not own.size:
+        return ()
+    breaks = np.flatnonzero(np.diff(own) > 1)
+    starts, stops = np.append(own[0], own[breaks + 1]), np.append(own[breaks] + 1, own[-1] + 1)
+    return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 def _counted(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
