@@ -85,8 +85,11 @@ def not_compared(dump: Dump) -> list[str]:
     """Return what of a training run nothing was compared with, in words: no fault of the run, and no reason to fail.
 
     Without an unsharded step beside it, that is the whole step. With one, activations only serve to find where a wrong
-    output begins, and what the optimizer keeps is compared where the unsharded model has been stepped too.
+    output begins, and what the optimizer keeps is compared where the unsharded model has been stepped too. A plan has
+    no values to compare.
     """
+    if dump.files.planned is not None:
+        return []
     if not dump.at("reference"):
         return ["a training step"]
     return ["activations", *([] if dump.at("updated") else ["optimizer state"])]

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", help="sizes of the mesh axes, pp=16,dp=128,tp=8; default: the probe's own")
     parser.add_argument("--node", type=count, default=0, metavar="N", help="GPUs per node, to see what crosses nodes")
     parser.add_argument(
-        "--batch", metavar="SHAPE", help="a batch of this shape, 64,8192:int64; default: the probe's own"
+        "--batch", metavar="SHAPE", help="a batch of this shape, 64,8192 or 64,8192:int64; default: the probe's own"
     )
     parser.add_argument(
         "--optimizer", choices=OPTIMIZERS, help="whose state is counted; default: the probe's own, or adam"
@@ -242,4 +242,4 @@ def _batch(text: str | None) -> tuple[tuple[int, ...], str] | None:
     match = _BATCH.fullmatch(text)
     if match is None:
         raise ShardvizError(f"--batch {text!r} is not a shape", "write it as 64,8192 or 64,8192:int64")
-    return tuple(int(size) for size in re.split("[,x]", match[1])), match[2] or "float32"
+    return tuple(int(size) for size in re.split("[,x]", match[1])), match[2] or ""

@@ -54,9 +54,19 @@ def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
         ranks: The plan's ranks.
         width: Columns.
     """
+    yield line((f"plan of {printable(probe)} on mesh {ranks.mesh}", "bold"))
+    yield from said_lines(ranks, width)
+
+
+def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
+    """Yield what a plan says, without a heading.
+
+    Args:
+        ranks: The plan's ranks.
+        width: Columns.
+    """
     amounts = Amounts(ranks)
     plan = ranks.plan
-    yield line((f"plan of {printable(probe)} on mesh {ranks.mesh}", "bold"))
     nodes = f" on {_nodes(len(ranks), plan.node)}" if plan.node else ""
     first, *others = plan.how or ("",)
     for text in (f"{counted(len(ranks), 'rank')}{nodes}; {printable(first)}", *map(printable, others)):
@@ -133,13 +143,7 @@ def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
 
 
 def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:
-    """Yield when a step holds most, what of that waits for backward, and what a fused attention would save.
-
-    Args:
-        part: What the fullest rank has.
-        together: What its GPU has to hold.
-        width: Columns.
-    """
+    """Yield when a step holds most, what waits for backward, and what of all together a fused attention would need."""
     if part.peak is None:
         return
     when = "backward" if part.peak.in_backward else "forward"

@@ -95,7 +95,10 @@ def test_every_verb_opens_a_plan(mine: Path, capfd: pytest.CaptureFixture[str]) 
     assert "all_gather" in printed(capfd, "show", "p.shardviz", "--comms")
     assert printed(capfd, "diff", "p.shardviz", "p.shardviz")
     printed(capfd, "show", "p.shardviz", "-o", "p.html")
-    assert "<svg" in Path("p.html").read_text()
+    page = Path("p.html").read_text()
+    assert "<svg" in page
+    assert "state of Adam" in page
+    assert "collectives of a step" in page
     assert "nothing was checked" in printed(capfd, "check", "p.shardviz", code=2)
 
 
@@ -170,6 +173,15 @@ def test_code_that_reads_values_is_planned_without_a_step(mine: Path, capfd: pyt
     assert "the step reads a value, and a plan has none (mine.py" in text
     assert "(mine.py, line 12: def loss(model, x)" in text
     assert "parameters" in text
+
+
+def test_a_batch_of_another_shape_has_the_element_type_of_the_probes_own(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = HEAD.replace("nn.Sequential(nn.Linear(8, 16)", "nn.Sequential(nn.Embedding(8, 16)")
+    mine.write_text(words.replace("torch.randn(8, 8)", "torch.zeros(8, 8, dtype=torch.int64)"))
+    assert "activations" in printed(capfd, "plan", str(mine), "--batch", "16,8")
+    assert "planned without activations" in printed(capfd, "plan", str(mine), "--batch", "16,8:float32", "--force")
 
 
 def test_a_batch_of_too_few_rows_is_reported_and_the_rest_is_planned(

@@ -90,7 +90,8 @@ class CardBox(ScrollBox):
         below = int(self.max_scroll_y - self.scroll_y)
         more = f"▾ {counted(below, 'more line')}: {self._key}" if below > 0 and self._key else ""
         if self.screen.has_class("-short"):  # it has no border below
-            self.entitle(Text.assemble(self._head, (f" · {more}", "bold") if more else ""))
+            joined = f" · {more}" if self._head else more
+            self.entitle(Text.assemble(self._head, (joined, "bold") if more else ""))
         else:
             self.entitle(self._head, more)
 

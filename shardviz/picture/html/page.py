@@ -18,7 +18,7 @@ from shardviz.picture.html.anchors import Anchors
 from shardviz.picture.html.order import in_natural_order
 from shardviz.picture.html.parts import exhibit_table, here, names_of, ranks_cell, section, tools, top
 from shardviz.picture.html.references import advice
-from shardviz.picture.html.run import comms_section, memory_section, schedule_section
+from shardviz.picture.html.run import comms_section, memory_section, plan_section, schedule_section
 from shardviz.picture.html.script import page_of
 from shardviz.picture.html.step_tree import modules_section
 from shardviz.picture.html.style import style_sheet
@@ -61,6 +61,7 @@ def html(dump: Dump, report: Report) -> str:
     entries = _entries(dump, report)
     findings, shown = _findings(dump, report, entries)
     parts = {
+        "plan": plan_section(dump),
         "findings": findings,
         "tensors": _tensors(entries, report, shown),
         "mesh": _mesh(dump, report),
@@ -147,6 +148,7 @@ def _header(dump: Dump, report: Report) -> str:
 _EMPTY = ("", element("code"))
 
 TITLES = {
+    "plan": "Plan",
     "findings": "Findings",
     "tensors": "Tensors",
     "mesh": "Mesh",

@@ -25,13 +25,28 @@ if TYPE_CHECKING:
 MOST_ROWS = 60
 """Lines of any table."""
 
+COLUMNS = 100
+"""Characters of a line of a plan's text."""
+
+
+def plan_section(dump: Dump) -> str:
+    """Write what a plan says, as `shardviz plan` prints it; nothing where ranks were run."""
+    from shardviz.plan.report import said_lines
+
+    if dump.files.planned is None:
+        return ""
+    text = "\n".join(words(said.plain) for said in said_lines(dump.files.planned, COLUMNS))
+    return section("plan", "Plan", element("figure", element("pre", text), tabindex=0))
+
 
 def memory_section(dump: Dump) -> str:
     """Write the memory of each rank, by role and by tensor, beside the schemes of data parallel."""
     found = memory_table(dump)
     if not found.uses:
         return section("memory", "Memory", element("p", "The dump has no tensors that take memory."))
-    parts = [_ranks(found)]
+    is_plan = dump.files.planned is not None
+    parts = [element("p", "What lasts; what a step adds is under Plan.", class_="soft")] if is_plan else []
+    parts.append(_ranks(found))
     if {"grad", "optim"} <= set(found.roles):
         parts.append(_schemes(found, dump.files.run.num_ranks))
     return section("memory", "Memory", *parts, _tensors(found.uses))

@@ -62,7 +62,7 @@ LAZY = (
 )
 
 Shape = tuple[tuple[int, ...], str]
-"""Sizes and element type."""
+"""Sizes and element type; without the latter that of the probe's own batch."""
 
 
 @dataclass
@@ -152,6 +152,12 @@ def _failed(built: Built, error: Exception) -> PlannedStep:
     return PlannedStep(f"a step {how} raised {one_line(error)}", reads_values)
 
 
+def _own_dtype(probe: ModuleType) -> torch.dtype:
+    """Return the element type of the probe's own batch; float32 where it has none that is one tensor."""
+    own = probe.batch() if hasattr(probe, "batch") else None
+    return own.dtype if isinstance(own, torch.Tensor) else torch.float32
+
+
 def _stepped(
     probe: ModuleType,
     built: Built,
@@ -166,7 +172,7 @@ def _stepped(
     axes = batch_axes(probe, mesh)
     if batch is not None:
         sizes, dtype = batch
-        whole: tuple[Any, ...] = (torch.zeros(sizes, dtype=dtype_of(dtype)),)
+        whole: tuple[Any, ...] = (torch.zeros(sizes, dtype=dtype_of(dtype) if dtype else _own_dtype(probe)),)
     else:
         whole = whole_batch(probe, axes, mesh, double=double)
     own = own_batch(whole, axes, device_mesh)
