@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         """A tensor of a dump or of a checkpoint."""
 
 
-MOST_TREES = 8
+MOST_TREES = 12
 """How many trees are kept, for filters that are set by a key."""
 
 SEARCHING: tuple[KeySpec, ...] = (
@@ -103,10 +103,9 @@ class Listing(Box):
             known[filters] = kept, tree_of(self._entries, kept)
         return known[filters]
 
-    def make_tree(self, roles: Sequence[str]) -> bool:
-        """Make the tree of one of some roles ahead; return whether there was one to make."""
-        wanted = (Filters(role=role) for role in roles[:MOST_TREES])
-        missing = next((filters for filters in wanted if filters not in self._trees[1]), None)
+    def make_tree(self, wanted: Sequence[Filters]) -> bool:
+        """Make the tree of one of some filters ahead; return whether there was one to make."""
+        missing = next((filters for filters in wanted[:MOST_TREES] if filters not in self._trees[1]), None)
         if missing is None or self._trees[0] is not self._entries:
             return False
         self._filtered(missing)
