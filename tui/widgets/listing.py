@@ -84,9 +84,14 @@ class Listing(Box):
         chosen, name = self._chosen
         if kept and chosen not in kept:
             first = next(iter(kept))
-            self.post_message(TensorChosen(first, kept[first][0]))
+            self._choose(first, kept[first][0])
         elif kept and filters.text and name not in kept[chosen]:
-            self.post_message(TensorChosen(chosen, kept[chosen][0]))
+            self._choose(chosen, kept[chosen][0])
+
+    def _choose(self, entry: int, name: str) -> None:
+        """Choose a tensor that is listed: the tree comes to it in this frame, what else shows it in the next."""
+        self._chosen = (entry, name)
+        self.post_message(TensorChosen(entry, name))
 
     def _filtered(self, filters: Filters) -> tuple[Kept, Node]:
         """Return the names that pass filters, and their tree; that of a filter without a text is kept."""
