@@ -154,11 +154,12 @@ def tree_of(entries: Sequence[Listed], shown: Mapping[int, Sequence[str]] | None
     modules: dict[tuple[Part, ...], Node] = {(): root}
     for index, names in shown.items():
         entry = entries[index]
-        suffix, is_state = entry.suffix, entry.is_state
+        suffix, is_state, verdict_of = entry.suffix, entry.is_state, entry.verdict_of
         for name in names:
             path, part = _place_of(name, suffix, is_state)
-            module = modules.get(path) or _module(modules, path)
-            _put(module, part, Node({}, index, [name], entry.verdict_of(name)))
+            module, tensor = modules.get(path) or _module(modules, path), Node({}, index, [name], verdict_of(name))
+            if module.parts.setdefault(part, tensor) is not tensor:
+                _put(module, part, tensor)
     _align([root])
     _settle(root, {})
     return root

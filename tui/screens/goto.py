@@ -35,6 +35,7 @@ class GotoScreen(Dialog[Target | None]):
         super().__init__()
         self._known = known
         self._about = about
+        self._read: tuple[str, Target | str] = ("", HOW)
 
     def compose(self) -> ComposeResult:
         """Put the input above the lines that say where it leads, or why it leads nowhere."""
@@ -45,11 +46,17 @@ class GotoScreen(Dialog[Target | None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Say where the text leads."""
-        target = parse_target(event.value, self._known)
+        target = self._target(event.value)
         self.query_one("#goto-note", Static).update(target if isinstance(target, str) else self._about(target))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Return where to go, or show why the text leads nowhere."""
-        target = parse_target(event.value, self._known)
+        target = self._target(event.value)
         if isinstance(target, Target):
             self.dismiss(target)
+
+    def _target(self, text: str) -> Target | str:
+        """Read where a text leads, once: of many tensors all names are looked at."""
+        if text != self._read[0]:
+            self._read = (text, parse_target(text, self._known))
+        return self._read[1]

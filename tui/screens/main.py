@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..model.state import State
     from .views.view import View
 
-PAUSE = 0.1
+PAUSE = 0.05
 """Seconds between two parts of the work that is done ahead, so that a view is ready when its key is pressed."""
 
 
@@ -66,7 +66,8 @@ class MainScreen(Screen[None]):
         """Show the first view, and start to make the others."""
         self._views[self.view_name].put(on_screen=True)
         self._views[self.view_name].enter()
-        self._working = self.set_interval(PAUSE, self._work_ahead)
+        self._working = self.set_interval(PAUSE, self._work_ahead, pause=True)
+        self.call_after_refresh(self._working.resume)  # nothing comes before the first frame
         self.watch(self.app, "document", self._working.resume, init=False)
 
     async def _work_ahead(self) -> None:

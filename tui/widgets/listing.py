@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         """A tensor of a dump or of a checkpoint."""
 
 
-MOST_TREES = 8
+MOST_TREES = 12
 """How many trees are kept, for filters that are set by a key."""
 
 SEARCHING: tuple[KeySpec, ...] = (
@@ -84,9 +84,14 @@ class Listing(Box):
         chosen, name = self._chosen
         if kept and chosen not in kept:
             first = next(iter(kept))
-            self.post_message(TensorChosen(first, kept[first][0]))
+            self._choose(first, kept[first][0])
         elif kept and filters.text and name not in kept[chosen]:
-            self.post_message(TensorChosen(chosen, kept[chosen][0]))
+            self._choose(chosen, kept[chosen][0])
+
+    def _choose(self, entry: int, name: str) -> None:
+        """Choose a tensor that is listed: the tree comes to it in this frame, what else shows it in the next."""
+        self._chosen = (entry, name)
+        self.post_message(TensorChosen(entry, name))
 
     def _filtered(self, filters: Filters) -> tuple[Kept, Node]:
         """Return the names that pass filters, and their tree; that of a filter without a text is kept."""
@@ -103,10 +108,9 @@ class Listing(Box):
             known[filters] = kept, tree_of(self._entries, kept)
         return known[filters]
 
-    def make_tree(self, roles: Sequence[str]) -> bool:
-        """Make the tree of one of some roles ahead; return whether there was one to make."""
-        wanted = (Filters(role=role) for role in roles[:MOST_TREES])
-        missing = next((filters for filters in wanted if filters not in self._trees[1]), None)
+    def make_tree(self, wanted: Sequence[Filters]) -> bool:
+        """Make the tree of one of some filters ahead; return whether there was one to make."""
+        missing = next((filters for filters in wanted[:MOST_TREES] if filters not in self._trees[1]), None)
         if missing is None or self._trees[0] is not self._entries:
             return False
         self._filtered(missing)

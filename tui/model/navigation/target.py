@@ -135,7 +135,7 @@ def _by_name(text: str, known: Known, *, exactly: bool = False) -> Target | None
     count = 0
     for index, entry in enumerate(known.entries):
         for name in entry.names:
-            if (fit := _fit(text, lower, name)) is None or (exactly and fit):
+            if (exactly and name != text) or (fit := _fit(text, lower, name)) is None:
                 continue
             count += 1
             if best is None or fit < best[0]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 
 from ...keys import keys
-from ...model.filters import after, axes_of, roles_of
+from ...model.filters import Filters, after, axes_of, roles_of
 from ...model.messages import TensorChosen, TensorOpened
 from ...model.navigation.selection import of_entry
 from ...model.room import most_of_card
@@ -102,11 +102,13 @@ class ExploreView(View):
         return Room(max(width - (BESIDE_SHORT if is_short else BESIDE), 1), max(lines, 1))
 
     def work_ahead(self) -> bool:
-        """Make the tree of the next role."""
+        """Make the tree of what the next key may list."""
         document = self.state.document
-        return (
-            document is not None and not document.is_partial and self.query_one(Listing).make_tree(roles_of(document))
-        )
+        if document is None or document.is_partial:
+            return False
+        wanted = [Filters(), Filters(findings=True), *(Filters(axis=axis) for axis in axes_of(document)[1:])]
+        wanted += [Filters(role=role) for role in roles_of(document)[1:]]
+        return self.query_one(Listing).make_tree(wanted)
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:

@@ -113,6 +113,9 @@ class ModuleTree(Lines, metaclass=Abstract):
         """Return where a line is now, or the closed module around it; its layer may have been set apart since."""
         if line is None:
             return 0
+        shown = (at for at, row in enumerate(self._visible) if (row.path, row.entry) == (line.path, line.entry))
+        if (at := next(shown, None)) is not None:
+            return at
         name = line.names[0] if line.names else ""
         there = self._lines(lambda row: row.path == line.path[: len(row.path)])
         row = next((row for row in there if (row.path, row.entry) == (line.path, line.entry)), None)
