@@ -17,6 +17,7 @@ from shardviz.live.compat import (
     fake_mode,
     flat_params_without_memory,
     futures_answered,
+    held_back,
     is_made_in_first_step,
     looks_for_unused,
     only_in_first_step,
@@ -30,7 +31,7 @@ from shardviz.live.plan.optimizers import dtype_of
 from shardviz.live.plan.step.answers import NoOperator, Refusal
 from shardviz.live.plan.step.choices import OF_VALUES, Choices
 from shardviz.live.plan.step.watched import Watched
-from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch
+from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch, whole_parts
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import loss_of, stages_of
 from shardviz.plan.records import PeakRecord, SavedRecord
@@ -55,6 +56,8 @@ STATIC = (
     "the first step reduces {:,} bytes more, not counted: which parameters were used, for DistributedDataParallel with "
     "static_graph=True"
 )
+
+NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
 
 LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
@@ -125,7 +128,8 @@ def planned_step(
             with answers or contextlib.nullcontext():
                 return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
     except ShardvizError as error:
-        return PlannedStep(error.message, reads_values=True)  # by other means it is no better
+        hint = f": {error.hint}" if error.hint else ""
+        return PlannedStep(error.message + hint, reads_values=True)  # by other means it is no better
     except Exception as error:
         return _failed(built, error)
 
@@ -166,7 +170,7 @@ def _stepped(
     axes = batch_axes(probe, mesh)
     if batch is not None:
         sizes, dtype = batch
-        whole: tuple[Any, ...] = (torch.zeros(sizes, dtype=dtype_of(dtype)),)
+        whole = whole_parts((torch.zeros(sizes, dtype=dtype_of(dtype)),), axes, mesh)
     else:
         whole = whole_batch(probe, axes, mesh, double=double)
     own = own_batch(whole, axes, device_mesh)
@@ -195,4 +199,7 @@ def _stepped(
     if once := only_in_first_step(model):
         notes.append(STATIC.format(once))
     notes += [LAZY] if is_made_in_first_step(model) else []
+    trained = [one for one in model.parameters() if one.requires_grad]
+    if trained and all(one.grad is None for one in trained) and not any(True for _ in held_back(unwrapped(model))):
+        notes.append(NO_GRADIENTS)
     return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode, notes)
