@@ -98,6 +98,12 @@ NO_STEP = {
         (),
         "batch() returned None: return a tensor, or a tuple or dict",
     ),
+    "a loss on a GPU": (
+        "def loss(model, x): return model(x).cuda().sum()",
+        (),
+        "AssertionError: Torch not compiled with CUDA enabled (mine.py, line 10: def loss(model, x): return "
+        "model(x).cuda().sum()): a plan has no GPU",
+    ),
     "fewer rows than ranks": ("", ("--batch", "1,8"), "the batch has 1 row for 2 ranks: return at least 2 rows"),
     "numbers that are not those of weights": ("", ("--batch", "4,8:int64"), "addmm() of torch.float32 and torch.int64"),
 }

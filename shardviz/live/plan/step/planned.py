@@ -59,6 +59,9 @@ STATIC = (
 
 NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
 
+NO_GPU = ": a plan has no GPU"
+NO_GPU_IN_2_4 = f"{NO_GPU}, which torch 2.4's fully_shard() asks for in a step: plan it with a later torch"
+
 LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
     "DistributedDataParallel"
@@ -153,7 +156,9 @@ def _failed(built: Built, error: Exception) -> PlannedStep:
         return PlannedStep(f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}", reads_values)
     if reads_values:
         return PlannedStep(f"the step reads a value, and a plan has none{where(error)}", reads_values)
-    return PlannedStep(f"a step {how} raised {one_line(error)}", reads_values)
+    no_gpu = NO_GPU_IN_2_4 if torch.__version__.startswith("2.4.") else NO_GPU
+    why = no_gpu if "CUDA" in str(error) else ""
+    return PlannedStep(f"a step {how} raised {one_line(error)}{why}", reads_values)
 
 
 def _stepped(
