@@ -13,10 +13,12 @@ examples:
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,7 @@ from shardviz.commands.probe import mesh_for
 from shardviz.dump.origin import is_earlier_run
 from shardviz.dump.write import SUFFIX, check_folder, replacing_folder, write_plan, write_run
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
+from shardviz.layout.mesh import MAX_RANKS
 from shardviz.plan.ranks import PlannedRanks
 
 if TYPE_CHECKING:
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from shardviz.plan.choice import Row
 
 OPTIMIZERS = ("adam", "momentum", "none")
+MAX_ELEMENTS = 1 << 60
+"""Elements of a batch: torch counts them, and their bytes, in 64 bits."""
+
 _BATCH = re.compile(r"([0-9]+(?:[,x][0-9]+)*)(?::([a-z0-9_]+))?")
 
 
@@ -45,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("probe", help="a name from `shardviz probes`, or path/to/file.py[:build_function]")
     parser.add_argument("--mesh", help="sizes of the mesh axes, pp=16,dp=128,tp=8; default: the probe's own")
-    parser.add_argument("--node", type=count, default=0, metavar="N", help="GPUs per node, to see what crosses nodes")
+    gpus = partial(count, of="GPUs", least=1, most=MAX_RANKS)
+    parser.add_argument("--node", type=gpus, default=0, metavar="N", help="GPUs per node, to see what crosses nodes")
     parser.add_argument(
         "--batch", metavar="SHAPE", help="a batch of this shape, 64,8192 or 64,8192:int64; default: the probe's own"
     )
@@ -55,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", default="", metavar="DTYPE", help="element type of its state; default: the weights'")
     parser.add_argument("--master", action="store_true", help="also count a float32 copy of narrower weights")
     parser.add_argument("--no-step", action="store_true", help="plan no step: no activations, no collectives")
-    parser.add_argument("--gpus", type=count, metavar="N", help="list the meshes of N ranks instead of one mesh")
+    parser.add_argument("--gpus", type=gpus, metavar="N", help="list the meshes of N ranks instead of one mesh")
     parser.add_argument("--memory", metavar="SIZE", help="with --gpus: only those that fit in SIZE per rank, 80GB")
     parser.add_argument("--lock", type=Path, metavar="FILE", help="compare with FILE, or write it where there is none")
     parser.add_argument(
@@ -113,11 +120,11 @@ def _choose(args: argparse.Namespace) -> int:
     from shardviz.live.plan.rows import rows as planned_rows
     from shardviz.plan.choice import bytes_of, choice_lines
 
-    if not args.gpus:
-        raise ShardvizError("--gpus 0: no mesh has 0 ranks", "name at least 1 GPU: --gpus 1024")
     if args.mesh or args.lock or args.output:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
-    memory = bytes_of(args.memory) if args.memory else 0
+    memory = 0 if args.memory is None else bytes_of(args.memory)
+    if args.memory is not None and not memory:
+        raise ShardvizError(f"--memory {args.memory}: no mesh fits in 0 bytes", "give what a GPU has: --memory 80GB")
     job = _job(args)
     tried = _tried(job, args.gpus)
     rows: list[Row] = []
@@ -242,4 +249,10 @@ def _batch(text: str | None) -> tuple[tuple[int, ...], str] | None:
     match = _BATCH.fullmatch(text)
     if match is None:
         raise ShardvizError(f"--batch {text!r} is not a shape", "write it as 64,8192 or 64,8192:int64")
-    return tuple(int(size) for size in re.split("[,x]", match[1])), match[2] or ""
+    sizes = tuple(int(size) for size in re.split("[,x]", match[1]))
+    if not 0 < math.prod(sizes) <= MAX_ELEMENTS:
+        raise ShardvizError(
+            f"--batch {text!r} has {math.prod(sizes):,} elements: expected 1 to {MAX_ELEMENTS:,}",
+            "write sizes as 64,8192, the rows of all ranks together first",
+        )
+    return sizes, match[2] or ""

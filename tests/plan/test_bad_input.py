@@ -42,6 +42,26 @@ CASES = {
         2,
         "Hint: a plan has no GPU: give FullyShardedDataParallel device_id=torch.device(mesh.device_type)",
     ),
+    "what is no module": (
+        "def parallelize(model, mesh): return [model]",
+        (),
+        2,
+        "error: parallelize() returned list\nHint: return the model, or None",
+    ),
+    "a second process group": (
+        "def parallelize(model, mesh): torch.distributed.init_process_group('gloo')",
+        (),
+        2,
+        "Hint: the ranks are there before parallelize() is called: leave out init_process_group",
+    ),
+    "a batch without rows": ("", ("--batch", "0,8"), 2, "--batch '0,8' has 0 elements: expected 1 to 1,152,921"),
+    "a batch that is too large": ("", ("--batch", f"{10**20},8"), 2, "has 800,000,000,000,000,000,000 elements"),
+    "less than no GPUs": ("", ("--gpus", "-3"), 2, "--gpus: '-3' is not a number of GPUs: expected 1 to 1,048,576"),
+    "no GPUs": ("", ("--gpus", "0"), 2, "--gpus: '0' is not a number of GPUs: expected 1 to 1,048,576"),
+    "too many GPUs": ("", ("--gpus", "9" * 30), 2, "is not a number of GPUs: expected 1 to 1,048,576"),
+    "nodes without GPUs": ("", ("--node", "0"), 2, "--node: '0' is not a number of GPUs: expected 1 to 1,048,576"),
+    "no memory": ("", ("--gpus", "2", "--memory", "0GB"), 2, "--memory 0GB: no mesh fits in 0 bytes"),
+    "no number of bytes": ("", ("--gpus", "2", "--memory", ""), 2, "--memory '' is not a number of bytes with its"),
     "an element type of a batch": ("", ("--batch", "4,8:int65"), 2, "torch has no element type 'int65'"),
     "an element type of a state": ("", ("--state", "fp32"), 2, "torch has no element type 'fp32'"),
 }
@@ -60,3 +80,83 @@ def test_a_plan_that_cannot_be_made_is_one_line_and_a_hint(
     assert "Hint: " in said
     assert "Traceback" not in said
     assert not list(Path().glob("*.shardviz"))
+
+
+NO_STEP = {
+    "a loss that is None": (
+        "def loss(model, x): model(x)",
+        (),
+        "loss() returned None: return the loss, a tensor of one number",
+    ),
+    "a loss of many numbers": (
+        "def loss(model, x): return model(x)",
+        (),
+        "loss() returned a tensor of shape (2, 8): ret",
+    ),
+    "a batch that is None": (
+        "def batch(): return None",
+        (),
+        "batch() returned None: return a tensor, or a tuple or dict",
+    ),
+    "a loss on a GPU": (
+        "def loss(model, x): return model(x).cuda().sum()",
+        (),
+        "AssertionError: Torch not compiled with CUDA enabled (mine.py, line 10: def loss(model, x): return "
+        "model(x).cuda().sum()): a plan has no GPU",
+    ),
+    "fewer rows than ranks": ("", ("--batch", "1,8"), "the batch has 1 row for 2 ranks: return at least 2 rows"),
+    "numbers that are not those of weights": ("", ("--batch", "4,8:int64"), "addmm() of torch.float32 and torch.int64"),
+}
+
+
+@pytest.mark.parametrize("case", NO_STEP)
+def test_a_step_that_cannot_be_made_says_what_to_return_and_the_rest_is_planned(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    added, options, expected = NO_STEP[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + added)
+    assert main(["plan", "mine.py", *options]) == 0
+    text = " ".join(capfd.readouterr().out.split())
+    assert "planned without activations and collectives: " in text
+    assert expected in text
+    assert "parameters 288 B" in text
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_step_without_a_backward_is_planned_and_noted(
+    backward: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    call = "loss.backward()" if backward else ""
+    code = f"def step(model, x, mesh):\n    loss = model(x).sum()\n    {call}\n    return loss"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + code)
+    assert main(["plan", "mine.py"]) == 0
+    text = capfd.readouterr().out
+    assert ("the step leaves no gradients" not in text) == ("gradients  " in text) == backward
+
+
+def test_what_a_probe_prints_is_not_among_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printing = "print('one')\ndef parallelize(model, mesh): print('two')\n"
+    (tmp_path / "mine.py").write_text(HEAD + printing)
+    assert main(["plan", "mine.py"]) == 0
+    said = capfd.readouterr()
+    assert said.out.startswith("plan of mine.py")
+    assert {"one", "two"} < set(said.err.splitlines())
+
+
+@pytest.mark.parametrize("returned", ["", "return loss.detach()"])
+def test_real_ranks_say_that_a_step_has_to_return_the_loss(
+    returned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = f"def step(model, x, mesh):\n    loss = model(x).square().mean()\n    loss.backward()\n    {returned}"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + code)
+    status = main(["probe", "mine.py", "--mesh", "1"])
+    text = " ".join(capfd.readouterr().err.split())
+    assert (
+        ("step() returned None Hint: return the loss, a tensor of one number" in text) == (status > 1) == (not returned)
+    )

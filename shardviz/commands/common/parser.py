@@ -69,8 +69,9 @@ def seconds(text: str) -> float:
     return found
 
 
-def count(text: str) -> int:
-    """Read how many of something, for argparse."""
-    if not re.fullmatch("[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of values: expected 0 or more")
+def count(text: str, *, of: str = "values", least: int = 0, most: int = 10**18 - 1) -> int:
+    """Read how many of something, for argparse; for something else, by `partial`."""
+    if not re.fullmatch("[0-9]+", text) or not least <= int(text[:20]) <= most:
+        limit = f"{least} or more" if most >= 10**18 - 1 else f"{least} to {most:,}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {of}: expected {limit}")
     return int(text)

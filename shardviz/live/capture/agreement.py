@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import distributed
 
-from shardviz.errors import ShardvizError
+from shardviz.errors import ProbeError, ShardvizError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -169,6 +169,9 @@ def attempted(work: Callable[[], Done], folder: Path, phase: str) -> tuple[Done 
 
     Returns:
         What it returned, and no error; or None and the first rank's error, if it raised on any rank.
+
+    Raises:
+        ProbeError: It raised that on this rank: what the probe's author has to mend is no finding.
     """
     done, failure = None, None
     try:
@@ -176,6 +179,8 @@ def attempted(work: Callable[[], Done], folder: Path, phase: str) -> tuple[Done 
     except Exception as error:
         failure = error
     errors = agreed_errors(failure, folder, phase)
+    if isinstance(failure, ProbeError):
+        raise failure
     found = next((f"rank {rank} raised {text}" for rank, text in enumerate(errors) if text), "")
     return (None, found) if found else (done, "")
 

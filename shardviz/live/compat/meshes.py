@@ -99,15 +99,19 @@ def working_out_shapes() -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether DTensor runs an operator only to know the shape of its result.
 
     It runs it on tensors of the whole shape, without values: `ShardingPropagator._propagate_tensor_meta_non_cached`, in
-    torch 2.13.0; where it has another name, the answer is always no.
+    torch 2.13.0, and `_propagate_tensor_meta` in 2.4.1; where it has another name, the answer is always no.
     """
-    from torch.distributed.tensor import _sharding_prop
-
+    try:
+        from torch.distributed.tensor import _sharding_prop
+    except ImportError:  # torch 2.4
+        from torch.distributed._tensor import _sharding_prop  # type: ignore[attr-defined,no-redef]
     kind: Any = _sharding_prop.ShardingPropagator
-    before = getattr(kind, "_propagate_tensor_meta_non_cached", None)
-    if before is None:
+    names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
+    name = next((one for one in names if hasattr(kind, one)), "")
+    if not name:
         yield lambda: False
         return
+    before = getattr(kind, name)
     depth = 0
 
     def noting(*args: Any, **named: Any) -> Any:
@@ -118,7 +122,7 @@ def working_out_shapes() -> Iterator[Callable[[], bool]]:
         finally:
             depth -= 1
 
-    with replaced(kind, "_propagate_tensor_meta_non_cached", noting):
+    with replaced(kind, name, noting):
         yield lambda: depth > 0
 
 

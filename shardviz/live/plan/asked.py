@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -94,7 +95,7 @@ def answer(question: Question, rank: int) -> Reply:
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch._subclasses").setLevel(logging.CRITICAL)  # what it raises is in the reply
     torch.set_num_threads(1)
-    with fake_world(rank, question.mesh.size), without_compiling():
+    with contextlib.redirect_stdout(sys.stderr), fake_world(rank, question.mesh.size), without_compiling():
         return _Rank(question, rank).reply()
 
 

@@ -35,6 +35,8 @@ BY_HAND = "call build() and parallelize() by hand: the traceback shows where"
 NO_GPU = "a plan has no GPU: leave out what asks for one, and take the device from mesh.device_type"
 FOR_FSDP1 = "a plan has no GPU: give FullyShardedDataParallel device_id=torch.device(mesh.device_type)"
 
+ONE_GROUP = "the ranks are there before parallelize() is called: leave out init_process_group, and take their mesh"
+
 INSTEAD = {
     "fakes": "so the model is built on tensors without memory, under FakeTensorMode",
     "values": "so the model is built with its values",
@@ -66,10 +68,19 @@ def unsharded(probe: ModuleType, build: str, *, double: bool = False) -> nn.Modu
         ProbeError: It is not a module.
     """
     torch.manual_seed(0)
-    model = getattr(probe, build)()
-    if not isinstance(model, nn.Module):
-        raise ProbeError(f"{build}() returned {type(model).__name__}", "return a torch.nn.Module")
+    model = _module(getattr(probe, build)(), f"{build}()", "return a torch.nn.Module")
     return model.double() if double else model
+
+
+def _module(value: Any, call: str, hint: str) -> nn.Module:
+    """Return what a probe's function returned.
+
+    Raises:
+        ProbeError: That is not a module.
+    """
+    if not isinstance(value, nn.Module):
+        raise ProbeError(f"{call} returned {type(value).__name__}", hint)
+    return value
 
 
 class EarlyModel:
@@ -162,7 +173,7 @@ def sharded(
                 call = "parallelize()"
                 with talks, split_alike():
                     returned = parallelize(model, mesh)
-            done = model if returned is None else returned
+            done = model if returned is None else _module(returned, "parallelize()", "return the model, or None")
             if one == "meta" and has_ddp(done):
                 continue  # it hooks parameters, and a step needs others that are on a device
             instead = (INSTEAD[one],) if refused else ()
@@ -183,6 +194,8 @@ def _hint(why: str) -> str:
     """Return what to do where a model cannot be built by any means."""
     if "needs a non-CPU accelerator" in why:
         return FOR_FSDP1
+    if "default process group twice" in why:
+        return ONE_GROUP
     return NO_GPU if any(word in why.lower() for word in ("cuda", "nccl")) else BY_HAND
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import sys
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -85,9 +87,10 @@ def load(job: PlanJob) -> Loaded:
         ShardvizError: The probe cannot be imported, or what was asked for does not exist.
     """
     _check_dtypes(job)
-    module = _loaded(job.probe)
-    check_intended(getattr(module, "expect", {}))
-    return Loaded(module, EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double)))
+    with contextlib.redirect_stdout(sys.stderr):  # what a probe prints is no data
+        module = _loaded(job.probe)
+        check_intended(getattr(module, "expect", {}))
+        return Loaded(module, EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double)))
 
 
 def question_of(job: PlanJob, loaded: Loaded) -> Question:

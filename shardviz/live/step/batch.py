@@ -51,8 +51,19 @@ def whole_batch(probe: ModuleType, axes: Mapping[str, int], mesh: Mesh, *, doubl
     """
     torch.manual_seed(1)
     batch = probe.batch()
+    if batch is None:
+        raise ProbeError("batch() returned None", "return a tensor, or a tuple or dict of the model's arguments")
+    return whole_parts(_as_tuple(batch), axes, mesh, double=double)
+
+
+def whole_parts(batch: Batch, axes: Mapping[str, int], mesh: Mesh, *, double: bool = False) -> Batch:
+    """Return a batch without what is beyond a multiple of a dim's parts.
+
+    Raises:
+        ProbeError: There are fewer rows than parts.
+    """
     counts = num_parts(axes, mesh)
-    return tuple(each(part, lambda tensor: _whole(tensor, counts, double=double)) for part in _as_tuple(batch))
+    return tuple(each(part, lambda tensor: _whole(tensor, counts, double=double)) for part in batch)
 
 
 def num_parts(axes: Mapping[str, int], mesh: Mesh) -> dict[int, int]:
@@ -89,8 +100,12 @@ def _whole(tensor: torch.Tensor, counts: Mapping[int, int], *, double: bool) -> 
         if has_dim(tensor, dim):
             size = tensor.shape[dim]
             if size < parts:
-                rows = "rows" if dim == 0 else f"elements in dim {dim}"
-                raise ProbeError(f"the batch has {size} {rows} for {parts} ranks", f"return at least {parts} {rows}")
+                rows = "row" if dim == 0 else f"element in dim {dim}"
+                many = rows.replace("row", "rows").replace("element", "elements")
+                raise ProbeError(
+                    f"the batch has {size} {rows if size == 1 else many} for {parts} ranks",
+                    f"return at least {parts} {many}",
+                )
             tensor = tensor.narrow(dim, 0, size // parts * parts)
     return tensor.double() if double and tensor.is_floating_point() else tensor
 

@@ -113,7 +113,7 @@ def sharded_step(
     torch.manual_seed(seed)
     with dividing_float64_once(), observed(model, stages, followed) as seen:
         if hasattr(probe, "step"):
-            loss = probe.step(model, as_written(batch), mesh)
+            loss = _loss(probe.step(model, as_written(batch), mesh), "step")
         else:
             loss = loss_of(probe, model, batch)
             torch.autograd.backward(loss)
@@ -155,8 +155,7 @@ def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
         ProbeError: The probe does not define a loss, and the model's output is not a tensor.
     """
     if hasattr(probe, "loss"):
-        loss: torch.Tensor = probe.loss(model, as_written(batch))
-        return loss
+        return _loss(probe.loss(model, as_written(batch)), "loss")
     output = model(**batch[0]) if len(batch) == 1 and isinstance(batch[0], Mapping) else model(*batch)
     if not torch.is_tensor(output):
         raise ProbeError(
@@ -165,6 +164,21 @@ def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
         )
     square: torch.Tensor = output.square().mean()
     return square
+
+
+def _loss(loss: Any, function: str) -> torch.Tensor:
+    """Return what a probe's `loss` or `step` returned.
+
+    Raises:
+        ProbeError: It is no tensor, or `loss` returned one of several numbers.
+    """
+    if not torch.is_tensor(loss):
+        given = "None" if loss is None else type(loss).__name__
+    elif function == "loss" and loss.numel() != 1:
+        given = f"a tensor of shape {tuple(loss.shape)}"
+    else:
+        return loss
+    raise ProbeError(f"{function}() returned {given}", "return the loss, a tensor of one number")
 
 
 def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.Tensor | None = None) -> list[Local]:

@@ -40,6 +40,9 @@ FILLS: dict[Any, int] = {
 FILLS_WITH = {ATEN.full.default: 1, ATEN.full_like.default: 1, ATEN.new_full.default: 2, ATEN.scalar_tensor.default: 0}
 """Operators that fill a new tensor, with the number, or the number of the argument that says it."""
 
+GROUPED = (ATEN._grouped_mm.default,) if hasattr(ATEN, "_grouped_mm") else ()
+"""The grouped product, which torch has since 2.8."""
+
 COUNTS = (ATEN.arange.default, ATEN.arange.start, ATEN.arange.start_step)
 
 BY_INDEX = (ATEN.index.Tensor, ATEN.index_put.default, ATEN.index_put_.default, ATEN._index_put_impl_.default)
@@ -93,7 +96,7 @@ class Choices:
         if known and None not in known and _is_pure(func):
             return self._worked_out(func, args, kwargs, [one for one in known if one])
         self._lose(func, args)
-        if func is ATEN._grouped_mm.default:
+        if func in GROUPED:
             return _grouped_product(func, *args, **kwargs)
         return func(*self._with_positions(func, args), **kwargs)
 
@@ -203,7 +206,7 @@ def _kind(func: Any) -> str:
         return "fills"
     if "c10d" in getattr(func, "namespace", ""):
         return "exchanges"
-    return "multiplies" if func is ATEN._grouped_mm.default else "depends"
+    return "multiplies" if func in GROUPED else "depends"
 
 
 @lru_cache(maxsize=4096)

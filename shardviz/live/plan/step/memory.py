@@ -45,13 +45,16 @@ ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.op
 
 ATEN = torch.ops.aten
 
-OF_ONE_DTYPE = frozenset(
-    (
-        *(ATEN.mm.default, ATEN.addmm.default, ATEN.mv.default),
-        *(ATEN.convolution.default, ATEN.index_put.default, ATEN.index_put_.default, ATEN.index_add.default),
-    )
-)
-"""Operators that refuse numbers of two floating-point types where they have values, and not where they have none.
+OF_ONE_DTYPE = {
+    ATEN.mm.default: (0, 1),
+    ATEN.mv.default: (0, 1),
+    ATEN.addmm.default: (0, 1, 2),
+    ATEN.convolution.default: (0, 1, 2),
+    ATEN.index_put.default: (0, 2),
+    ATEN.index_put_.default: (0, 2),
+    ATEN.index_add.default: (0, 3),
+}
+"""Operators that refuse operands of two element types where they have values, and not where they have none: which.
 
 Found by trying operators in both ways, on torch 2.13.0.
 """
@@ -204,7 +207,8 @@ class Memory(UnwrappedMode):
             RuntimeError: They are, as torch raises it.
         """
         if func in OF_ONE_DTYPE:
-            dtypes = dict.fromkeys(str(one.dtype) for one in args if torch.is_tensor(one) and one.is_floating_point())
+            operands = [args[at] for at in OF_ONE_DTYPE[func]]
+            dtypes = dict.fromkeys(str(one.dtype) for one in operands if one is not None)
             if len(dtypes) > 1:
                 raise RuntimeError(f"{func.__name__.partition('.')[0]}() of {' and '.join(dtypes)}")
 

@@ -17,6 +17,7 @@ from shardviz.live.compat import (
     fake_mode,
     flat_params_without_memory,
     futures_answered,
+    held_back,
     is_made_in_first_step,
     looks_for_unused,
     only_in_first_step,
@@ -30,21 +31,23 @@ from shardviz.live.plan.optimizers import dtype_of
 from shardviz.live.plan.step.answers import NoOperator, Refusal
 from shardviz.live.plan.step.choices import OF_VALUES, Choices
 from shardviz.live.plan.step.watched import Watched
-from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch
+from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch, whole_parts
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import loss_of, stages_of
 from shardviz.plan.records import PeakRecord, SavedRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import ModuleType
 
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.step import StageRecord
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.building import Built
     from shardviz.live.plan.step.answers import Answers
+    from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
 
 UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
@@ -55,6 +58,11 @@ STATIC = (
     "the first step reduces {:,} bytes more, not counted: which parameters were used, for DistributedDataParallel with "
     "static_graph=True"
 )
+
+NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
+
+NO_GPU = ": a plan has no GPU"
+NO_GPU_IN_2_4 = f"{NO_GPU}, which torch 2.4's fully_shard() asks for in a step: plan it with a later torch"
 
 LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
@@ -125,7 +133,8 @@ def planned_step(
             with answers or contextlib.nullcontext():
                 return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
     except ShardvizError as error:
-        return PlannedStep(error.message, reads_values=True)  # by other means it is no better
+        hint = f": {error.hint}" if error.hint else ""
+        return PlannedStep(error.message + hint, reads_values=True)  # by other means it is no better
     except Exception as error:
         return _failed(built, error)
 
@@ -149,13 +158,9 @@ def _failed(built: Built, error: Exception) -> PlannedStep:
         return PlannedStep(f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}", reads_values)
     if reads_values:
         return PlannedStep(f"the step reads a value, and a plan has none{where(error)}", reads_values)
-    return PlannedStep(f"a step {how} raised {one_line(error)}", reads_values)
-
-
-def _own_dtype(probe: ModuleType) -> torch.dtype:
-    """Return the element type of the probe's own batch; float32 where it has none that is one tensor."""
-    own = probe.batch() if hasattr(probe, "batch") else None
-    return own.dtype if isinstance(own, torch.Tensor) else torch.float32
+    no_gpu = NO_GPU_IN_2_4 if torch.__version__.startswith("2.4.") else NO_GPU
+    why = no_gpu if "CUDA" in str(error) else ""
+    return PlannedStep(f"a step {how} raised {one_line(error)}{why}", reads_values)
 
 
 def _stepped(
@@ -170,25 +175,14 @@ def _stepped(
 ) -> PlannedStep:
     model = built.model
     axes = batch_axes(probe, mesh)
-    if batch is not None:
-        sizes, dtype = batch
-        whole: tuple[Any, ...] = (torch.zeros(sizes, dtype=dtype_of(dtype) if dtype else _own_dtype(probe)),)
-    else:
-        whole = whole_batch(probe, axes, mesh, double=double)
-    own = own_batch(whole, axes, device_mesh)
+    own = own_batch(_whole(probe, batch, axes, mesh, double=double), axes, device_mesh)
     with real_tensors():
         stages = stages_of(probe, model, device_mesh)
     torch.manual_seed(2)
     buckets = ddp_alone(model)
-    has_values = built.means == "values"
-    choices = None if has_values else Choices()
+    choices = None if built.means == "values" else Choices()
     with (
-        Refusal() if has_values else contextlib.nullcontext(),
-        NoOperator(has_values=has_values),
-        quiet_redistribution(),
-        pipelines_alone(),
-        flat_params_without_memory(),
-        futures_answered(),
+        _alone(built),
         observed(model, stages, values=False) as seen,
         Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as memory,
     ):
@@ -197,8 +191,41 @@ def _stepped(
         else:
             torch.autograd.backward(loss_of(probe, model, own))
     saved = tuple(SavedRecord(name, size) for name, size in memory.log.kept().items() if size)
-    notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
-    if once := only_in_first_step(model):
-        notes.append(STATIC.format(once))
-    notes += [LAZY] if is_made_in_first_step(model) else []
+    notes = [*(EVENLY.format(call) for call in getattr(choices, "read", ())), *_notes(model)]
     return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode, notes)
+
+
+def _whole(probe: ModuleType, batch: Shape | None, axes: Mapping[str, int], mesh: Mesh, *, double: bool) -> Batch:
+    """Return the batch of all ranks; without an element type it has that of the probe's own, or float32."""
+    if batch is None:
+        return whole_batch(probe, axes, mesh, double=double)
+    sizes, name = batch
+    own = probe.batch() if not name and hasattr(probe, "batch") else None
+    dtype = dtype_of(name) if name else own.dtype if isinstance(own, torch.Tensor) else torch.float32
+    return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, mesh)
+
+
+@contextlib.contextmanager
+def _alone(built: Built) -> Iterator[None]:
+    """Let a step run on one rank, and refuse to read values."""
+    has_values = built.means == "values"
+    with (
+        Refusal() if has_values else contextlib.nullcontext(),
+        NoOperator(has_values=has_values),
+        quiet_redistribution(),
+        pipelines_alone(),
+        flat_params_without_memory(),
+        futures_answered(),
+    ):
+        yield
+
+
+def _notes(model: nn.Module) -> Iterator[str]:
+    """Yield what of a step on real ranks this one has not shown."""
+    if once := only_in_first_step(model):
+        yield STATIC.format(once)
+    if is_made_in_first_step(model):
+        yield LAZY
+    trained = [one for one in model.parameters() if one.requires_grad]
+    if trained and all(one.grad is None for one in trained) and not any(True for _ in held_back(unwrapped(model))):
+        yield NO_GRADIENTS
