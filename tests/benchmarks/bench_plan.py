@@ -58,13 +58,8 @@ print(statistics.median(worked), max(worked))
 """
 """Prints the processor seconds of a key in the viewer, the median and the slowest, on its last line."""
 
-SMALLER = """
-from shardviz.probes.plans import llama_405b
-from shardviz.probes.plans.llama_405b import *
-from shardviz.probes.plans._transformer import Sizes
-SIZES = llama_405b.SIZES = Sizes(layers=80, features=8192, heads=64, kv_heads=8, hidden=28672, words=128256)
-"""
-"""A probe: Llama 3 70B, split as 405B is."""
+OF_405B = "layers=126, features=16384, heads=128, kv_heads=8, hidden=53248"
+OF_70B = "layers=80, features=8192, heads=64, kv_heads=8, hidden=28672"
 
 VERB = "import sys; from shardviz.cli import main; sys.exit(main({!r}))"
 
@@ -120,7 +115,7 @@ def main() -> None:
 def _meshes() -> None:
     with tempfile.TemporaryDirectory() as parent:
         probe = Path(parent) / "llama_70b.py"
-        probe.write_text(SMALLER)
+        probe.write_text(probe_files.find(NAME).path.read_text().replace(OF_405B, OF_70B))
         command = python(VERB.format(["plan", str(probe), "--gpus", "1024", "--memory", "80GB", "--node", "8"]))
         begin = time.monotonic()
         subprocess.run(command, check=True)
