@@ -17,7 +17,7 @@ import math
 import re
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.planning import PlanJob
     from shardviz.plan.choice import Row
+
+PATIENCE = 10.0
+"""Seconds before it is said how many are left."""
 
 OPTIMIZERS = ("adam", "momentum", "none")
 MAX_ELEMENTS = 1 << 60
@@ -169,18 +172,28 @@ class Doing:
         of: How many meshes there are.
         done: How many are done.
         now: What is done now.
+        begun: When it began.
     """
 
     of: int
     done: int = 0
     now: str = "loading the probe"
+    begun: float = field(default_factory=time.monotonic)
 
     def __call__(self, now: str) -> None:
         """Note what is done next."""
         self.now = now
 
     def __str__(self) -> str:
-        return f"{self.done} of {self.of} meshes done, {self.now}"
+        return f"{self.done} of {self.of} meshes done{self._left()}, {self.now}"
+
+    def _left(self) -> str:
+        """Say about how long it takes yet, if all meshes take as long as those that are done."""
+        passed = time.monotonic() - self.begun
+        if not self.done or passed < PATIENCE:
+            return ""
+        minutes = passed / self.done * (self.of - self.done) / 60
+        return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than 1 min left"
 
 
 def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:

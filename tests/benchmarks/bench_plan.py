@@ -1,6 +1,7 @@
 """Plan Llama 3.1 405B on 16,384 ranks, beside the same 16 stages on 16 ranks; then show what was written.
 
 python tests/benchmarks/bench_plan.py             seconds, memory, and what 1,024 times the ranks cost
+python tests/benchmarks/bench_plan.py --gpus      the meshes of 1,024 ranks that fit a model of 70B parameters
 python tests/benchmarks/bench_plan.py --profile   where one rank spends its time, by function
 """
 
@@ -12,6 +13,7 @@ import pstats
 import resource
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from whole import compare, peak_memory_of_children, python, verdict
@@ -19,12 +21,16 @@ from whole import compare, peak_memory_of_children, python, verdict
 from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.live.plan.asked import Question, answer
+from shardviz.live.plan.asking import cores
 from shardviz.live.plan.building import EarlyModel, unsharded
 from shardviz.live.plan.optimizers import Optimizer
 from shardviz.live.probe import load_probe
 
 NAME = "plans/llama_405b"
 LARGE, SMALL = "pp=16,fsdp=128,tp=8", "pp=16,fsdp=1,tp=1"
+TABLE = 180
+"""Seconds on two quiet cores for a table of 64 meshes."""
+
 CORES = 2
 BUDGET = 60
 """Seconds on two quiet cores: half as many as processor seconds."""
@@ -52,6 +58,9 @@ print(statistics.median(worked), max(worked))
 """
 """Prints the processor seconds of a key in the viewer, the median and the slowest, on its last line."""
 
+OF_405B = "layers=126, features=16384, heads=128, kv_heads=8, hidden=53248"
+OF_70B = "layers=80, features=8192, heads=64, kv_heads=8, hidden=28672"
+
 VERB = "import sys; from shardviz.cli import main; sys.exit(main({!r}))"
 
 
@@ -70,8 +79,13 @@ def main() -> None:
     """Print seconds and ratios, or a profile."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--profile", action="store_true")
-    if parser.parse_args().profile:
+    parser.add_argument("--gpus", action="store_true")
+    args = parser.parse_args()
+    if args.profile:
         _profile()
+        return
+    if args.gpus:
+        _meshes()
         return
     with tempfile.TemporaryDirectory() as parent:
         large, small = Path(parent) / "large.shardviz", Path(parent) / "small.shardviz"
@@ -96,6 +110,19 @@ def main() -> None:
             print(f"{' '.join(verb)}: {one}")
             verdict(f"{' '.join(verb)} of 16,384 ranks in seconds", one.median, 10)
             verdict(f"{' '.join(verb)} of 16,384 ranks / of 16", one.median / other.median, 10)
+
+
+def _meshes() -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        probe = Path(parent) / "llama_70b.py"
+        probe.write_text(probe_files.find(NAME).path.read_text().replace(OF_405B, OF_70B))
+        command = python(VERB.format(["plan", str(probe), "--gpus", "1024", "--memory", "80GB", "--node", "8"]))
+        begin = time.monotonic()
+        subprocess.run(command, check=True)
+        wall, used = time.monotonic() - begin, processor_seconds()
+        print(f"64 meshes of 1,024 ranks: {wall:.1f} s on {cores()} cores, {used:.1f} processor seconds")
+        verdict(f"seconds of the table on {CORES} cores", used / CORES, TABLE)
+        verdict("peak memory of a rank that is asked, in MiB", peak_memory_of_children() / 2**20, 1024)
 
 
 def _keys(folder: Path) -> list[float]:

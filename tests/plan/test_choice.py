@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,19 @@ def test_a_first_rank_without_parameters_is_planned_where_no_axis_has_idle_stage
 
 def test_how_far_it_is_is_whole_before_the_probe_is_loaded() -> None:
     assert str(Doing(12)) == "0 of 12 meshes done, loading the probe"
+
+
+@pytest.mark.parametrize(
+    ("passed", "done", "said"),
+    [
+        (5, 1, "1 of 12 meshes done, loading the probe"),
+        (60, 0, "0 of 12 meshes done, loading the probe"),
+        (60, 3, "3 of 12 meshes done, about 3 min left, loading the probe"),
+        (110, 11, "11 of 12 meshes done, less than 1 min left, loading the probe"),
+    ],
+)
+def test_how_long_it_takes_yet_is_said_once_it_is_known(passed: float, done: int, said: str) -> None:
+    assert str(Doing(12, done, begun=time.monotonic() - passed)) == said
 
 
 def test_a_mesh_with_idle_stages_is_not_planned(staged: Path, capfd: pytest.CaptureFixture[str]) -> None:

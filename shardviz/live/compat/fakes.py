@@ -116,7 +116,7 @@ _PLAIN_ARGUMENTS = frozenset(
 
 @cache
 def _with_quick_keys(kind: Any) -> Any:
-    """Return a `FakeTensorMode` that finds what it has in its cache in a third of the time.
+    """Return a `FakeTensorMode` that finds what it has in its cache, and makes tensors of it, in a third of the time.
 
     torch makes a key of 17 attributes of every tensor, one by one in Python, for each operator of a step. The key here
     has those of them that do not follow from others, and leads to the same entry of torch's cache; where it is not
@@ -126,11 +126,17 @@ def _with_quick_keys(kind: Any) -> Any:
     class Quick(kind):  # type: ignore[misc]
         _used: tuple[Any, Any, Any] = None, None, None
 
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how)
+            self._states: dict[torch.device, dict[str, Any]] = {}
+
         def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            if func is torch.ops.aten._unsafe_view.default:
+                func = torch.ops.aten.view.default  # which is all that it does, but for autograd
             key = _quick_key(self, func, args, kwargs)
             entry = _FAKES.get(key) if key is not None else None
             if entry is not None:
-                return super()._output_from_cache_entry(None, entry, None, func, args)
+                return self._made(entry, func, args)
             try:
                 returned = super()._cached_dispatch_impl(func, types, args, kwargs)
                 if key is not None and args and self._used[0] is func and self._used[1] is args:
@@ -139,6 +145,30 @@ def _with_quick_keys(kind: Any) -> Any:
             finally:
                 self._used = None, None, None  # kept, its tensors would count as memory of the step
             return returned
+
+        def _made(self, entry: Any, func: Any, args: Any) -> Any:
+            """Return what torch makes of an entry, which asks for each of 20 attributes what has been asked before."""
+            metadata = _only_metadata(entry)
+            state = self._states.get(metadata.device) if metadata is not None else None
+            if state is None:
+                made = super()._output_from_cache_entry(None, entry, None, func, args)
+                if metadata is not None and _is_plain(made):
+                    self._states[metadata.device] = dict(vars(made))
+                return made
+            with torch._C._DisableTorchDispatch():
+                empty = torch.empty_strided(
+                    metadata.shape,
+                    metadata.stride,
+                    dtype=metadata.dtype,
+                    device="meta",
+                    requires_grad=metadata.requires_grad,
+                )
+                if func.is_view:
+                    storage = args[entry.output_infos[0].view_idx].untyped_storage()
+                    empty.set_(storage, metadata.storage_offset, metadata.shape, metadata.stride)
+            made = _subclass(metadata.device, empty)
+            made.__dict__.update(state)
+            return made
 
         def _make_cache_entry(self, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
             entry = super()._make_cache_entry(state, key, func, args, kwargs, output)
@@ -150,6 +180,32 @@ def _with_quick_keys(kind: Any) -> Any:
             return super()._output_from_cache_entry(state, entry, key, func, args)
 
     return Quick
+
+
+def _only_metadata(entry: Any) -> Any:
+    """Return what describes the one strided tensor that an entry of torch's cache stands for; None for any other."""
+    info = entry.output_infos[0]
+    found = info.metadata
+    if entry.is_output_tuple or info.inplace_idx is not None or found is None or found.layout is not torch.strided:
+        return None
+    return None if found.is_conj or found.is_neg or found.device.type not in ("cpu", "meta") else found
+
+
+def _is_plain(fake: Any) -> bool:
+    """Whether nothing is noted of a new tensor but its mode and its device, and its data may not be asked for."""
+    noted = {name for name, value in vars(fake).items() if value is not None}
+    return noted == {"fake_mode", "_fake_device"} and not fake.fake_mode._allow_unsafe_data_ptr_access
+
+
+def _subclass(device: torch.device, empty: torch.Tensor) -> Any:
+    """Return a `FakeTensor` as its `__new__` begins to make it."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    made: Any = torch.Tensor._make_subclass(
+        FakeTensor, empty, empty.requires_grad, dispatch_device=True, device_for_backend_keys=device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    return made
 
 
 def _quick_key(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:

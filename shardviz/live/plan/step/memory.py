@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,6 +127,12 @@ class Log:
         return most
 
 
+@lru_cache(maxsize=4096)
+def waits(func: Any) -> bool:
+    """Whether an operator waits for a collective."""
+    return "wait_tensor" in str(func)
+
+
 class Memory(UnwrappedMode):
     """Follows storages while a model runs; `Watched` shows it the operators.
 
@@ -175,7 +182,7 @@ class Memory(UnwrappedMode):
 
     def _followed_up(self, func: Any, args: Any, kwargs: Any, returned: Any) -> Any:
         """Follow the storages that an operator made, and return what it returns with values."""
-        if "wait_tensor" in str(func):
+        if waits(func):
             return args[0]  # without values a new tensor is returned, with values the same one
         takes_all = getattr(func, "namespace", "") == "fsdp"
         is_of_fsdp = takes_all or self._reduces_flat()

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from shardviz.live.compat import DTensor, answered_alone
-from shardviz.live.plan.step.memory import Memory
+from shardviz.live.plan.step.memory import Memory, waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,6 +52,8 @@ class Watched(Memory):  # type: ignore[no-untyped-call]
         self._refuse_freed(func, args)
         self._refuse_dtypes(func, args)
         self._comms.note(func, args, kwargs)
+        if self._choices is not None and waits(func):
+            return args[0]  # what `_followed_up` returns
         returned = func(*args, **kwargs) if self._choices is None else self._choices.run(func, args, kwargs)
         return self._followed_up(func, args, kwargs, returned)
 
