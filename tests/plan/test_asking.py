@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan import asking
@@ -212,3 +213,14 @@ def test_only_cores_that_this_process_may_use_count(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert cores() == 1
+
+
+def test_a_rank_waits_for_no_thread_of_the_process_that_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "WAIT", 20.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1 << 22).exp_()  # from now on this process has threads, and a fork of it has none
+        assert ask([0], lambda _: torch.ones(1 << 22).exp_().numel()) == {0: 1 << 22}
+    finally:
+        torch.set_num_threads(before)

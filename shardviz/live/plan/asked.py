@@ -94,7 +94,6 @@ def answer(question: Question, rank: int) -> Reply:
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch._subclasses").setLevel(logging.CRITICAL)  # what it raises is in the reply
-    torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr), fake_world(rank, question.mesh.size), without_compiling():
         return _Rank(question, rank).reply()
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.compat import know_fakes, new_fakes
 
@@ -80,6 +82,7 @@ def end(one: Fork) -> None:
 
 def _run(rank: int, work: Callable[[int], object], answers: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its forks
+    torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
     new_fakes()
     try:
         answer: tuple[bool, object] = True, work(rank)
