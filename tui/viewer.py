@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 LOOK_AGAIN = 1.0
 """Seconds between two looks whether any file has changed."""
 
-COLLECT = (20_000, 50, 50)
-"""How seldom garbage is collected: the longest pass takes 12 ms, a third of what a key may take to its frame."""
+COLLECT = (5_000, 200, 50)
+"""How seldom garbage is collected: rarely all of it, and little at a time, since one pass falls within one key."""
 
 
 class Viewer(App[None], metaclass=Abstract):
