@@ -24,6 +24,7 @@ from shardviz.live.compat import (
     pipelines_alone,
     quiet_redistribution,
     real_tensors,
+    replaced,
     without_pinned_memory,
 )
 from shardviz.live.plan.forks import one_line, where
@@ -61,6 +62,8 @@ NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: ca
 
 NO_GPU = ": a plan has no GPU"
 NO_GPU_IN_2_4 = f"{NO_GPU}, which torch 2.4's fully_shard() asks for in a step: plan it with a later torch"
+
+ON_CPU = "what save_on_cpu() keeps in the CPU's memory is counted as activations, as if it stayed on the GPU"
 
 LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
@@ -149,6 +152,20 @@ def _silence() -> Iterator[None]:
         logging.disable(before)
 
 
+@contextlib.contextmanager
+def _saved_on_cpu() -> Iterator[list[bool]]:
+    """Note whether a step uses `save_on_cpu`, which keeps tensors as they are where they are on a CPU already."""
+    found: list[bool] = []
+    before: Any = torch.autograd.graph.save_on_cpu.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        found.append(True)
+        before(self, *args, **kwargs)
+
+    with replaced(torch.autograd.graph.save_on_cpu, "__init__", made):
+        yield found
+
+
 def _failed(built: Built, error: Exception) -> PlannedStep:
     how = "with values" if built.means == "values" else "without values"
     reads_values = type(error).__name__ in OF_VALUES
@@ -191,6 +208,7 @@ def _stepped(
         quiet_redistribution(),
         pipelines_alone(),
         flat_params_without_memory(),
+        _saved_on_cpu() as saved_on_cpu,
         futures_answered(),
         observed(model, stages, values=False) as seen,
         Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as memory,
@@ -203,6 +221,7 @@ def _stepped(
     notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
     if once := only_in_first_step(model):
         notes.append(STATIC.format(once))
+    notes += [ON_CPU] if saved_on_cpu else []
     notes += [LAZY] if is_made_in_first_step(model) else []
     trained = [one for one in model.parameters() if one.requires_grad]
     if trained and all(one.grad is None for one in trained) and not any(True for _ in held_back(unwrapped(model))):
