@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from shardviz import probe_files
 from shardviz.commands.common.parser import count
 from shardviz.commands.common.progress import progress
-from shardviz.commands.probe import mesh_for
+from shardviz.commands.probe import ending_at_signals, mesh_for
 from shardviz.dump.origin import is_earlier_run
 from shardviz.dump.write import SUFFIX, check_folder, replacing_folder, write_plan, write_run
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
@@ -84,10 +84,14 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0; 1 where a lockfile says something else.
     """
+    with ending_at_signals():
+        return _choose(args) if args.gpus is not None else _plan(args)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """Plan one mesh."""
     from shardviz.live.plan.planning import plan
 
-    if args.gpus is not None:
-        return _choose(args)
     if args.memory is not None:
         raise ShardvizError("--memory is for --gpus", "say of how many: --gpus 1024 --memory 80GB")
     job = _job(args)

@@ -129,7 +129,7 @@ def _watch(args: argparse.Namespace, joined: World | None) -> NoReturn:
     if path.suffix != ".py" or not path.exists():
         path = probe_files.find(args.probe).path
     world.prepare(args.launch, also=PRELOADED)
-    with _ending_at_signals():
+    with ending_at_signals():
         watch(path.resolve(), partial(_run_here, args))
 
 
@@ -160,7 +160,7 @@ def _run_here(args: argparse.Namespace, watched: Watched | None = None) -> int:
     check_folder(folder, force=force)
     world.prepare(args.launch, also=PRELOADED)
     with (
-        _ending_at_signals(),
+        ending_at_signals(),
         replacing_folder(folder, force=force) as unfinished,
         progress(lambda: _progress_text(unfinished, mesh.size)),
         watched.ending_when_overtaken() if watched else nullcontext(),
@@ -185,7 +185,7 @@ def _say_names(args: argparse.Namespace, probe: Probe, mesh: Mesh) -> None:
 
 
 @contextmanager
-def _ending_at_signals() -> Iterator[None]:
+def ending_at_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the command as Ctrl-C does, which leaves nothing half-written.
 
     They come of a cancelled job, `timeout`, or a terminal that is closed; `nohup` has SIGHUP ignored, and it stays so.

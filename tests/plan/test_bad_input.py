@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from shardviz.cli import main
+from tests.lanes import at_night
+from tests.live.worlds import wait_until
 
 HEAD = """
 import sys
@@ -160,3 +165,23 @@ def test_real_ranks_say_that_a_step_has_to_return_the_loss(
     assert (
         ("step() returned None Hint: return the loss, a tensor of one number" in text) == (status > 1) == (not returned)
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, *at_night([signal.SIGINT, signal.SIGHUP])])
+def test_a_plan_that_is_ended_ends_the_ranks_that_it_asks(number: signal.Signals, tmp_path: Path) -> None:
+    waiting = (
+        "import pathlib, time\ndef parallelize(model, mesh):\n    pathlib.Path('begun').touch()\n    time.sleep(60)"
+    )
+    (tmp_path / "mine.py").write_text(HEAD + waiting)
+    plan = subprocess.Popen(
+        [sys.executable, "-m", "shardviz", "plan", "mine.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_until((tmp_path / "begun").exists)
+    plan.send_signal(number)
+    out, _ = plan.communicate(timeout=30)  # as long as a rank runs, it has the other end of stdout
+    assert plan.returncode == (130 if number == signal.SIGINT else 128 + number)
+    assert not out
+    assert not list(tmp_path.glob("*.shardviz*"))

@@ -138,7 +138,52 @@ def parallelize(model, mesh):
     )
 """
 
+PARTLY = """
+MESH = (4,)
+def parallelize(model, mesh):
+    fully_shard(model[0], mesh=mesh, reshard_after_forward=2, ignored_params={model[0].bias})
+    fully_shard(model[2], mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+def step(model, x, mesh):
+    for last in (False, True):
+        model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)
+        loss = model(x).square().mean() / 2
+        loss.backward()
+    return loss
+"""
+
+NARROW = """
+from torch.distributed.fsdp import MixedPrecisionPolicy
+def parallelize(model, mesh):
+    narrow = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    fully_shard(model[0], mesh=mesh, mp_policy=narrow)
+    fully_shard(model[2], mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+    fully_shard(model, mesh=mesh)
+"""
+
+PARALLEL_LOSS = """
+from torch.distributed.tensor.parallel import SequenceParallel, loss_parallel
+AXES, BATCH_AXES, MESH = ("dp", "tp"), ("dp",), (2, 2)
+def build(): return nn.Sequential(nn.Embedding(16, 8), nn.LayerNorm(8), nn.Linear(8, 16, bias=False))
+def batch(): return torch.randint(0, 16, (4, 6))
+def parallelize(model, mesh):
+    words = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    out = ColwiseParallel(input_layouts=Shard(1), use_local_output=False)
+    parallelize_module(model, mesh["tp"], {"0": words, "1": SequenceParallel(), "2": out})
+    fully_shard(model, mesh=mesh["dp"])
+def loss(model, x): return nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+def step(model, x, mesh):
+    with loss_parallel():
+        found = loss(model, x)
+        found.backward()
+    return found.full_tensor()
+"""
+
 PROGRAMS = {
+    "partly_resharded": LAYERS + PARTLY,
+    "narrow_policies": LAYERS + NARROW,
+    "loss_parallel": LAYERS + PARALLEL_LOSS,
     "ddp_and_tp": LAYERS + OF_LAYERS_AND_TP,
     "fsdp1_grad_op": LAYERS + BY_FSDP1,
     "lamb": LAYERS + BY_FSDP + LAMB,

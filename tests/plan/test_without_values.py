@@ -158,3 +158,18 @@ def test_fsdp1_that_keeps_what_it_has_gathered_is_stepped_without_values(tmp_pat
     record = planned(tmp_path, GRAD_OP)
     assert record.without_step == ""
     assert not any("this rank's own values" in line for line in record.how)
+
+
+OFFLOADED = """
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import WRAPPER
+def parallelize(model, mesh):
+    model[0] = WRAPPER(model[0])
+    fully_shard(model, mesh=mesh)
+"""
+
+
+@pytest.mark.parametrize("wrapper", ["offload_wrapper", "checkpoint_wrapper"])
+def test_what_save_on_cpu_keeps_is_counted_and_noted(wrapper: str, tmp_path: Path) -> None:
+    record = planned(tmp_path, OFFLOADED.replace("WRAPPER", wrapper))
+    assert record.without_step == ""
+    assert any("save_on_cpu() keeps" in line for line in record.how) == (wrapper == "offload_wrapper")

@@ -24,6 +24,7 @@ from shardviz.live.compat import (
     pipelines_alone,
     quiet_redistribution,
     real_tensors,
+    replaced,
     without_pinned_memory,
 )
 from shardviz.live.plan.forks import one_line, where
@@ -63,6 +64,8 @@ NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: ca
 
 NO_GPU = ": a plan has no GPU"
 NO_GPU_IN_2_4 = f"{NO_GPU}, which torch 2.4's fully_shard() asks for in a step: plan it with a later torch"
+
+ON_CPU = "what save_on_cpu() keeps in the CPU's memory is counted as activations, as if it stayed on the GPU"
 
 LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
@@ -151,6 +154,20 @@ def _silence() -> Iterator[None]:
         logging.disable(before)
 
 
+@contextlib.contextmanager
+def _saved_on_cpu() -> Iterator[list[bool]]:
+    """Note whether a step uses `save_on_cpu`, which keeps tensors as they are where they are on a CPU already."""
+    found: list[bool] = []
+    before: Any = torch.autograd.graph.save_on_cpu.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        found.append(True)
+        before(self, *args, **kwargs)
+
+    with replaced(torch.autograd.graph.save_on_cpu, "__init__", made):
+        yield found
+
+
 def _failed(built: Built, error: Exception) -> PlannedStep:
     how = "with values" if built.means == "values" else "without values"
     reads_values = type(error).__name__ in OF_VALUES
@@ -183,6 +200,7 @@ def _stepped(
     choices = None if built.means == "values" else Choices()
     with (
         _alone(built),
+        _saved_on_cpu() as saved_on_cpu,
         observed(model, stages, values=False) as seen,
         Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as memory,
     ):
@@ -191,7 +209,8 @@ def _stepped(
         else:
             torch.autograd.backward(loss_of(probe, model, own))
     saved = tuple(SavedRecord(name, size) for name, size in memory.log.kept().items() if size)
-    notes = [*(EVENLY.format(call) for call in getattr(choices, "read", ())), *_notes(model)]
+    read = [EVENLY.format(call) for call in getattr(choices, "read", ())]
+    notes = [*read, *([ON_CPU] if saved_on_cpu else []), *_notes(model)]
     return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode, notes)
 
 
