@@ -178,6 +178,7 @@ def test_a_plan_that_is_ended_ends_the_ranks_that_it_asks(number: signal.Signals
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # these tests may run under nohup
     )
     wait_until((tmp_path / "begun").exists)
     plan.send_signal(number)
