@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from shardviz.live.compat import fake_mode, fake_world
@@ -133,6 +134,25 @@ class Attending(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, value = (layer(x).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (self.query, self.value))
         return nn.functional.scaled_dot_product_attention(query, query, value, is_causal=True)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("tokens", [15, 16, 17])
+def test_a_tensor_of_as_many_tokens_as_features_is_no_score(tokens: int, is_fused: bool) -> None:
+    def work(_: int) -> PeakRecord:
+        with fake_world(0, 2), fake_mode():
+            model, x = Attending(16), torch.randn(2, tokens, 64)
+            kernel = SDPBackend.FLASH_ATTENTION if is_fused else SDPBackend.MATH
+            with (
+                sdpa_kernel(kernel),
+                observed(model, values=False) as seen,
+                Watched(model, [model], seen.comms) as memory,
+            ):
+                model(x).sum().backward()
+        return memory.log.peak()
+
+    # The fullest moment is the end of the forward, when what softmax gave is there.
+    assert ask([0], work)[0].scores == (0 if is_fused else 2 * 4 * tokens * tokens * 4)
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])

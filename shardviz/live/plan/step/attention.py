@@ -16,6 +16,17 @@ ATTENTION = functional.scaled_dot_product_attention
 LEAST_DIMS = 2
 """Dims of a mask: scores have more, for heads or rows."""
 
+ATEN = torch.ops.aten
+
+PRODUCTS = {ATEN.bmm.default, ATEN.baddbmm.default}
+"""What attention without a fused kernel is made of: the first product has scores, and the second none."""
+
+MOVES = {
+    *(ATEN.clone.default, ATEN.expand.default, ATEN.view.default, ATEN._unsafe_view.default, ATEN.unsqueeze.default),
+    *(ATEN.transpose.int, ATEN.permute.default, ATEN.detach.default, ATEN.alias.default),
+}
+"""Operators between the two products that work nothing out: values go through them, too."""
+
 
 class Attention(TorchFunctionMode):
     """Follows calls of `scaled_dot_product_attention`: by a mode, and where torch takes modes away, by its name.
@@ -27,6 +38,8 @@ class Attention(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._pairs: tuple[int, ...] = ()
+        self._products = 0
+        self._is_known_by_shape = False
         self._shapes: set[tuple[int, ...]] = set()
         self._named = ExitStack()
 
@@ -46,22 +59,30 @@ class Attention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _followed(self, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(("query", "key"), args, strict=False)) | kwargs
-        before, self._pairs = self._pairs, (given["query"].shape[-2], given["key"].shape[-2])
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+        sizes = [tuple(given[name].shape[-2:]) for name in ("query", "key", "value")]
+        before = self._pairs, self._products, self._is_known_by_shape
+        self._pairs, self._products = (sizes[0][0], sizes[1][0]), 0
+        self._is_known_by_shape = self._pairs not in sizes
         try:
             return ATTENTION(*args, **kwargs)
         finally:
-            self._pairs = before
+            self._pairs, self._products, self._is_known_by_shape = before
 
-    def has_made(self, value: Any, *, in_backward: bool) -> bool:
-        """Whether an operator has just returned a score for each pair of a query and a key, of every head.
+    def note(self, func: Any, value: Any, *, in_backward: bool) -> bool:
+        """Note what an operator has returned.
 
-        Their gradients have their shape.
+        Returns:
+            Whether that is a score for each pair of a query and a key, of every head. Gradients of scores are known by
+            their shape, but not where queries, keys or values have the same.
         """
         if not torch.is_tensor(value) or value.ndim <= LEAST_DIMS:
             return False
         shape = tuple(value.shape)
-        if self._pairs and shape[-2:] == self._pairs:
+        if not self._pairs:
+            return in_backward and shape in self._shapes
+        self._products += func in PRODUCTS
+        is_score = self._products == 1 and shape[-2:] == self._pairs and func not in MOVES
+        if is_score and self._is_known_by_shape:
             self._shapes.add(shape)
-            return True
-        return in_backward and shape in self._shapes
+        return is_score

@@ -188,7 +188,7 @@ class Memory(UnwrappedMode):
         is_of_fsdp = takes_all or self._reduces_flat()
         for made in self._made_in([returned, args, kwargs] if takes_all else returned):
             made.of_fsdp = made.of_fsdp or is_of_fsdp
-            made.is_score = made.is_score or self._attention.has_made(returned, in_backward=made.in_backward)
+            made.is_score = made.is_score or self._attention.note(func, returned, in_backward=made.in_backward)
             if func is torch.ops.aten.cat.default and made.in_backward:
                 made.parts = self._made_in(args)
         return returned
