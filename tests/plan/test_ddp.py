@@ -188,6 +188,6 @@ def test_looking_for_unused_parameters_is_planned_where_there_are_none(
     if unused:
         assert "planned without activations and collectives: a step without values cannot be had of Distr" in text
     else:
-        assert "with 0 (0 of integers) and 1 (100 of integers) and inf (1 of integers) it is the same" in text
+        assert "it does the same with 0 (integers 0), 1 (integers 100), inf (integers 1), -1 (integers 2)" in text
         assert "all_reduce along dp backward 9 512 MiB 512 MiB" in text  # 8 buckets, and what was used
     assert "buckets " in text

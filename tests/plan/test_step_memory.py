@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from shardviz.cli import main
 from shardviz.live.compat import fake_mode, fake_world
 from shardviz.live.plan.asking import ask
 from shardviz.live.plan.step.watched import Watched
@@ -20,6 +21,8 @@ from shardviz.live.step.observe import observed
 from tests.lanes import at_night
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.plan.records import PeakRecord
@@ -171,3 +174,36 @@ def test_scores_are_named_where_a_cpu_has_no_fused_kernel(features: int, scores:
     assert peak.activations >= scores
     assert (peak.fused > 0) == (scores > 0)
     assert scores == 0 or peak.activations - scores <= peak.fused < peak.activations
+
+
+TRAINING = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+AXES, MESH = ("dp",), (2,)
+def build(): return nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+def parallelize(model, mesh): fully_shard(model, mesh=mesh)
+def batch(): return torch.zeros(2, 64)
+def step(model, batch, mesh):
+    loss = model(batch).sum()
+    loss.backward()
+"""
+WITH_OPTIMIZER = """
+    opt = torch.optim.Adam(model.parameters(), foreach=False)
+    opt.step()
+    opt.zero_grad()
+"""
+
+
+def test_a_step_with_its_optimizer_has_gradients_and_states_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = []
+    for more in ("", WITH_OPTIMIZER):
+        (tmp_path / "mine.py").write_text(TRAINING + more + "\n    return loss")
+        assert main(["plan", "mine.py"]) == 0
+        texts.append(capfd.readouterr().out)
+    rows = [{line.split("  ")[0]: line.split()[-3:] for line in text.splitlines()} for text in texts]
+    assert {"gradients", "state of Adam", "parameters"} < rows[0].keys()
+    assert rows[0] == rows[1]

@@ -21,7 +21,7 @@ def parallelize(model, mesh): pass
 def batch(): return torch.ones(32, 64)
 """
 
-SAME = "with 0 (0 of integers) and 1 (100 of integers) and inf (1 of integers) it is the same"
+SAME = "it does the same with 0 (integers 0), 1 (integers 100), inf (integers 1), -1 (integers 2)"
 
 READING = {
     "to print it": ("print(loss.item(), bool(loss > 3), loss.tolist())", "", SAME),
@@ -30,13 +30,13 @@ READING = {
     "to divide by it": (
         "loss = loss / (x > 0).sum().item() + 1 / x.sum().item()",
         "",
-        "with 1 (100 of integers) and inf (1 of integers) it is the same; with 0 (0 of integers) a step without values "
+        "it does the same with 1 (integers 100), inf (integers 1), -1 (integers 2); with 0 (integers 0) a step without values "
         "raised ZeroDivisionError: float division by zero (mine.py, line 10:",
     ),
     "to end where it is infinite": (
         "assert loss.item() < 9e9",
         "",
-        "(100 of integers) it is the same; with inf (1 of integers) a step without values raised AssertionError",
+        "1 (integers 100), -1 (integers 2); with inf (integers 1) a step without values raised AssertionError",
     ),
     "to end always": ("assert loss.item() != loss.item()", "the step reads a value, and a plan has none (mine.py", ""),
     "to go another way": (
@@ -47,6 +47,11 @@ READING = {
     "to go another way in a range": (
         "loss = loss + model(x).sum() if 0.001 < loss < 100 else loss",
         "the step reads a value, and a plan has none (mine.py",
+        "",
+    ),
+    "to go another way below 0": (
+        "loss = model(x).sum() if loss < 0 else loss",
+        "the step reads a value, and a plan",
         "",
     ),
     "to count": (

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
-NO_VALUES = "the step reads {}, which a plan does not have: with {} it is the same{}"
+NO_VALUES = "the step reads {}, which a plan does not have: it does the same with {}{}"
 
 COMPILED = "the step is planned without torch.compile: compiled code may keep less of a forward"
 
@@ -172,7 +172,7 @@ class _Rank:
             same.append(answers)
         if first is None or len(same) < 2:
             return None
-        first[1].notes.append(NO_VALUES.format(same[0].said, " and ".join(one.tried for one in same), ended))
+        first[1].notes.append(NO_VALUES.format(same[0].said, ", ".join(one.tried for one in same), ended))
         return first
 
     def _did(self, built: Built, step: PlannedStep) -> object:
@@ -205,7 +205,8 @@ class _Rank:
         before = self.before
         for local in before:
             self.capture.add_values(local, "initial")
-        grads = gradients(self._locals(built.model)) if step is not None else _expected(built.model, before)
+        is_left = step is not None and not step.clears
+        grads = gradients(self._locals(built.model)) if is_left else _expected(built.model, before)
         kept = states(self.question, built, self.mesh, before, grads, step)
         for local in [*grads, *kept.tensors]:
             self.capture.add_values(_without_values(local), "step")

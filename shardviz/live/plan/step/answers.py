@@ -20,7 +20,7 @@ READS_NUMBER = torch.ops.aten._local_scalar_dense.default
 COMPARES = {torch.ops.aten.equal.default, torch.ops.aten.allclose.default}
 """Operators that return whether values are alike."""
 
-TRIED = ((0.0, 0), (1.0, 100), (math.inf, 1))
+TRIED = ((0.0, 0), (1.0, 100), (math.inf, 1), (-1.0, 2))
 """What a number that a step reads is taken as, and what an integer, one pair after the other."""
 
 NOT_TRUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -77,7 +77,7 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def tried(self) -> str:
         """What is answered, in words."""
-        return f"{self._number:g} ({self._integer} of integers)"
+        return f"{self._number:g} (integers {self._integer})"
 
     def _as(self, dtype: torch.dtype) -> bool | int | float | complex:
         if dtype == torch.bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from shardviz.errors import ShardvizError
 from shardviz.live.compat import (
@@ -168,6 +169,10 @@ class Memory(UnwrappedMode):
             ended = one.register_forward_hook(lambda *_: self.log.events.append((FORWARD_ENDS, 0)))
             self._stack.callback(ended.remove)
         self._stack.enter_context(storages_resized(self._resized))
+        self._stack.callback(register_optimizer_step_pre_hook(lambda *_: self._mark_state()).remove)
+        self._stack.callback(
+            register_optimizer_step_post_hook(lambda of, *_: self._mark(list(of.state.values()))).remove
+        )
         self._stack.enter_context(self._attention)
         self._only_shapes = self._stack.enter_context(working_out_shapes())
         self._reduces_flat = self._stack.enter_context(flat_gradients_reduced(self._mark_flat))
@@ -229,7 +234,10 @@ class Memory(UnwrappedMode):
     def _mark_state(self) -> None:
         """Mark weights and their gradients: those from before a step, and those that have replaced them."""
         weights = (*self._model.parameters(), *self._model.buffers())
-        for made in self._made_in([*weights, *(one.grad for one in weights), *self._buckets]):
+        self._mark([*weights, *(one.grad for one in weights), *self._buckets])
+
+    def _mark(self, state: Any) -> None:
+        for made in self._made_in(state):
             made.is_state = True
 
     def _made_in(self, value: Any) -> list[Made]:

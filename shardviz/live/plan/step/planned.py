@@ -34,6 +34,7 @@ from shardviz.live.plan.step.choices import OF_VALUES, Choices
 from shardviz.live.plan.step.watched import Watched
 from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch, whole_parts
 from shardviz.live.step.observe import observed
+from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import loss_of, stages_of
 from shardviz.plan.records import PeakRecord, SavedRecord
 
@@ -89,6 +90,7 @@ class PlannedStep:
         peak: The moment at which it holds most; None where there was no step.
         without_values: The mode in which its tensors live.
         notes: What could not be had.
+        clears: Whether it has cleared its gradients when it ends, as after an optimizer's step.
     """
 
     failed: str = ""
@@ -99,6 +101,7 @@ class PlannedStep:
     peak: PeakRecord | None = None
     without_values: Any = field(default_factory=contextlib.nullcontext)
     notes: list[str] = field(default_factory=list)
+    clears: bool = False
 
 
 def planned_step(
@@ -210,8 +213,11 @@ def _stepped(
             torch.autograd.backward(loss_of(probe, model, own))
     saved = tuple(SavedRecord(name, size) for name, size in memory.log.kept().items() if size)
     read = [EVENLY.format(call) for call in getattr(choices, "read", ())]
+    leaves_none = _leaves_none(model)
+    clears = leaves_none and any(one.in_backward for one in memory.log.made)
     notes = [*read, *([ON_CPU] if saved_on_cpu else []), *_notes(model)]
-    return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode, notes)
+    notes += [NO_GRADIENTS] if leaves_none and not clears else []
+    return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode, notes, clears)
 
 
 def _whole(probe: ModuleType, batch: Shape | None, axes: Mapping[str, int], mesh: Mesh, *, double: bool) -> Batch:
@@ -219,8 +225,8 @@ def _whole(probe: ModuleType, batch: Shape | None, axes: Mapping[str, int], mesh
     if batch is None:
         return whole_batch(probe, axes, mesh, double=double)
     sizes, name = batch
-    own = probe.batch() if not name and hasattr(probe, "batch") else None
-    dtype = dtype_of(name) if name else own.dtype if isinstance(own, torch.Tensor) else torch.float32
+    own = tensors_in(probe.batch()) if not name and hasattr(probe, "batch") else ()
+    dtype = dtype_of(name) if name else next((one.dtype for one in own), torch.float32)
     return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, mesh)
 
 
@@ -245,6 +251,10 @@ def _notes(model: nn.Module) -> Iterator[str]:
         yield STATIC.format(once)
     if is_made_in_first_step(model):
         yield LAZY
+
+
+def _leaves_none(model: nn.Module) -> bool:
+    """Whether a step has left no gradients, of parameters that could have some."""
     trained = [one for one in model.parameters() if one.requires_grad]
-    if trained and all(one.grad is None for one in trained) and not any(True for _ in held_back(unwrapped(model))):
-        yield NO_GRADIENTS
+    has_some = any(one.grad is not None for one in trained) or any(True for _ in held_back(unwrapped(model)))
+    return bool(trained) and not has_some
