@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 import time
 from dataclasses import dataclass, field
@@ -112,7 +113,10 @@ def _plan(args: argparse.Namespace) -> int:
     with replacing_folder(folder, force=force) as unfinished:
         write_run(unfinished, run_record)
         write_plan(unfinished, record)
-    print(f"planned in {seconds:.1f} s; wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
+    print(
+        f"planned in {seconds:.1f} s; wrote {folder}; look at it with: shardviz view {shlex.quote(str(folder))}",
+        file=sys.stderr,
+    )
     return EXIT_CLEAN
 
 

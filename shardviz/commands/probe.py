@@ -12,6 +12,7 @@ examples:
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -261,7 +262,7 @@ def _report(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, *,
 
     code = check.report(folder, args.format, args.color, strict=args.strict)
     if is_news:
-        print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
+        print(f"wrote {folder}; look at it with: shardviz view {shlex.quote(str(folder))}", file=sys.stderr)
     if args.save_test:
         from shardviz.commands.common.dumps import read_dump
 

@@ -112,7 +112,7 @@ def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
     try:
         first, *rest = path.read_text(encoding="utf-8-sig").splitlines() or [""]
     except (OSError, UnicodeDecodeError) as error:
-        raise ShardvizError(f"cannot read {path}: {error}", "shardviz plan ... --lock FILE writes it") from error
+        raise ShardvizError(f"cannot read {path}: {error}", "shardviz plan ... --lock FILE writes it") from None
     version = _VERSION.match(first)
     if version and version["number"] != "1":
         raise ShardvizError(

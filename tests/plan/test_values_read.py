@@ -30,8 +30,8 @@ READING = {
     "to divide by it": (
         "loss = loss / (x > 0).sum().item() + 1 / x.sum().item()",
         "",
-        "it does the same with 1 (integers 100), inf (integers 1), -1 (integers 2); with 0 (integers 0) a step without values "
-        "raised ZeroDivisionError: float division by zero (mine.py, line 10:",
+        "it does the same with 1 (integers 100), inf (integers 1), -1 (integers 2); with 0 (integers 0) a step "
+        "without values raised ZeroDivisionError: float division by zero (mine.py, line 10:",
     ),
     "to end where it is infinite": (
         "assert loss.item() < 9e9",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,7 +124,7 @@ def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
     code = check.report(shown, args.format, args.color, strict=args.strict)
     if code == EXIT_USAGE and not args.reference:
         talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
-    talk(f"wrote {shown}; look at it with: shardviz view {shown}")
+    talk(f"wrote {shown}; look at it with: shardviz view {shlex.quote(str(shown))}")
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def report_story(item: pytest.Item, report: pytest.TestReport) -> None:
         story.put_into(report)
     folder = getattr(item, "funcargs", {}).get("shard_dump")
     if folder is not None and folder.is_dir():
-        report.sections.append(("dump", f"look at it with: shardviz view {folder}"))
+        report.sections.append(("dump", f"look at it with: shardviz view {shlex.quote(str(folder))}"))
 
 
 def find_root(failure: ShardvizError, ends: list[Outcome]) -> Outcome | None:

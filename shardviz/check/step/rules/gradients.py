@@ -85,7 +85,8 @@ def _of_gradient(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
     return (
         f"Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a tensor-parallel "
         "style manages there, or the reduction ran over a group of one",
-        f"after backward, {calls}; or give the parameter to the wrapper whose mesh has {axes}",
+        f"after backward, {calls}, of a DTensor on grad.to_local(); or give the parameter to the wrapper whose mesh "
+        f"has {axes}",
     )
 
 
