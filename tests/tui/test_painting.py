@@ -34,12 +34,14 @@ class Emulated(ShardvizApp):
         super().__init__(path)
         self.console._color_system = ColorSystem.TRUECOLOR
         self.terminal = pyte.Screen(*size)
+        self.frames: list[list[str]] = []
         self._stream = pyte.Stream(self.terminal)
 
     def _display(self, screen: Any, renderable: Any) -> None:
         super()._display(screen, renderable)
         if isinstance(renderable, CompositorUpdate) and not self._batch_count and screen is self.screen:
             self._stream.feed(renderable.render_segments(self.console))
+            self.frames.append(self.terminal.display)
 
     def repainted(self) -> pyte.Screen:
         """Return a terminal on which all of the screen was painted, with nothing kept from before."""
@@ -90,6 +92,43 @@ def test_an_emulated_terminal_sees_what_was_not_painted(bug: Path) -> None:
             return len(differences(app.terminal, app.repainted()))
 
     assert asyncio.run(run()) > 0
+
+
+def test_a_view_that_waits_for_its_place_is_not_painted_in_the_old_one(bug: Path) -> None:
+    async def run() -> tuple[int, list[list[str]]]:
+        app = Emulated(bug, SIZES[2])
+        async with app.run_test(size=SIZES[2]) as pilot:
+            await settle(pilot)
+            await app.action_show_view("rank")
+            app.frames = []
+            app.screen.refresh()
+            app.screen._on_timer_update()
+            too_early = len(app.frames)
+            await settle(pilot)
+            assert not differences(app.terminal, app.repainted())
+        return too_early, app.frames
+
+    too_early, frames = asyncio.run(run())
+    assert too_early == 0
+    assert frames
+
+
+def test_a_dialog_that_closes_leaves_what_was_behind_it(bug: Path) -> None:
+    async def run() -> None:
+        app = Emulated(bug, SIZES[1])
+        async with app.run_test(size=SIZES[1]) as pilot:
+            await settle(pilot)
+            before = app.terminal.display
+            for key in ("g", "question_mark"):
+                await pilot.press(key)
+                await settle(pilot)
+                assert app.terminal.display != before
+                await pilot.press("escape")
+                await settle(pilot)
+                assert app.terminal.display == before
+                assert not differences(app.terminal, app.repainted())
+
+    asyncio.run(run())
 
 
 def unpainted(app: ShardvizApp) -> list[str]:

@@ -15,6 +15,7 @@ from ..widgets.grids.grid import Unframed
 from .arranging import PaintedInFront
 
 if TYPE_CHECKING:
+    from textual.await_remove import AwaitRemove
     from textual.geometry import Region
     from typing_extensions import Self
 
@@ -41,6 +42,10 @@ class Dialog(ModalScreen[ScreenResultType]):
         if regions:
             self._behind = None
         return super().refresh(*regions, repaint=repaint and not layout, layout=layout, recompose=recompose)
+
+    def remove(self) -> AwaitRemove:
+        """Go; the screen behind is where it was, and Textual would lay it out again."""
+        return self.app._prune(self)
 
     def notify_style_update(self) -> None:
         """Dim what is behind in other colours."""

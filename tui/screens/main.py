@@ -50,6 +50,7 @@ class MainScreen(Screen[None]):
         self._names = list(names)
         self._views: dict[str, View] = {first: VIEWS[first](state)}
         self._making = asyncio.Lock()
+        self._is_put_off = False
         self.view_name = first
 
     def compose(self) -> ComposeResult:
@@ -104,6 +105,18 @@ class MainScreen(Screen[None]):
             view.put(on_screen=True)
             view.enter()
         self.query_one(ViewTabs).show(name)
+
+    def _on_timer_update(self) -> None:
+        """Paint a frame, once all that is waiting is in it: before, a view would be painted in its old place."""
+        is_moving = any(view.is_running and view._layout_required for view in self._views.values())
+        self._is_put_off = is_moving or (not self._is_put_off and self._message_queue.qsize() > 0)
+        if self._is_put_off:
+            self._update_timer.pause()  # with nothing left to do the screen asks for a frame again
+            return
+        if self._layout_required and self._repaint_required:
+            self._repaint_required = False  # a dialog went: all is painted with the layout, and not once more after it
+            self._dirty_widgets.add(self)
+        super()._on_timer_update()
 
     def entitle(self, about: Opened) -> None:
         """Show the dump's title, and how far it has been read."""
