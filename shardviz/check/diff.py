@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Report
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.plan.beside import Size
+    from shardviz.plan.ranks import PlannedRanks
 
 Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
 Kept = Literal["stamped", "initial"]
@@ -58,6 +60,7 @@ class Difference:
 
     Attributes:
         changes: Tensor by tensor, in the first dump's order.
+        sizes: Bytes of two plans, whether or not they changed.
         relaid: Layouts that two jobs claim differently, as they may where their steps are what is compared.
         gained: Findings that only the second has.
         lost: Findings that only the first has.
@@ -73,9 +76,12 @@ class Difference:
     num_compared: int = 0
     step: StepDifference = field(default_factory=StepDifference)
     relaid: tuple[Change, ...] = ()
+    sizes: tuple[Size, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.changes or self.gained or self.lost or self.step)
+        return bool(
+            self.changes or self.gained or self.lost or self.step or any(size.is_changed for size in self.sizes)
+        )
 
     @property
     def nothing_compared(self) -> str:
@@ -95,6 +101,7 @@ class Difference:
             "lost": [finding.to_json() for finding in self.lost],
             "not_compared": [asdict(unchecked) for unchecked in self.not_compared],
             "step": self.step.to_json(),
+            "sizes": [asdict(size) for size in self.sizes],
         }
 
 
@@ -113,15 +120,28 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
     relaid = [change for change in changes if step.is_of_jobs and _is_of_layout(change, before, after)]
     left = [result for result in results if isinstance(result, NotChecked)]
     not_compared = (*(one for one in left if not (_is_of_values(one) and step.is_of_jobs)), *step.not_compared)
+    plans = (before.files.planned, after.files.planned)
+    sizes, without = _sizes(*plans)
     return Difference(
         tuple(change for change in changes if change not in relaid),
         _only_in(other, one, after),
         _only_in(one, other, before),
-        tuple(dict.fromkeys(not_compared)),
+        tuple(dict.fromkeys((*not_compared, *without))),
         sum(len(_kept(before, role).keys() & _kept(after, role).keys()) for role in ROLES),
         step,
         tuple(relaid),
+        sizes,
     )
+
+
+def _sizes(before: PlannedRanks | None, after: PlannedRanks | None) -> tuple[tuple[Size, ...], tuple[NotChecked, ...]]:
+    """Return the bytes of two plans, and what of them is not compared; nothing where ranks were run."""
+    if before is None or after is None:
+        return (), ()
+    from shardviz.plan.beside import sizes_beside, without_step
+
+    why = without_step(before, after)
+    return sizes_beside(before, after), (NotChecked("", why, "step"),) if why else ()
 
 
 def _is_trace_alone(dump: Dump) -> bool:

@@ -1,6 +1,7 @@
 """Compare two dumps, two checkpoints, or a job with a checkpoint.
 
-Two dumps are compared by their layouts, contents and findings; a job with a
+Two dumps are compared by their layouts, contents and findings, two plans
+also by what ranks hold and receive; a job with a
 checkpoint by the hashes in the job's dump, and it is drawn beside it: which
 rank claims which part, and which bytes of which file have it.
 
@@ -130,8 +131,6 @@ def compared(
     from shardviz.picture.html.difference import difference_html
     from shardviz.picture.model.step_beside import step_json
     from shardviz.picture.text.difference import difference_lines
-    from shardviz.picture.text.terminal import line
-    from shardviz.plan.beside import beside_lines
 
     dumps = read_dump(before), read_dump(after)
     difference = compare(*dumps)
@@ -145,9 +144,7 @@ def compared(
         write_markup(difference_html(f"{before.name} and {after.name}", difference.step), output)
     else:
         terminal = terminal_for(colour, output)
-        plans = [dump.files.planned for dump in dumps if dump.files.planned is not None]
-        sizes = [*beside_lines(*plans), line("")] if len(plans) == len(dumps) else []
-        write_answer([*sizes, *difference_lines(difference, terminal)], terminal, output)
+        write_answer(difference_lines(difference, terminal), terminal, output)
     if why := difference.nothing_compared:
         talk(f"shardviz: error: {printable(why)}")
         talk("  Hint: compare two dumps of one model, each with its weights")

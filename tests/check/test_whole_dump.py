@@ -14,7 +14,7 @@ from shardviz.check.verdicts import captured, verdict_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RunRecord
-from shardviz.dump.records.tensors import Body, GatherRecord, Position, TensorRecord
+from shardviz.dump.records.tensors import Body, GatherRecord, MeshRecord, Position, TensorRecord
 from shardviz.dump.write import RUN_FILE
 from shardviz.errors import NotationError
 from shardviz.live.capture.intended import check_intended
@@ -212,6 +212,35 @@ def test_only_tensors_over_an_axis_whose_group_is_in_another_order_lose_their_ma
     report = report_on(dump)
     marks = {name: verdict_on(dump, tensor, [name], report) for tensor in captured(dump) for name in tensor.names}
     assert marks == {"over_tp": "unknown", "over_both": "unknown", "over_fsdp": "good", "copied": "good"}
+
+
+def ungathered(folder: Path) -> list[str]:
+    return [one.tensor for one in check_dump(folder).not_checked if one.about == "gathering"]
+
+
+def test_tensors_on_another_mesh_of_the_same_axis_keep_their_mark(tmp_path: Path) -> None:
+    check_made(tmp_path, "tp=2", {"good": "[8/tp]", "bad": "[6/tp]"})
+    folder = tmp_path / "made.shardviz"
+    for rank, record in read_files(folder).ranks.items():
+        by_hand = MeshRecord(("tp",), (2,), (1, 0))
+        change_rank(
+            folder,
+            rank,
+            meshes=(*record.meshes, by_hand),
+            layouts=tuple(replace(one, mesh=int(one.shape == (6,))) for one in record.layouts),
+            positions=(Position(0, (rank,), (rank,)), Position(1, (1 - rank,), (rank,))),
+        )
+    assert ungathered(folder) == ["bad"]
+
+
+def test_tensors_on_a_part_of_a_mesh_lose_their_mark_with_its_group(tmp_path: Path) -> None:
+    check_made(tmp_path, "fsdp=2,tp=2", {"over_tp": "[8/tp]", "over_fsdp": "[8/fsdp]"})
+    folder = tmp_path / "made.shardviz"
+    for rank, record in read_files(folder).ranks.items():
+        first, tp = rank // 2 * 2, rank % 2
+        part = MeshRecord(("tp",), (2,), (first, first + 1))  # the tensor claims all of the mesh
+        change_rank(folder, rank, meshes=(*record.meshes, part), positions=(Position(1, (tp,), (1 - tp,)),))
+    assert ungathered(folder) == ["over_tp"]
 
 
 def tie(folder: Path) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        ([2], "within the shard [4:8] of 3, dim 0 is reversed; the others are in order"),
-        ([1, 3], "within the shards [0:4], [8:12] of 3, dim 0 is reversed; the other is in order"),
+        ([2], "within shard [4:8], one of 3, dim 0 is reversed; the others are in order"),
+        ([1, 3], "within shards [0:4], [8:12], 2 of 3, dim 0 is reversed; the other is in order"),
     ],
 )
 def test_a_shard_whose_rows_are_reversed_is_named_so(tmp_path: Path, odd: list[int], words: str) -> None:
@@ -36,17 +36,17 @@ def test_a_shard_whose_rows_are_reversed_is_named_so(tmp_path: Path, odd: list[i
         (
             {14: 15, 15: 14},
             "tp=2",
-            "the shard [0:16] of 2, dim 0's indices come in the order 0 ... 13 15 14",
+            "shard [0:16], one of 2, dim 0's indices come in the order 0 ... 13 15 14",
             "One shard",
         ),
-        ({3: 5, 5: 3}, "tp=8", "within the shard [0:8] of 8, dim 0's indices come in the order 0 1 2 5", "One shard"),
+        ({3: 5, 5: 3}, "tp=8", "within shard [0:8], one of 8, dim 0's indices come in the order 0 1 2 5", "One shard"),
         (
             {5: 7, 7: 5, 26: 27, 27: 26},
             "dp=2,tp=2",
-            "the shards [0:8], [24:32] of 4, dim 0 is reordered",
+            "shards [0:8], [24:32], 2 of 4, dim 0 is reordered",
             "not the same",
         ),
-        ({1: 2, 2: 1, 9: 10, 10: 9}, "tp=8", "within the shards [0:4], [8:12] of 8, dim 0", "by the same rule"),
+        ({1: 2, 2: 1, 9: 10, 10: 9}, "tp=8", "within shards [0:4], [8:12], 2 of 8, dim 0", "by the same rule"),
         ({1: 2, 2: 1, 17: 18, 18: 17}, "tp=2", "within every 16 indices (the shard of a rank)", "one and the same"),
     ],
 )
@@ -66,6 +66,13 @@ def test_shards_in_order_beside_odd_ones_are_not_called_reordered(
         ([3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 12], "[13/tp, 2]", "within every shard, dim 0 is reversed"),
         ([3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 13, 12], "[14/tp, 2]", "within every shard, dim 0 is rolled by 1"),
         ([2, 3, 0, 1, 6, 7, 4, 5, 8, 9, 10, 11, 13, 12], "[14/tp, 2]", "of 4, dim 0's halves are exchanged"),
+        (
+            [2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 12, 13],
+            "[15/tp, 2]",
+            "within every shard, dim 0 is rolled by -2",  # three rows have no halves
+        ),
+        ([2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 13, 14, 12], "[15/tp, 2]", "within every shard, dim 0 is rolled by 2"),
+        ([2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 12, 14, 13], "[15/tp, 2]", "by another order on each"),
         ([1, 2, 3, 0, 7, 4, 5, 6, 8, 9, 10, 11, 12, 13], "[14/tp, 2]", "by another order on each"),
     ],
 )
@@ -78,7 +85,7 @@ def test_a_last_shard_that_is_shorter_follows_the_same_rule(
 @pytest.mark.parametrize(
     ("index", "words"),
     [
-        ([*range(14), 15, 14, *range(16, 64)], "within the shard [0:16] of 3 that were read, dim 0's indices come"),
+        ([*range(14), 15, 14, *range(16, 64)], "within shard [0:16], one of 3 that were read, dim 0's indices come"),
         (
             [16 * part + 15 - at for part in range(4) for at in range(16)],
             "within every shard that was read, dim 0 is reversed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -115,6 +116,77 @@ def test_two_plans_are_compared_by_what_ranks_hold_and_receive_too(
     assert ["along dp", "1.09 KiB", "1.09 KiB", "="] in [
         re.split("  +", line.strip()) for line in printed(capfd, "diff", "2", "2").splitlines()
     ]
+
+
+def compared(capfd: pytest.CaptureFixture[str], *args: str, code: int = 0) -> tuple[dict[str, list[str]], str]:
+    """Return the rows of the bytes of two plans, before, after and the change, and the last line."""
+    lines = printed(capfd, "diff", *args, code=code).splitlines()
+    rows = [re.split("  +", line.strip()) for line in lines if line]
+    return {row[0]: row[1:] for row in rows}, lines[-1]
+
+
+def test_plans_of_one_layout_whose_bytes_differ_are_different(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, batch in (("few", "8,8"), ("many", "64,8"), ("again", "8,8")):
+        printed(capfd, "plan", str(mine), "--batch", batch, "-o", name)
+    rows, verdict = compared(capfd, "few", "many", code=1)
+    assert rows["activations"][2].startswith("+")
+    assert rows["parameters"][2] == "="
+    changed = [name for name, row in rows.items() if row and row[-1][0] in "+-"]
+    assert verdict == f"≠ {len(changed)} sizes changed"
+    found = json.loads(printed(capfd, "diff", "few", "many", "--format", "json", code=1))
+    assert [size["name"] for size in found["sizes"] if size["before"] != size["after"]] == changed
+    rows, verdict = compared(capfd, "few", "again")
+    assert (rows["activations"][2], verdict) == ("=", "✓ nothing changed")
+
+
+def test_a_plan_without_a_step_saves_nothing(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed(capfd, "plan", str(mine), "--node", "2", "-o", "step")
+    for name in ("none", "neither"):
+        printed(capfd, "plan", str(mine), "--node", "2", "--no-step", "-o", name)
+    for pair, at in ((("step", "none"), 1), (("none", "step"), 0)):
+        rows, verdict = compared(capfd, *pair)
+        for name in ("activations", "gathered", "along dp", "crossing nodes of 2"):
+            assert rows[name][at] == "not planned", name
+            assert rows[name][1 - at][0].isdigit()
+            assert rows[name][2:] == [], name
+        assert rows["together, no step"][2] == "="
+        assert verdict == "? no changes found; 1 comparison not made"
+        assert f"the {('first', 'second')[at]} plan has none: --no-step was given" in " ".join(
+            printed(capfd, "diff", *pair, "--strict", code=1).split()
+        )
+    rows, verdict = compared(capfd, "none", "neither", "--strict")
+    assert (rows["together"][2], verdict) == ("=", "✓ nothing changed")
+    printed(capfd, "plan", str(mine), "--mesh", "2", "--no-step", "-o", "two")
+    rows, _ = compared(capfd, "step", "two", code=1)
+    assert rows["parameters"] == ["280 B", "560 B", "+280 B"]  # what both tell is compared all the same
+    assert rows["crossing nodes of 2"][1:] == ["not planned"]
+
+
+STAGES = """
+import torch
+from torch import nn
+AXES = ("pp",)
+MESH = (2,)
+def build(): return nn.Sequential(nn.Linear(64, 64), nn.Linear(8, 8))
+def parallelize(model, mesh): del model[1 - mesh.get_local_rank()]
+def batch(): return torch.randn(4, 64)
+def step(model, x, mesh):
+    last = mesh.get_local_rank() == 1
+    out = model(torch.randn(ROWS, 8) if last else x).sum()
+    out.backward()
+    return out
+"""
+
+
+def test_plans_that_differ_on_another_rank_than_the_fullest_are_different(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for rows in ("4", "12"):
+        mine.write_text(STAGES.replace("ROWS", rows))
+        printed(capfd, "plan", str(mine), "-o", rows)
+    text = printed(capfd, "diff", "4", "12", code=1)
+    assert "bytes of rank 1, the fullest have the same" in text
+    assert "bytes of the fullest rank" in printed(capfd, "diff", "4", "4")
 
 
 def test_a_plan_is_compared_with_what_its_author_expects(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:

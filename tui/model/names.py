@@ -23,8 +23,8 @@ def fitted(name: str, room: int) -> str:
         for at in range(len(words)):
             if cell_len(text := f"{head}…{''.join(words[at:])}") <= room:
                 return text
-    start = max(room // 3, 1)
-    end = set_cell_size(name[::-1], max(room - start - 1, 1))[::-1]
+    start = room // 3
+    end = set_cell_size(name[::-1], max(room - start - 1, 0))[::-1]
     return f"{set_cell_size(name, start).rstrip()}…{end.lstrip()}"
 
 

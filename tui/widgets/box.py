@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual._styles_cache import StylesCache
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -62,7 +63,11 @@ class Entitled(Widget):
 
     def entitle(self, title: str | Text, subtitle: str | Text = "") -> None:
         """Write a title above and one below, and paint those two lines alone."""
-        titles = (_text(title), _text(subtitle))
+        self._title_by_name = None
+        self._write(_text(title), _text(subtitle))
+
+    def _write(self, title: Text, subtitle: Text) -> None:
+        titles = (title, subtitle)
         if titles != self._titles:
             self._titles = titles
             self._edges = self._sides[:2]
@@ -85,9 +90,9 @@ class Entitled(Widget):
     def _entitle_by_name(self) -> None:
         assert self._title_by_name is not None
         before, name, after = self._title_by_name
-        room = (self.outer_size.width - CORNERS if self.size else len(before + name + after[0])) - len(before)
-        behind = next((text for text in after if len(name) + len(text) <= room), after[-1])
-        self.entitle(before + fitted(name, max(room - len(behind), LEAST_NAME)) + behind)
+        room = (self.outer_size.width - CORNERS if self.size else cell_len(before + name + after[0])) - cell_len(before)
+        behind = next((text for text in after if cell_len(name + text) <= room), after[-1])
+        self._write(Text(before + fitted(name, max(room - cell_len(behind), LEAST_NAME)) + behind), Text())
 
     def light(self, *, on: bool) -> None:
         """Style and paint the border alone: `:focus-within` would do all that is in it again."""

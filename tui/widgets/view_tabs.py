@@ -5,10 +5,8 @@ from __future__ import annotations
 from rich.segment import Segment
 
 from .grids.grid import DIM
+from .title import FOR_VERDICT
 from .word_line import CHOSEN, Word, WordLine
-
-FOR_VERDICT = 28
-"""Columns that are left to the title beside the views."""
 
 Tab = tuple[str, str, str, str]
 """A view's name, its key, its title, and its tooltip."""

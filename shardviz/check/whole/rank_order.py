@@ -7,6 +7,7 @@ where each shard is where it is claimed.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +15,15 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.verdicts import is_of_model
 from shardviz.dump.read import mesh_of
+from shardviz.dump.validate import mesh_of as mesh_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import MeshRecord
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
 
 Places = dict[tuple["MeshRecord", int], dict[int, tuple[int, int]]]
 """For a mesh and one of its axes: the ranks that differ, with their coordinate and their number in the group."""
@@ -42,6 +46,7 @@ IN_QUESTION = "what collectives along {axis} make of it: the process group has i
 
 def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield each axis of each mesh along which group ranks are not coordinates, once, and what it splits."""
+    groups: dict[str, set[tuple[int, ...]]] = {}
     for (record, axis), ranks in differing(dump).items():
         rank, (position, in_group) = next(iter(ranks.items()))
         name = record.axes[axis]
@@ -56,17 +61,33 @@ def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
             cause=cause.format(axis=name),
             fix=fix.format(axis=name),
         )
-        yield from _in_question(dump, name, ranks)
+        own = _groups(mesh_from(record), name)
+        groups.setdefault(name, set()).update(group for group in own if not ranks.keys().isdisjoint(group))
+    for name, odd in groups.items():
+        yield from _in_question(dump, name, odd)
 
 
-def _in_question(dump: Dump, axis: str, ranks: Iterable[int]) -> Iterator[NotChecked]:
-    """Yield the tensors on some ranks that are split, or summed, over an axis."""
+def _in_question(dump: Dump, axis: str, groups: set[tuple[int, ...]]) -> Iterator[NotChecked]:
+    """Yield the tensors that are split, or summed, over an axis that has one of some groups, ranks in the same order.
+
+    A part of a mesh has its groups, so that the mesh that a tensor claims need not be the one that differs.
+    """
     for tensor in filter(is_of_model, (*dump.at("stamped"), *dump.at("initial"))):
-        used = {
-            name for one in tensor.claims if one for name in (*one.split_axes, *(pending for pending, _ in one.partial))
-        }
-        if axis in used and any(rank in tensor.shards for rank in ranks):
+        if any(
+            _is_over(claim, axis) and not groups.isdisjoint(_groups(claim.mesh, axis))
+            for claim in tensor.claims
+            if claim
+        ):
             yield from (NotChecked(name, IN_QUESTION.format(axis=axis), "gathering") for name in tensor.names)
+
+
+def _is_over(claim: Layout, axis: str) -> bool:
+    return axis in (*claim.split_axes, *(pending for pending, _ in claim.partial))
+
+
+@lru_cache(maxsize=64)
+def _groups(mesh: Mesh, axis: str) -> frozenset[tuple[int, ...]]:
+    return frozenset(mesh.groups(axis))
 
 
 def _is_by_rank(record: MeshRecord, axis: int, ranks: dict[int, tuple[int, int]]) -> bool:

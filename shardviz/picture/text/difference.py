@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.step_beside import step_of
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.step_tree import heat_lines, tree_lines
+from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, fold, printable
 
@@ -19,11 +21,12 @@ if TYPE_CHECKING:
     from shardviz.check.diff import Change, Difference
     from shardviz.check.step.runs.departure import StepDifference
     from shardviz.picture.text.terminal import Terminal
+    from shardviz.plan.beside import Size
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
-    """Return every change, then the findings lost and gained, then the verdict."""
-    lines: list[Text] = []
+    """Return the bytes of two plans, every change, then the findings lost and gained, then the verdict."""
+    lines = _size_lines(difference.sizes)
     for folded, change in fold((change.tensor, replace(change, tensor="")) for change in difference.changes):
         lines.append(line((f"{terminal.glyphs.differs} {change.aspect}", BAD), (f"  {printable(str(folded))}", "bold")))
         lines += wrapped(printable(change.before), terminal.width, line(("  before  ", DIM)), 10)
@@ -38,6 +41,14 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
         text = f"not compared: {f'{one.tensor}: ' if one.tensor else ''}{one.why}"
         lines += wrapped(printable(text), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, _verdict(difference, terminal)]
+
+
+def _size_lines(sizes: Sequence[Size]) -> list[Text]:
+    """Return a table of the bytes of two plans, with what has changed."""
+    rows: list[list[str]] = []
+    for title, own in groupby(sizes, key=lambda size: size.title):
+        rows += [[title, *(("", "", "") if rows else ("before", "after", "change"))], *(size.cells() for size in own)]
+    return [*table(rows), line("")] if rows else []
 
 
 def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
@@ -98,6 +109,7 @@ def _verdict(difference: Difference, terminal: Terminal) -> Text:
         (len(difference.step.departures), "difference", " of the step"),
         (len(difference.gained), "finding", " gained"),
         (len(difference.lost), "finding", " lost"),
+        (sum(size.is_changed for size in difference.sizes), "size", " changed"),
     )
     counts = ", ".join(f"{counted(count, what)}{which}" for count, what, which in found if count)
     return line((f"{terminal.glyphs.differs} {counts}{f'; {but}' if but else ''}", BAD))

@@ -7,6 +7,7 @@ shard may be in one and the same order of their own.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,34 +132,40 @@ def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
     """Name an order that leaves every shard its own indices: by one rule for all that are odd, if there is one."""
     odd = [(start, stop) for start, stop in shards if np.any(np.diff(order[start:stop]) != 1)]
     own = sorted((order[start:stop] - start for start, stop in odd), key=len, reverse=True)
-    rules = {name_order(one, dim)[1] for one in own}
     which = f"shard{'s' * (len(odd) > 1)} {listed((f'[{start}:{stop}]' for start, stop in odd), MAX_LISTED)}"
     name: Disorder = "one-shard" if len(odd) == 1 else "alike-within-shards"
-    words = name_order(own[0], dim)[1]
-    if len(rules) > 1 and not _is_one_rule(own):
+    words = _rule_of_all(own, dim)
+    if not words:
         name = "within-shards"
         words = f"dim {dim} is reordered, by another order on each: {_listed(order[slice(*odd[0])])} in the first"
     are_all_read = sum(stop - start for start, stop in shards) == len(order)
     if len(odd) == sum(stop - start > 1 for start, stop in shards):
         return name, f"within every shard{'' if are_all_read else ' that was read'}, {words}", CATALOGUE[name].fix
     others = "the other is in order" if len(shards) - len(odd) == 1 else "the others are in order"
-    which += f" of {len(shards)}{'' if are_all_read else ' that were read'}"
-    return name, f"within the {which}, {words}; {others}", CATALOGUE[name].fix
+    count = len(odd) if len(odd) > 1 else "one"
+    which += f", {count} of {len(shards)}{'' if are_all_read else ' that were read'}"
+    return name, f"within {which}, {words}; {others}", CATALOGUE[name].fix
 
 
-def _is_one_rule(own: Sequence[Order]) -> bool:
-    """Whether shards, the largest first, are all reversed, rolled by as much, or have their halves exchanged.
+def _rule_of_all(own: Sequence[Order], dim: int) -> str:
+    """Say by which one rule shards, the largest first, are all out of order; empty where there is none.
 
-    A shard of two indices that are exchanged is all of these.
+    A shard of two indices that are exchanged is reversed, rolled, and has its halves exchanged; an odd one has none.
     """
+    named = {name_order(one, dim)[1] for one in own}
+    if len(named) == 1:
+        return named.pop()
     first, size = int(own[0][0]), len(own[0])
-    rules: list[Callable[[Order], Order]] = [
-        lambda at: at[::-1],
-        lambda at: np.roll(at, -first),
-        lambda at: np.roll(at, size - first),
-        lambda at: np.roll(at, len(at) // 2),
-    ]
-    return any(all(np.array_equal(rule(np.arange(len(one))), one) for one in own) for rule in rules)
+    rules: dict[str, Callable[[Order], Order]] = {
+        f"dim {dim} is reversed": lambda at: at[::-1],
+        f"dim {dim}'s halves are exchanged": lambda at: np.roll(at, 0 if len(at) % 2 else len(at) // 2),
+    }
+    for count in sorted((-first, size - first), key=abs):
+        rules[f"dim {dim} is rolled by {count}"] = partial(np.roll, shift=count)
+    for words, rule in rules.items():
+        if all(np.array_equal(rule(np.arange(len(one))), one) for one in own):
+            return words
+    return ""
 
 
 def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:

@@ -20,10 +20,19 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Region
 
+    Numbers = NDArray[np.int64]
+
 MAX_LISTED = 8
 
 FEW = 3
 """So many ranks out of order are named, with what they hold; of more, the order of all is."""
+
+REPEATING: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
+    "{count}*(i//{count}): {count} neighbours have the first shard of theirs": lambda i, count: i // count * count,
+    "i//{count}: {count} neighbours have the same": lambda i, count: i // count,
+    "i%{count}: the first {count} come again": lambda i, count: i % count,
+}
+"""How ranks come to share a shard: whose a number i has."""
 
 OF_FEW = frozenset({"exchanged-ranks", "shared-shards", "unread-shards"})
 
@@ -146,7 +155,7 @@ def few_of(seen: Mapping[int, int]) -> Disorder | None:
     return "shared-shards" if sources <= seen.keys() else "unread-shards"
 
 
-def _repeated(own: NDArray[np.int64], seen: Mapping[int, int]) -> str:
+def _repeated(own: Numbers, seen: Mapping[int, int]) -> str:
     """Say by which rule of its number i several share a shard; empty where none fits, or just one shows it.
 
     Args:
@@ -154,16 +163,30 @@ def _repeated(own: NDArray[np.int64], seen: Mapping[int, int]) -> str:
         seen: The first that claims what each holds.
     """
     positions, sources = np.array(list(seen)), np.array(list(seen.values()))
-    for count in range(2, len(own)) if np.count_nonzero(own[positions] != sources) > 1 else ():
-        rules = {
-            f"{count}*(i//{count}): {count} neighbours have the first shard of theirs": positions // count * count,
-            f"i//{count}: {count} neighbours have the same": positions // count,
-            f"i%{count}: the first {count} come again": positions % count,
-        }
-        for text, images in rules.items():
-            if np.array_equal(own[images], sources):
-                return text
-    return ""
+    if np.count_nonzero(own[positions] != sources) < 2:
+        return ""
+    counts = {text: _least_count(own, positions, sources, rule) for text, rule in REPEATING.items()}
+    fitting = [(count, text) for text, count in counts.items() if count]
+    count, text = min(fitting, key=lambda one: one[0], default=(0, ""))
+    return text.format(count=count)
+
+
+def _least_count(
+    own: Numbers, positions: Numbers, sources: Numbers, rule: Callable[[Numbers, Numbers], Numbers]
+) -> int:
+    """Return the least count with which a rule gives every position its source; 0 where none does.
+
+    Some of the positions that one count is wrong about rule nearly all other counts out, so that few are tried.
+    """
+    counts, least = np.arange(2, len(own)), 0
+    while len(counts):
+        count = counts[len(counts) // 2]
+        wrong = np.flatnonzero(own[rule(positions, count)] != sources)
+        if not len(wrong):
+            counts, least = counts[counts < count], int(count)
+        for at in wrong[:: max(len(wrong) // MAX_LISTED, 1)]:
+            counts = counts[own[rule(positions[at], counts)] == sources[at]]
+    return least
 
 
 def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Explanation]:
