@@ -35,7 +35,6 @@ from shardviz.plan.ranks import PlannedRanks
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.planning import PlanJob
@@ -141,8 +140,9 @@ def _choose(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     doing = Doing(len(tried))
     try:
-        for row in _shown(planned_rows(job, tried, memory, doing), doing):
-            rows.append(row)
+        with progress(lambda: str(doing)):
+            for row in planned_rows(job, tried, memory, doing, doing.ended):
+                rows.append(row)
     except KeyboardInterrupt:
         talk(f"shardviz: planned {len(rows)} of {len(tried)} meshes")
         raise
@@ -162,14 +162,6 @@ def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
     if len(found) > MOST_MESHES:
         talk(f"trying the {MOST_MESHES} likeliest of {len(found):,} meshes")
     return found[:MOST_MESHES]
-
-
-def _shown(rows: Iterator[Row], doing: Doing) -> Iterator[Row]:
-    """Yield rows, and show how many there are and what is planned now."""
-    with progress(lambda: str(doing)):
-        for row in rows:
-            doing.done += 1
-            yield row
 
 
 @dataclass
@@ -192,13 +184,17 @@ class Doing:
         """Note what is done next."""
         self.now = now
 
+    def ended(self) -> None:
+        """Count a mesh."""
+        self.done += 1
+
     def __str__(self) -> str:
         return f"{self.done} of {self.of} meshes done{self._left()}, {self.now}"
 
     def _left(self) -> str:
         """Say about how long it takes yet, if all meshes take as long as those that are done."""
         passed = time.monotonic() - self.begun
-        if not self.done or passed < PATIENCE:
+        if self.done in (0, self.of) or passed < PATIENCE:
             return ""
         minutes = passed / self.done * (self.of - self.done) / 60
         return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than 1 min left"

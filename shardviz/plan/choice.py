@@ -38,7 +38,6 @@ class Row:
         without_step: Why activations and collectives are not in it; empty where they are.
         notes: What a plan of this mesh alone says of how it was made.
         place: Where it stands among the meshes that were tried: rows come as they are known.
-        is_estimate: Whether `bytes` are those of one rank that was looked at, which do not fit.
     """
 
     mesh: Mesh
@@ -49,7 +48,6 @@ class Row:
     without_step: str = ""
     notes: tuple[str, ...] = ()
     place: int = 0
-    is_estimate: bool = False
 
 
 def row_of(ranks: PlannedRanks) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from shardviz.commands.probe import ending_at_signals
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan import asking
-from shardviz.live.plan.asking import Asked, ask, cores, together
+from shardviz.live.plan.asking import Asked, ask, together
+from shardviz.machine import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,24 +113,149 @@ def test_on_one_core_programs_end_in_their_order(monkeypatch: pytest.MonkeyPatch
     assert [number for number, _ in together([asks([0, 1], [2]) for _ in range(4)])] == [0, 1, 2, 3]
 
 
-def test_ranks_wait_for_each_other_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("free", "known", "most"),
+    [(0, True, 1), (2.5, True, 2), (3.5, True, 3), (99, True, 4), (99, False, 2), (None, True, 2)],
+)
+def test_as_many_ranks_are_asked_at_a_time_as_memory_suffices_for(
+    free: float | None, known: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = 1 << 30
     monkeypatch.setattr(asking, "cores", lambda: 4)
-    for free, most in ((0, 1), (None, asking.UNKNOWN)):
-        monkeypatch.setattr(asking, "free_memory", lambda free=free: free)
-        running = [0]
+    monkeypatch.setattr(asking, "memory_used", lambda: used)
+    monkeypatch.setattr(asking, "free_memory", lambda: None if free is None else int(free * used))
+    begun = []
 
-        def counted(rank: int, work: Callable[[int], object], before=asking.begin, running=running) -> object:  # type: ignore[no-untyped-def]
-            running[0] += 1
-            return before(rank, work)
+    def counted(rank: int, work: Callable[[int], object], before=asking.begin) -> object:  # type: ignore[no-untyped-def]
+        begun.append(rank)
+        return before(rank, work)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(asking, "begin", counted)
-            turns = asking._Turns([asks([0, 1, 2, 3])])
-            try:
-                assert list(turns._fill()) == []
-            finally:
-                turns.stop()
-        assert running == [most]
+    monkeypatch.setattr(asking, "begin", counted)
+    turns = asking._Turns([asks([0, 1, 2, 3, 4])])
+    turns._has_answers = known
+    try:
+        assert list(turns._fill()) == []
+    finally:
+        turns.stop()
+    assert len(begun) == most
+
+
+def test_a_rank_that_the_system_kills_beside_others_is_asked_again_alone(on_cores: int, tmp_path: Path) -> None:
+    def work(rank: int) -> int:
+        own = tmp_path / f"{os.getpid()}"
+        own.touch()
+        time.sleep(0.1)
+        if rank == 2 and len(list(tmp_path.iterdir())) > 1:
+            own.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        own.unlink()
+        return rank
+
+    assert ask(range(6), work) == {rank: rank for rank in range(6)}
+
+
+def test_a_rank_for_which_there_is_no_process_is_asked_later(on_cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = [0]
+
+    def short(rank: int, work: Callable[[int], object], before=asking.begin) -> object:  # type: ignore[no-untyped-def]
+        if len(turns[0]._open[0].running) > 0:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        running[0] += 1
+        return before(rank, work)
+
+    monkeypatch.setattr(asking, "begin", short)
+    turns = [asking._Turns([asks([0, 1, 2])])]
+    assert list(turns[0].run()) == [(0, [{0: 0, 1: 10, 2: 20}])]
+    assert running == [3]
+
+
+def test_where_no_process_can_begin_the_error_says_what_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(rank: int, work: object) -> object:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asking, "begin", short)
+    with pytest.raises(RankError, match="rank 3 cannot be asked: Too many open files") as raised:
+        ask([3], lambda rank: rank)
+    assert "ulimit -n" in str(raised.value.hint)
+
+
+class Odd(BaseException):
+    """No Exception, like torch's CheckpointException."""
+
+
+def raises_odd(_: int) -> None:
+    raise Odd("from torch")
+
+
+@pytest.mark.parametrize(
+    ("work", "said"), [(raises_odd, "rank 3: Odd: from torch"), (lambda _: lambda: 1, "rank 3: .*pickle")]
+)
+def test_what_is_no_exception_and_what_cannot_be_pickled_is_said(work: Callable[[int], object], said: str) -> None:
+    with pytest.raises(RankError, match=said):
+        ask([3], work)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_rank_that_another_program_ends_is_not_an_error_of_the_probe(number: signal.Signals) -> None:
+    def ends(_: int) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    before = signal.getsignal(number)
+    try:
+        signal.signal(number, signal.SIG_DFL)
+        with ending_at_signals(), pytest.raises(RankError, match=f"rank 3 died, exit code -{number:d}") as raised:
+            ask([3], ends)
+    finally:
+        signal.signal(number, before)
+    assert "another program has ended it" in str(raised.value.hint)
+
+
+def test_ranks_end_when_the_process_that_asks_them_is_killed(tmp_path: Path) -> None:
+    def work(rank: int) -> bytes:
+        (tmp_path / str(os.getpid())).touch()
+        waits(tmp_path, "killed")
+        return b"x" * (1 << 20)  # more than a pipe holds
+
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            ask([0, 1], work)
+        os._exit(0)
+    try:
+        for _ in range(6000):
+            if len(list(tmp_path.iterdir())) >= 1:
+                break
+            time.sleep(0.01)
+        time.sleep(0.1)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    ranks = [int(path.name) for path in tmp_path.iterdir()]
+    (tmp_path / "killed").touch()
+    for _ in range(1000):
+        if not any(map(is_alive, ranks)):
+            break
+        time.sleep(0.01)
+    assert ranks
+    assert not any(map(is_alive, ranks))
+
+
+def test_time_in_which_all_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "WAIT", 1.0)
+    monkeypatch.setattr(asking, "TICK", 0.3)
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        code = 1
+        with contextlib.suppress(BaseException):
+            code = ask([0], lambda _: [time.sleep(0.1) for _ in range(7)] and 0)[0]
+        os._exit(code)
+    time.sleep(0.4)
+    os.killpg(pid, signal.SIGSTOP)
+    time.sleep(1.5)
+    os.killpg(pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from shardviz.cli import main
 from shardviz.commands.plan import Doing
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan
+from shardviz.live.plan.rows import rows
 from shardviz.plan.choice import Row, choice_lines
 from shardviz.plan.counting.amounts import Amounts
 from shardviz.plan.ranks import PlannedRanks
@@ -154,6 +155,15 @@ def test_a_mesh_on_which_what_lasts_does_not_fit_is_planned_without_a_step(
     assert Path("stepped").exists()
 
 
+def test_a_mesh_that_is_too_large_counts_as_done_once_it_was_looked_at(mine: Path) -> None:
+    job = PlanJob(probe_files.find(str(mine)), Mesh(("fsdp", "tp"), (1, 2)))
+    doing = Doing(2)
+    planned = rows(job, meshes(("fsdp", "tp"), 2), 1000, doing, doing.ended)
+    assert next(planned).bytes > 1000
+    assert str(doing) == "2 of 2 meshes done, planning what does not fit"
+    assert len(list(planned)) == 1
+
+
 STAGED = """
 import torch
 from torch import nn
@@ -211,6 +221,7 @@ def test_how_far_it_is_is_whole_before_the_probe_is_loaded() -> None:
         (60, 0, "0 of 12 meshes done, loading the probe"),
         (60, 3, "3 of 12 meshes done, about 3 min left, loading the probe"),
         (110, 11, "11 of 12 meshes done, less than 1 min left, loading the probe"),
+        (110, 12, "12 of 12 meshes done, loading the probe"),
     ],
 )
 def test_how_long_it_takes_yet_is_said_once_it_is_known(passed: float, done: int, said: str) -> None:

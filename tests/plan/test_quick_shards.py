@@ -69,8 +69,8 @@ def test_fsdp_gets_the_parts_that_it_would_make_of_all(shape: tuple[int, ...], d
         with fake_world(0, size):
             own = params._chunk_with_empty(whole, size, dim=dim)
             return own is not torchs and all(
-                one.shape == own[at].shape and one.stride() == own[at].stride() and one.equal(own[at])
-                for at, one in enumerate(torchs)
+                one.shape == part.shape and one.stride() == part.stride() and one.equal(part)
+                for one, part in zip([*torchs, torchs[-1]], [*own, own[-1]], strict=True)
             )
 
     assert ask([0], parts)[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from shardviz.checkpoint.beside.reading import is_of
 from shardviz.checkpoint.comparing.casts import cast, is_narrower, is_whole
 from shardviz.checkpoint.maps.made import Made, pieces
 from shardviz.errors import DumpError
+from shardviz.machine import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ SMALLEST_TURNED = 1 << 12
 SHARED = 1 << 22
 """Elements of a matrix that several threads turn: numpy lets them run side by side."""
 
-WORKERS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+WORKERS = min(4, cores())
 
 
 def narrower(one: str, other: str) -> str:

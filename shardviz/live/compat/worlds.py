@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.live.compat.ddp import _ddp_unasked
+from shardviz.live.compat.fakes import is_fake
 from shardviz.live.compat.modules import replaced
 from shardviz.live.compat.names import Shard
 from shardviz.live.compat.tensors import real_tensors
@@ -126,10 +127,15 @@ class _Chunks:
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor = tensor
+        self._num_chunks = num_chunks
         self._dim = dim
         self._size = -(-tensor.size(dim) // num_chunks)
 
+    def __len__(self) -> int:
+        return self._num_chunks
+
     def __getitem__(self, index: int) -> torch.Tensor:
+        index = range(self._num_chunks)[index]
         left = self._tensor.size(self._dim) - index * self._size
         if left <= 0 < self._size:
             return self[0].new_empty(0)
@@ -148,7 +154,7 @@ def split_alike() -> Iterator[None]:
     send = module.mesh_scatter
 
     def split(self: Any, tensor: torch.Tensor, num_chunks: int, **how: bool) -> tuple[list[torch.Tensor], list[int]]:
-        has_values = not (tensor.is_meta or hasattr(tensor, "fake_mode"))
+        has_values = not (tensor.is_meta or is_fake(tensor))
         if has_values or not tensor.numel() or how != {"with_padding": True, "contiguous": True}:
             return before(self, tensor, num_chunks, **how)
         sizes, pads = _padded(before, tensor.size(self.dim), num_chunks)
@@ -158,7 +164,7 @@ def split_alike() -> Iterator[None]:
         return [first] * num_chunks, [*pads]
 
     def scatter(output: torch.Tensor, *args: Any, **named: Any) -> Any:
-        return None if hasattr(output, "fake_mode") else send(output, *args, **named)
+        return None if is_fake(output) else send(output, *args, **named)
 
     with replaced(Shard, "_split_tensor", split), replaced(module, "mesh_scatter", scatter):
         yield

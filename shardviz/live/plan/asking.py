@@ -1,4 +1,7 @@
-"""Programs that ask ranks, run side by side: as many ranks are asked at a time as this process may use cores.
+"""Programs that ask ranks, run side by side: as many at a time as this process may use cores, and as memory suffices.
+
+How much memory a rank needs is known when the first has answered: until then, and where nobody says how much is free,
+two are asked at a time. Where the system kills one, it is asked again, beside half as many.
 
 A program is a generator: it yields whom it asks, gets their answers, and returns what it is about. What it asks first
 it gets first, so that one program alone is as fast as it can be, and of many the first ones end first.
@@ -6,7 +9,7 @@ it gets first, so that one program alone is as fast as it can be, and of many th
 
 from __future__ import annotations
 
-import os
+import signal
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan.forks import Fork, answer_of, begin, end, interrupted_later, memory_used
 from shardviz.live.world.launching import free_memory
+from shardviz.machine import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -25,8 +29,11 @@ Result = TypeVar("Result")
 WAIT = 600.0
 """Seconds without an answer to a program after which none will come."""
 
+TICK = 1.0
+"""Seconds to wait at a time. Much more has passed only where this process was stopped, as by Ctrl-Z."""
+
 UNKNOWN = 2
-"""Ranks that are asked at a time where nobody says how much memory is free."""
+"""Ranks that are asked at a time where nobody knows how much memory they need, or how much is free."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,14 @@ class _Open(Generic[Result]):
     since: float = 0.0
 
     def ask(self) -> None:
-        """Ask the next rank."""
-        rank = self.waiting.pop(0)
+        """Ask the next rank.
+
+        Raises:
+            OSError: The system has no process for it, or no file.
+        """
         with interrupted_later():
-            self.running[rank] = begin(rank, self.work)
+            self.running[self.waiting[0]] = begin(self.waiting[0], self.work)
+        del self.waiting[0]
         self.since = time.monotonic()
 
     def stop(self) -> None:
@@ -120,7 +131,12 @@ class _Turns(Generic[Result]):
     def __init__(self, programs: Iterable[Program[Result]]) -> None:
         self._coming = enumerate(programs)
         self._open: list[_Open[Result]] = []
-        self._cores = cores()
+        self._most = cores()
+        self._has_answers = False
+
+    @property
+    def _running(self) -> int:
+        return sum(len(one.running) for one in self._open)
 
     def run(self) -> Iterator[tuple[int, Result]]:
         """Yield what every program returns."""
@@ -141,7 +157,12 @@ class _Turns(Generic[Result]):
         while self._has_room():
             one = next((one for one in self._open if one.waiting), None)
             if one is not None:
-                one.ask()
+                try:
+                    one.ask()
+                except OSError as error:
+                    if self._running:
+                        return
+                    yield from self._go_on(one, _not_begun(one.waiting[0], error))
                 continue
             number, program = next(self._coming, (-1, None))
             if program is None:
@@ -150,25 +171,48 @@ class _Turns(Generic[Result]):
             yield from self._go_on(self._open[-1])
 
     def _has_room(self) -> bool:
-        running = sum(len(one.running) for one in self._open)
-        if not running or running >= self._cores:
+        running = self._running
+        if not running or running >= self._most:
             return not running
         free = free_memory()
-        return running < UNKNOWN if free is None else free > memory_used() * (running + 1)
+        if running >= UNKNOWN and (free is None or not self._has_answers):
+            return False
+        return free is None or free > memory_used() * (running + 1)
 
     def _answered(self) -> Iterator[tuple[_Open[Result], ShardvizError | None]]:
         """Wait for answers, and return the programs that have all of theirs, or an error instead."""
         oldest = min((one for one in self._open if one.running), key=lambda one: one.since)
-        ready = wait(
-            [fork.answers for one in self._open for fork in one.running.values()],
-            timeout=max(0.0, oldest.since + WAIT - time.monotonic()),
-        )
-        if not ready:
+        ready = self._ready(max(0.0, min(TICK, oldest.since + WAIT - time.monotonic())))
+        if not ready and time.monotonic() >= oldest.since + WAIT:
             yield oldest, _silent(oldest.running)
         for one in [one for one in self._open if ready]:
-            error = _take(one, ready)
+            error = self._take(one, ready)
             if error is not None or not (one.waiting or one.running):
                 yield one, error
+
+    def _ready(self, timeout: float) -> Sequence[object]:
+        """Wait for answers; time in which this process was stopped is not counted as a rank's."""
+        begun = time.monotonic()
+        ready = wait([fork.answers for one in self._open for fork in one.running.values()], timeout)
+        stopped = time.monotonic() - begun - timeout
+        for one in [one for one in self._open if stopped > TICK]:
+            one.since += stopped
+        return ready
+
+    def _take(self, one: _Open[Result], ready: Sequence[object]) -> ShardvizError | None:
+        """Take the answers of a program's ranks that are there; return the first error among them."""
+        for rank in [rank for rank, fork in one.running.items() if fork.answers in ready]:
+            one.since = time.monotonic()
+            try:
+                one.found[rank] = answer_of(rank, one.running[rank])
+                self._has_answers = True
+            except ShardvizError as error:
+                if self._running == 1 or one.running[rank].process.exitcode != -signal.SIGKILL:
+                    return error
+                self._most = min(self._most, self._running // 2)
+                one.waiting.insert(0, rank)
+            del one.running[rank]
+        return None
 
     def _go_on(self, one: _Open[Result], error: ShardvizError | None = None) -> Iterator[tuple[int, Result]]:
         """Give a program its answers, or an error, and see whom it asks next; yield its result if that is nobody."""
@@ -188,24 +232,14 @@ class _Turns(Generic[Result]):
         one.work, one.waiting, one.since = asked.work, list(dict.fromkeys(asked.ranks)), time.monotonic()
 
 
-def _take(one: _Open[Any], ready: Sequence[object]) -> ShardvizError | None:
-    """Take the answers of a program's ranks that are there; return the first error among them."""
-    for rank in [rank for rank, fork in one.running.items() if fork.answers in ready]:
-        one.since = time.monotonic()
-        try:
-            one.found[rank] = answer_of(rank, one.running[rank])
-        except ShardvizError as error:
-            return error
-        del one.running[rank]
-    return None
-
-
 def _silent(running: Iterable[int]) -> RankError:
     numbers = list(running)
     ranks = f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
     return RankError(f"{ranks} did not answer for {WAIT:g} s", "plan a smaller model to see where it hangs")
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _not_begun(rank: int, error: OSError) -> RankError:
+    return RankError(
+        f"rank {rank} cannot be asked: {error.strerror}",
+        "end other programs, or raise their limit: ulimit -n, ulimit -u",
+    )

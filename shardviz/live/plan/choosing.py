@@ -8,8 +8,9 @@ along some axes: those along which the last position differs from the first, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from operator import ge
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -17,14 +18,17 @@ from msgspec import structs
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
 from shardviz.plan.ranks import PlannedPart, has_equal_parts, without_ranks
+from shardviz.plan.records import PeakRecord
+from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardviz.dump.records.files import RankRecord
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
     from shardviz.live.plan.asking import Program
+    from shardviz.plan.records import PlanPart
 
     Ask = Callable[[Sequence[int], bool], Program[dict[int, Reply]]]
     """Asks ranks, with a step or without one."""
@@ -44,11 +48,15 @@ class Chosen:
         parts: Each rank's reply, with the positions along axes of the ranks that it stands for.
         asked: How many ranks were asked.
         axes: The axes along which the code tells ranks apart.
+        failed: Why no step was planned, though ranks were asked for one; empty where one was.
+        notes: What the parts do not say of ranks that were asked, a sentence each.
     """
 
     parts: tuple[tuple[Reply, dict[str, tuple[int, ...]]], ...]
     asked: int
     axes: tuple[str, ...]
+    failed: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class _Replies:
@@ -61,18 +69,28 @@ class _Replies:
     Attributes:
         replies: What they have, by rank.
         mesh: The mesh of the plan.
+        failed: Why a rank could not be stepped; empty where all could that were asked for it.
     """
 
     def __init__(self, mesh: Mesh, ask: Ask) -> None:
         self.mesh = mesh
         self._ask = ask
         self.replies: dict[int, Reply] = {}
+        self.failed = ""
 
     def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> Program[None]:
-        """Ask those ranks that were not asked before, or not for a step, and none for a step where one has failed."""
-        with_step = with_step and not any(reply.without_step for reply in self.replies.values())
+        """Ask those ranks that were not asked before, or not for a step.
+
+        Where one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
+        """
+        with_step = with_step and not self.failed
         known = {rank for rank, reply in self.replies.items() if reply.was_asked_for_step or not with_step}
-        self.replies |= yield from self._ask([rank for rank in ranks if rank not in known], with_step)
+        found = yield from self._ask([rank for rank in ranks if rank not in known], with_step)
+        self.replies |= found
+        self.failed = self.failed or next((why for rank in sorted(found) if (why := found[rank].without_step)), "")
+        if self.failed and with_step:
+            stepped = [rank for rank, one in self.replies.items() if one.was_asked_for_step and not one.without_step]
+            self.replies |= yield from self._ask(stepped, False)
 
     @property
     def first(self) -> Reply:
@@ -96,6 +114,12 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chos
         ShardvizError: Too many ranks would have to be asked.
     """
     asked = _Replies(mesh, ask)
+    chosen = yield from _chosen(asked, stage_axes)
+    return replace(chosen, asked=len(asked.replies), failed=asked.failed, notes=tuple(_held_less(chosen, asked)))
+
+
+def _chosen(asked: _Replies, stage_axes: Sequence[str]) -> Program[Chosen]:
+    mesh = asked.mesh
     yield from asked.ask([mesh.ranks[0], mesh.ranks[-1]])
     if _is_uneven(asked.first.part.record):
         yield from asked.ask(_corners(mesh), with_step=False)
@@ -110,9 +134,27 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chos
 
 def _explain(chosen: Chosen, asked: _Replies) -> bool:
     """Whether all ranks that were asked have what the oracle says."""
-    stands = [(PlannedPart(structs.replace(reply.part, at=at), asked.mesh), reply) for reply, at in chosen.parts]
-    own = {rank: reply for part, reply in stands for rank in part.ranks if rank in asked.replies}
+    own = _stand_for(chosen, asked)
     return all(explains(own[rank], reply, asked.mesh) for rank, reply in asked.replies.items())
+
+
+def _stand_for(chosen: Chosen, asked: _Replies) -> dict[int, Reply]:
+    """Return by rank, of those that were asked, the reply that stands for it."""
+    stands = [(PlannedPart(structs.replace(reply.part, at=at), asked.mesh), reply) for reply, at in chosen.parts]
+    return {rank: reply for part, reply in stands for rank in part.ranks if rank in asked.replies}
+
+
+def _held_less(chosen: Chosen, asked: _Replies) -> Iterator[str]:
+    """Say it where a rank holds less in a step than the one that stands for it."""
+    found = [
+        (_in_step(one.part)[0] - _in_step(asked.replies[rank].part)[0], -rank, one.part.record.rank)
+        for rank, one in _stand_for(chosen, asked).items()
+        if asked.replies[rank].part.peak is not None
+    ]
+    less, rank, other = max(found, default=(0, 0, 0))
+    if less:
+        beside = f"{bytes_text(less)} less than rank {other}, which stands for it"
+        yield f"at a step's fullest moment rank {-rank} holds {beside}"
 
 
 def _asked_along(asked: _Replies, axes: tuple[str, ...]) -> Program[Chosen]:
@@ -170,12 +212,12 @@ def _along(mesh: Mesh, axes: Sequence[str]) -> dict[int, dict[str, tuple[int, ..
 def _merged(
     parts: list[tuple[Reply, dict[str, tuple[int, ...]]]], mesh: Mesh
 ) -> list[tuple[Reply, dict[str, tuple[int, ...]]]]:
-    """Let one rank stand for others that differ from it along one axis only, where it explains them."""
+    """Let one rank stand for others that differ from it along one axis only, where it has and holds what they do."""
     found: list[tuple[Reply, dict[str, tuple[int, ...]]]] = []
     for reply, at in parts:
         for index, (other, there) in enumerate(found):
             axes = [axis for axis in at if at[axis] != there[axis]]
-            if len(axes) == 1 and explains(other, reply, mesh):
+            if len(axes) == 1 and _in_step(other.part) == _in_step(reply.part) and explains(other, reply, mesh):
                 found[index] = other, {**there, axes[0]: (*there[axes[0]], *at[axes[0]])}
                 break
         else:
@@ -186,12 +228,19 @@ def _merged(
 def explains(one: Reply, other: Reply, mesh: Mesh) -> bool:
     """Whether a rank's record is the one that the oracle makes for it out of another rank's.
 
-    A step is compared where both were asked for one.
+    A step is compared where both were asked for one: a rank stands for others that hold as much in it, or less.
     """
     made = PlannedPart(one.part, mesh).record(other.part.record.rank)
     stepped = one.was_asked_for_step and other.was_asked_for_step
     same = _comparable(made, stepped=stepped) == _comparable(other.part.record, stepped=stepped)
-    return same and (one.part.units, one.part.buckets) == (other.part.units, other.part.buckets)
+    same = same and (one.part.units, one.part.buckets) == (other.part.units, other.part.buckets)
+    return same and (not stepped or all(map(ge, _in_step(one.part), _in_step(other.part))))
+
+
+def _in_step(part: PlanPart) -> tuple[int, int]:
+    """Return the bytes that a step holds at its fullest moment, and those that wait for its backward."""
+    peak = part.peak or PeakRecord()
+    return peak.activations + peak.gathered, sum(one.bytes for one in part.saved)
 
 
 def _comparable(record: RankRecord, *, stepped: bool) -> object:

@@ -34,6 +34,8 @@ STDLIB = sysconfig.get_paths()["stdlib"]
 """The folder of Python's own modules."""
 
 KILLED = "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine"
+ENDED = "another program has ended it: plan again"
+HINTS = {-signal.SIGKILL: KILLED, -signal.SIGTERM: ENDED, -signal.SIGHUP: ENDED}
 DIED = "call build() and parallelize() by hand: python -X faulthandler shows where it ends"
 
 
@@ -68,7 +70,7 @@ def begin(rank: int, work: Callable[[int], object]) -> Fork:
     ours, theirs = context.Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
-    process = context.Process(target=_run, args=(rank, work, theirs), daemon=True)
+    process = context.Process(target=_run, args=(rank, work, theirs, ours), daemon=True)
     process.start()
     theirs.close()
     return Fork(process, ours)
@@ -80,17 +82,23 @@ def end(one: Fork) -> None:
     one.process.join()
 
 
-def _run(rank: int, work: Callable[[int], object], answers: Connection) -> None:
+def _run(rank: int, work: Callable[[int], object], answers: Connection, read: Connection) -> None:
+    read.close()  # a rank whose parent was killed would wait for itself to read its answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its forks
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if callable(signal.getsignal(number)):  # the command's: it exits as if the probe did
+            signal.signal(number, signal.SIG_DFL)
     torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
     new_fakes()
     try:
-        answer: tuple[bool, object] = True, work(rank)
+        answer = pickle.dumps((True, work(rank), new_fakes()))
     except ShardvizError as error:
-        answer = False, error
-    except (Exception, SystemExit) as error:
-        answer = False, RankError(f"rank {rank}: {one_line(error)}", "call it by hand: its traceback shows where")
-    answers.send_bytes(pickle.dumps((*answer, new_fakes())))
+        answer = pickle.dumps((False, error, new_fakes()))
+    except BaseException as error:  # torch has some that are no Exception
+        raised = RankError(f"rank {rank}: {one_line(error)}", "call it by hand: its traceback shows where")
+        answer = pickle.dumps((False, raised, new_fakes()))
+    with contextlib.suppress(BrokenPipeError):  # nobody is left to read it
+        answers.send_bytes(answer)
     answers.close()
 
 
@@ -104,10 +112,8 @@ def answer_of(rank: int, one: Fork) -> object:
         done, answer, fakes = pickle.loads(one.answers.recv_bytes())
     except EOFError:
         one.process.join()
-        raise RankError(
-            f"the process that planned rank {rank} died, exit code {one.process.exitcode}",
-            KILLED if one.process.exitcode == -9 else DIED,
-        ) from None
+        code = one.process.exitcode or 0
+        raise RankError(f"the process that planned rank {rank} died, exit code {code}", HINTS.get(code, DIED)) from None
     one.process.join()
     know_fakes(fakes)
     if not done:
@@ -117,7 +123,8 @@ def answer_of(rank: int, one: Fork) -> object:
 
 def memory_used() -> int:
     """Return the most bytes that this process or a rank has used, with what they share."""
-    return 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def one_line(error: BaseException) -> str:

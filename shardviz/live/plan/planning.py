@@ -176,9 +176,7 @@ def _record(job: PlanJob, chosen: Chosen, run_id: str) -> PlanRecord:
     )
     stands = f"{counted(chosen.asked, 'rank')} of {job.mesh.size:,} asked"
     apart = f"; the code tells ranks apart along {', '.join(chosen.axes)}" if chosen.axes else ""
-    notes = dict.fromkeys(line for reply, _ in chosen.parts for line in reply.how)
-    failed = next((reply.without_step for reply, _ in chosen.parts if reply.without_step), "")
-    if not job.with_step:
-        failed = "--no-step was given"
+    notes = dict.fromkeys([*(line for reply, _ in chosen.parts for line in reply.how), *chosen.notes])
+    failed = chosen.failed if job.with_step else "--no-step was given"
     of = next((reply.optimizer for reply, _ in chosen.parts if reply.optimizer), "")
     return PlanRecord(SCHEMA, parts, run_id, job.node, of, (stands + apart, *notes), failed)

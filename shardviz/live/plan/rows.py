@@ -45,8 +45,27 @@ class _Look:
     failed: str = ""
 
 
+@dataclass(frozen=True)
+class _TooLarge:
+    """A mesh on which one rank that was looked at does not fit.
+
+    Attributes:
+        mesh: The mesh.
+        bytes: Bytes of that rank.
+        place: Where it stands among the meshes that were tried.
+    """
+
+    mesh: Mesh
+    bytes: int
+    place: int
+
+
 def rows(
-    job: PlanJob, tried: Sequence[Mesh], memory: int, now: Callable[[str], None] = lambda _: None
+    job: PlanJob,
+    tried: Sequence[Mesh],
+    memory: int,
+    now: Callable[[str], None] = lambda _: None,
+    ended: Callable[[], None] = lambda: None,
 ) -> Iterator[Row]:
     """Plan meshes, and yield a row for each when it is known.
 
@@ -55,14 +74,16 @@ def rows(
         tried: The meshes.
         memory: Bytes that a GPU has; 0 where it is not given.
         now: Called with what is done next.
+        ended: Called when a mesh has been planned, or looked at where it is too large.
 
     Raises:
         ShardvizError: The probe cannot be loaded.
     """
     loaded = load(job)
-    large: list[Row] = []
+    large: list[_TooLarge] = []
     for _, row in together(_row(replace(job, mesh=mesh), loaded, at, memory, now) for at, mesh in enumerate(tried)):
-        if row.is_estimate:
+        ended()
+        if isinstance(row, _TooLarge):
             large.append(row)
         else:
             yield row
@@ -70,7 +91,7 @@ def rows(
     yield from _too_large(job, loaded, large, len(tried))
 
 
-def _row(job: PlanJob, loaded: Loaded, place: int, memory: int, now: Callable[[str], None]) -> Program[Row]:
+def _row(job: PlanJob, loaded: Loaded, place: int, memory: int, now: Callable[[str], None]) -> Program[Row | _TooLarge]:
     """Look at a mesh, and plan it if it may fit and leaves no rank idle."""
     looks = yield from _looks(job, loaded, with_memory=bool(memory) and job.with_step)
     idle = [axis for axis, look in looks.items() if axis and look.is_idle]
@@ -79,7 +100,7 @@ def _row(job: PlanJob, loaded: Loaded, place: int, memory: int, now: Callable[[s
     if failed:
         return Row(job.mesh, failed=failed, place=place)
     if memory and lasting > memory:
-        return Row(job.mesh, lasting, place=place, is_estimate=True)
+        return _TooLarge(job.mesh, lasting, place)
     now(f"planning {job.mesh}")
     try:
         _, record = yield from planned(job, loaded)
@@ -88,15 +109,19 @@ def _row(job: PlanJob, loaded: Loaded, place: int, memory: int, now: Callable[[s
         return Row(job.mesh, failed=error.message, place=place)
 
 
-def _too_large(job: PlanJob, loaded: Loaded, large: Sequence[Row], place: int) -> Iterator[Row]:
-    """Yield the rows that do not fit; plan the fullest rank only of those that may need the least memory."""
+def _too_large(job: PlanJob, loaded: Loaded, large: Sequence[_TooLarge], place: int) -> Iterator[Row]:
+    """Yield the rows that do not fit, smallest first.
+
+    A mesh is planned, without a step, if it may need less than those before it. Of the others the bytes are those of
+    the rank that was looked at: their other ranks may have more.
+    """
     least = 0
-    for number, row in enumerate(sorted(large, key=lambda row: (row.bytes, row.place))):
-        last = replace(row, place=place + number, is_estimate=False)
-        if not least or row.bytes < least:
-            last = _without_step(replace(job, mesh=row.mesh, with_step=False), loaded, last)
-            least = min(least, last.bytes) if least else last.bytes
-        yield last
+    for number, one in enumerate(sorted(large, key=lambda one: (one.bytes, one.place))):
+        row = Row(one.mesh, one.bytes, place=place + number)
+        if not least or one.bytes < least:
+            row = _without_step(replace(job, mesh=one.mesh, with_step=False), loaded, row)
+            least = min(least, row.bytes) if least else row.bytes
+        yield row
 
 
 def _without_step(job: PlanJob, loaded: Loaded, row: Row) -> Row:

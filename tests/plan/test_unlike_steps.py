@@ -1,0 +1,101 @@
+"""Ranks whose steps are not alike: each is planned as it is, and none of it is a step where one cannot be stepped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz import probe_files
+from shardviz.cli import main
+from shardviz.commands.probe import mesh_for
+from shardviz.live.plan.planning import PlanJob, plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.plan.records import PlanRecord
+
+HEAD = """
+import torch
+from torch import nn
+AXES, MESH, BATCH_AXES = ("pp", "dp"), (2, 2), ("dp",)
+def build(): return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+def parallelize(model, mesh): return model
+def batch(): return torch.randn(8, 64)
+"""
+STEP = """
+def step(model, batch, mesh):
+    pp, dp = mesh.get_coordinate()
+    {}
+    loss = model(batch).square().mean()
+    loss.backward()
+    return loss
+"""
+FAILS = 'if pp == 1: raise ValueError("second half")'
+OTHER = """
+def parallelize(model, mesh):
+    if mesh.get_coordinate()[0] == 1:
+        model.extra = nn.Linear(8, 8)
+"""
+
+
+def planned(code: str, folder: Path, mesh: str | None = None) -> PlanRecord:
+    file = folder / "mine.py"
+    file.write_text(code)
+    probe = probe_files.find(str(file))
+    return plan(PlanJob(probe, mesh_for(probe, mesh)))[1]
+
+
+@pytest.mark.parametrize("other", ["", OTHER], ids=["alike", "told apart"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_where_some_ranks_cannot_be_stepped_no_step_is_planned_and_why_is_said(
+    which: int, other: str, tmp_path: Path
+) -> None:
+    record = planned(HEAD + other + STEP.format(FAILS.replace("pp == 1", f"pp == {which}")), tmp_path)
+    assert "ValueError: second half" in record.without_step
+    assert all(part.peak is None and not part.saved for part in record.parts)
+    assert len(record.parts) == (2 if other else 1)
+
+
+def test_where_all_ranks_can_be_stepped_a_step_is_planned(tmp_path: Path) -> None:
+    record = planned(HEAD + STEP.format("pass"), tmp_path)
+    assert (record.without_step, len(record.parts)) == ("", 1)
+    assert record.parts[0].peak is not None
+    assert record.how == ("2 ranks of 4 asked",)
+
+
+def test_the_command_says_the_error_of_the_ranks_that_cannot_be_stepped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + OTHER + STEP.format(FAILS))
+    assert main(["plan", "mine.py"]) == 0
+    out = " ".join(capfd.readouterr().out.split())
+    assert "planned without activations and collectives: a step with values raised ValueError: second half" in out
+    assert "no batch()" not in out
+    assert "activations 0 B" not in out
+
+
+def test_ranks_that_hold_more_in_a_step_than_the_first_are_planned_apart(tmp_path: Path) -> None:
+    record = planned(HEAD + STEP.format("batch = batch.repeat(1 + 999 * pp, 1)"), tmp_path)
+    first, last = (part.peak for part in record.parts)
+    assert [part.at for part in record.parts] == [{"pp": (0,)}, {"pp": (1,)}]
+    assert first is not None
+    assert last is not None
+    assert last.activations > 900 * first.activations
+
+
+def test_ranks_that_hold_less_in_a_step_than_the_first_are_named(tmp_path: Path) -> None:
+    record = planned(HEAD + STEP.format("batch = batch[:len(batch) - dp]"), tmp_path)
+    assert len(record.parts) == 1
+    assert record.how[0] == "2 ranks of 4 asked"
+    assert record.how[-1].startswith("at a step's fullest moment rank 3 holds ")
+    assert record.how[-1].endswith(" less than rank 0, which stands for it")
+
+
+def test_parts_that_are_uneven_ask_no_more_ranks() -> None:
+    probe = probe_files.find("fsdp")
+    record = plan(PlanJob(probe, mesh_for(probe, "3")))[1]
+    assert record.how[0] == "2 ranks of 3 asked"
+    assert record.parts[0].peak is not None
