@@ -16,14 +16,16 @@ from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.run import report_on
 from shardviz.check.step.runs.compare import compare_steps
 from shardviz.check.step.runs.departure import StepDifference
+from shardviz.check.unread import may_have, told, unread_parts, unread_ranks
 from shardviz.dump.traced import NO_WEIGHTS
-from shardviz.dump.whole import whole_values
+from shardviz.dump.whole import values_and_places
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from shardviz.check.finding import Report
     from shardviz.dump.dump import Dump, Tensor
@@ -67,6 +69,7 @@ class Difference:
         not_compared: What could not be compared, and why.
         num_compared: Tensors that both have and whose layouts were compared.
         step: How their steps compare, module by module.
+        unread: Ranks whose files one of them lacks or that are damaged: what they hold was not compared.
     """
 
     changes: tuple[Change, ...]
@@ -77,6 +80,7 @@ class Difference:
     step: StepDifference = field(default_factory=StepDifference)
     relaid: tuple[Change, ...] = ()
     sizes: tuple[Size, ...] = ()
+    unread: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(
@@ -116,21 +120,25 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
         results = [NotChecked("", f"layouts: the {which} dump has a step's trace and no weights", "order")]
     elif not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
         results += [result for role in ROLES for result in _layout_changes(before, after, role)]
+    results = [_unless_unread(one, before, after) if isinstance(one, Change) else one for one in results]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     relaid = [change for change in changes if step.is_of_jobs and _is_of_layout(change, before, after)]
     left = [result for result in results if isinstance(result, NotChecked)]
     not_compared = (*(one for one in left if not (_is_of_values(one) and step.is_of_jobs)), *step.not_compared)
-    plans = (before.files.planned, after.files.planned)
-    sizes, without = _sizes(*plans)
+    sizes, without = _sizes(before.files.planned, after.files.planned)
+    gained, not_in_first = told(_only_in(other, one, after), before, "first")
+    lost, not_in_second = told(_only_in(one, other, before), after, "second")
+    unread = (*unread_parts(before, "first"), *unread_parts(after, "second"), *not_in_first, *not_in_second)
     return Difference(
         tuple(change for change in changes if change not in relaid),
-        _only_in(other, one, after),
-        _only_in(one, other, before),
-        tuple(dict.fromkeys((*not_compared, *without))),
+        gained,
+        lost,
+        tuple(dict.fromkeys((*unread, *not_compared, *without))),
         sum(len(_kept(before, role).keys() & _kept(after, role).keys()) for role in ROLES),
         step,
         tuple(relaid),
         sizes,
+        unread=tuple(sorted({*unread_ranks(before), *unread_ranks(after)})),
     )
 
 
@@ -167,6 +175,20 @@ def _only_in(report: Report, other: Report, dump: Dump) -> tuple[Finding, ...]:
     known = {(finding.kind, finding.tensor) for finding in ungrouped(other.findings)}
     left = [one for one in ungrouped(report.findings) if (one.kind, one.tensor) not in known]
     return tuple(grouped(left, ranks_by_name(dump) if left else {}))
+
+
+def _unless_unread(change: Change, before: Dump, after: Dump) -> Change | NotChecked:
+    """Return a change; that it is none for certain where ranks that were not read may have the tensor."""
+    if change.aspect != "presence":
+        return change
+    dumps = (("first", before, after), ("second", after, before))
+    for which, dump, other in dumps:
+        own, theirs = ([_kept(one, role).get(change.tensor) for role in ROLES] for one in (dump, other))
+        for has, tensor in zip(own, theirs, strict=True):
+            if has is None and tensor is not None and may_have(dump, other, tensor):
+                ranks = named_ranks(unread_ranks(dump))
+                return NotChecked(change.tensor, f"the {which} dump may have it on {ranks}, not read", "run")
+    return change
 
 
 def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) -> Iterator[Change | NotChecked]:
@@ -249,26 +271,35 @@ def held_text(laid_out: LaidOut, tensor: Tensor, name: str) -> str:
 
 
 def _value_changes(name: str, ours: tuple[Dump, Tensor], theirs: tuple[Dump, Tensor]) -> Iterator[Change | NotChecked]:
-    if _same_digests(name, ours[1], theirs[1]):
+    unread = {*unread_ranks(ours[0]), *unread_ranks(theirs[0])}
+    if _same_digests(name, ours[1], theirs[1], unread):
         return
     try:
-        one, other = whole_values(*ours, name), whole_values(*theirs, name)
+        (one, in_one), (other, in_other) = values_and_places(*ours, name), values_and_places(*theirs, name)
     except ShardvizError as error:
         why = f"its values differ or are laid out differently, and cannot be compared as a whole: {error.message}"
         yield NotChecked(name, why, "values")
         return
-    if one.shape != other.shape or np.array_equal(one, other, equal_nan=True):
+    if one.shape != other.shape:
         return
-    different = ~((one == other) | (np.isnan(one) & np.isnan(other)))
+    both = in_one & in_other
+    if not (unread or both.all()):
+        count = f"{int((~both).sum()):,} of {both.size:,} elements"
+        yield NotChecked(name, f"{count}: no rank of one of the dumps has them", "values")
+    different = both & ~((one == other) | (np.isnan(one) & np.isnan(other)))
+    if not different.any():
+        return
     index = index_of(int(np.argmax(different)), different.shape)
-    count = f"{int(different.sum()):,} of {one.size:,} elements differ, the first at {index}"
+    count = f"{int(different.sum()):,} of {int(both.sum()):,} elements differ, the first at {index}"
     yield Change(name, "values", f"{one[tuple(index)]:.6g}", f"{other[tuple(index)]:.6g} ({count})")
 
 
-def _same_digests(name: str, one: Tensor, other: Tensor) -> bool:
+def _same_digests(name: str, one: Tensor, other: Tensor, unread: Collection[int]) -> bool:
+    """Whether all ranks hold the same bytes, those apart that were not read in one of the dumps."""
+
     def digests(tensor: Tensor) -> dict[int, str]:
         index = tensor.names.index(name)
-        return {rank: shard.digest(index) for rank, shard in tensor.shards.items()}
+        return {rank: shard.digest(index) for rank, shard in tensor.shards.items() if rank not in unread}
 
     ours = digests(one)
-    return all(ours.values()) and ours == digests(other)
+    return bool(ours) and all(ours.values()) and ours == digests(other)

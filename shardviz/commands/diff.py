@@ -11,8 +11,9 @@ first module, forward or backward, that is wrong in one, and why. Such jobs may
 lay their weights out differently; that is no difference. The page of
 -o FILE.html has the step as a tree, with that module opened.
 
-Exits with 1 where they differ, with --strict also where a tensor could not be
-compared, with 2 where nothing in them could be compared.
+Exits with 1 where they differ or a rank's file is missing or damaged, with
+--strict also where a tensor could not be compared, with 2 where nothing in
+them could be compared.
 
 examples:
   shardviz diff before.shardviz after.shardviz
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     """Compare the dumps and print what is different.
 
     Returns:
-        0 where nothing is, 1 where something is, or with --strict was not compared, 2 where nothing was compared.
+        0 where nothing is; 1 where something is, a rank was not read, or with --strict something was not compared; 2
+        where nothing was compared.
     """
     from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
     from shardviz.commands.common.drawing import FORMATS, refuse_picture
@@ -149,4 +151,4 @@ def compared(
         talk(f"shardviz: error: {printable(why)}")
         talk("  Hint: compare two dumps of one model, each with its weights")
         return EXIT_USAGE
-    return EXIT_FINDINGS if difference or (strict and difference.not_compared) else EXIT_CLEAN
+    return EXIT_FINDINGS if difference or difference.unread or (strict and difference.not_compared) else EXIT_CLEAN

@@ -24,12 +24,21 @@ def whole_values(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
     Raises:
         DumpError: The dump does not have the values, or a rank does not have the shape that it claims.
     """
+    return values_and_places(dump, tensor, name)[0]
+
+
+def values_and_places(dump: Dump, tensor: Tensor, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return a tensor's values as `whole_values` does, and which of them some rank of the dump has.
+
+    Raises:
+        DumpError: The dump does not have the values, or a rank does not have the shape that it claims.
+    """
     shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
-    whole = np.full(shape, np.nan)
+    whole, has = np.full(shape, np.nan), np.zeros(shape, dtype=bool)
     for rank, shard in reversed(list(tensor.shards.items())):
         values = dump.values(shard, name)
         if shard.layout is None:
-            whole = values
+            whole, has = values, np.ones(values.shape, dtype=bool)
             continue
         region = shard.layout.region(shard.layout.mesh.coord_of(rank))
         if region.shape != values.shape:
@@ -37,5 +46,6 @@ def whole_values(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
             raise DumpError(f"{printable(name)}: rank {rank} has a shape of {own}, but claims {claimed}")
         if not region.is_within(shape):
             raise DumpError(f"{printable(name)}: rank {rank} claims a part that lies outside {list(shape)}")
-        whole.ravel()[region.flat_ids(shape)] = values
-    return whole
+        places = region.flat_ids(shape)
+        whole.ravel()[places], has.ravel()[places] = values, True
+    return whole, has

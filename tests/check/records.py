@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from shardviz.dump.read import mesh_of
 from shardviz.dump.records.files import RankRecord, RunRecord
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from shardviz.dump.records.base import Role
@@ -42,6 +42,11 @@ def without(folder: Path, rank: int, name: str) -> None:
     """Take one tensor out of a rank's record."""
     tensors: tuple[TensorRecord, ...] = read_rank(folder, rank).tensors
     change_rank(folder, rank, tensors=tuple(tensor for tensor in tensors if tensor.name != name))
+
+
+def _as_written(values: NDArray[np.generic]) -> list[Any]:
+    """Return values as nested lists in which `nan` and infinite ones are strings, as in a dump."""
+    return np.where(np.isfinite(values), values.astype(object), values.astype(str)).tolist()
 
 
 def add_values(
@@ -71,7 +76,7 @@ def add_values(
             local.shape,
             str(local.dtype),
             layout=len(layouts) - 1 if layout else None,
-            values=local.tolist() if written else None,
+            values=_as_written(local) if written else None,
             constant=constant,
         )
         hashed = hashlib.blake2b(f"torch.{local.dtype}{list(local.shape)}".encode(), digest_size=8)

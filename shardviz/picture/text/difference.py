@@ -11,7 +11,7 @@ from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.step_tree import heat_lines, tree_lines
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
-from shardviz.text import counted, fold, printable
+from shardviz.text import counted, fold, named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +99,9 @@ def _relaid(changes: Sequence[Change]) -> str:
 
 def _verdict(difference: Difference, terminal: Terminal) -> Text:
     but = counted(len(difference.not_compared), "comparison") + " not made" if difference.not_compared else ""
+    if not difference and difference.unread:
+        text = f"nothing changed in what was compared; not compared: what {named_ranks(difference.unread)} held"
+        return line((f"{terminal.glyphs.unknown} {text}", WARNING))
     if not difference and but:
         return line((f"{terminal.glyphs.unknown} no changes found; {but}", WARNING))
     if not difference:

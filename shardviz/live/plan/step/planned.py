@@ -141,7 +141,9 @@ def planned_step(
     except ShardvizError as error:
         hint = f": {error.hint}" if error.hint else ""
         return PlannedStep(error.message + hint, reads_values=True)  # by other means it is no better
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is not derived from Exception
         return _failed(built, error)
 
 
@@ -171,7 +173,7 @@ def _saved_on_cpu() -> Iterator[list[bool]]:
         yield found
 
 
-def _failed(built: Built, error: Exception) -> PlannedStep:
+def _failed(built: Built, error: BaseException) -> PlannedStep:
     how = "with values" if built.means == "values" else "without values"
     reads_values = type(error).__name__ in OF_VALUES
     if reads_values and looks_for_unused(built.model):
