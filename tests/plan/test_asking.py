@@ -16,6 +16,7 @@ from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan import asking
 from shardviz.live.plan.asking import Asked, ask, together
 from shardviz.machine import cores
+from tests.live.worlds import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -242,8 +243,8 @@ def test_ranks_end_when_the_process_that_asks_them_is_killed(tmp_path: Path) -> 
 
 
 def test_time_in_which_all_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "WAIT", 1.0)
-    monkeypatch.setattr(asking, "TICK", 0.3)
+    monkeypatch.setattr(asking, "WAIT", 3.0)
+    monkeypatch.setattr(asking, "TICK", 0.5)
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
@@ -251,9 +252,9 @@ def test_time_in_which_all_is_stopped_is_not_waited_for(monkeypatch: pytest.Monk
         with contextlib.suppress(BaseException):
             code = ask([0], lambda _: [time.sleep(0.1) for _ in range(7)] and 0)[0]
         os._exit(code)
-    time.sleep(0.4)
+    wait_until(lambda: os.getpgid(pid) == pid)
     os.killpg(pid, signal.SIGSTOP)
-    time.sleep(1.5)
+    time.sleep(3.5)
     os.killpg(pid, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 

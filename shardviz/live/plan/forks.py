@@ -49,19 +49,22 @@ class Fork:
 
 @contextlib.contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C wait for what is done inside: what Python runs after a fork would swallow it."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread():
+    """Let Ctrl-C and what ends the command wait for what is done inside: a fork that has begun is to be ended, too."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    for number in came[:1]:
-        signal.raise_signal(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for first in came[:1]:
+        signal.raise_signal(first)
 
 
 def begin(rank: int, work: Callable[[int], object]) -> Fork:
