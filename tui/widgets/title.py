@@ -67,7 +67,7 @@ LEAST_NAME = 8
 FOR_VERDICT = 28
 """Columns that are kept free for the verdict where there are so many, whatever the name of the dump."""
 SHORT = 40
-"""Columns of a line in which only what was not checked is told of a dump without findings."""
+"""Columns of a line that names what was not checked in a dump without findings."""
 
 
 def title_text(about: Opened, room: int = MOST_NAME) -> Text:

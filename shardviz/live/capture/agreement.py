@@ -171,7 +171,7 @@ def attempted(work: Callable[[], Done], folder: Path, phase: str) -> tuple[Done 
         What it returned, and no error; or None and the first rank's error, if it raised on any rank.
 
     Raises:
-        ProbeError: It raised that on this rank: what the probe's author has to mend is no finding.
+        ProbeError: It raised that on this rank: what the probe's author has to mend is not a finding.
     """
     done, failure = None, None
     try:

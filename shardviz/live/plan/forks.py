@@ -97,7 +97,7 @@ def _run(rank: int, work: Callable[[int], object], answers: Connection, read: Co
         answer = pickle.dumps((True, work(rank), new_fakes()))
     except ShardvizError as error:
         answer = pickle.dumps((False, error, new_fakes()))
-    except BaseException as error:  # torch has some that are no Exception
+    except BaseException as error:  # torch has some that do not derive from Exception
         raised = RankError(f"rank {rank}: {one_line(error)}", "call it by hand: its traceback shows where")
         answer = pickle.dumps((False, raised, new_fakes()))
     with contextlib.suppress(BrokenPipeError):  # nobody is left to read it

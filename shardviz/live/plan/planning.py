@@ -87,7 +87,7 @@ def load(job: PlanJob) -> Loaded:
         ShardvizError: The probe cannot be imported, or what was asked for does not exist.
     """
     _check_dtypes(job)
-    with contextlib.redirect_stdout(sys.stderr):  # what a probe prints is no data
+    with contextlib.redirect_stdout(sys.stderr):  # what a probe prints is not data
         module = _loaded(job.probe)
         check_intended(getattr(module, "expect", {}))
         return Loaded(module, EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double)))

@@ -170,7 +170,7 @@ def _loss(loss: Any, function: str) -> torch.Tensor:
     """Return what a probe's `loss` or `step` returned.
 
     Raises:
-        ProbeError: It is no tensor, or `loss` returned one of several numbers.
+        ProbeError: It is not a tensor, or `loss` returned one of several numbers.
     """
     if not torch.is_tensor(loss):
         given = "None" if loss is None else type(loss).__name__
