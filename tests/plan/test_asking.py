@@ -155,6 +155,23 @@ def test_a_rank_that_the_system_kills_beside_others_is_asked_again_alone(on_core
     assert ask(range(6), work) == {rank: rank for rank in range(6)}
 
 
+def test_a_rank_killed_beside_another_is_asked_again_where_the_other_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(asking, "cores", lambda: 2)
+
+    def work(rank: int) -> int:
+        (tmp_path / f"begun-{rank}").touch()
+        waits(tmp_path, "begun-1")
+        if rank == 0 and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            time.sleep(0.5)  # until the other's answer has been taken
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rank
+
+    assert ask([0, 1], work) == {0: 0, 1: 1}
+
+
 def test_a_rank_for_which_there_is_no_process_is_asked_later(on_cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     running = [0]
 

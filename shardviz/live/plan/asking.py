@@ -163,12 +163,19 @@ class _Turns(Generic[Result]):
                     if self._running:
                         return
                     yield from self._go_on(one, _not_begun(one.waiting[0], error))
+                self._count()
                 continue
             number, program = next(self._coming, (-1, None))
             if program is None:
                 return
             self._open.append(_Open(number, program))
             yield from self._go_on(self._open[-1])
+
+    def _count(self) -> None:
+        """Write down for every rank how many run beside it: those may have ended when it is known to be killed."""
+        running = self._running
+        for fork in (fork for one in self._open for fork in one.running.values()):
+            fork.most = max(fork.most, running)
 
     def _has_room(self) -> bool:
         running = self._running
@@ -207,9 +214,10 @@ class _Turns(Generic[Result]):
                 one.found[rank] = answer_of(rank, one.running[rank])
                 self._has_answers = True
             except ShardvizError as error:
-                if self._running == 1 or one.running[rank].process.exitcode != -signal.SIGKILL:
+                fork = one.running[rank]
+                if fork.most == 1 or fork.process.exitcode != -signal.SIGKILL:
                     return error
-                self._most = min(self._most, self._running // 2)
+                self._most = min(self._most, fork.most // 2)
                 one.waiting.insert(0, rank)
             del one.running[rank]
         return None

@@ -39,12 +39,19 @@ HINTS = {-signal.SIGKILL: KILLED, -signal.SIGTERM: ENDED, -signal.SIGHUP: ENDED}
 DIED = "call build() and parallelize() by hand: python -X faulthandler shows where it ends"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fork:
-    """The process of a rank that is being asked."""
+    """The process of a rank that is being asked.
+
+    Attributes:
+        process: The process.
+        answers: Where its answer is read.
+        most: The most ranks, itself included, that ran at a time since it began.
+    """
 
     process: BaseProcess
     answers: Connection
+    most: int = 1
 
 
 @contextlib.contextmanager
