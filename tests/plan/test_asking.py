@@ -97,6 +97,7 @@ def test_no_more_ranks_run_at_a_time_than_there_are_cores(on_cores: int, tmp_pat
 
 def test_programs_run_side_by_side_where_there_are_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(asking, "cores", lambda: 2)
+    monkeypatch.setattr(asking, "free_memory", lambda: 1 << 60)
 
     def first(_: int) -> int:
         waits(tmp_path, "second")  # in vain, if the second program began only after this one
@@ -159,6 +160,7 @@ def test_a_rank_killed_beside_another_is_asked_again_where_the_other_has_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(asking, "cores", lambda: 2)
+    monkeypatch.setattr(asking, "free_memory", lambda: 1 << 60)
 
     def work(rank: int) -> int:
         (tmp_path / f"begun-{rank}").touch()
