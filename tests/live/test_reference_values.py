@@ -71,8 +71,8 @@ def test_gradients_scaled_otherwise_are_not(clip, tmp_path):
 NORMED = """
 def build(): return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))
 def step(model, rows, mesh):
-    loss = model(rows).square().mean() {times}
-    loss.backward()
+    loss = model(rows).square().mean()
+    (loss {times}).backward()
     return loss.detach()
 """
 

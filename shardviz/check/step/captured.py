@@ -19,7 +19,7 @@ from shardviz.layout.notation import write
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -48,8 +48,13 @@ def check_captured(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield what differs between the ranks of a captured step."""
     yield NotChecked("", NO_REFERENCE, "step")
     yield from check_absent_gradients(dump)
+    yield from copies_apart(dump, KINDS)
+
+
+def copies_apart(dump: Dump, roles: Collection[str]) -> Iterator[Finding]:
+    """Yield the results of some roles whose copies differ between ranks."""
     for tensor in dump.at("step"):
-        for name in tensor.names if tensor.role in KINDS else ():
+        for name in tensor.names if tensor.role in roles else ():
             for group in _copies(dump, tensor, name):
                 if (finding := _compared(dump, tensor, name, group)) is not None:
                     yield finding

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.captured import check_captured
+from shardviz.check.step.captured import check_captured, copies_apart
 from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.contradictions import check_raised, check_result_shape
@@ -62,9 +62,12 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     if not dump.at("reference"):
         yield NotChecked("", "the step: rank 0, which has the unsharded model's, is missing", "step")
         return
-    missing = [name for tensor in steps for name in tensor.names if not _has_reference(dump, tensor.role, name)]
-    why = "the unsharded model's step has no tensor of this name"
-    yield from (NotChecked(name, why, "step") for name in missing)
+    if dump.find("reference", "scalar", "loss") is None:  # the step's loss is its own: only copies can be compared
+        yield from copies_apart(dump, ("grad", "scalar"))
+    else:
+        missing = [name for tensor in steps for name in tensor.names if not _has_reference(dump, tensor.role, name)]
+        why = "the unsharded model's step has no tensor of this name"
+        yield from (NotChecked(name, why, "step") for name in missing)
     evidence = Evidence(dump, tuple(compared(dump)))
     absent = list(check_no_gradient(evidence))
     yield from check_mean_of_means(evidence)
