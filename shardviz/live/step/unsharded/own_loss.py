@@ -70,7 +70,7 @@ def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
     def are(found: Sequence[float], wanted: Sequence[float]) -> bool:
         return bool(np.allclose(found, wanted, rtol=near, atol=0.0, equal_nan=True))
 
-    if are([float(np.mean(losses))], [_number(reference.step.loss)]):
+    if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [_number(reference.step.loss)]):
         return False
     own = [loss for loss, _ in known]
     candidates = [
