@@ -20,7 +20,7 @@ def test_weights_loaded_after_sharding_start_both_steps_and_that_is_reported(tmp
     report = checked(FILLED.format(values="torch.randn(p.shape, dtype=p.dtype)"), "dp=2", tmp_path)
     assert report.findings == ()
     (entry,) = report.not_checked
-    assert "0.bias, 0.weight, 2.bias, 2.weight: drawn or loaded after sharding" in entry.why
+    assert "0.bias, 0.weight, 2.bias, 2.weight: drawn or loaded in parallelize() or initialize()" in entry.why
 
 
 @pytest.mark.parametrize("values", ["p.full_tensor() * 2", "p.full_tensor().flip(0)", "torch.zeros(p.shape)"])

@@ -56,8 +56,8 @@ WITHOUT_LOSS = (
     "model(batch): define loss"
 )
 DRAWN = (
-    "drawn or loaded after sharding: the unsharded model's step starts from these values, put together as their "
-    "placements say, and whether they are the intended ones is not known"
+    "drawn or loaded in parallelize() or initialize(), not in build(): the unsharded model's step starts from these "
+    "values, put together as their placements say, and whether they are the intended ones is not known"
 )
 
 
