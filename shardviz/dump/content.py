@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shardviz.dump.records.base import DIGEST_LENGTH, MAX_NUMBER
+from shardviz.dump.digests import hash_of, hash_of_bytes
+from shardviz.dump.records.base import MAX_NUMBER
 from shardviz.dump.records.tensors import Body
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
@@ -115,34 +115,23 @@ def leaves(values: Any) -> list[Any]:
     return [leaf for item in values for leaf in leaves(item)] if isinstance(values, list) else [values]
 
 
-def digest_of(body: Body) -> str:
-    """Return the digest that the values of a body have, as `TensorRecord.digests` has it.
+def digests_of(body: Body) -> tuple[str, ...]:
+    """Return the digest that the values of a body have, as `TensorRecord.digests` has it, and older versions had it.
 
-    Empty where that cannot be known from what JSON says: the body has no values, they have NaN (there are many),
-    or an element type that numpy does not have.
+    Empty where that cannot be known from what JSON says: the body has no values, they have NaN (which was written in
+    several ways), or an element type that numpy does not have.
     """
     if body.values is None:
-        return ""
+        return ()
     numbers = [float(value) if isinstance(value, str) else value for value in _flat(body)]
     if any(number != number for number in numbers):
-        return ""
+        return ()
     try:
         with np.errstate(over="ignore"):
-            stored = _stored(numbers, body.dtype)
+            stored = np.frombuffer(_stored(numbers, body.dtype), np.uint8)
     except (KeyError, OverflowError, ValueError):
-        return ""
-    return _hashed(stored, body.dtype, body.local_shape)
-
-
-def digest_of_bits(bits: NDArray[Any], dtype: str) -> str:
-    """Return the digest that a rank writes for values of a type, given as unsigned integers of its width."""
-    return _hashed(np.ascontiguousarray(bits).data if bits.size else b"", dtype, bits.shape)
-
-
-def _hashed(stored: Any, dtype: str, shape: Shape) -> str:
-    hashed = hashlib.blake2b(f"torch.{dtype}{list(shape)}".encode(), digest_size=DIGEST_LENGTH // 2)
-    hashed.update(stored)
-    return hashed.hexdigest()
+        return ()
+    return hash_of(stored, body.dtype, body.local_shape), hash_of_bytes(stored, body.dtype, body.local_shape)
 
 
 def bits_of_values(body: Body) -> NDArray[Any] | None:

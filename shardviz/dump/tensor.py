@@ -26,7 +26,7 @@ class Shard:
         rank: The global rank.
         body: Its record.
         layout: What its placements claim; None for a plain tensor.
-        digests: For every name of the fold, 16 hex digits of the bytes' hash; empty where none was taken.
+        digests: For every name of the fold, 16 hex digits of the numbers' hash; empty where none was taken.
     """
 
     rank: int

@@ -18,7 +18,7 @@ from shardviz.dump.content import (
     check_one_form,
     check_runs,
     check_spans,
-    digest_of,
+    digests_of,
     item_at,
     numel_of,
 )
@@ -246,7 +246,7 @@ Names = dict[tuple[str, str, str, str], list[tuple[int, int]]]
 
 def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
     seen: Names = {}
-    digests: dict[int, str] = {}
+    digests: dict[int, tuple[str, ...]] = {}
     total = chars = 0
 
     def check(tensor: TensorRecord) -> None:
@@ -280,15 +280,16 @@ def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShap
     seen.setdefault((prefix, suffix, body.role, body.moment), []).extend(numbers or ((-1, 0),))
 
 
-def _check_digests(tensor: TensorRecord, record: RankRecord, known: dict[int, str]) -> None:
+def _check_digests(tensor: TensorRecord, record: RankRecord, known: dict[int, tuple[str, ...]]) -> None:
     """Make sure that digests are those of the values beside them; `known` are those of the bodies seen before."""
     if not tensor.digests:
         return
     if tensor.body not in known:
-        known[tensor.body] = digest_of(record.bodies[tensor.body])
+        known[tensor.body] = digests_of(record.bodies[tensor.body])
     wanted = known[tensor.body]
-    if wanted and tensor.digests != wanted * (len(tensor.digests) // DIGEST_LENGTH):
-        raise DumpError(f"digests are not the {wanted} of the values in bodies[{tensor.body}]")
+    count = len(tensor.digests) // DIGEST_LENGTH
+    if wanted and tensor.digests not in [digest * count for digest in wanted]:
+        raise DumpError(f"digests are not the {wanted[0]} of the values in bodies[{tensor.body}]")
 
 
 @lru_cache(maxsize=4096)

@@ -24,6 +24,7 @@ from shardviz.live.compat import use_public_names
 from shardviz.live.noting import SourceLoader, noting
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.sequence import add_sequence, sequence_dims
+from shardviz.live.step.unsharded.drawn import as_built, repeating
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +154,10 @@ class ProbeOnRank:
 
     def capture_initial(self) -> None:
         """Capture the model's own values after sharding: some bugs show only in real values, not in ids."""
-        model = self.initialized(self.parallelized(self.built()))
+        built = self.built()
+        wholes = repeating(built, self.job.mesh)
+        model = self.initialized(self.parallelized(built))
+        self.capture.as_built += as_built(model, wholes, self.job.mesh, self.capture.rank)
         locals_ = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
         for local in locals_:
             self.capture.add_values(local, "initial")

@@ -47,11 +47,49 @@ def test_a_factor_of_some_gradients_is_told_of_each(tmp_path: Path) -> None:
     assert the_one(step).tensor == "v"
 
 
+def halves_over_dp(values: np.ndarray) -> dict[int, np.ndarray]:
+    return {rank: np.split(values, 2)[rank // 2] for rank in range(4)}
+
+
+def test_a_factor_of_a_part_is_not_said_to_come_of_the_loss_that_all_come_from(tmp_path: Path) -> None:
+    """What only the part has in common is named in its place: a module, an axis, a name."""
+    step = with_loss(tmp_path / "module")
+    for name, factor in (("a.v", 2), ("a.w", 2), ("b.v", 1), ("b.w", 1)):
+        step.add(name, "grad", halves_over_dp(WANTED * factor), claim=ROWS_OVER_DP)
+    found, _ = step.check()
+    assert all("2 of 4 gradients have this factor: all those of a" in one.summary for one in found)
+    assert "divide the loss" not in found[0].fix
+    assert "or the loss that" not in found[0].cause
+    step = with_loss(tmp_path / "axis").add("a.w", "grad", halves_over_dp(WANTED / 2), claim=ROWS_OVER_DP)
+    for name in ("b.w", "a.v"):
+        step.add(name, "grad", on_all(WANTED))
+    split = the_one(step)
+    assert "1 of 3 gradients have this factor: all that dp splits" in split.summary
+    assert "the loss that backward ran on" not in split.cause
+    step = with_loss(tmp_path / "names")
+    for name, factor in (("a.bias", 3), ("a.w", 1), ("b.bias", 3), ("b.w", 1)):
+        step.add(name, "grad", on_all(WANTED * factor))
+    found, _ = step.check()
+    assert "all those named bias" in found[0].summary
+    assert "divide each micro-batch's loss" not in found[0].fix
+    step = with_loss(tmp_path / "number").add("a.w", "grad", on_all(WANTED * 0.377)).add("b.w", "grad", on_all(WANTED))
+    assert "a loss scale" not in the_one(step).cause
+
+
+def test_a_factor_of_all_gradients_may_come_of_the_loss(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("loss", "scalar", on_all(4.0), 4.1, OVER_DP)  # wrong, so each gradient is told of
+    for name in ("v", "w"):
+        step.add(name, "grad", halves_over_dp(WANTED * 2), claim=ROWS_OVER_DP)
+    step.add("frozen", "grad", on_all(WANTED * 0), WANTED * 0)  # zeros have any factor
+    fixes = {one.fix for one in step.check()[0] if one.tensor in ("v", "w")}
+    assert len(fixes) == 1
+    assert "or divide the loss by 2" in fixes.pop()
+
+
 def test_gradients_of_copies_over_the_batch_are_averaged_and_fsdp_is_told_so(tmp_path: Path) -> None:
     copies = the_one(with_loss(tmp_path / "a").add("v", "grad", on_all(WANTED * 2)))
     assert "reduce over dp with ReduceOp.AVG" in copies.fix
-    halves = {rank: np.split(WANTED * 2, 2)[rank // 2] for rank in range(4)}
-    shards = the_one(with_loss(tmp_path / "b").add("v", "grad", halves, claim=ROWS_OVER_DP))
+    shards = the_one(with_loss(tmp_path / "b").add("v", "grad", halves_over_dp(WANTED * 2), claim=ROWS_OVER_DP))
     assert "set_gradient_divide_factor" in shards.fix
     assert "over dp with ReduceOp.AVG" not in shards.fix
 

@@ -193,7 +193,7 @@ def drawn(folder: Path, values: dict[int, np.ndarray]) -> Report:
 def test_weights_drawn_on_every_rank_once_they_are_sharded_have_no_order_to_check(tmp_path: Path) -> None:
     report = drawn(tmp_path, {rank: RANDOM[rank % 2] for rank in range(4)})
     assert report.findings == ()
-    assert "drawn, loaded or computed after sharding" in report.not_checked[0].why
+    assert "drawn, loaded or computed once the model was filled" in report.not_checked[0].why
 
 
 def test_weights_drawn_after_sharding_are_still_compared_by_value(tmp_path: Path) -> None:

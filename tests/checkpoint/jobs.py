@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.dump.content import digest_of_bits
+from shardviz.dump.digests import hash_of
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Position, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
-from shardviz.reference.lookup import bits_of, read_region
+from shardviz.reference.lookup import read_region
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,4 +104,4 @@ def _body(rank: int, one: Held, mesh: Mesh, layouts: tuple[LayoutRecord, ...]) -
         values=local.tolist() if one.values else None,
         constant=bool(local.size and (local == local.flat[0]).all()),
     )
-    return body, digest_of_bits(bits_of(local) if local.ndim else np.array(local).view(f"u{local.itemsize}"), dtype)
+    return body, hash_of(np.ascontiguousarray(local), dtype, local.shape)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shardviz.dump.content import digest_of
+from shardviz.dump.content import digests_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import (
@@ -35,7 +35,7 @@ Change = Callable[[Any], object]
 MESH = MeshRecord(("fsdp", "tp"), (1, 2), (0, 1))
 DIGEST = "0123456789abcdef"
 OUTPUT = Body("output", "step", (2,), (2,), "complex64", values=[[0.5, 1], [2, 3]], constant=False)
-OUTPUT_DIGEST = digest_of(OUTPUT)
+OUTPUT_DIGEST = digests_of(OUTPUT)[0]
 
 RUN = RunRecord(
     schema=1,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.dump.arrays.ids import expand_runs
-from shardviz.dump.content import digest_of
+from shardviz.dump.content import digests_of
 from shardviz.dump.records.tensors import Body, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.capture import describe
@@ -102,11 +102,11 @@ def test_a_digest_tells_values_dtypes_and_shapes_apart_and_nothing_else():
 def test_a_digest_is_that_of_the_values_as_json_has_them(dtype: str, shape: tuple[int, ...]):
     values = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 50).to(getattr(torch, dtype))
     body = Body("param", "initial", shape, shape, dtype, values=describe.nested(values))
-    assert digest_of(msgspec.json.decode(msgspec.json.encode(body), type=Body)) == describe.digest(values)
+    assert digests_of(msgspec.json.decode(msgspec.json.encode(body), type=Body))[0] == describe.digest(values)
 
 
-def test_infinities_and_the_sign_of_zero_are_in_a_digest_and_nan_is_left_out():
+def test_infinities_are_in_a_digest_and_nan_is_left_out():
     for numbers, is_known in (([-0.0, float("inf"), float("-inf")], True), ([1.0, float("nan"), 2.0], False)):
         values = torch.tensor(numbers)
         body = Body("param", "initial", (3,), (3,), "float32", values=describe.nested(values))
-        assert digest_of(body) == (describe.digest(values) if is_known else "")
+        assert digests_of(body)[:1] == ((describe.digest(values),) if is_known else ())

@@ -20,7 +20,7 @@ def test_weights_loaded_after_sharding_start_both_steps_and_that_is_reported(tmp
     report = checked(FILLED.format(values="torch.randn(p.shape, dtype=p.dtype)"), "dp=2", tmp_path)
     assert report.findings == ()
     (entry,) = report.not_checked
-    assert "0.bias, 0.weight, 2.bias, 2.weight: drawn or loaded after sharding" in entry.why
+    assert "0.bias, 0.weight, 2.bias, 2.weight: drawn or loaded in parallelize() or initialize()" in entry.why
 
 
 @pytest.mark.parametrize("values", ["p.full_tensor() * 2", "p.full_tensor().flip(0)", "torch.zeros(p.shape)"])
@@ -71,8 +71,8 @@ def test_gradients_scaled_otherwise_are_not(clip, tmp_path):
 NORMED = """
 def build(): return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))
 def step(model, rows, mesh):
-    loss = model(rows).square().mean() {times}
-    loss.backward()
+    loss = model(rows).square().mean()
+    (loss {times}).backward()
     return loss.detach()
 """
 

@@ -210,12 +210,13 @@ CATALOGUE: dict[Disorder, Advice] = {
         "look for the index or sort that runs on the local shard, and leave its elements in order",
     ),
     "alike-within-shards": Advice(
-        "Shards were reordered after the split, each one that is out of order by the same rule",
+        "Shards were reordered after the split, each one that is out of order by the same rule; or these stretches of "
+        "the dim were before it",
         "look for the index, flip or sort that runs on the local shard, and leave its elements in order",
     ),
     "one-shard": Advice(
         "One shard was reordered after the split: by what only its ranks run or read, or by a sort that finds others "
-        "in order",
+        "in order; or this stretch of the dim was before it",
         "look for the index, flip or sort that runs on this shard, or the file that it was read from, and leave its "
         "elements in order",
     ),

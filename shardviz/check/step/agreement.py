@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardviz.check.step.compared import Compared, compared
+from shardviz.check.step.words import farthest
 
 if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
@@ -24,7 +23,8 @@ class Agreement:
         num_right: How many gradients are the unsharded model's.
         largest_error_of_right: The largest difference of any element of them, on any rank.
         num_wrong: How many gradients are not.
-        largest_error_of_wrong: The largest difference of any element of those, on any rank.
+        largest_error_of_wrong: The largest difference of any element of those, on any rank; infinite where one has NaN
+            or infinity.
     """
 
     loss: float
@@ -51,6 +51,6 @@ def agreement(dump: Dump) -> Agreement | None:
 
 def _farthest(one: Compared) -> float:
     return max(
-        (float(np.max(np.abs(values - one.wanted_of(rank)), initial=0.0)) for rank, values in one.reduced.items()),
+        (farthest(values, one.wanted_of(rank)) for rank, values in one.reduced.items()),
         default=0.0,
     )

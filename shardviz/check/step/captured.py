@@ -13,13 +13,13 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import EPSILONS
 from shardviz.check.step.no_gradient import check_absent_gradients
-from shardviz.check.step.words import number
+from shardviz.check.step.words import apart_text, farthest, number
 from shardviz.check.values.copies import copies_of
 from shardviz.layout.notation import write
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -48,8 +48,13 @@ def check_captured(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield what differs between the ranks of a captured step."""
     yield NotChecked("", NO_REFERENCE, "step")
     yield from check_absent_gradients(dump)
+    yield from copies_apart(dump, KINDS)
+
+
+def copies_apart(dump: Dump, roles: Collection[str]) -> Iterator[Finding]:
+    """Yield the results of some roles whose copies differ between ranks."""
     for tensor in dump.at("step"):
-        for name in tensor.names if tensor.role in KINDS else ():
+        for name in tensor.names if tensor.role in roles else ():
             for group in _copies(dump, tensor, name):
                 if (finding := _compared(dump, tensor, name, group)) is not None:
                     yield finding
@@ -81,8 +86,8 @@ def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Find
         return None
     values = {shard.rank: np.asarray(dump.values(shard, name), np.float64) for shard in group}
     first = group[0].rank
-    apart = {rank: float(np.max(np.abs(one - values[first]), initial=0.0)) for rank, one in values.items()}
-    largest = max(float(np.max(np.abs(one), initial=0.0)) for one in values.values())
+    apart = {rank: farthest(one, values[first]) for rank, one in values.items()}
+    largest = max(float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one))) for one in values.values())
     dtype = "float32" if tensor.role == "scalar" else group[0].body.dtype
     own = EPSILONS.get(dtype, EPSILONS["float32"])
     allowed = (ROUNDING * own + SUMS * min(own, EPSILONS["float32"])) * largest
@@ -94,13 +99,13 @@ def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Find
 
 def _finding(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tuple[int, int]) -> Finding:
     low, high = pair
-    farthest = number(float(np.max(np.abs(values[low] - values[high]))))
+    apart = apart_text(low, high, farthest(values[low], values[high]))
     axes = " and ".join(_axes(dump, values)) or "the ranks"
-    summary = f"copies of its {tensor.role} differ along {axes}: rank {low} and rank {high} are up to {farthest} apart"
+    summary = f"copies of its {tensor.role} differ along {axes}: {apart}"
     if tensor.role == "scalar":
         summary = f"ranks log {listed(dict.fromkeys(number(float(one)) for one in values.values()), MAX_LISTED)}"
     elif tensor.role == "grad":
-        summary = f"the gradient differs along {axes}: rank {low} and rank {high} are up to {farthest} apart"
+        summary = f"the gradient differs along {axes}: {apart}"
     cause, fix = ADVICE[tensor.role]
     return Finding(
         KINDS[tensor.role],

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
+from shardviz.check.step.words import farthest
 from shardviz.layout.region import Region
 
 if TYPE_CHECKING:
@@ -178,7 +179,8 @@ class Compared:
         reduced: dict[int, NDArray[np.float64]] = {}
         for group in self.mesh.groups(axis):
             if all(rank in values for rank in group):
-                whole = REDUCTIONS[op](np.stack([values[rank] for rank in group]))
+                with np.errstate(invalid="ignore"):
+                    whole = REDUCTIONS[op](np.stack([values[rank] for rank in group]))
                 reduced |= dict.fromkeys(group, whole)
         return reduced
 
@@ -201,12 +203,10 @@ class Compared:
 
     def neighbours_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:
         """Return neighbours within groups of ranks that have copies of one part, and how far apart they are."""
-        return [
-            (low, high, float(np.max(np.abs(self.reduced[low] - self.reduced[high]), initial=0.0)))
-            for group in groups
-            for low, high in pairwise(rank for rank in group if rank in self.reduced)
-            if self.regions[low] == self.regions[high]
-        ]
+        held = self.reduced
+        pairs = (pair for group in groups for pair in pairwise(rank for rank in group if rank in held))
+        alike = (pair for pair in pairs if self.regions[pair[0]] == self.regions[pair[1]])
+        return [(low, high, farthest(held[low], held[high])) for low, high in alike]
 
     def _equal(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
         return np.array_equal(one, other, equal_nan=True) or self.near(one, other)

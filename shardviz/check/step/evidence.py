@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.compared import noises, rounding_of
 from shardviz.check.step.forward.activations import Activations
+from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.forward import first_in_forward, first_unlike_others
@@ -49,6 +51,12 @@ class Evidence:
     def gradients(self) -> Mapping[str, Compared]:
         """The gradients that can be compared, by name."""
         return {one.name: one for one in self.results if one.role == "grad" and not one.incomparable}
+
+    @cached_property
+    def ratios(self) -> Mapping[str, Fraction | None]:
+        """What every gradient is the unsharded model's times; None where that is no ratio of small numbers."""
+        of_wrong = {name: ratio_to_wanted(one, one.reduced) for name, one in self.gradients.items() if one.wrong}
+        return {name: of_wrong.get(name, Fraction(1)) for name in self.gradients}
 
     @cached_property
     def without_gradient(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.captured import check_captured
+from shardviz.check.step.captured import check_captured, copies_apart
 from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.contradictions import check_raised, check_result_shape
@@ -25,6 +25,7 @@ from shardviz.check.step.rules.other_layers import check_other_layers
 from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
 from shardviz.check.step.rules.ratios.factors import batch_axes
 from shardviz.check.step.rules.ratios.norms import check_norm
+from shardviz.check.step.rules.ratios.part import part_with
 from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.ratios.small import check_small_factor
 from shardviz.check.step.rules.scalars import check_scalar
@@ -62,9 +63,12 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     if not dump.at("reference"):
         yield NotChecked("", "the step: rank 0, which has the unsharded model's, is missing", "step")
         return
-    missing = [name for tensor in steps for name in tensor.names if not _has_reference(dump, tensor.role, name)]
-    why = "the unsharded model's step has no tensor of this name"
-    yield from (NotChecked(name, why, "step") for name in missing)
+    if dump.find("reference", "scalar", "loss") is None:  # the step's loss is its own: only copies can be compared
+        yield from copies_apart(dump, ("grad", "scalar"))
+    else:
+        missing = [name for tensor in steps for name in tensor.names if not _has_reference(dump, tensor.role, name)]
+        why = "the unsharded model's step has no tensor of this name"
+        yield from (NotChecked(name, why, "step") for name in missing)
     evidence = Evidence(dump, tuple(compared(dump)))
     absent = list(check_no_gradient(evidence))
     yield from check_mean_of_means(evidence)
@@ -109,7 +113,8 @@ def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecke
     elif one.incomparable:
         yield NotChecked(one.name, f"its {one.role}: {one.incomparable}", "step")
     elif one.wrong:
-        scaled = check_scale(one, batch_axes(evidence.dump), is_mean=is_loss(evidence, one))
+        part = part_with(evidence, one) if one.role == "grad" else None
+        scaled = check_scale(one, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, one))
         found = _by_role(evidence, one) or scaled or check_terms(evidence, one)
         yield with_reason(evidence, one, found)
 

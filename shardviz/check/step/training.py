@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.finding import Finding
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
-from shardviz.check.step.words import WHAT, claimed_text, number
+from shardviz.check.step.words import WHAT, apart_text, claimed_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def _finding(one: Compared, others: int) -> Finding:
         one.name,
         tuple(sorted(one.values)),
         f"copies of the {WHAT[one.role]} differ along {along} in training mode, where the model draws random numbers: "
-        f"rank {low} and rank {high} are up to {number(worst)} apart; in eval() they are equal{more}",
+        f"{apart_text(low, high, worst)}; in eval() they are equal{more}",
         claimed=claimed_text(one),
         held=f"different values along {along}",
         cause=f"Ranks along {along} draw different dropout masks for copies of one activation: they are seeded "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.layout.notation import write
@@ -11,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from fractions import Fraction
 
+    from numpy.typing import NDArray
+
     from shardviz.check.finding import Kind, Severity
     from shardviz.check.step.advice import Advice
     from shardviz.check.step.compared import Compared
@@ -18,6 +23,21 @@ if TYPE_CHECKING:
 
 WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
 """Roles, as sentences call them."""
+
+
+def farthest(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Return the largest difference of two arrays' elements; infinite where only one of them has NaN or infinity."""
+    with np.errstate(invalid="ignore"):  # the difference of two infinities
+        apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other))
+    worst = float(np.max(apart, initial=0.0))
+    return math.inf if math.isnan(worst) else worst
+
+
+def apart_text(low: int, high: int, worst: float) -> str:
+    """Return the clause that says how far the copies of two ranks are apart."""
+    if math.isinf(worst):
+        return f"where one of rank {low} and rank {high} has NaN or infinity, the other has another value"
+    return f"rank {low} and rank {high} are up to {number(worst)} apart"
 
 
 def number(value: float) -> str:

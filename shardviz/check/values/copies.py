@@ -247,7 +247,7 @@ def _advice(role: str, axes: list[str], *, is_beside_shards: bool) -> tuple[str,
 
 
 def _advice_on_odd(odd: str, count: int, *, is_first: bool) -> tuple[str, str]:
-    """Return cause and fix where most copies agree: neither seeds nor files can depend on the rank there.
+    """Return cause and fix where most copies agree: what seeds and files depend on is not each rank's own number.
 
     Args:
         odd: The ranks whose copies are others.
@@ -257,12 +257,13 @@ def _advice_on_odd(odd: str, count: int, *, is_first: bool) -> tuple[str, str]:
     copy, does = ("its copy", "runs or reads") if count == 1 else ("their copies", "run or read")
     if is_first:
         return (
-            f"Only {odd} loaded or changed {copy}, as where the first rank reads a checkpoint, and nothing sent it on",
+            f"Only {odd} loaded, drew or changed {copy}, as where the first rank reads a checkpoint or has another "
+            "seed, and nothing sent it on",
             f"torch.distributed.broadcast it from {odd} to the ranks with the same part, or load it on every rank",
         )
     return (
-        f"All other copies agree, so {odd} alone loaded or changed {copy}: code that runs only there, another file on "
-        "that machine, or a broadcast without it",
-        f"look for what only {odd} {does}; torch.distributed.broadcast from a rank that has the same part and agrees "
-        "with the others makes the copies equal",
+        f"All other copies agree, so {odd} alone loaded, drew or changed {copy}: another seed there, code that runs "
+        "only there, another file on that machine, or a broadcast without it",
+        f"look for what only {odd} {does}, and the random state it begins with; torch.distributed.broadcast from a "
+        "rank that has the same part and agrees with the others makes the copies equal",
     )

@@ -1,7 +1,8 @@
 """`identical-shards`: different parts of a tensor with bitwise the same values: one seed on every rank.
 
 Only values that were drawn can tell: a tensor of one number (a bias of zeros, a norm of ones), of one element a shard,
-or of an integer dtype is passed over. Along an axis, every line of shards of one shape must repeat itself.
+or of an integer dtype is passed over, and so is one whose parts repeated each other before sharding. Along an axis,
+every line of shards of one shape must repeat itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Coord
 
 OF_WEIGHTS = (
-    "Every rank drew its own shard after sharding, with one seed on all of them, or all of them loaded the same shard"
+    "Every rank drew its own shard, with one seed on all of them, or all of them loaded the same shard; where parts of "
+    "the weight are meant to start alike, as experts that are copied from one network, it is right"
 )
 OF_STATES = "Ranks loaded the same rank's optimizer file"
 OWN_STATES = "load each rank's own optimizer file (zero_pp_rank_*), with the number of ranks that saved it"
@@ -36,7 +38,13 @@ def check_identical_shards(dump: Dump) -> Iterator[Finding]:
             continue
         for layout in tensor.claims:
             if layout is not None and layout.split_axes:
-                yield from _check(tensor, layout)
+                found = _check(tensor, layout)
+                yield from (one for one in found if not _are_as_built(dump, tensor, one.tensor))
+
+
+def _are_as_built(dump: Dump, tensor: Tensor, name: str) -> bool:
+    """Whether every rank has its part of the unsharded model's values, which repeat each other themselves."""
+    return all(rank in dump.files.ranks and name in dump.files.ranks[rank].as_built for rank in tensor.shards)
 
 
 def _check(tensor: Tensor, layout: Layout) -> Iterator[Finding]:

@@ -69,7 +69,8 @@ def _of_name(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> 
         ranks,
         f"{name} shared storage with {other} before sharding, and no longer does on "
         f"{'all' if len(ranks) == num_both else f'{len(ranks):,} of the'} {num_both:,} ranks that have both",
-        cause="Sharding, or to_empty before it, replaced the parameters of both modules by new ones, module by module",
+        cause="Something gave the names parameters of their own: sharding or to_empty() module by module, "
+        "load_state_dict(assign=True), a copy of one module",
         fix=f"tie them again after the model is sharded, under one layout, or shard the module that owns both as one "
         f"unit: model.{stamp.name} = model.{stamp.tied_to}",
         refs=("foundation-model-stack#331",),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.records import Saved
-from shardviz.dump.content import digest_of_bits
+from shardviz.dump.digests import hash_of
 from shardviz.errors import DumpError
 from shardviz.reference.lookup import read_region
 
@@ -83,7 +83,8 @@ class Reader:
             DumpError: As `bits`.
         """
         if region not in self._known:
-            self._known[region] = digest_of_bits(self.bits(region), self.dtype)
+            bits = self.bits(region)
+            self._known[region] = hash_of(bits, self.dtype, bits.shape)
         return self._known[region]
 
 

@@ -101,7 +101,8 @@ class TensorRecord(Record, frozen=True):
         body: Index into the rank file's `bodies`.
         numbers: Half-open ranges of the numbers.
         suffix: The part after the number.
-        digests: For every name in order, 16 hex digits: the BLAKE2b hash of its bytes, dtype and shape.
+        digests: For every name in order, 16 hex digits: the BLAKE2b hash of its numbers (-0.0 is 0.0), dtype and
+            shape.
     """
 
     name: str

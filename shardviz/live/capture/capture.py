@@ -70,6 +70,7 @@ class Capture:
         sketches: The unsharded model's weights and points in few numbers, beside which another run's can be laid.
         kept: What a job's own step had at each place.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
+        as_built: Tensors whose parts repeat each other, and that hold here what the unsharded model has there.
         fragments: What this rank says that it has of tensors that ranks do not divide among themselves.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
         run_id: What names the run in all of its files.
@@ -95,6 +96,7 @@ class Capture:
     sketches: list[SketchRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
+    as_built: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
     run_id: str = ""
@@ -223,6 +225,7 @@ class Capture:
             sketches=tuple(self.sketches),
             kept=tuple(self.kept),
             not_stepped=tuple(self.not_stepped),
+            as_built=tuple(self.as_built),
             unwritten=tuple(self.unwritten),
             run_id=self.run_id,
         )

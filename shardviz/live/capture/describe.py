@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 
 from shardviz.dump.arrays.ids import ID_NONE
-from shardviz.dump.records.base import DIGEST_LENGTH
+from shardviz.dump.digests import hash_of
 from shardviz.layout.ids import region_of
 
 if TYPE_CHECKING:
@@ -92,8 +91,7 @@ def as_numpy(values: torch.Tensor) -> NDArray[np.generic]:
 
 
 def digest(values: torch.Tensor) -> str:
-    """Return 16 hex digits of the BLAKE2b hash of a tensor's dtype, shape and bytes."""
+    """Return 16 hex digits of the BLAKE2b hash of a tensor's dtype, shape and numbers."""
     local = values.detach().cpu().contiguous()
-    hashed = hashlib.blake2b(f"{local.dtype}{list(local.shape)}".encode(), digest_size=DIGEST_LENGTH // 2)
-    hashed.update(local.view(-1).view(torch.uint8).numpy().data if local.numel() else b"")
-    return hashed.hexdigest()
+    stored = local.view(-1).view(torch.uint8).numpy() if local.numel() else np.empty(0, np.uint8)
+    return hash_of(stored, str(local.dtype).removeprefix("torch."), local.shape)

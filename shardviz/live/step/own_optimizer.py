@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> list[Local]:
     """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights."""
     model, buffers = reference.model, _buffers_after(reference)
-    if hasattr(on.probe, "optimizer"):
+    if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
         what, seen = "optimizer of the unsharded model", reference.step.seen
         own, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, seen), on.job.folder, what)
         if own is None:

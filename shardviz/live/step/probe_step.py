@@ -22,6 +22,7 @@ from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
 from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
 from shardviz.live.step.unsharded.micro_batches import gradients_of_micro_batches
+from shardviz.live.step.unsharded.own_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of
 from shardviz.live.step.update import copied_gradients
 from shardviz.text import listed
@@ -55,8 +56,8 @@ WITHOUT_LOSS = (
     "model(batch): define loss"
 )
 DRAWN = (
-    "drawn or loaded after sharding: the unsharded model's step starts from these values, put together as their "
-    "placements say, and whether they are the intended ones is not known"
+    "drawn or loaded in parallelize() or initialize(), not in build(): the unsharded model's step starts from these "
+    "values, put together as their placements say, and whether they are the intended ones is not known"
 )
 
 
@@ -150,7 +151,10 @@ class ProbeStep:
         if step is None:
             return Failed(failed)
         reference = reference.beside(step, self._judge(step))
+        reference = with_own_loss(self.on.probe, step, reference, self._judge(step))
         self._note(*reference.notes)
+        if reference.is_called_otherwise:
+            return None
         moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
         reference = replace(reference, moved=moved)
         judged = self._judge(step)(reference)
@@ -204,6 +208,7 @@ class ProbeStep:
             after = [*gradients(unsharded), *results(reference.step, mesh, {})]
             if reference.is_mean_of_means and reference.whole is not None:
                 after.append(of_tensor(WHOLE_LOSS, "scalar", reference.whole.step.loss))
+            after = [one for one in after if one.role == "output" or not reference.has_own_loss]
             for local in [*reference.before, *after]:
                 capture.add_values(replace(local, claim=None), "reference")
             for local in update:

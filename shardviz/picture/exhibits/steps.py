@@ -189,7 +189,7 @@ def _rows(one: Compared, name: str = "") -> list[Row]:
     """Return a row for each set of ranks that have the same values of the same part, those that are off first."""
     groups: dict[tuple[object, bytes], list[int]] = {}
     for rank, values in one.reduced.items():
-        groups.setdefault((one.regions[rank], values.tobytes()), []).append(rank)
+        groups.setdefault((one.regions[rank], (values + 0.0).tobytes()), []).append(rank)
     order = sorted(groups.values(), key=lambda ranks: ranks[0] not in one.wrong)
     return [_row(one, ranks, name) for ranks in order if one.reduced[ranks[0]].size]
 

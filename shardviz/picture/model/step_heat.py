@@ -106,7 +106,7 @@ def heats_of(evidence: Evidence) -> list[StepHeat]:
 def _heats(one: Compared) -> list[StepHeat]:
     groups: dict[tuple[object, bytes], list[int]] = {}
     for rank, values in one.reduced.items():
-        groups.setdefault((one.regions[rank], values.tobytes()), []).append(rank)
+        groups.setdefault((one.regions[rank], (values + 0.0).tobytes()), []).append(rank)
     wrong_first = sorted(groups.values(), key=lambda ranks: (ranks[0] not in one.wrong, ranks[0]))
     return [_heat(one, tuple(ranks)) for ranks in wrong_first[:MOST_RANKS] if one.reduced[ranks[0]].size]
 

@@ -80,11 +80,9 @@ def step_text(dump: Dump) -> str:
     right = (
         f"{counted(found.num_right, 'gradient')} within {found.largest_error_of_right:.2g}" if found.num_right else ""
     )
-    wrong = (
-        f"{counted(found.num_wrong, 'gradient')} off by up to {found.largest_error_of_wrong:.2g}"
-        if found.num_wrong
-        else ""
-    )
+    far = found.largest_error_of_wrong
+    off = f"off by up to {far:.2g}" if math.isfinite(far) else "wrong, with NaN or infinity"
+    wrong = f"{counted(found.num_wrong, 'gradient')} {off}" if found.num_wrong else ""
     losses = "" if math.isnan(found.loss) else f"loss {found.loss:.9g}, unsharded {found.loss_wanted:.9g}"
     return "; ".join(filter(None, [losses, right, wrong]))
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.compared import laid_out, rounding_of
+from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of
 from shardviz.dump.whole import whole_values
 from shardviz.layout.notation import write
@@ -97,7 +98,7 @@ def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
         "error",
         one.name,
         _ranks(one, differing),
-        f"the gradient differs along {axes}: rank {low} and rank {high} are up to {worst:.5g} apart",
+        f"the gradient differs along {axes}: {apart_text(low, high, worst)}",
         claimed=write(one.claimed, equal=True) if one.claimed else "",
         held=f"each rank's own part (+{', +'.join(differing)})",
         intended=" ".join(f"={axis}" for axis in differing),

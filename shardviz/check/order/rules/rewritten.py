@@ -39,8 +39,8 @@ def check_redrawn(case: Case) -> Iterator[NotChecked]:
     """
     if not case.dump.files.run.reference and _is_written_everywhere(case) and _has_finite_values(case):
         why = (
-            "the order of its elements: drawn, loaded or computed after sharding, on every rank, so that no ids are "
-            "left; copies and shards are compared by value"
+            "the order of its elements: drawn, loaded or computed once the model was filled with ids, on every rank, "
+            "so that none are left; copies and shards are compared by value"
         )
         yield NotChecked(case.name, why, "order")
 

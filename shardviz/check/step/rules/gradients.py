@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
-from shardviz.check.step.words import claimed_text, number
+from shardviz.check.step.words import apart_text, claimed_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def check_unreduced(one: Compared) -> Finding | None:
         "error",
         one.name,
         one.wrong,
-        f"the {what} differs along {axes}: rank {low} and rank {high} are up to {number(worst)} apart",
+        f"the {what} differs along {axes}: {apart_text(low, high, worst)}",
         details=(f"their {reduction} over {axes} is {whole}",),
         claimed=claimed_text(one),
         held=own_part(reduction, over),
@@ -67,8 +67,7 @@ def _among_holders(one: Compared) -> Finding | None:
         "error",
         one.name,
         one.wrong,
-        f"the gradient differs between ranks that hold the same part: rank {low} and rank {high} are up to "
-        f"{number(worst)} apart",
+        f"the gradient differs between ranks that hold the same part: {apart_text(low, high, worst)}",
         details=(f"the {reduction} over those that do is {one.whose}",),
         claimed=claimed_text(one),
         held="each rank's own contribution",

@@ -74,7 +74,8 @@ def reduction_over(one: Compared, groups: Sequence[Sequence[int]]) -> Literal["m
     """Return the reduction within groups of ranks that makes every rank right; None where neither does."""
     kinds: tuple[tuple[Literal["mean", "sum"], Callable[..., Any]], ...] = (("mean", np.mean), ("sum", np.sum))
     for kind, reduce in kinds:
-        whole = {rank: reduce([one.reduced[at] for at in ranks], axis=0) for ranks in groups for rank in ranks}
+        with np.errstate(invalid="ignore"):  # the sum of two infinities
+            whole = {rank: reduce([one.reduced[at] for at in ranks], axis=0) for ranks in groups for rank in ranks}
         if all(one.is_right(rank, values) for rank, values in whole.items()):
             return kind
     return None

@@ -4,7 +4,6 @@ right beside ranks that are not; and `wrong-value`, with where it is off, where 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -96,9 +95,22 @@ def vector_added(dump: Dump, one: Compared) -> Added | None:
     return None
 
 
+def _not_finite(one: Compared, rank: int) -> str:
+    """Say how many values are NaN or infinite, where the wanted ones are finite, and which comes first."""
+    values, what = one.reduced[rank], WHAT[one.role]
+    odd = np.flatnonzero(~np.isfinite(values.ravel()))
+    if not values.ndim:
+        return f"the {what} is {number(float(values))} on rank {rank}, where {one.whose} is {number(float(one.wanted))}"
+    at = index_of(int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[odd[0]]), one.wanted.shape)
+    count = f"{len(odd):,} of {values.size:,} elements"
+    return f"the {what} is NaN or infinite in {count} on rank {rank}, the first at {at}, where {one.whose} are finite"
+
+
 def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
     """Say how far values are off, how many are, and which comes first."""
-    worst = float(np.max(np.abs(excess), initial=0.0)) if np.all(np.isfinite(excess)) else math.nan
+    if not np.all(np.isfinite(excess)):
+        return _not_finite(one, rank)
+    worst = float(np.max(np.abs(excess), initial=0.0))
     size = float(np.max(np.abs(one.wanted), initial=0.0))
     off = np.flatnonzero(~(np.abs(excess.ravel()) <= one.tolerance))
     text = f"the {WHAT[one.role]} is off by up to {number(worst)} on rank {rank}, where the largest is {number(size)}"

@@ -11,6 +11,7 @@ from shardviz.check.step.trace.advice import advice_on
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
 from shardviz.check.step.trace.scale import times_in_backward
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,7 +187,7 @@ def _follows(evidence: Evidence, first: Divergence, weight: str) -> bool:
 def _folded(evidence: Evidence, first: Divergence, nearest: Finding, found: Sequence[Found], others: int) -> Finding:
     cause = _explained(evidence, first, found)
     sentence = where(first)
-    also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {others} others" if others else "")
+    also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {counted(others, 'other')}" if others else "")
     if cause is None:
         why, fix = advice_on(evidence, first)
         kind: Kind = "unreduced-gradient" if first.way == "unsummed" else "wrong-value"

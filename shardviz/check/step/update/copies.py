@@ -15,7 +15,7 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
 from shardviz.check.step.update.reasons import FIT, factors_of, scaled
-from shardviz.check.step.words import claimed_text, number
+from shardviz.check.step.words import apart_text, claimed_text
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ def _apart(one: Compared) -> Finding:
         "error",
         one.name,
         tuple(sorted({rank for pair in _pairs(one) if not pair[2] <= one.tolerance / 2 for rank in pair[:2]})),
-        f"copies differ along {axes} after the optimizer's step: rank {low} and rank {high} are up to {number(worst)} "
-        "apart, although their weights and gradients are equal",
+        f"copies differ along {axes} after the optimizer's step: {apart_text(low, high, worst)}, "
+        "although their weights and gradients are equal",
         claimed=claimed_text(one),
         held=f"different values along {axes}",
         cause="Each copy is stepped from an optimizer state of its own, or only some ranks step it and none of these "

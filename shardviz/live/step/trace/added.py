@@ -7,6 +7,7 @@ input is a sum, too: of what the module sends back, and of what goes around it, 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from shardviz.layout.candidates import placements_of
@@ -70,5 +71,6 @@ def _terms_around(judged: Judged, place: Place, values: torch.Tensor) -> Iterato
 def _times(excess: torch.Tensor, term: torch.Tensor, near: float) -> int:
     excess, term = excess.double(), term.double()
     square = float((term * term).sum())
-    times = round(float((excess * term).sum()) / square) if square else 0
+    times = float((excess * term).sum()) / square if square else 0.0
+    times = round(times) if math.isfinite(times) else 0
     return times if times and bool(((excess - times * term).abs() <= near * max(1, abs(times))).all()) else 0

@@ -6,6 +6,7 @@ micro-batch: they are the unsharded model's times one number. The last module's 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -313,6 +314,8 @@ def _scales(values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int, ne
         if not square:
             continue
         factor = float((values.double() * wanted).sum()) / square
+        if not math.isfinite(factor):
+            continue
         ratio = float(Fraction(factor).limit_denominator(MAX_DENOMINATOR)) or factor
         for scale in (ratio, factor):
             if scale and bool(((values.double() - wanted * scale).abs() <= near * max(1.0, abs(scale))).all()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardviz.live.step.trace.joined import num_calls, points_of
@@ -46,3 +46,8 @@ class Reference:
             order[name, done.get(name, 0)] = at
             done[name] = done.get(name, 0) + 1
         return Reference(counts, points_of(trace, counts, dim), order, trace.types)
+
+    def of_forward(self) -> Reference:
+        """Return it without the gradients."""
+        points = {place: point for place, point in self.points.items() if not place.what.startswith("gradient")}
+        return replace(self, points=points)

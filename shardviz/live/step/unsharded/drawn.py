@@ -6,6 +6,9 @@ only moved, repeated, zeroed, scaled or rounded by the sharding is still the sam
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,6 +57,37 @@ def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: i
             found[name] = whole
     drawn = {name for name, whole in found.items() if _is_drawn(whole, wholes[name].values)}
     return {name: whole for name, whole in found.items() if name in drawn or (drawn and _is_small(whole))}
+
+
+def repeating(built: nn.Module, mesh: Mesh) -> dict[str, Local]:
+    """Return copies of the tensors of a built model of which parts that a mesh may split repeat each other.
+
+    So do experts that were copied from one network: that shards of them are alike says nothing of who drew them.
+    """
+    counts = {math.prod(sizes) for many in range(1, mesh.ndim + 1) for sizes in combinations(mesh.shape, many)} - {1}
+    return {
+        local.name: replace(local, values=local.values.detach().clone())
+        for local in local_tensors(built)
+        if not local.values.is_meta and any(_repeats(local.values, count) for count in counts)
+    }
+
+
+def _repeats(values: torch.Tensor, count: int) -> bool:
+    """Whether the second of so many parts of a dim begins as the first does."""
+    starts = ((dim, -(-size // count)) for dim, size in enumerate(values.shape))
+    return any(
+        at < values.shape[dim] and torch.equal(values.select(dim, 0), values.select(dim, at)) for dim, at in starts
+    )
+
+
+def as_built(model: nn.Module, wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[str]:
+    """Return which tensors of a sharded model are on this rank as they were built: its own part of them."""
+    found = []
+    for local in local_tensors(unwrapped(model), mesh) if wholes else ():
+        part = _part(local, wholes[local.name], rank) if local.name in wholes else None
+        if part is not None and _is_built(wholes[local.name], *part):
+            found.append(local.name)
+    return found
 
 
 def load(model: nn.Module, values: Mapping[str, torch.Tensor]) -> nn.Module:

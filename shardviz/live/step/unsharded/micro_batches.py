@@ -55,12 +55,17 @@ def gradients_of_micro_batches(
         reference: The unsharded model after its step.
 
     Returns:
-        The gradients; none where the step ran the model once, or over parts of unequal size.
+        The gradients; none where the step ran the model once, over parts of unequal size, or with a loss of its own.
     """
     count = max(of_all_ranks(sum(output.ndim > 0 for output in step.seen.outputs)))
     rows = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}
     size = sum(one.numel() for one in reference.model.parameters()) * count
-    if not 1 < count <= MAX_PARTS or size > MAX_ELEMENTS or any(number % (parts * count) for number in rows):
+    if (
+        reference.has_own_loss
+        or not 1 < count <= MAX_PARTS
+        or size > MAX_ELEMENTS
+        or any(number % (parts * count) for number in rows)
+    ):
         return []
     found = []
     for number in range(count):

@@ -64,6 +64,8 @@ class UnshardedStep:
         parts: The number of parts of the batch that it ran on, one after the other.
         dim: The dim of the batch that was parted.
         moved: The same step with weights and batch moved by its rounding; None in float64.
+        has_own_loss: Whether the sharded step's loss is another one, so that it has only the forward in common.
+        is_called_otherwise: Whether that step calls the model with something else than the batch, too.
     """
 
     model: nn.Module
@@ -77,11 +79,14 @@ class UnshardedStep:
     parts: int = 1
     dim: int = 0
     moved: UnshardedStep | None = None
+    has_own_loss: bool = False
+    is_called_otherwise: bool = False
 
     @cached_property
     def points(self) -> Reference:
-        """What it has at every point of its trace."""
-        return Reference.of(self.step.seen.trace, self.parts, self.dim)
+        """What it has at every point of its trace that can be compared."""
+        found = Reference.of(self.step.seen.trace, self.parts, self.dim)
+        return found.of_forward() if self.has_own_loss else found
 
     @property
     def precision(self) -> float:

@@ -64,7 +64,7 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     times = times_text(ratio) if is_ratio else f"{number(factor)} times"
     cause, fix = _advice(gradients, factor, times)
     if found:
-        of_axes = advice(ratio, found)
+        of_axes = advice(ratio, found, of_all=True)
         cause, fix = f"{of_axes[0]}; or: {cause[0].lower()}{cause[1:]}", f"{of_axes[1]}; or {fix}"
     sentence = f"the gradient is {times} the unsharded model's{size_clause(ratio, size)}"
     first = gradients[0]

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 Advice = tuple[str, str]
 """A cause and a fix."""
 
+OF_ALL = "the loss that backward ran on, or the gradient after it"
+OF_PART = "a divide factor of their modules, a term of the loss that reaches only them, or the gradient after backward"
+"""What divides all gradients, or a part of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Over:
@@ -73,17 +77,30 @@ def splits(one: Compared, axis: str) -> bool:
     return any(len({one.regions[rank] for rank in group if rank in one.regions}) > 1 for group in groups)
 
 
-def advice(ratio: Fraction, found: Sequence[Over]) -> Advice:
-    """Return the cause and the fix of gradients that have a factor, for all axes that it may come of."""
-    each = [_too_large(over) if ratio > 1 else _too_small(over) for over in found]
+def advice(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> Advice:
+    """Return the cause and the fix of gradients that have a factor, for all axes that it may come of.
+
+    Args:
+        ratio: The factor.
+        found: The axes.
+        of_all: Whether all gradients of the step have it; what all come from, as the loss, cannot be off by it else.
+    """
+    each = [(_too_large if ratio > 1 else _too_small)(over, of_all=of_all) for over in found]
     causes, fixes = (list(dict.fromkeys(texts)) for texts in zip(*each, strict=True))
     return "; or: ".join(causes), "; or ".join(fixes)
 
 
-def _too_large(over: Over) -> Advice:
+def _too_large(over: Over, *, of_all: bool) -> Advice:
     axes, size = over.text, over.size
     if over.batch is False:
         return _repeated(over)
+    if over.splits and over.labelled and not of_all:
+        return (
+            f"FSDP averages over {axes} by itself; for these it was set to sum (set_gradient_divide_factor), or a term "
+            f"of the loss that reaches only them, or their gradient itself, is multiplied by the size of {axes}",
+            f"take set_gradient_divide_factor out of their modules, or pass it a factor {size} times as large; divide "
+            f"only what reaches no other gradient by {size}, not the loss, which all gradients come from",
+        )
     if over.splits and over.labelled:
         return (
             f"FSDP averages over {axes} by itself; it was set to sum (set_gradient_divide_factor), or the loss that "
@@ -92,11 +109,12 @@ def _too_large(over: Over) -> Advice:
             f"{size}",
         )
     if over.splits:
+        what = "the gradient, or the loss of each rank," if of_all else "the gradient"
         return (
             f"Each rank's loss is the mean over its own rows, and the gradient of what it alone holds, which {axes} "
             "splits, is the sum over all ranks' rows: nothing divided it",
-            f"divide the gradient, or each rank's loss, by {size}, the size of {axes}; do not reduce it over {axes}, "
-            "whose ranks hold different parts",
+            f"divide {what} by {size}, the size of {axes}; do not reduce it over {axes}, whose ranks hold different "
+            "parts",
         )
     return (
         f"Contributions were summed over {axes} that should be averaged, or were reduced over it more than once",
@@ -116,7 +134,7 @@ def _repeated(over: Over) -> Advice:
     )
 
 
-def _too_small(over: Over) -> Advice:
+def _too_small(over: Over, *, of_all: bool) -> Advice:
     axes, size = over.text, over.size
     if over.batch is False and not over.splits:
         return (
@@ -127,8 +145,8 @@ def _too_small(over: Over) -> Advice:
         )
     if over.splits and over.labelled and over.batch is not False:
         return (
-            f"FSDP averages over {axes} already, and something divides by its size once more: the loss that backward "
-            "ran on, or the gradient after it",
+            f"FSDP averages over {axes} already, and something divides by its size once more: "
+            f"{OF_ALL if of_all else OF_PART}",
             f"take that division by {size} out, or pass set_gradient_divide_factor one {size} times smaller",
         )
     if over.splits:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.rules.ratios.factors import Batch
+    from shardviz.check.step.rules.ratios.part import Part
     from shardviz.layout.mesh import Mesh
 
 RATIO_PRECISION = 1e-6
@@ -62,27 +63,40 @@ ONE_NUMBER = (
     "what scales it",
 )
 
+ONE_NUMBER_OF_PART = (
+    "The sharded step scales this and the unsharded model's does not, and other gradients are right: clipping of some "
+    "gradients only, a hook, a term of the loss that reaches only these and has a weight of its own",
+    "look for what scales these alone; clip in optimizer()",
+)
 
-def check_scale(one: Compared, batch: Batch | None = None, *, is_mean: bool = False) -> Finding | None:
+
+def check_scale(
+    one: Compared, batch: Batch | None = None, part: Part | None = None, *, is_mean: bool = False
+) -> Finding | None:
     """Return the finding if every rank is off by the same ratio, or by a number of its own.
 
     Args:
         one: The result.
         batch: Whether each axis of the run splits the batch; None where that is not known.
+        part: The gradients that have the same factor; None where the others are not known.
         is_mean: Whether the value is known to be a mean over the batch, as the loss is.
     """
     ratio = ratio_to_wanted(one, one.reduced)
     if ratio is None or ratio == 1:
-        return _by_numbers(one)
+        return _by_numbers(one, part)
     found = overs([one], ratio, batch)
     size = " or ".join(over.text for over in found)
-    cause, fix = _of_value(ratio, size, is_mean=is_mean) if one.role == "scalar" else _advice(ratio, found)
+    of_all = part is not None and part.is_all
+    cause, fix = (
+        _of_value(ratio, size, is_mean=is_mean) if one.role == "scalar" else _advice(ratio, found, of_all=of_all)
+    )
     return Finding(
         "wrong-scale",
         "error",
         one.name,
         one.wrong,
         f"the {WHAT[one.role]} is {times_text(ratio)} {one.whose}{size_clause(ratio, size)}",
+        details=(part.text,) if part is not None and part.text else (),
         claimed=claimed_text(one),
         cause=cause,
         fix=fix,
@@ -114,9 +128,15 @@ def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> tuple[str, str]:
     )
 
 
-def _advice(ratio: Fraction, found: Sequence[Over]) -> tuple[str, str]:
+def _advice(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> tuple[str, str]:
     if found:
-        return advice(ratio, found)
+        return advice(ratio, found, of_all=of_all)
+    if ratio > 1 and not of_all:
+        return (
+            f"{ratio} contributions, no mesh axis's size, were summed where they should be averaged, or something "
+            "multiplies these: they were reduced several times, a hook, a term of the loss that reaches only them",
+            "look at what reduces or multiplies these alone; reduce once, after the last backward",
+        )
     if ratio > 1:
         return (
             f"{ratio} contributions, no mesh axis's size, were summed where they should be averaged, as of "
@@ -187,7 +207,7 @@ def _factor(one: Compared, rank: int, got: NDArray[np.float64]) -> float | None:
     return float(np.sum(got * wanted)) / square if square and np.all(np.isfinite(got)) else None
 
 
-def _by_numbers(one: Compared) -> Finding | None:
+def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
     """Return the finding if every rank's values are those wanted, times any number."""
     factors: dict[int, float] = {}
     for rank, got in one.reduced.items():
@@ -206,7 +226,8 @@ def _by_numbers(one: Compared) -> Finding | None:
     shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
     own = OWN_NUMBER if one.role == "grad" else OWN_COUNT
-    cause, fix = ONE_NUMBER if alike else STILL_SCALED if _is_loss_scale(factors.values()) else own
+    one_number = ONE_NUMBER_OF_PART if part is not None and part.is_beside_right else ONE_NUMBER
+    cause, fix = one_number if alike else STILL_SCALED if _is_loss_scale(factors.values()) else own
     summary = f"the {WHAT[one.role]} is {times}"
     return Finding(
         "wrong-scale", "error", one.name, one.wrong, summary, claimed=claimed_text(one), cause=cause, fix=fix

@@ -1,0 +1,93 @@
+"""Which gradients of a step have a factor: all of them, or a part, and what that part has in common.
+
+What all gradients come from, as the loss, cannot give a factor to a part. A part of one module, or all that an axis
+splits, is where to look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.rules.ratios.factors import splits
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+
+MAX_LISTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The gradients of a step that have a factor, beside the others.
+
+    Attributes:
+        have: Those that have it.
+        others: Those that have not, zeros left out, which have any.
+    """
+
+    have: tuple[Compared, ...]
+    others: tuple[Compared, ...]
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all gradients have it."""
+        return not self.others
+
+    @property
+    def is_beside_right(self) -> bool:
+        """Whether any other gradient is right, so that nothing that all come from is wrong."""
+        return any(not one.wrong for one in self.others)
+
+    @property
+    def text(self) -> str:
+        """How many have it, and what only they have in common; empty where all do."""
+        if self.is_all:
+            return ""
+        common = [text for text, has in self._traits() if all(map(has, self.have)) and not any(map(has, self.others))]
+        which = " and ".join(common) or listed((one.name for one in self.have), MAX_LISTED)
+        return f"{len(self.have):,} of {len(self.have) + len(self.others):,} gradients have this factor: {which}"
+
+    def _traits(self) -> Iterator[tuple[str, Callable[[Compared], bool]]]:
+        if inside := _module_of(self.have):
+            yield f"all those of {inside}", lambda one: one.name.startswith(f"{inside}.")
+        last = self.have[0].name.rpartition(".")[2]
+        yield f"all those named {last}", lambda one: one.name.rpartition(".")[2] == last
+        for axis in self.have[0].mesh.axes:
+            split = {one.name for one in (*self.have, *self.others) if splits(one, axis)}
+            yield f"all that {axis} splits", partial(_is_among, split)
+            yield f"all that are whole along {axis}", partial(_is_not_among, split)
+        yield "all plain tensors", lambda one: one.claimed is None
+        yield "all DTensors", lambda one: one.claimed is not None
+
+
+def part_with(evidence: Evidence, one: Compared) -> Part:
+    """Return the gradients of a step that have the factor that one of them has."""
+    ratio = evidence.ratios.get(one.name)
+    known = [other for other in evidence.gradients.values() if np.any(other.wanted)]
+    alike = [other for other in known if ratio is not None and evidence.ratios[other.name] == ratio]
+    have = tuple(alike or [one])
+    return Part(have, tuple(other for other in known if other not in have))
+
+
+def _is_among(names: set[str], one: Compared) -> bool:
+    return one.name in names
+
+
+def _is_not_among(names: set[str], one: Compared) -> bool:
+    return one.name not in names
+
+
+def _module_of(have: Sequence[Compared]) -> str:
+    """Return the innermost module that all are in; empty where that is the model."""
+    modules = [one.name.split(".")[:-1] for one in have]
+    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
+    return ".".join(parts[0] for parts in alike)

@@ -1,0 +1,100 @@
+"""Whether a probe's step has a loss of its own, which the unsharded model, that has no step, does not know.
+
+A probe may have a `step` and no `loss`: then the unsharded model's is the mean square of the output. It is the step's
+too where the step returns that of what its model returned, right or wrong. Of another loss nothing can be compared that
+comes after the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.compat import DTensor, quiet_redistribution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    import torch
+
+    from shardviz.live.step.step import StepResult
+    from shardviz.live.step.trace.judged import Judged
+    from shardviz.live.step.unsharded.step import UnshardedStep
+
+NEAR = 1e-6
+"""How near to the mean square a loss must be to be it, relative to it: a step may compute it in float32."""
+ROUNDING = 4
+"""The same in multiples of the precision of a narrower dtype."""
+
+LOSS = (
+    "the step's loss, gradients and logged values beside the unsharded model's: the probe has a step and no "
+    "loss(model, batch), and the step returns another number than the mean square of the model's output, which stands "
+    "in for the loss; define loss"
+)
+INPUT = (
+    "the step: the probe has a step and no loss(model, batch), and the step calls the model with something else than "
+    "its batch, which the unsharded model is called with; define loss"
+)
+
+
+def with_own_loss(
+    probe: ModuleType, step: StepResult, reference: UnshardedStep, judge: Callable[[UnshardedStep], Judged]
+) -> UnshardedStep:
+    """Return the reference with a note of what it has not in common with the sharded step. Every rank calls this.
+
+    Args:
+        probe: The probe.
+        step: The sharded step.
+        reference: The unsharded model's.
+        judge: Judges the sharded step beside a reference.
+    """
+    if not hasattr(probe, "step") or hasattr(probe, "loss") or not _is_another(step, reference):
+        return reference
+    forward = replace(reference, has_own_loss=True)
+    if _is_called_otherwise(judge(forward)):
+        return replace(forward, is_called_otherwise=True, notes=(INPUT,))
+    return replace(forward, notes=(*(reference.whole or reference).notes, LOSS))
+
+
+def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
+    """Whether a sharded step's loss is another one than the mean square. Every rank calls this."""
+    of_all = of_all_ranks((_number(step.loss), _squares(step)))
+    losses = [loss for loss, _ in of_all]
+    known = [(loss, squares) for loss, squares in of_all if squares]
+    near = max(NEAR, ROUNDING * reference.precision)
+
+    def are(found: Sequence[float], wanted: Sequence[float]) -> bool:
+        return bool(np.allclose(found, wanted, rtol=near, atol=0.0, equal_nan=True))
+
+    if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [_number(reference.step.loss)]):
+        return False
+    own = [loss for loss, _ in known]
+    candidates = [
+        [float(np.mean([np.mean(squares) for _, squares in known]))] * len(known),
+        [float(np.mean(squares)) for _, squares in known],
+        [squares[-1] for _, squares in known],
+    ]
+    return not known or not any(are(own, wanted) for wanted in candidates)
+
+
+def _is_called_otherwise(judged: Judged) -> bool:
+    """Whether the model was called with what is no part of the batch on any rank. Every rank calls this."""
+    given = [place for place in judged.places if not place.module and place.what == "input"]
+    return any(of_all_ranks(any(judged.state(place) == "odd" for place in given)))
+
+
+def _squares(step: StepResult) -> list[float]:
+    """Return the mean square of every output that is this rank's to have."""
+    if step.output is None:
+        return []
+    return [_number(output.detach().square().mean()) for output in step.seen.outputs if output.ndim]
+
+
+def _number(value: torch.Tensor) -> float:
+    """Return a tensor of one number, with any pending reduction computed."""
+    with quiet_redistribution():
+        return float(value.full_tensor() if isinstance(value, DTensor) else value)

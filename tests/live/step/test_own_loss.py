@@ -1,0 +1,98 @@
+"""A probe with a step and no loss: the mean square of the output stands in, where the step returns that too."""
+
+import pytest
+
+from tests.live.probing import checked
+
+STEP = """
+def step(model, rows, mesh):
+    {body}
+    loss.backward()
+    return loss.detach()
+"""
+OWN = {
+    "another one": "loss = (model(rows) - rows).abs().mean()",
+    "half of it": "loss = 0.5 * model(rows).square().mean()",
+    "a sum": "loss = model(rows).square().sum()",
+    "one more term": "loss = model(rows).square().mean() + 0.1 * model[0].bias.abs().sum()",
+    "of another function": "loss = model(rows).logsumexp(-1).mean()",
+}
+ADAM = "\ndef optimizer(model, mesh): return torch.optim.Adam(model.parameters())\n"
+LOGGED = """
+def log(model, batch, loss):
+    whole = loss.clone()
+    torch.distributed.all_reduce(whole)
+    return {"loss": whole / 2}
+"""
+
+
+@pytest.mark.parametrize("body", OWN.values(), ids=OWN)
+def test_a_loss_of_the_steps_own_is_not_checked(body, tmp_path):
+    report = checked(STEP.format(body=body) + ADAM + LOGGED, "dp=2", tmp_path)
+    assert report.findings == ()
+    (why,) = {entry.why for entry in report.not_checked}
+    assert "the step's loss, gradients and logged values" in why
+    assert why.endswith("define loss")
+
+
+def test_a_model_that_the_step_calls_with_something_else_is_not_checked(tmp_path):
+    report = checked(STEP.format(body="loss = model(rows.tanh()).abs().mean()"), "dp=2", tmp_path)
+    assert report.findings == ()
+    assert ["with something else than its batch" in entry.why for entry in report.not_checked] == [True]
+
+
+ALIKE = {
+    "of micro-batches": """loss = 0
+    for part in rows.chunk(2):
+        own = model(part).square().mean() / 2
+        loss = loss + own
+    """,
+    "reduced": """loss = model(rows).square().mean()
+    whole = loss.detach().clone()
+    torch.distributed.all_reduce(whole)
+    loss = loss + (whole / 2 - loss.detach())
+    """,
+}
+
+
+@pytest.mark.parametrize("body", ALIKE.values(), ids=ALIKE)
+def test_a_mean_square_is_compared_however_it_is_computed(body, tmp_path):
+    report = checked(STEP.format(body=body), "dp=2", tmp_path)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+COPIES = """
+def parallelize(model, mesh): pass
+def step(model, rows, mesh):
+    loss = {loss}
+    loss.backward()
+    for weight in model.parameters():
+        {reduce}
+    return loss.detach()
+"""
+OUTPUT = """
+class Odd(nn.Linear):
+    def forward(self, x): return super().forward(x) * (2 if hasattr(self, "sharded") else 1)
+def build(): return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Odd(8, 6))
+def parallelize(model, mesh):
+    model[2].sharded = True
+    fully_shard(model, mesh=mesh["dp"])
+"""
+SUM = "torch.distributed.all_reduce(weight.grad)"
+OTHER, SAME = "(model(rows) - rows).abs().mean()", "model(rows).square().mean()"
+
+
+def test_what_needs_no_loss_is_found_beside_a_loss_of_the_steps_own(tmp_path):
+    unreduced = checked(COPIES.format(loss=OTHER, reduce="pass"), "dp=2", tmp_path / "unreduced")
+    assert {one.kind for one in unreduced.findings} == {"unreduced-gradient"}
+    assert checked(COPIES.format(loss=OTHER, reduce=SUM), "dp=2", tmp_path / "summed").findings == ()
+    odd = checked(OUTPUT + STEP.format(body=f"loss = {OTHER}"), "dp=2", tmp_path / "output")
+    assert {one.tensor for one in odd.findings} == {"output"}
+    logged = "\ndef log(model, batch, loss): return {'mine': float(loss)}\n"
+    report = checked(STEP.format(body=f"loss = {OTHER}") + logged, "dp=2", tmp_path / "logged")
+    assert [(one.kind, one.tensor) for one in report.findings] == [("unreduced-scalar", "mine")]
+
+
+def test_a_wrong_step_is_found_by_the_mean_square_that_it_returns(tmp_path):
+    assert checked(OUTPUT + STEP.format(body=f"loss = {SAME}"), "dp=2", tmp_path / "output").findings
+    assert checked(COPIES.format(loss=SAME, reduce=SUM), "dp=2", tmp_path / "summed").findings
