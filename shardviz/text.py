@@ -86,6 +86,11 @@ def fold(named: Iterable[tuple[str, Key]], *, by_last: bool = False) -> list[tup
     return [(Fold(prefix, _spans(numbers), suffix), key) for (prefix, suffix, _, key), numbers in groups.items()]
 
 
+def folded_names(names: Iterable[str], most: int) -> str:
+    """Return names with identical layers as one, the first `most` of them: `wte, layers.[0-3].w, ...`."""
+    return listed((folded for folded, _ in fold((name, None) for name in names)), most)
+
+
 def cut(name: str) -> tuple[str, int | None, str]:
     """Return the part before a name's first number, the number, and the part after; None where it has none."""
     match = _NUMBER.search(name)

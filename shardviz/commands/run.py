@@ -20,7 +20,7 @@ the capture, or before it saves or an optimizer steps. Files stay as they are;
 the copy takes as much disk as the checkpoint, and is removed.
 
 Exits with 1 where there are findings, 2 where nothing was captured or could
-be checked, 3 if the job failed, and 130 if Ctrl-C ended it.
+be checked, 3 if the job failed, 130 if Ctrl-C ended it and 143 if SIGTERM did.
 
 examples:
   shardviz run -- torchrun --nproc-per-node 8 train.py --config my.toml
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
         0 where nothing is wrong, 1 where there are findings, 2 where nothing was captured or could be checked, 3 if
-        the job failed, 130 if it was interrupted.
+        the job failed, 128 and the signal's number if it was ended by one: 130 by Ctrl-C, 143 by SIGTERM.
     """
     from shardviz.checkpoint.maps.families import find_map
     from shardviz.checkpoint.maps.language import mapping_of

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
-from shardviz.text import nearest, printable
+from shardviz.text import nearest, printable, starred
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
     by_name = dump.first_captured
     if pattern in by_name:
         return [(pattern, by_name[pattern])]
-    if any(char in pattern for char in "*?["):
+    if is_pattern(pattern):
         found = [name for name in by_name if fnmatchcase(name, pattern)]
     else:
         found = [name for name in by_name if name.endswith(f".{pattern}")]
@@ -45,11 +45,29 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
 
 
 def meant(name: str, names: Sequence[str]) -> str:
-    """Return a hint at the tensor that was meant: of a module, by its end, or spelt nearly so."""
+    """Return a hint at the tensor that was meant: of a module, by its end, or spelt nearly so; or at a pattern."""
+    close = _pattern_meant(name, names) if is_pattern(name) else _name_meant(name, names)
+    return f"did you mean {printable(close)}?" if close else f"it has {_some(names) or 'none that can be read'}"
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name stands for all that it matches, as `fnmatch` does."""
+    return any(char in name for char in "*?[")
+
+
+def _name_meant(name: str, names: Sequence[str]) -> str | None:
     of_module = [known for known in names if f".{name}." in f".{known}"]
     by_end = {known.rpartition(".")[2]: known for known in reversed(names)}
-    close = next(iter(of_module), None) or nearest(name, names) or by_end.get(nearest(name, by_end) or "")
-    return f"did you mean {printable(close)}?" if close else f"it has {_some(names) or 'none that can be read'}"
+    return next(iter(of_module), None) or nearest(name, names) or by_end.get(nearest(name, by_end) or "")
+
+
+def _pattern_meant(pattern: str, names: Sequence[str]) -> str | None:
+    """Return the pattern nearest to one that fits no name: with stars for numbers, or for all before a name's end."""
+    before, dot, _ = pattern.rpartition(".")
+    by_star = (f"{before}{dot}{name.rpartition('.')[2]}" for name in names)
+    known = [*dict.fromkeys((*by_star, *map(starred, names)))]
+    fitting = [one for one in known if any(fnmatchcase(name, one) for name in names)]
+    return nearest(pattern, fitting)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -63,6 +63,22 @@ def index_of(element: int, shape: Sequence[int]) -> list[int]:
     return [int(at) for at in np.unravel_index(element, shape)] if shape else []
 
 
+def box_of(marked: NDArray[np.bool_]) -> Region | None:
+    """Return the part of a tensor that is marked, where it is a box of several elements, and not the whole.
+
+    Example:
+        >>> print(box_of(np.array([[False, True, True], [False, False, False]])))
+        [0:1, 1:3]
+    """
+    count = int(marked.sum())
+    if not 1 < count < marked.size:
+        return None
+    dims = range(marked.ndim)
+    lines = [np.flatnonzero(marked.any(axis=tuple(other for other in dims if other != dim))) for dim in dims]
+    box = Region(tuple(((int(line[0]), int(line[-1]) + 1),) for line in lines))
+    return box if box.size == count else None
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """The product of one list of index ranges per dim.

@@ -41,18 +41,26 @@ def test_a_wrong_use_is_one_line_and_a_hint(tmp_path, monkeypatch, capfd, words,
     assert hint in advice
 
 
-@pytest.mark.parametrize(("script", "code"), [(WAITS, 130), (ENDS_WELL, 2)])
-def test_ctrl_c_ends_the_job_first_and_is_not_a_failed_job(tmp_path, script, code):
+@pytest.mark.parametrize(
+    ("number", "script", "code", "said"),
+    [
+        (signal.SIGINT, WAITS, 130, "was ended by Ctrl-C\n"),
+        (signal.SIGTERM, WAITS, 143, "was ended by SIGTERM\n"),
+        (signal.SIGHUP, WAITS, 129, "was ended by SIGHUP\n"),
+        (signal.SIGINT, ENDS_WELL, 2, ""),
+    ],
+)
+def test_a_signal_ends_the_job_first_and_is_not_a_failed_job(tmp_path, number, script, code, said):
     (tmp_path / "job.py").write_text(f"import os; print(os.getpid(), flush=True)\n{script}")
     command = [sys.executable, "-m", "shardviz", "run", "--", sys.executable, "job.py"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as process:
         job = int(process.stdout.readline())
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         rest = process.stdout.read()
     assert process.returncode == code, rest
-    assert ("shardviz: interrupted: " in rest) == (code == 130)
+    assert (f"shardviz: interrupted: {Path(sys.executable).name} {said}" in rest) == bool(said)
     assert "the job failed" not in rest
     with pytest.raises(ProcessLookupError):
         os.kill(job, 0)

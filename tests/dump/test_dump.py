@@ -11,6 +11,7 @@ from hypothesis import assume, given
 
 from shardviz.dump.arrays.ids import ID_NONE, MAX_ELEMENTS, expand_runs
 from shardviz.dump.dump import Dump, dump_of
+from shardviz.dump.find import meant
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, MeshRecord, Stamp, TensorRecord
@@ -216,3 +217,18 @@ def test_ranks_that_claim_differently_are_kept_apart(tmp_path: Path):
 def test_runs_are_laid_out_one_after_the_other():
     assert expand_runs([(5, 1, 3), (0, 0, 2), (9, -2, 3)]).tolist() == [5, 6, 7, 0, 0, 9, 7, 5]
     assert expand_runs([]).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("layers.*.wq.weigth", "did you mean layers.*.wq.weight?"),
+        ("*.weigth", "did you mean *.weight?"),
+        ("layer.*.wo.bias", "did you mean layers.*.wo.bias?"),
+        ("haed.weight", "did you mean head.weight?"),
+        ("*.zzz", "it has embed.weight, layers.0.wq.weight, layers.0.wo.bias and 3 more"),
+    ],
+)
+def test_a_misspelt_name_or_pattern_gets_one_that_fits(written: str, hint: str) -> None:
+    layers = [f"layers.{n}.{end}" for n in range(2) for end in ("wq.weight", "wo.bias")]
+    assert meant(written, ["embed.weight", *layers, "head.weight"]) == hint

@@ -77,7 +77,8 @@ def test_a_bfloat16_model_is_checked_and_one_that_is_cast_afterwards_gets_no_ver
     model = nn.Linear(20, 20, bias=False)
     stamp(model)
     text = text_of(assert_ordered, model.to(torch.bfloat16))
-    assert text.startswith("the order of weight cannot be checked: ids up to 400 are not exact in torch.bfloat16, to")
+    ids = "ids up to 400 are not exact in torch.bfloat16, to"
+    assert text.startswith(f"the order of weight cannot be checked:\n  weight: {ids}")
     assert "cast the model before stamp(model), not afterwards" in text
 
 
@@ -124,8 +125,10 @@ def test_a_parameter_without_a_rule_and_a_rule_without_a_parameter_fail(mesh):
     model = MLP()
     assert_layout(model, {"up.weight": "[24, 12]", "*": None})
     assert text_of(assert_layout, model, {"up.*": None, "down.bias": None}).startswith("no rule matches down.weight\n")
-    unused = text_of(assert_layout, model, {"*": None, "head.weight": "[*]"})
-    assert unused.startswith("no tensor matches 'head.weight', or an earlier rule already matched it\n")
+    unused = text_of(assert_layout, model, {"*": None, "xyz": "[*]"})
+    assert unused.startswith("no tensor matches 'xyz'\n  fix       remove the rule, or correct its pattern: it has ")
+    hidden = text_of(assert_layout, model, {"up.*": None, "*.bias": None, "down.weight": None, "up.bias": "[*]"})
+    assert hidden.startswith("'up.bias' is never used: earlier rules match all that it does: 'up.*'\n")
     stateless = text_of(assert_layout, torch.optim.Adam(model.parameters()), {"*": None})
     assert stateless.endswith("there are no tensors: an optimizer has none before its first step")
 
@@ -249,8 +252,8 @@ def test_one_element_that_is_off_is_shown_with_its_index_and_rank(mesh):
     off[3, 1] = 0.5
     text = text_of(assert_same, distribute_tensor(off, mesh, [Shard(0)]), whole)
     assert text.startswith(
-        "tensor: 1 of 2 ranks differ from the reference: at [3, 1] rank 1 has 0.5, the reference has 0 "
-        "(rtol 1.3e-06, atol 1e-05)\n  ranks     1\n  claimed   [4/tp, 4]\n"
+        "tensor: 1 of 16 elements is not the reference's, on 1 of 2 ranks: at [3, 1] rank 1 has 0.5, the reference has "
+        "0 (rtol 1.3e-06, atol 1e-05)\n  ranks     1\n  claimed   [4/tp, 4]\n"
     )
     assert_same(distribute_tensor(off, mesh, [Shard(0)]), whole, atol=0.5)
 
@@ -275,7 +278,10 @@ def test_nan_is_the_same_as_nothing(mesh):
 def test_a_shape_or_a_name_that_the_reference_lacks_is_reported(mesh):
     assert "its shape is [2, 2]" in text_of(assert_same, torch.ones(2, 2), torch.ones(4))
     text = text_of(assert_same, MLP(), nn.Linear(2, 2))
-    assert text.startswith("the reference has no param down.bias\n")
+    assert text.startswith(
+        "the reference has no param down.bias, down.weight, up.bias, up.weight (4 in all); only the reference has "
+        "param bias, weight (2 in all)\n"
+    )
 
 
 # Ties

@@ -304,7 +304,7 @@ def test_it(mesh):
 
 def test_the_line_of_a_failed_assertion_begins_with_the_rank_and_what_it_found(tmp_path: Path) -> None:
     seen = run(tmp_path, "from shardviz.testing import assert_same\n" + PLACED)
-    assert "test_it.py::test_it - rank 0 (tp=0): tensor: 2 of 2 ranks differ" in seen.text
+    assert "test_it.py::test_it - rank 0 (tp=0): tensor: 4 of 4 elements are" in seen.text
 
 
 @nightly

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from shardviz.live.run.options import Options
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals by which a command is asked to end: by Ctrl-C, a scheduler or `timeout`, a terminal that closes."""
+
 GRACE = 5.0
 """Seconds that ranks have to end by themselves, then after SIGTERM."""
 
@@ -26,7 +29,11 @@ PAUSE = 0.1
 
 
 def run_job(job: Sequence[str], options: Options) -> int:
-    """Run the job to its end and return its exit code; what ends this command ends the job first."""
+    """Run the job to its end; what ends this command ends the job first.
+
+    Returns:
+        The job's exit code; where it is not 0 and this command was asked to end, minus the signal's number.
+    """
     sys.stderr.flush()
     try:
         process = subprocess.Popen(job, env=os.environ | options.environment(), stdout=sys.stderr)
@@ -36,7 +43,7 @@ def run_job(job: Sequence[str], options: Options) -> int:
         code = process.wait()
         if code or seen:
             _end_ranks(Path(options.session))
-    return -signal.SIGINT if code and signal.SIGINT in seen else code
+    return -min(seen, key=ENDING.index) if code and seen else code
 
 
 def _how_to_start(program: str) -> str:
@@ -56,7 +63,7 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
         if process.poll() is None and (number != signal.SIGINT or not sys.stdin.isatty()):
             process.send_signal(number)  # Ctrl-C reaches a terminal's whole process group by itself
 
-    heeded = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    heeded = [one for one in ENDING if signal.getsignal(one) != signal.SIG_IGN]
     before = {one: signal.signal(one, pass_on) for one in heeded}  # nohup has SIGHUP ignored, and it stays so
     try:
         yield seen

@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardviz.commands.common.job import ENDING
 from shardviz.commands.common.streams import talk
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_RANK_FAILED, EXIT_USAGE
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ def _missed(notes: Sequence[Note]) -> list[str]:
 def _failed(job: Sequence[str], notes: Sequence[Note], code: int) -> int:
     """Say how the job ended, and return this command's exit code."""
     program = Path(job[0]).name
-    if code == -signal.SIGINT:
-        talk(f"shardviz: interrupted: {program} was ended by Ctrl-C")
-        return EXIT_INTERRUPTED
+    if -code in ENDING:
+        how = "was ended by Ctrl-C" if code == -signal.SIGINT else _ended_with(code)
+        talk(f"shardviz: interrupted: {program} {how}")
+        return 128 - code
     ranks = "".join(f"{named_ranks(ranks, 4)} {_ended_with(how)}, and " for how, ranks in _first_deaths(notes).items())
     talk(f"shardviz: error: the job failed: {ranks}{program} {_ended_with(code)}")
     return EXIT_RANK_FAILED

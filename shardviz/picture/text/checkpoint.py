@@ -15,7 +15,7 @@ from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
-from shardviz.text import bytes_text, counted, fold, listed, natural_key, printable
+from shardviz.text import bytes_text, counted, fold, folded_names, listed, natural_key, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,8 +152,8 @@ def _group_lines(group: list[Outcome], terminal: Terminal) -> list[Text]:
     good = first.verdict in ("tied", "not-compared")
     glyph = terminal.glyphs.unknown if good else terminal.glyphs.differs
     head = line((f"{glyph} {first.verdict}  ", WARNING if good else BAD))
-    folds = [names for names, _ in fold((name, None) for name in sorted((one.name for one in group), key=natural_key))]
-    lines = wrapped(printable(listed(folds, MOST_NAMES)), terminal.width, head, 2)
+    names = folded_names(sorted((one.name for one in group), key=natural_key), MOST_NAMES)
+    lines = wrapped(printable(names), terminal.width, head, 2)
     lines += wrapped(printable(why_all(first, group)), terminal.width, line("  "), 2)
     for word, text in (("cause", first.cause), ("fix", first.fix)):
         lines += wrapped(printable(text), terminal.width, line(f"  {word:<5}  "), 9) if text else []

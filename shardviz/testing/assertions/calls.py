@@ -14,15 +14,15 @@ from shardviz.check.verdicts import nothing_checked
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles, read_files
 from shardviz.errors import ShardvizError
-from shardviz.testing.assertions.message import ShardAssertionError, raise_for, refuse_unchecked
+from shardviz.testing.assertions.message import ShardAssertionError, raise_for, refuse_unchecked, refuse_unordered
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.check.finding import Finding, NotChecked
+    from shardviz.check.finding import Finding
     from shardviz.dump.records.base import Role
     from shardviz.live.capture.stamp import Stamped
     from shardviz.testing.assertions.subjects import Subject
@@ -110,7 +110,7 @@ def assert_ordered(
     report = report_on(seen)
     wrong = [finding for finding in report.findings if is_of_places(finding) or finding.kind == "incomplete"]
     raise_for(seen, wrong, report.laid_out)
-    _refuse(report.not_checked)
+    refuse_unordered(report)
 
 
 def assert_layout(
@@ -310,16 +310,3 @@ def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Dump | None:
     from shardviz.live.capture.stamp import stamps_of
 
     return _gather_ids(subject, mesh) if isinstance(subject, nn.Module) and stamps_of(subject) else None
-
-
-def _refuse(not_checked: Iterable[NotChecked]) -> None:
-    """Fail if the order of a tensor was not checked; masks and flags, which have no order, may pass."""
-    __tracebackhide__ = True
-    reasons = [one for one in not_checked if one.about == "order"]
-    if reasons:
-        lines = "\n".join(f"  {one.tensor}: {one.why}" for one in reasons)
-        raise ShardAssertionError(
-            f"the order of {reasons[0].tensor} cannot be checked: {reasons[0].why}\n{lines}\n"
-            "  fix       cast the model before stamp(model), not afterwards; or let shardviz.capture_sharding write "
-            "the ids one digit per pass"
-        )

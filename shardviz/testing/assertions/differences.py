@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,10 @@ from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.errors import ShardvizError
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
-from shardviz.layout.region import index_of
+from shardviz.layout.region import box_of, index_of
 from shardviz.reference.lookup import bits_of, is_alike, locate
 from shardviz.reference.windows import UNPLACED
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,14 +33,18 @@ if TYPE_CHECKING:
 WEIGHTS = ("param", "buffer", "optim")
 
 
-def explained(dump: Dump, tensor: Tensor, one: Compared, far: Sequence[int], tolerance: str) -> list[Finding]:
+Far = Mapping[int, "NDArray[np.bool_]"]
+"""The ranks whose values are too far from the reference's, each with the elements that are."""
+
+
+def explained(dump: Dump, tensor: Tensor, one: Compared, far: Far, tolerance: str) -> list[Finding]:
     """Return the findings with the known cause of a difference, or else with the element that is farthest off.
 
     Args:
         dump: The dump that the tensor is of.
         tensor: The tensor, or its fold.
         one: The same, beside its reference.
-        far: The ranks whose values are too far from it.
+        far: The ranks whose values are too far from it, and which of them.
         tolerance: The tolerance, as text.
     """
     if placed := misplaced(dump, tensor, one):
@@ -125,26 +131,52 @@ def misplaced(dump: Dump, tensor: Tensor, one: Compared) -> list[Finding]:
     return [replace(found, sentence=f"the values are the reference's, but {found.sentence}") for found in findings]
 
 
-def _value(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
-    apart = {rank: _apart(one, rank) for rank in far}
+def _value(one: Compared, far: Far, tolerance: str) -> Finding:
+    off, apart = _off(one, far), {rank: _apart(one, rank) for rank in far}
     rank = max(far, key=lambda rank: float(np.max(apart[rank], initial=0.0)))
     at = int(np.argmax(apart[rank]))
     got, wanted = one.reduced[rank].ravel()[at], one.wanted_of(rank).ravel()[at]
-    cause, fix = _of_values(one, far)
+    box, is_part = box_of(off), all(2 * elements.sum() < elements.size for elements in far.values())
+    cause, fix = _of_part(one, far) if is_part else _of_values(one, far)
     return Finding(
         "wrong-value",
         "error",
         one.name,
         tuple(far),
-        f"{len(far):,} of {len(one.reduced):,} ranks differ from the reference: at {_index(one, rank, at)} rank {rank} "
-        f"has {got:.6g}, the reference has {wanted:.6g} ({tolerance})",
+        f"{off.sum():,} of {counted(off.size, 'element')} {'is' if off.sum() == 1 else 'are'} not the reference's"
+        f"{f', all of {box}' if box else ''}, on {len(far):,} of {counted(len(one.reduced), 'rank')}: at "
+        f"{_index(one, rank, at)} rank {rank} has {got:.6g}, the reference has {wanted:.6g} ({tolerance})",
         claimed=write(one.claimed) if one.claimed else "",
         cause=cause,
         fix=fix,
     )
 
 
-def _of_values(one: Compared, far: Sequence[int]) -> tuple[str, str]:
+def _off(one: Compared, far: Far) -> NDArray[np.bool_]:
+    """Return which elements of the whole tensor are off on some rank."""
+    off = np.zeros(one.wanted.shape, np.bool_)
+    for rank, elements in far.items():
+        off.ravel()[one.regions[rank].flat_ids(one.wanted.shape)[elements]] = True
+    return off
+
+
+def _of_part(one: Compared, far: Far) -> tuple[str, str]:
+    """Return likely causes of a difference in few elements: neither the seed nor the file nor the batch is another."""
+    rest = "Most elements are the reference's on these ranks, too"
+    if one.role not in WEIGHTS:
+        return (
+            f"{rest}: it is only what the others are computed from that differs",
+            "look at what they have in common: a sample, a position or a mask; a row of a weight or an index",
+        )
+    if all(not one.reduced[rank][elements].any() for rank, elements in far.items()):
+        return f"{rest}, and the others are zero: nothing was written there", "write the whole tensor, on every rank"
+    return (
+        f"{rest}: the others were written or changed by themselves",
+        "look at what writes a part of it: a slice or index that is assigned, padding, a step of an embedding's rows",
+    )
+
+
+def _of_values(one: Compared, far: Far) -> tuple[str, str]:
     """Return likely causes of a difference that no rule explains, and how to distinguish them."""
     ranks = "these ranks" if len(far) < len(one.reduced) else "all ranks"
     if one.role not in WEIGHTS:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.finding import MOST_NAMES
 from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
 from shardviz.errors import ShardvizError
 from shardviz.testing.assertions import current
-from shardviz.text import counted, printable
+from shardviz.text import counted, folded_names, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_IN_FULL = 3
 """Number of findings that are reported in full; the others are only named."""
+MAX_NAMED = 12
+"""Number of the others that are named."""
 MAX_UNCHECKED = 12
 """Number of checks that could not be made that are listed."""
 WIDTH = 100
@@ -57,12 +61,35 @@ def refuse_unchecked(report: Report) -> None:
         ShardAssertionError: Something was not checked.
     """
     __tracebackhide__ = True
-    if lines := report.reasons:
-        shown = [f"{'':{INDENT}}{printable(line)}" for line in lines[:MAX_UNCHECKED]]
-        more = [f"{'':{INDENT}}and {len(lines) - MAX_UNCHECKED} more"] if len(lines) > MAX_UNCHECKED else []
+    if report.reasons:
         fix = _rows([("fix", "make these checks possible, or leave out strict=True to allow them")])
-        first = f"{counted(len(lines), 'check')} could not be made, and strict=True asks for all"
-        raise ShardAssertionError("\n".join([first, *shown, *more, *fix]))
+        first = f"{counted(len(report.reasons), 'check')} could not be made, and strict=True asks for all"
+        raise ShardAssertionError("\n".join([first, *_unchecked_lines(report), *fix]))
+
+
+def refuse_unordered(report: Report) -> None:
+    """Fail if the order of a tensor was not checked; masks and flags, which have no order, may pass.
+
+    Raises:
+        ShardAssertionError: Elements of a tensor could not be placed.
+    """
+    __tracebackhide__ = True
+    unchecked = tuple(one for one in report.not_checked if one.about == "order")
+    if unchecked:
+        names = folded_names((one.tensor for one in unchecked), MOST_NAMES)
+        lines = "\n".join(_unchecked_lines(replace(report, not_checked=unchecked)))
+        raise ShardAssertionError(
+            f"the order of {printable(names)} cannot be checked:\n{lines}\n"
+            "  fix       cast the model before stamp(model), not afterwards; or let shardviz.capture_sharding write "
+            "the ids one digit per pass"
+        )
+
+
+def _unchecked_lines(report: Report) -> list[str]:
+    """Return why checks could not be made, the first reasons of many, each once for identical layers."""
+    lines = report.reasons
+    more = [f"and {len(lines) - MAX_UNCHECKED} more"] if len(lines) > MAX_UNCHECKED else []
+    return [f"{'':{INDENT}}{printable(line)}" for line in (*lines[:MAX_UNCHECKED], *more)]
 
 
 def _rank_in_job() -> int:
@@ -84,7 +111,8 @@ def in_words(
     """Return the text for findings that are already put together: the first ones in full, the others by name."""
     parts = [_in_full(dump, finding, laid_out) for finding in whole[:most]]
     if rest := [finding.title or finding.kind for finding in whole[most:]]:
-        parts.append(f"and {len(rest)} more: {printable('; '.join(rest))}")
+        dots = "; ..." if len(rest) > MAX_NAMED else ""
+        parts.append(f"and {len(rest)} more: {printable('; '.join(rest[:MAX_NAMED]))}{dots}")
     return "\n\n".join(parts)
 
 

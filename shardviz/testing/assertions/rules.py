@@ -6,14 +6,16 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
+from shardviz.check.finding import MOST_NAMES, Finding
 from shardviz.check.order.infer.labels import right_label
 from shardviz.check.order.rules.intent import intended_text
+from shardviz.dump.find import meant
 from shardviz.layout.notation import parse, write
 from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.text import counted, folded_names, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
@@ -54,23 +56,39 @@ def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> set[str]
     __tracebackhide__ = True
     names = {name: tensor.role for tensor in tensors for name in tensor.names}
     by_name = {name: _rule_of(rules, name) for name in names}
-    if unmatched := [name for name, rule in by_name.items() if rule is None and names[name] != "buffer"]:
+    unmatched = [name for name, rule in by_name.items() if rule is None and names[name] != "buffer"]
+    unused = {
+        rule: [name for name in names if fnmatchcase(name, rule)] for rule in rules if rule not in {*by_name.values()}
+    }
+    if misspelt := [rule for rule, matched in unused.items() if not matched]:
+        others = f", and no rule matches {_counted(unmatched)}" if unmatched else ""
         raise ShardAssertionError(
-            f"no rule matches {', '.join(unmatched)}\n"
-            "  fix       add a rule for it, or end with {'*': None} to allow any layout for the rest"
+            f"no tensor matches {listed(map(repr, misspelt), MOST_NAMES)}{others}\n"
+            f"  fix       remove the rule, or correct its pattern: {_existing(misspelt[0], [*names])}"
         )
-    if unused := [rule for rule in rules if rule not in by_name.values()]:
+    if unmatched:
         raise ShardAssertionError(
-            f"no tensor matches {', '.join(map(repr, unused))}, or an earlier rule already matched it\n"
-            f"  fix       remove the rule, or correct its pattern; {_existing(names)}"
+            f"no rule matches {_counted(unmatched)}\n"
+            "  fix       add a rule, or end with {'*': None} to allow any layout for the rest"
+        )
+    if unused:
+        rule, matched = next(iter(unused.items()))
+        earlier = listed(dict.fromkeys(repr(by_name[name]) for name in matched), MOST_NAMES)
+        raise ShardAssertionError(
+            f"{rule!r} is never used: earlier rules match all that it does: {earlier}\n"
+            "  fix       put it before them, or remove it"
         )
     return {rule for name, rule in by_name.items() if rule is not None and names[name] != "buffer"}
 
 
-def _existing(names: Collection[str]) -> str:
-    if not names:
-        return "there are no tensors: an optimizer has none before its first step"
-    return f"the tensors are {', '.join(names)}"
+def _counted(names: Sequence[str]) -> str:
+    """Return names, and how many they are where they are several."""
+    shown = printable(folded_names(names, MOST_NAMES))
+    return shown if len(names) == 1 else f"{counted(len(names), 'tensor')}: {shown}"
+
+
+def _existing(rule: str, names: Sequence[str]) -> str:
+    return meant(rule, names) if names else "there are no tensors: an optimizer has none before its first step"
 
 
 def _rule_of(rules: Mapping[str, str], name: str) -> str | None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import distributed
 
+from shardviz.check.finding import MOST_NAMES
 from shardviz.check.step.compared import SAFETY, Rounding, laid_out
 from shardviz.dump.whole import whole_values
 from shardviz.layout.layout import Layout
@@ -21,6 +22,7 @@ from shardviz.testing.assertions.differences import explained, misshapen
 from shardviz.testing.assertions.gathering import gather
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for
 from shardviz.testing.assertions.subjects import check_values, device_mesh_of, locals_of
+from shardviz.text import folded_names, natural_key, printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -66,7 +68,11 @@ class Expected:
 
     def is_far(self, got: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
         """Whether some element is off; NaN always is."""
-        return not np.allclose(got, wanted, self.rtol, self.atol)
+        return bool(self.far(got, wanted).any())
+
+    def far(self, got: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which elements are off."""
+        return ~np.isclose(got, wanted, self.rtol, self.atol)
 
     def __str__(self) -> str:
         return f"rtol {self.rtol:g}, atol {self.atol:g}"
@@ -116,7 +122,8 @@ def assert_same(
 
         If some elements are wrong on one rank, it fails with a line such as
 
-            weight: 1 of 2 ranks differ from the reference: at [3, 1] rank 1 has 0.5, the reference has 0 (rtol ...)
+            weight: 1 of 16 elements is not the reference's, on 1 of 2 ranks: at [3, 1] rank 1 has 0.5, the reference
+            has 0 (rtol ...)
     """
     __tracebackhide__ = True
     known = device_mesh_of(actual, mesh)
@@ -194,14 +201,21 @@ def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
 def _check_names(own: Mapping[Key, Local], wanted: Mapping[Key, Expected]) -> None:
     """Fail on every rank if, on any, one side has a tensor that the other lacks."""
     __tracebackhide__ = True
-    for what, lacking in (
-        ("the reference has no", set(own) - set(wanted)),
-        ("only the reference has", set(wanted) - set(own)),
-    ):
-        for role, name in sorted(_agreed(lacking)):
-            raise ShardAssertionError(
-                f"{what} {role} {name}\n  fix       compare only what both have, with of=(...) or tensors by name"
-            )
+    sides = (("the reference has no", set(own) - set(wanted)), ("only the reference has", set(wanted) - set(own)))
+    lacking = [(what, keys) for what, side in sides if (keys := _agreed(side))]
+    if lacking:
+        raise ShardAssertionError(
+            f"{'; '.join(f'{what} {_listed_keys(keys)}' for what, keys in lacking)}\n"
+            "  fix       compare only what both have, with of=(...) or tensors by name"
+        )
+
+
+def _listed_keys(keys: Collection[Key]) -> str:
+    """Return names after their role, identical layers as one: `param layers.[0-3].w, ... (7 in all)`."""
+    roles = sorted({role for role, _ in keys})
+    names = {of: sorted((name for role, name in keys if role == of), key=natural_key) for of in roles}
+    listed = "; ".join(f"{role} {printable(folded_names(names[role], MOST_NAMES))}" for role in roles)
+    return listed if len(keys) == 1 else f"{listed} ({len(keys):,} in all)"
 
 
 def _check_references(suspects: set[Key], wanted: Mapping[Key, Expected]) -> None:
@@ -254,6 +268,8 @@ def _compare(dump: Dump, tensor: Tensor, wanted: Mapping[Key, Expected]) -> list
         one = laid_out(dump, tensor, name, reference.values, reference.rounding)
         if any(values.shape != one.regions[rank].shape for rank, values in one.values.items()):
             found.append(misshapen(tensor, name, reference.values.shape))
-        elif far := [rank for rank, got in one.reduced.items() if reference.is_far(got, one.wanted_of(rank))]:
-            found += explained(dump, tensor, one, far, str(reference))
+            continue
+        far = {rank: reference.far(got, one.wanted_of(rank)) for rank, got in one.reduced.items()}
+        if off := {rank: elements for rank, elements in far.items() if elements.any()}:
+            found += explained(dump, tensor, one, off, str(reference))
     return found

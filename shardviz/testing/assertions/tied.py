@@ -10,6 +10,7 @@ import msgspec
 from shardviz.check.finding import Finding
 from shardviz.check.values.ties import check_ties
 from shardviz.dump.dump import Dump
+from shardviz.dump.find import meant
 from shardviz.dump.records.tensors import Stamp
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.text import counted
@@ -28,7 +29,7 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
     shapes = {name: tensor.shape for tensor in dump.tensors for name in tensor.names}
     for name in (first, *others):
         if name not in shapes:
-            raise ShardAssertionError(f"no rank has a tensor {name}\n  fix       name one of {', '.join(shapes)}")
+            raise ShardAssertionError(f"no rank has a tensor {name}\n  fix       {meant(name, [*shapes])}")
     stamps = (Stamp(first, 1, shapes[first]), *(Stamp(name, 1, shapes[name], tied_to=first) for name in others))
     run = msgspec.structs.replace(dump.files.run, stamps=stamps)
     wanted = Dump(replace(dump.files, run=run), dump.tensors)

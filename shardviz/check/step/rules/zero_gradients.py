@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import NotChecked
-from shardviz.text import fold, listed
+from shardviz.text import folded_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def check_zero_gradients(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Not
         if name not in found and _on_several(dump, name) and not np.any(dump.values(tensor.first, name))
     ]
     if names:
-        whose = listed((str(folded) for folded, _ in fold((name, None) for name in names)), MAX_LISTED)
+        whose = folded_names(names, MAX_LISTED)
         text = "'s gradient: it is" if len(names) == 1 else f": their {len(names)} gradients are"
         why = f"{whose}{text} zero in every element, so a missing or repeated reduction would not show"
         yield NotChecked("", why, "step")

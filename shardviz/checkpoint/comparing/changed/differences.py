@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.changed.factors import DIGITS, blocks
-from shardviz.layout.region import Region, index_of
+from shardviz.layout.region import box_of, index_of
 from shardviz.reference.lookup import is_alike, read_region
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.tensor import Tensor
+    from shardviz.layout.region import Region
 
 EXPONENTS = {"float64": 0x7FF0 << 48, "float32": 0x7F80 << 16, "float16": 0x7C00, "bfloat16": 0x7F80}
 """The bits of a value that are its exponent."""
@@ -41,7 +41,7 @@ def counted_differences(
     where = index_of(int(np.argmax(different)), one.shape)
     count = int(different.sum())
     words = f"{count:,} of {mine.size:,} elements differ, the first at {where}"
-    box = _box(different, count) if count < mine.size else None
+    box = box_of(different)
     if box is not None:
         words += f": all of {box}"
     for name, side in zip(names, (one, other), strict=True):
@@ -50,18 +50,6 @@ def counted_differences(
         elif broken := _not_finite(side):
             words += f"; {broken:,} values of {name} are nan or infinite"
     return words
-
-
-def _box(different: NDArray[np.bool_], count: int) -> Region | None:
-    """Return the part that differs, where it is a box of several elements and all of them differ; else None."""
-    if not different.any():
-        return None
-    dims = range(different.ndim)
-    lines = [np.flatnonzero(different.any(axis=tuple(other for other in dims if other != dim))) for dim in dims]
-    ranges = [(int(line[0]), int(line[-1]) + 1) for line in lines]
-    size = math.prod(stop - start for start, stop in ranges)
-    is_box = 1 < size < different.size and count == size
-    return Region(tuple((one,) for one in ranges)) if is_box else None
 
 
 def _only(side: Tensor, box: Region | None) -> str:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 WRITTEN = "its values were written after it was sharded: no rank holds any of the values from before"
 AGAIN = "every rank computed it again after it was sharded, with equal results"
 DIFFERED = (
-    "ranks had different values before it was sharded, so that its shards are not pieces of one tensor: seed or load "
-    "alike on all ranks to have it checked"
+    "ranks had different values before it was sharded, as with a seed per rank, so its shards are pieces of different "
+    "tensors, and whether they are in order cannot be told. That is no fault of weights drawn at random, where copies "
+    "agree; to have it checked, seed or load alike on all ranks"
 )
 
 FEW = 0.1
