@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardviz.live.plan.building import Built, EarlyModel, Means
     from shardviz.live.plan.optimizers import Optimizer
     from shardviz.live.plan.step.planned import PlannedStep
+    from shardviz.plan.records import StepFails
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
@@ -80,6 +81,7 @@ class Reply:
         without_step: Why no step was planned; empty where one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.
         optimizer: The optimizer whose state it has; empty for none.
+        step_fails: Whether no step was planned because it fails, on real ranks too.
     """
 
     part: PlanPart
@@ -87,6 +89,7 @@ class Reply:
     without_step: str = ""
     was_asked_for_step: bool = True
     optimizer: str = ""
+    step_fails: StepFails = "no"
 
 
 def answer(question: Question, rank: int) -> Reply:
@@ -128,7 +131,8 @@ class _Rank:
         self.capture.schedule += step.schedule
         part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
         compiled = (COMPILED,) if any(map(is_compiled, built.model.modules())) else ()
-        return Reply(part, (*built.refused, *step.notes, *compiled), step.failed, self.question.with_step, of)
+        how = (*built.refused, *step.notes, *compiled)
+        return Reply(part, how, step.failed, self.question.with_step, of, step.fails)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""

@@ -179,4 +179,5 @@ def _record(job: PlanJob, chosen: Chosen, run_id: str) -> PlanRecord:
     notes = dict.fromkeys([*(line for reply, _ in chosen.parts for line in reply.how), *chosen.notes])
     failed = chosen.failed if job.with_step else "--no-step was given"
     of = next((reply.optimizer for reply, _ in chosen.parts if reply.optimizer), "")
-    return PlanRecord(SCHEMA, parts, run_id, job.node, of, (stands + apart, *notes), failed)
+    how = (stands + apart, *notes)
+    return PlanRecord(SCHEMA, parts, run_id, job.node, of, how, failed, chosen.step_fails)
