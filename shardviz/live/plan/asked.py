@@ -23,9 +23,11 @@ from shardviz.live.plan.step.answers import TRIED, Answers
 from shardviz.live.plan.step.planned import planned_step
 from shardviz.live.plan.wrapped import taken_apart
 from shardviz.live.step.step import gradients
+from shardviz.live.world.torchrun import environment_of
 from shardviz.plan.records import BucketRecord, PlanPart, UnitRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from torch import nn
@@ -59,6 +61,8 @@ class Question:
         batch: The shape and the element type of the batch; empty for the probe's own.
         with_step: Whether a step is planned too.
         double: Whether the model is planned in float64, as a probe runs.
+        node: GPUs of a node; 0 for one that has them all.
+        load: Imports the probe again, where it has read what is each rank's own; None where it has not.
     """
 
     probe: ModuleType
@@ -69,6 +73,8 @@ class Question:
     batch: tuple[tuple[int, ...], str] | None = None
     with_step: bool = True
     double: bool = False
+    node: int = 0
+    load: Callable[[], ModuleType] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,15 @@ def answer(question: Question, rank: int) -> Reply:
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch._subclasses").setLevel(logging.CRITICAL)  # what it raises is in the reply
-    with contextlib.redirect_stdout(sys.stderr), fake_world(rank, question.mesh.size), without_compiling():
-        return _Rank(question, rank).reply()
+    size = question.mesh.size
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        environment_of(rank, size, question.node or size),
+        fake_world(rank, size),
+        without_compiling(),
+    ):
+        own = replace(question, probe=question.load()) if question.load is not None else question
+        return _Rank(own, rank).reply()
 
 
 class _Rank:
