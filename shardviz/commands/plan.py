@@ -123,12 +123,12 @@ def _choose(args: argparse.Namespace) -> int:
     """Plan every mesh of a number of ranks, and list those that fit.
 
     Returns:
-        0; 1 where none fits.
+        0; 1 where none fits, or the step fails on all that would.
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
     from shardviz.live.plan.rows import rows as planned_rows
-    from shardviz.plan.choice import bytes_of, choice_lines
+    from shardviz.plan.choice import bytes_of, choice_lines, fitting
 
     if args.mesh or args.lock or args.output:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
@@ -149,8 +149,7 @@ def _choose(args: argparse.Namespace) -> int:
     finally:
         terminal = terminal_for(args.color)
         write_answer(choice_lines(rows, memory, terminal.width), terminal)
-    fits = any(not row.failed and (not memory or row.bytes <= memory) for row in rows)
-    return EXIT_CLEAN if fits else EXIT_FINDINGS
+    return EXIT_CLEAN if fitting(rows, memory) else EXIT_FINDINGS
 
 
 def _tried(job: PlanJob, gpus: int) -> list[Mesh]:

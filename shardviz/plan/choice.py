@@ -15,13 +15,15 @@ from shardviz.plan.report import NO_STEP
 from shardviz.text import bytes_text, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.text import Text
 
     from shardviz.layout.mesh import Mesh
     from shardviz.plan.ranks import PlannedRanks
+    from shardviz.plan.records import StepFails
 
+_NUMBER = re.compile(r"[0-9]+")
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) *((?P<unit>[KMGTP])(?P<binary>i?)B?|B)", re.IGNORECASE)
 
 
@@ -36,6 +38,7 @@ class Row:
         crossing: Bytes the busiest rank receives in groups that cross nodes; None where no node size is given.
         failed: Why it was not planned; empty where it was.
         without_step: Why activations and collectives are not in it; empty where they are.
+        step_fails: Whether that is because the step fails, on real ranks too.
         notes: What a plan of this mesh alone says of how it was made.
         place: Where it stands among the meshes that were tried: rows come as they are known.
     """
@@ -46,6 +49,7 @@ class Row:
     crossing: int | None = None
     failed: str = ""
     without_step: str = ""
+    step_fails: StepFails = "no"
     notes: tuple[str, ...] = ()
     place: int = 0
 
@@ -62,6 +66,7 @@ def row_of(ranks: PlannedRanks) -> Row:
         int(amounts.offloaded.max()),
         across,
         without_step=without,
+        step_fails=ranks.plan.step_fails,
         notes=ranks.plan.how[1:],
     )
 
@@ -84,10 +89,31 @@ def bytes_of(text: str) -> int:
     return int(float(match["number"]) * float(base) ** power)
 
 
-def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]:
-    """Yield the meshes that fit, those that cross nodes least first, and then how many do not and why.
+def fitting(rows: Sequence[Row], memory: int) -> list[Row]:
+    """Return the meshes that fit, those that cross nodes least first; those without activations last: they may not.
 
-    Those without activations come last: they may not fit.
+    A mesh on which the step fails is none of them.
+
+    Args:
+        rows: The meshes that were planned.
+        memory: Bytes that a rank has; 0 where it is not given.
+    """
+    fits = [row for row in rows if not (row.failed or _is_too_large(row, memory) or _fails(row, rows))]
+    return sorted(fits, key=lambda row: (bool(row.without_step), row.crossing or 0, row.bytes, row.place))
+
+
+def _is_too_large(row: Row, memory: int) -> bool:
+    return bool(memory) and row.bytes > memory
+
+
+def _fails(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a mesh's step fails: where only one without values has, it may be the plan's fault if it does on all."""
+    has_step = any(not (one.failed or one.without_step) for one in rows)
+    return row.step_fails == "yes" or (row.step_fails == "perhaps" and has_step)
+
+
+def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]:
+    """Yield the meshes that fit, as `fitting` sorts them, and then which do not and why.
 
     Args:
         rows: The meshes that were planned.
@@ -95,12 +121,14 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
         width: Columns.
     """
     rows = sorted(rows, key=lambda row: row.place)
-    planned = [row for row in rows if not row.failed]
-    fits = [row for row in planned if not memory or row.bytes <= memory]
-    fits.sort(key=lambda row: (bool(row.without_step), row.crossing or 0, row.bytes))
+    fits = fitting(rows, memory)
+    large = [row for row in rows if not row.failed and _is_too_large(row, memory)]
+    fails = {row: row.without_step for row in rows if row not in large and _fails(row, rows)}
+    failed = {row: row.failed for row in rows if row.failed}
     if fits:
         yield from table(_cells(fits))
-    for text in (*_notes(fits), *_too_large(planned, fits, memory), *_failed(rows)):
+    apart = (*_because("the step fails on", fails), *_too_large(large, memory), *_because("not planned:", failed))
+    for text in (*_notes(fits), *apart):
         yield from wrapped(text, width, line(), 2)
 
 
@@ -123,20 +151,23 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
         yield printable(note) if len(own) == len(rows) else f"{', '.join(own)}: {printable(note)}"
 
 
-def _too_large(planned: Sequence[Row], fits: Sequence[Row], memory: int) -> Iterator[str]:
+def _too_large(large: Sequence[Row], memory: int) -> Iterator[str]:
     """Yield how many meshes do not fit, and what the smallest of them needs."""
-    large = [row for row in planned if row not in fits]
     if large:
         least = min(large, key=lambda row: row.bytes)
         meshes = "1 mesh needs" if len(large) == 1 else f"{len(large)} meshes need"
         yield f"{meshes} more than {bytes_text(memory)}, at least {bytes_text(least.bytes)} on {least.mesh}"
 
 
-def _failed(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield which meshes were not planned, those with the same reason together."""
-    for why in dict.fromkeys(row.failed for row in rows if row.failed):
-        own = ", ".join(str(row.mesh) for row in rows if row.failed == why)
-        yield f"not planned: {own}: {printable(why)}"
+def _because(what: str, reasons: Mapping[Row, str]) -> Iterator[str]:
+    """Yield of which meshes something is true, those together whose reasons are the same, but for numbers in them."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for row, why in reasons.items():
+        kinds.setdefault(_NUMBER.sub("", why), {}).setdefault(why, []).append(str(row.mesh))
+    for kind in kinds.values():
+        (why, own), *others = kind.items()
+        more = ", ".join(mesh for _, meshes in others for mesh in meshes)
+        yield f"{what} {', '.join(own)}: {printable(why)}{more and f'; with other numbers on {more}'}"
 
 
 def _fullest(row: Row) -> str:

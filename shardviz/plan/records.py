@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shardviz.dump.records.base import Count, Record, RunId
 from shardviz.dump.records.files import RankRecord
+
+StepFails = Literal["no", "perhaps", "yes"]
+"""Whether a step fails on real ranks, too; `perhaps` where it was tried on tensors without values only."""
 
 
 class UnitRecord(Record, frozen=True):
@@ -103,6 +106,7 @@ class PlanRecord(Record, frozen=True):
         optimizer: What the optimizer state is that of: `Adam`, or the classes that the probe uses; empty for none.
         how: How many ranks were asked, and how the model was built, a sentence each.
         without_step: Why no step was planned; empty where one was.
+        step_fails: Whether that is because the step fails, on real ranks too.
     """
 
     schema: Count
@@ -112,3 +116,4 @@ class PlanRecord(Record, frozen=True):
     optimizer: str = ""
     how: tuple[str, ...] = ()
     without_step: str = ""
+    step_fails: StepFails = "no"

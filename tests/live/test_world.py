@@ -14,6 +14,7 @@ import pytest
 
 from shardviz.errors import EXIT_RANK_FAILED, EXIT_USAGE, MeshError, RankError, ShardvizError
 from shardviz.live.world import RankFailedError, World, launch, prepare
+from shardviz.live.world.torchrun import variables
 from tests.live.worlds import (
     OF_WORLDS,
     ROOT,
@@ -88,7 +89,7 @@ def test_ranks_start_alike_and_as_the_launcher_is_now(monkeypatch: pytest.Monkey
     assert {look["cwd"] for look in seen} == {str(tmp_path)}
     assert {(look["threads"], look["omp"]) for look in seen} == {(1, "1")}
     assert len({look["draws"] for look in seen}) == 1
-    assert [look["rank"] for look in seen] == ["0", "1", "2", "3"]
+    assert [look["of torchrun"] for look in seen] == [variables(rank, 4, 4) for rank in range(4)]
     assert len({look["group"] for look in seen} - {os.getpgrp()}) == 4
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from shardviz.errors import MeshError
+from shardviz.live.world.torchrun import variables
 
 if TYPE_CHECKING:
     from shardviz.live.world import World
@@ -35,7 +36,7 @@ def look_around(world: World) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "omp": os.environ["OMP_NUM_THREADS"],
         "setting": os.environ.get("SHARDVIZ_TEST_SETTING"),
-        "rank": os.environ.get("RANK"),
+        "of torchrun": {name: os.environ.get(name) for name in variables(0, 1, 1)},
         "cwd": os.getcwd(),
         "main": getattr(sys.modules["__main__"], "__file__", None),
         "draws": (random.random(), float(torch.rand(()))),

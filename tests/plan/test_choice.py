@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from shardviz.commands.plan import Doing
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.live.plan.rows import rows
-from shardviz.plan.choice import Row, choice_lines
+from shardviz.plan.choice import Row, choice_lines, fitting
 from shardviz.plan.counting.amounts import Amounts
 from shardviz.plan.ranks import PlannedRanks
 from shardviz.plan.search import meshes
@@ -92,13 +93,78 @@ def test_what_is_in_the_memory_of_a_cpu_need_not_fit_into_the_gpus(
     assert not fits("350KiB", code=1)
 
 
-def test_a_mesh_that_does_not_divide_is_listed_last_and_says_why(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    text = printed(capfd, mine.name, "--gpus", "3")
-    first, second, *why = text.splitlines()[1:]
+def test_a_mesh_on_which_the_step_fails_is_not_among_those_that_fit_and_says_why(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capfd, mine.name, "--gpus", "3", "--memory", "80GB")
+    _, first, *why = text.splitlines()
     assert cells(first)[0] == "(fsdp=3, tp=1)"
-    assert cells(second)[0] == "(fsdp=1, tp=3)"
     reason = "a step without values raised RuntimeError: a and b must have same reduction dim"
-    assert " ".join(" ".join(why).split()).startswith(f"(fsdp=1, tp=3): without activations and collectives: {reason}")
+    assert " ".join(" ".join(why).split()).startswith(f"the step fails on (fsdp=1, tp=3): {reason}")
+
+
+def test_where_the_step_fails_on_all_meshes_that_would_fit_none_does(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(MINE.replace("offload_policy=CPUOffloadPolicy()", "reshard_after_forward=True"))
+    text = " ".join(printed(capfd, mine.name, "--gpus", "3", "--batch", "2,64", "--memory", "1GB", code=1).split())
+    of_rows = "the step fails on (fsdp=3, tp=1): the batch has 2 rows for 3 ranks: return at least 3 rows"
+    assert text.startswith(f"{of_rows} the step fails on (fsdp=1, tp=3): a step with values raised RuntimeError: ")
+
+
+@pytest.mark.parametrize("probe", ["def batch(): return None", "def loss(model, x): return 1 / 0"])
+def test_a_step_that_fails_on_any_mesh_is_no_step_that_fits(
+    probe: str, mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(MINE.replace("offload_policy=CPUOffloadPolicy()", "reshard_after_forward=True") + probe)
+    text = printed(capfd, mine.name, "--gpus", "2", code=1)
+    assert text.startswith("the step fails on (fsdp=2, tp=1), (fsdp=1, tp=2): ")
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        ("del batch", "no step was planned: the probe has no batch(), and there is no --batch"),
+        ("def loss(model, x): return model(x if x.sum() > 0 else model(x)).sum()", "the step reads a value"),
+        ("def loss(model, x): return model(x).cuda().sum()", "a plan has no GPU"),
+    ],
+)
+def test_where_no_step_can_be_planned_meshes_are_listed_and_why_is_said_once(
+    probe: str, said: str, mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(MINE + probe)
+    text = printed(capfd, mine.name, "--gpus", "2")
+    assert re.findall(r"^\(fsdp=., tp=.\) +at least ", text, re.MULTILINE) == [
+        "(fsdp=1, tp=2)  at least ",
+        "(fsdp=2, tp=1)  at least ",
+    ]
+    assert "fails" not in text
+    assert " ".join(text.split()).count(said) == 1
+
+
+def test_a_step_that_fails_only_without_values_fails_where_other_meshes_have_one() -> None:
+    meshes_ = [Mesh(("dp", "tp"), shape) for shape in ((4, 2), (2, 4), (1, 8))]
+    one, other, last = (Row(mesh, 9, without_step="raised", step_fails="perhaps") for mesh in meshes_)
+    assert fitting([one, other, last], 10) == [one, other, last]  # the plan may be at fault
+    planned = replace(one, without_step="", step_fails="no")
+    too_large = replace(planned, bytes=11)
+    assert fitting([planned, other, last], 10) == [planned]
+    assert fitting([too_large, other, last], 10) == []
+    assert fitting([replace(too_large, failed="not planned"), other, last], 10) == [other, last]
+    text = "\n".join(line.plain for line in choice_lines([too_large, other, last], 10, 80))
+    assert "the step fails on (dp=2, tp=4), (dp=1, tp=8): raised\n1 mesh needs more than 10 B" in text
+
+
+def test_reasons_that_differ_in_numbers_are_one_line() -> None:
+    four, two = (Mesh(("dp",), (size,)) for size in (4, 2))
+    rows = [Row(mesh, without_step=f"3 rows for {mesh.size} ranks", step_fails="yes") for mesh in (four, two)]
+    (said,) = choice_lines(rows, 0, 80)
+    assert said.plain == "the step fails on (dp=4): 3 rows for 4 ranks; with other numbers on (dp=2)"
+    rows = [Row(four, failed="no rows"), Row(two, failed="no columns")]
+    assert [text.plain for text in choice_lines(rows, 0, 80)] == [
+        "not planned: (dp=4): no rows",
+        "not planned: (dp=2): no columns",
+    ]
 
 
 def test_where_nothing_fits_it_says_what_the_smallest_needs(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -23,9 +23,11 @@ from shardviz.live.plan.step.answers import TRIED, Answers
 from shardviz.live.plan.step.planned import planned_step
 from shardviz.live.plan.wrapped import taken_apart
 from shardviz.live.step.step import gradients
+from shardviz.live.world.torchrun import environment_of
 from shardviz.plan.records import BucketRecord, PlanPart, UnitRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from torch import nn
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from shardviz.live.plan.building import Built, EarlyModel, Means
     from shardviz.live.plan.optimizers import Optimizer
     from shardviz.live.plan.step.planned import PlannedStep
+    from shardviz.plan.records import StepFails
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
@@ -58,6 +61,8 @@ class Question:
         batch: The shape and the element type of the batch; empty for the probe's own.
         with_step: Whether a step is planned too.
         double: Whether the model is planned in float64, as a probe runs.
+        node: GPUs of a node; 0 for one that has them all.
+        load: Imports the probe again, where it has read what is each rank's own; None where it has not.
     """
 
     probe: ModuleType
@@ -68,6 +73,8 @@ class Question:
     batch: tuple[tuple[int, ...], str] | None = None
     with_step: bool = True
     double: bool = False
+    node: int = 0
+    load: Callable[[], ModuleType] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class Reply:
         without_step: Why no step was planned; empty where one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.
         optimizer: The optimizer whose state it has; empty for none.
+        step_fails: Whether no step was planned because it fails, on real ranks too.
     """
 
     part: PlanPart
@@ -87,6 +95,7 @@ class Reply:
     without_step: str = ""
     was_asked_for_step: bool = True
     optimizer: str = ""
+    step_fails: StepFails = "no"
 
 
 def answer(question: Question, rank: int) -> Reply:
@@ -94,8 +103,15 @@ def answer(question: Question, rank: int) -> Reply:
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch._subclasses").setLevel(logging.CRITICAL)  # what it raises is in the reply
-    with contextlib.redirect_stdout(sys.stderr), fake_world(rank, question.mesh.size), without_compiling():
-        return _Rank(question, rank).reply()
+    size = question.mesh.size
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        environment_of(rank, size, question.node or size),
+        fake_world(rank, size),
+        without_compiling(),
+    ):
+        own = replace(question, probe=question.load()) if question.load is not None else question
+        return _Rank(own, rank).reply()
 
 
 class _Rank:
@@ -128,7 +144,8 @@ class _Rank:
         self.capture.schedule += step.schedule
         part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
         compiled = (COMPILED,) if any(map(is_compiled, built.model.modules())) else ()
-        return Reply(part, (*built.refused, *step.notes, *compiled), step.failed, self.question.with_step, of)
+        how = (*built.refused, *step.notes, *compiled)
+        return Reply(part, how, step.failed, self.question.with_step, of, step.fails)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""

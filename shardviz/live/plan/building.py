@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardviz.errors import ProbeError
 from shardviz.live.compat import fake_mode, fakes_converted, has_ddp, replaced, split_alike
 from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.reads import variables_read
 from shardviz.live.plan.talks import Talks
 from shardviz.text import bytes_text
 
@@ -88,13 +89,22 @@ class EarlyModel:
 
     Args:
         build: Builds it.
+        is_same: Whether it may be the same on all ranks; no model is built where it is not.
     """
 
-    def __init__(self, build: Callable[[], nn.Module]) -> None:
+    def __init__(self, build: Callable[[], nn.Module], *, is_same: bool = True) -> None:
         self.model: nn.Module | None = None
-        with _asked_for_ranks() as asked, contextlib.suppress(Exception), torch.device("meta"), _without_warnings():
+        if not is_same:
+            return
+        with (
+            _asked_for_ranks() as asked,
+            variables_read() as read,
+            contextlib.suppress(Exception),
+            torch.device("meta"),
+            _without_warnings(),
+        ):
             model = build()
-            self.model = None if asked else model
+            self.model = None if asked or read else model
 
 
 @contextlib.contextmanager
@@ -133,6 +143,17 @@ def _asked_for_ranks() -> Iterator[list[bool]]:
 
     with replaced(distributed, "is_initialized", is_initialized):
         yield asked
+
+
+@contextlib.contextmanager
+def without_groups() -> Iterator[None]:
+    """Refuse a process group while a probe is imported: it would wait for ranks that are never started."""
+
+    def init_process_group(*_: Any, **__: Any) -> None:
+        raise ProbeError("init_process_group() is called while the probe is imported", ONE_GROUP)
+
+    with replaced(distributed, "init_process_group", init_process_group):
+        yield
 
 
 def sharded(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
     from shardviz.live.plan.asking import Program
-    from shardviz.plan.records import PlanPart
+    from shardviz.plan.records import PlanPart, StepFails
 
     Ask = Callable[[Sequence[int], bool], Program[dict[int, Reply]]]
     """Asks ranks, with a step or without one."""
@@ -49,6 +49,7 @@ class Chosen:
         asked: How many ranks were asked.
         axes: The axes along which the code tells ranks apart.
         failed: Why no step was planned, though ranks were asked for one; empty where one was.
+        step_fails: Whether that is because the step fails, on real ranks too.
         notes: What the parts do not say of ranks that were asked, a sentence each.
     """
 
@@ -56,6 +57,7 @@ class Chosen:
     asked: int
     axes: tuple[str, ...]
     failed: str = ""
+    step_fails: StepFails = "no"
     notes: tuple[str, ...] = ()
 
 
@@ -70,6 +72,7 @@ class _Replies:
         replies: What they have, by rank.
         mesh: The mesh of the plan.
         failed: Why a rank could not be stepped; empty where all could that were asked for it.
+        step_fails: Whether that is because its step fails, on real ranks too.
     """
 
     def __init__(self, mesh: Mesh, ask: Ask) -> None:
@@ -77,6 +80,7 @@ class _Replies:
         self._ask = ask
         self.replies: dict[int, Reply] = {}
         self.failed = ""
+        self.step_fails: StepFails = "no"
 
     def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> Program[None]:
         """Ask those ranks that were not asked before, or not for a step.
@@ -87,7 +91,9 @@ class _Replies:
         known = {rank for rank, reply in self.replies.items() if reply.was_asked_for_step or not with_step}
         found = yield from self._ask([rank for rank in ranks if rank not in known], with_step)
         self.replies |= found
-        self.failed = self.failed or next((why for rank in sorted(found) if (why := found[rank].without_step)), "")
+        failed = [found[rank] for rank in sorted(found) if found[rank].without_step]
+        if failed and not self.failed:
+            self.failed, self.step_fails = failed[0].without_step, failed[0].step_fails
         if self.failed and with_step:
             stepped = [rank for rank, one in self.replies.items() if one.was_asked_for_step and not one.without_step]
             self.replies |= yield from self._ask(stepped, False)
@@ -115,7 +121,8 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chos
     """
     asked = _Replies(mesh, ask)
     chosen = yield from _chosen(asked, stage_axes)
-    return replace(chosen, asked=len(asked.replies), failed=asked.failed, notes=tuple(_held_less(chosen, asked)))
+    notes = tuple(_held_less(chosen, asked))
+    return replace(chosen, asked=len(asked.replies), failed=asked.failed, step_fails=asked.step_fails, notes=notes)
 
 
 def _chosen(asked: _Replies, stage_axes: Sequence[str]) -> Program[Chosen]:

@@ -7,6 +7,7 @@ import secrets
 import sys
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -18,16 +19,18 @@ from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.intended import check_intended
 from shardviz.live.plan.asked import Question, answer
 from shardviz.live.plan.asking import Asked, alone
-from shardviz.live.plan.building import EarlyModel, unsharded
+from shardviz.live.plan.building import EarlyModel, unsharded, without_groups
 from shardviz.live.plan.choosing import choose
-from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.forks import is_own, one_line
 from shardviz.live.plan.optimizers import Optimizer, dtype_of
+from shardviz.live.plan.reads import variables_read
 from shardviz.live.probe import load_probe
+from shardviz.live.world.torchrun import environment_of
 from shardviz.plan.records import PlanRecord
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from shardviz.layout.mesh import Mesh
@@ -69,10 +72,12 @@ class Loaded:
     Attributes:
         module: The probe's module.
         early: The model, built before there were ranks.
+        again: Imports the module again, on a rank; None where it is the same on all.
     """
 
     module: ModuleType
     early: EarlyModel
+    again: Callable[[], ModuleType] | None = None
 
     @property
     def stage_axes(self) -> tuple[str, ...]:
@@ -88,9 +93,10 @@ def load(job: PlanJob) -> Loaded:
     """
     _check_dtypes(job)
     with contextlib.redirect_stdout(sys.stderr):  # what a probe prints is not data
-        module = _loaded(job.probe)
+        module, again = _loaded_as_first(job)
         check_intended(getattr(module, "expect", {}))
-        return Loaded(module, EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double)))
+        early = EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double), is_same=again is None)
+        return Loaded(module, early, again)
 
 
 def question_of(job: PlanJob, loaded: Loaded) -> Question:
@@ -102,7 +108,16 @@ def question_of(job: PlanJob, loaded: Loaded) -> Question:
     if hasattr(loaded.module, "check_mesh"):
         loaded.module.check_mesh(job.mesh)
     return Question(
-        loaded.module, job.probe.build, job.mesh, job.optimizer, loaded.early, job.batch, job.with_step, job.double
+        loaded.module,
+        job.probe.build,
+        job.mesh,
+        job.optimizer,
+        loaded.early,
+        job.batch,
+        job.with_step,
+        job.double,
+        job.node,
+        loaded.again,
     )
 
 
@@ -154,6 +169,26 @@ def _check_dtypes(job: PlanJob) -> None:
             dtype_of(name)
 
 
+def _loaded_as_first(job: PlanJob) -> tuple[ModuleType, Callable[[], ModuleType] | None]:
+    """Import a probe as the first rank does, and return how the others do if it reads which rank it is.
+
+    Raises:
+        ProbeError: It raises something while it is imported, or lacks a function.
+    """
+    before = set(sys.modules)
+    with environment_of(0, job.mesh.size, job.node or job.mesh.size), variables_read() as read, without_groups():
+        module = _loaded(job.probe)
+    files = {name: getattr(sys.modules[name], "__file__", None) or "<" for name in set(sys.modules) - before}
+    own = [name for name, file in files.items() if is_own(file) and "site-packages" not in Path(file).parts]
+
+    def again() -> ModuleType:
+        for name in own:
+            del sys.modules[name]
+        return _loaded(job.probe)
+
+    return module, again if read else None
+
+
 def _loaded(probe: Probe) -> ModuleType:
     """Import a probe.
 
@@ -179,4 +214,5 @@ def _record(job: PlanJob, chosen: Chosen, run_id: str) -> PlanRecord:
     notes = dict.fromkeys([*(line for reply, _ in chosen.parts for line in reply.how), *chosen.notes])
     failed = chosen.failed if job.with_step else "--no-step was given"
     of = next((reply.optimizer for reply, _ in chosen.parts if reply.optimizer), "")
-    return PlanRecord(SCHEMA, parts, run_id, job.node, of, (stands + apart, *notes), failed)
+    how = (stands + apart, *notes)
+    return PlanRecord(SCHEMA, parts, run_id, job.node, of, how, failed, chosen.step_fails)

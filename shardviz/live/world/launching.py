@@ -42,8 +42,8 @@ def launch(
     """Run a task on every rank of a new world on this machine, each with a process group initialised.
 
     Ranks start from the same state: seed 0 for torch, numpy and random, one thread, this process's environment and
-    working folder (plus RANK, WORLD_SIZE and their LOCAL_ kin, as under torchrun), an empty `__main__`. What they
-    print is caught. They are in a session of their own and die with the launcher. The launcher never imports torch.
+    working folder (plus RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and so on, as under torchrun), an empty `__main__`.
+    What they print is caught. They are in a session of their own and die with the launcher, which never imports torch.
 
     Args:
         task: "package.module:function"; called as `function(world, *args)`, see `World`.

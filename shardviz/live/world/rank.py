@@ -136,10 +136,10 @@ def leave() -> None:
 
 
 def _run(job: Job, rank: int, line: Line) -> Done:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(job.num_ranks))
-    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(job.num_ranks))
     from shardviz.live.world import group
+    from shardviz.live.world.torchrun import variables
 
+    os.environ.update(variables(rank, job.num_ranks, job.num_ranks))
     world = group.join_local(job, rank)
     line.send(Ready())
     return Done(call(job, world))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from datetime import timedelta
@@ -13,12 +14,48 @@ from shardviz.live.world.failures.raised import describe
 from shardviz.live.world.rank import load_task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from shardviz.live.world.protocol import World
 
+MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+"""Where the ranks of a job meet, unless torchrun is told something else."""
+
 STORE_TIMEOUT = timedelta(seconds=10)
 """How long to look for the store of a job's launcher, which is there unless the job is ending."""
+
+
+def variables(rank: int, num_ranks: int, num_local: int) -> dict[str, str]:
+    """Return what torchrun sets in the environment of a rank; where ranks meet stays as it is where it is set.
+
+    Args:
+        rank: The global rank.
+        num_ranks: The number of ranks.
+        num_local: The number of ranks on a machine; the last one may have fewer.
+    """
+    machine = rank // num_local
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": num_ranks,
+        "LOCAL_RANK": rank % num_local,
+        "LOCAL_WORLD_SIZE": min(num_local, num_ranks - machine * num_local),
+        "GROUP_RANK": machine,
+        "GROUP_WORLD_SIZE": -(-num_ranks // num_local),
+    }
+    meeting = {name: os.environ.get(name, value) for name, value in MEETING.items()}
+    return {name: str(number) for name, number in numbers.items()} | meeting
+
+
+@contextlib.contextmanager
+def environment_of(rank: int, num_ranks: int, num_local: int) -> Iterator[None]:
+    """Have what torchrun sets in the environment of a rank; afterwards the environment is as it was."""
+    before = dict(os.environ)
+    os.environ.update(variables(rank, num_ranks, num_local))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def torchrun_world(backend: str | None = None) -> World | None:

@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from shardviz.errors import ShardvizError
+from shardviz.errors import ProbeError
 from shardviz.live.compat import (
     UnwrappedMode,
     flat_gradients_reduced,
@@ -202,7 +202,7 @@ class Memory(UnwrappedMode):
         """Refuse an operator in backward that reads what FSDP has freed: only with values does torch notice.
 
         Raises:
-            ShardvizError: It does.
+            ProbeError: It does.
         """
         if not self._emptied or func in ALIASES or not in_backward():
             return
@@ -210,7 +210,7 @@ class Memory(UnwrappedMode):
             if isinstance(one, torch.Tensor) and one.layout == torch.strided and one.numel():
                 storage = one.untyped_storage()
                 if id_without_memory(storage) in self._emptied and not storage.nbytes():
-                    raise ShardvizError(FREED)
+                    raise ProbeError(FREED)
 
     def _refuse_dtypes(self, func: Any, args: Any) -> None:
         """Refuse operands of different element types where only an operator with values does.

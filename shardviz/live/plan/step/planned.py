@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.errors import ShardvizError
+from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import (
     ddp_alone,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from shardviz.live.plan.step.answers import Answers
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
+    from shardviz.plan.records import StepFails
 
 UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
 
@@ -91,6 +92,7 @@ class PlannedStep:
         without_values: The mode in which its tensors live.
         notes: What could not be had.
         clears: Whether it has cleared its gradients when it ends, as after an optimizer's step.
+        fails: Whether it would fail on real ranks, too.
     """
 
     failed: str = ""
@@ -102,6 +104,7 @@ class PlannedStep:
     without_values: Any = field(default_factory=contextlib.nullcontext)
     notes: list[str] = field(default_factory=list)
     clears: bool = False
+    fails: StepFails = "no"
 
 
 def planned_step(
@@ -140,7 +143,8 @@ def planned_step(
                 return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
     except ShardvizError as error:
         hint = f": {error.hint}" if error.hint else ""
-        return PlannedStep(error.message + hint, reads_values=True)  # by other means it is no better
+        fails: StepFails = "yes" if isinstance(error, ProbeError) else "no"
+        return PlannedStep(error.message + hint, reads_values=True, fails=fails)  # by other means it is no better
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch's CheckpointException is not derived from Exception
@@ -181,8 +185,9 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
     if reads_values:
         return PlannedStep(f"the step reads a value, and a plan has none{where(error)}", reads_values)
     no_gpu = NO_GPU_IN_2_4 if torch.__version__.startswith("2.4.") else NO_GPU
-    why = no_gpu if "CUDA" in str(error) else ""
-    return PlannedStep(f"a step {how} raised {one_line(error)}{why}", reads_values)
+    why = no_gpu if "cuda" in str(error).lower() else ""
+    fails: StepFails = "no" if why else "yes" if built.means == "values" else "perhaps"
+    return PlannedStep(f"a step {how} raised {one_line(error)}{why}", fails=fails)
 
 
 def _stepped(
