@@ -62,6 +62,7 @@ from shardviz.live.compat.names import (
     unit_of,
     use_public_names,
 )
+from shardviz.live.compat.parameters import parameters_are_held
 from shardviz.live.compat.pipelines import asks_for_shapes, pipelines_alone, stages_of
 from shardviz.live.compat.tensors import (
     has_storage,
@@ -132,6 +133,7 @@ __all__ = [
     "make_ranks_of_threads",
     "new_fakes",
     "only_in_first_step",
+    "parameters_are_held",
     "pipelines_alone",
     "placement_of",
     "plain_tensors",
