@@ -103,6 +103,10 @@ del batch
             "state of Adafactor 1 KiB 4 KiB",
         ],
     ),
+    "an optimizer that counts its steps and divides by what it has counted": (
+        "def parallelize(model, mesh): pass\ndef optimizer(model, mesh): return torch.optim.NAdam(model.parameters())",
+        ["2 ranks of 4 asked bytes per rank", "state of NAdam 64 KiB"],  # nothing is noted between the two
+    ),
     "an optimizer that raises before it has made all of its state": (
         """
 class Half(torch.optim.SGD):

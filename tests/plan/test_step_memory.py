@@ -13,9 +13,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from shardviz import probe_files
 from shardviz.cli import main
+from shardviz.commands.probe import mesh_for
 from shardviz.live.compat import fake_mode, fake_world
 from shardviz.live.plan.asking import ask
+from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.live.plan.step.watched import Watched
 from shardviz.live.step.observe import observed
 from tests.lanes import at_night
@@ -207,3 +210,28 @@ def test_a_step_with_its_optimizer_has_gradients_and_states_once(
     rows = [{line.split("  ")[0]: line.split()[-3:] for line in text.splitlines()} for text in texts]
     assert {"gradients", "state of Adam", "parameters"} < rows[0].keys()
     assert rows[0] == rows[1]
+
+
+RECURRENT = """
+import torch
+from torch import nn
+AXES, MESH = ("dp",), (2,)
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.{}(16, 32, batch_first=True)
+    def forward(self, x): return self.layer(x)[0]
+def build(): return Words()
+def parallelize(model, mesh): pass
+def batch(): return torch.zeros(4, 20, 16)
+"""
+
+
+@pytest.mark.parametrize(("layer", "gates"), [("LSTM", 4), ("GRU", 3)])
+def test_gates_of_a_recurrent_layer_wait_for_its_backward(layer: str, gates: int, tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text(RECURRENT.format(layer))
+    probe = probe_files.find(str(tmp_path / "words.py"))
+    [part] = plan(PlanJob(probe, mesh_for(probe, None)))[1].parts
+    per_token = sum(one.bytes for one in part.saved if one.module == "layer") / (4 * 20 * 32 * 4)
+    # Beside its gates there are its output, which the next token's gates are made of, and the input that they share.
+    assert gates + 1 <= per_token <= 2 * gates + 4

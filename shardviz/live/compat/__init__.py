@@ -21,6 +21,7 @@ from shardviz.live.compat.fakes import (
     fake_mode,
     fakes_converted,
     futures_answered,
+    has_known_value,
     is_fake,
     know_fakes,
     new_fakes,
@@ -62,6 +63,7 @@ from shardviz.live.compat.names import (
     unit_of,
     use_public_names,
 )
+from shardviz.live.compat.parameters import parameters_are_held
 from shardviz.live.compat.pipelines import asks_for_shapes, pipelines_alone, stages_of
 from shardviz.live.compat.tensors import (
     has_storage,
@@ -117,6 +119,7 @@ __all__ = [
     "futures_answered",
     "groups_here",
     "has_ddp",
+    "has_known_value",
     "has_storage",
     "held_back",
     "id_without_memory",
@@ -132,6 +135,7 @@ __all__ = [
     "make_ranks_of_threads",
     "new_fakes",
     "only_in_first_step",
+    "parameters_are_held",
     "pipelines_alone",
     "placement_of",
     "plain_tensors",

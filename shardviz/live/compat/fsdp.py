@@ -203,10 +203,20 @@ def _unit_of_handle(name: str, handle: Any, *, is_root: bool) -> Iterator[tuple[
 
 def without_pinned_memory(model: nn.Module) -> None:
     """Let FSDP2 not pin what it offloads, which takes a GPU: `pin_memory` of its parameters, in torch 2.13.0."""
-    groups = (group for module in model.modules() for group in _fsdp_groups(_fsdp_state(module)))
-    for group in groups:
-        for param in getattr(group, "fsdp_params", ()):
-            param.pin_memory = False
+    for param in _fsdp_params(model):
+        param.pin_memory = False
+
+
+def sharded_by_fsdp(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters that FSDP2 has sharded: it calls their hooks itself. `sharded_param` in torch 2.13.0."""
+    for param in _fsdp_params(model):
+        yield param.sharded_param
+
+
+def _fsdp_params(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        for group in _fsdp_groups(_fsdp_state(module)):
+            yield from getattr(group, "fsdp_params", ())
 
 
 def _fsdp_state(module: nn.Module) -> Any:

@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ProbeError
-from shardviz.live.compat import fake_mode, fakes_converted, has_ddp, replaced, split_alike
+from shardviz.live.compat import fake_mode, fakes_converted, has_ddp, parameters_are_held, replaced, split_alike
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.reads import variables_read
 from shardviz.live.plan.talks import Talks
@@ -195,8 +195,8 @@ def sharded(
                 with talks, split_alike():
                     returned = parallelize(model, mesh)
             done = model if returned is None else _module(returned, "parallelize()", "return the model, or None")
-            if one == "meta" and has_ddp(done):
-                continue  # it hooks parameters, and a step needs others that are on a device
+            if one == "meta" and (has_ddp(done) or parameters_are_held(done)):
+                continue  # a step needs others, which are on a device
             instead = (INSTEAD[one],) if refused else ()
             return Built(done, one, mode if one == "fakes" else None, (*refused, *instead, *talks.said))
         except ProbeError as error:

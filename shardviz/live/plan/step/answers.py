@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import is_fake
+from shardviz.live.compat import has_known_value, is_fake
 from shardviz.live.plan.forks import own_line
 from shardviz.text import counted
 
@@ -34,7 +34,7 @@ NO_OPERATOR = {torch.Tensor.numpy: "numpy()", torch.Tensor.__array__: "numpy", t
 
 
 class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers every question for a number with the same one.
+    """Answers every question for a number that torch does not know with the same one.
 
     Args:
         number: The number.
@@ -57,7 +57,8 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Raises:
             ShardvizError: The same line has read `MOST` of them.
         """
-        if func is not READS_NUMBER and func not in COMPARES:
+        reads = func in COMPARES or (func is READS_NUMBER and not has_known_value(args[0]))
+        if not reads:
             self._has_worked = True
             return func(*args, **(kwargs or {}))
         line = own_line().strip()

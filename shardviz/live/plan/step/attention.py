@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import wraps
 from typing import Any
 
 import torch
@@ -44,7 +45,9 @@ class Attention(TorchFunctionMode):
         self._named = ExitStack()
 
     def __enter__(self) -> Attention:
-        self._named.enter_context(replaced(functional, ATTENTION.__name__, self._followed))
+        # `context_parallel` puts a function of its own where this one's name says that it is.
+        followed = wraps(ATTENTION)(lambda *args, **kwargs: self._followed(*args, **kwargs))
+        self._named.enter_context(replaced(functional, ATTENTION.__name__, followed))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

@@ -248,6 +248,7 @@ def _alone(built: Built) -> Iterator[None]:
         pipelines_alone(),
         flat_params_without_memory(),
         futures_answered(),
+        torch.backends.mkldnn.flags(enabled=False),  # how much its LSTM keeps for backward only oneDNN knows
     ):
         yield
 

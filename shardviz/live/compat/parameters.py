@@ -1,0 +1,44 @@
+"""Parameters: what knows them beside the modules that have them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from shardviz.live.compat.fsdp import sharded_by_fsdp
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def parameters_are_held(model: nn.Module) -> bool:
+    """Whether hooks, optimizers or lists know parameters that `to_empty` replaces: they would go on with the old ones.
+
+    It replaces plain parameters. A parameter that wraps a tensor, such as a DTensor, stays the same object but loses
+    its hooks, unless it is FSDP2's, which calls them itself.
+    """
+    by_fsdp = {id(one) for one in sharded_by_fsdp(model)}
+    places = Counter(id(one) for module in model.modules() for one in module._parameters.values())
+    for module in model.modules():
+        for one in module._parameters.values():
+            if one is None or id(one) in by_fsdp:
+                continue
+            # Modules know it, and so do this loop and the call.
+            is_replaced = not is_traceable_wrapper_subclass(one)
+            if _is_hooked(one) or (is_replaced and sys.getrefcount(one) > places[id(one)] + 2):
+                return True
+    return False
+
+
+def _is_hooked(parameter: Any) -> bool:
+    """Whether a parameter has hooks of its own, or somebody keeps its node of autograd, as those do who hook that.
+
+    `_backward_hooks` and `_post_accumulate_grad_hooks`, tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    """
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        return True
+    return parameter.requires_grad and sys.getrefcount(get_gradient_edge(parameter).node) > 1
