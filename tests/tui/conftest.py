@@ -13,6 +13,7 @@ from msgspec import structs
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import parse_mesh
 from tests.dumps import Made, make_dump
+from tests.plans import make_plan, shifted
 from tests.tui.steps import add_collectives, add_moments, add_to_ranks, gpipe
 
 if TYPE_CHECKING:
@@ -71,6 +72,16 @@ def healthy(folder: Path) -> Path:
 def bug(folder: Path) -> Path:
     """pytorch#129229: the placements say one order of the axes, the data is in the other."""
     return kept(folder, "bug.shardviz", MESH, {"weight": Made("[12/fsdp/tp, 12]", "[12/tp/fsdp, 12]")})
+
+
+@pytest.fixture(scope="session")
+def plan(folder: Path) -> Path:
+    """A plan of two stages: tensors on the mesh of one, and on another that is flattened."""
+    stage, flat = parse_mesh("fsdp=64,tp=8"), parse_mesh("fsdp_tp=512")
+    first = {"flat.weight": ("[1024/fsdp_tp, 8]", flat), "up.weight": ("[1024/tp/fsdp, 64]", stage)}
+    last = {"x.weight": ("[64/fsdp, 1024/tp]", shifted(stage, 512))}
+    make_plan(folder / "plan.shardviz", parse_mesh("pp=2,fsdp=64,tp=8"), [first, last])
+    return Path("plan.shardviz")
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,10 @@ from textual._compositor import CompositorUpdate
 
 from shardviz.tui.app import ShardvizApp
 from tests.lanes import at_night
-from tests.tui.driving import SIZES, settle
+from tests.tui.driving import SIZES, settle, until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 VIEWS = ("1", "2", "3", "4", "5", "6")
@@ -63,8 +64,12 @@ def differences(one: pyte.Screen, other: pyte.Screen) -> list[tuple[int, int, st
     ]
 
 
-@pytest.mark.parametrize("seed", [0, *at_night([1])])
-@pytest.mark.parametrize("files", ["stepped", *at_night(["bug", "shapes"])])
+WALKS = [("stepped", 0), ("plan", 2)]
+AT_NIGHT = [("stepped", 1), ("bug", 0), ("bug", 1), ("shapes", 0), ("shapes", 1), ("plan", 1)]
+"""A dump, and the size of the screen, by which the keys are drawn too."""
+
+
+@pytest.mark.parametrize(("files", "seed"), [*WALKS, *at_night(AT_NIGHT)])
 def test_the_terminal_shows_what_a_full_repaint_shows(files: str, seed: int, request: pytest.FixtureRequest) -> None:
     keys = random.Random(seed).choices(KEYS, k=PRESSED)
 
@@ -111,6 +116,43 @@ def test_a_view_that_waits_for_its_place_is_not_painted_in_the_old_one(bug: Path
     too_early, frames = asyncio.run(run())
     assert too_early == 0
     assert frames
+
+
+def is_prepared(app: ShardvizApp) -> bool:
+    """Whether all that is done ahead of keys is done."""
+    return len(app._main._views) == len(app.view_names) and not app._main._working._active.is_set()
+
+
+def frames_of(files: Path, keys: Sequence[str]) -> list[int]:
+    """Return how many frames each key paints on a wide screen; what the terminal shows is compared with a repaint."""
+
+    async def run() -> list[int]:
+        app, found = Emulated(files, SIZES[2]), []
+        async with app.run_test(size=SIZES[2]) as pilot:
+            await settle(pilot)
+            await until(pilot, lambda: is_prepared(app))
+            for key in keys:
+                app.frames = []
+                await pilot.press(key)
+                await settle(pilot)
+                found.append(len(app.frames))
+                assert not differences(app.terminal, app.repainted()), key
+        return found
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("g",),
+        ("down", "slash", "u", "p", "2", "1"),  # the list has a line less, and scrolls
+        ("6", "e"),  # the list of ranks gets a scroll bar
+        ("6", "g", "x", "enter"),  # to a tensor on a mesh of another width
+    ],
+)
+def test_what_a_layout_changes_is_in_its_frame(keys: Sequence[str], plan: Path) -> None:
+    assert frames_of(plan, keys)[-1] == 1
 
 
 def test_a_dialog_that_closes_leaves_what_was_behind_it(bug: Path) -> None:

@@ -7,25 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from textual.scrollbar import ScrollBar
 
-from shardviz.layout.mesh import parse_mesh
-from tests.plans import make_plan, shifted
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from textual.geometry import Region
-
-WHOLE = parse_mesh("pp=2,fsdp=64,tp=8")
-STAGE = parse_mesh("fsdp=64,tp=8")
-FLAT = parse_mesh("fsdp_tp=512")
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    first = {"flat.weight": ("[1024/fsdp_tp, 8]", FLAT), "up.weight": ("[1024/tp/fsdp, 64]", STAGE)}
-    last = {"x.weight": ("[64/fsdp, 1024/tp]", shifted(STAGE, 512))}
-    return make_plan(tmp_path / "plan.shardviz", WHOLE, [first, last])
 
 
 def test_a_tensor_on_a_flattened_mesh_is_shown_in_every_view(plan: Path) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from textual._compositor import Compositor
+from textual._compositor import ChopsUpdate, Compositor
 from textual.geometry import Region
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from textual.geometry import Size
     from textual.strip import Strip
     from textual.widget import Widget
+
+Span = tuple[int, int]
+"""The columns of a line from one up to but not including another."""
 
 Stretch = tuple[int, int, int]
 """A line of the screen, and the columns of it that one widget shows: the first, and the one behind the last."""
@@ -58,14 +61,32 @@ class PaintedInFront(Compositor):
             self._in_front = visible, found
         return self._in_front[1]
 
+    def render_partial_update(self) -> ChopsUpdate | None:
+        """Paint the stretches that are dirty; Textual would paint whole lines of all widgets between them."""
+        regions = self._dirty_regions.copy()
+        self._dirty_regions.clear()
+        if not regions:
+            return None
+        spans = [*self._regions_to_spans(regions)]
+        dirty: list[list[Span]] = [[] for _ in range(self.size.height)]
+        for y, start, stop in spans:
+            dirty[y].append((start, stop))
+        chops = self._paint(dirty)
+        return ChopsUpdate(chops, spans, [cuts[1:] for cuts in self.cuts])
+
     def _render_chops(self, crop: Region, is_rendered_line: Callable[[int], bool]) -> Sequence[Mapping[int, Strip]]:
         """Paint the lines that are asked for, as far as they are in a region."""
+        wanted = [(crop.x, crop.right)]
+        return self._paint([wanted if is_rendered_line(y) else [] for y in range(self.size.height)])
+
+    def _paint(self, dirty: Sequence[Sequence[Span]]) -> Sequence[Mapping[int, Strip]]:
+        """Paint what widgets show of some columns of each line."""
         chops: list[dict[int, Strip | None]] = [dict.fromkeys(line[:-1]) for line in self.cuts]
         for (widget, (region, clip)), stretches in zip(self.visible_widgets.items(), self._stretches, strict=True):
             wanted = [
                 (y, start, stop)
                 for y, start, stop in stretches
-                if start < crop.right and stop > crop.x and is_rendered_line(y)
+                if any(start < right and stop > left for left, right in dirty[y])
             ]
             if wanted:
                 shown, top, bottom = region.intersection(clip), wanted[0][0], wanted[-1][0] + 1

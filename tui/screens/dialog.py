@@ -11,8 +11,9 @@ from textual.color import Color
 from textual.screen import ModalScreen, ScreenResultType
 from textual.strip import Strip
 
-from ..widgets.grids.grid import Unframed
+from ..widgets.grids.unframed import Unframed
 from .arranging import PaintedInFront
+from .frames import PaintedOnce
 
 if TYPE_CHECKING:
     from textual.await_remove import AwaitRemove
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Dialog(ModalScreen[ScreenResultType]):
+class Dialog(PaintedOnce[ScreenResultType], ModalScreen[ScreenResultType]):
     """A dialog above another screen.
 
     Textual dims each stretch of the screen behind it anew, and all of it again for each layout. Here each style is

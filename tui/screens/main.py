@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.css.query import NoMatches
 from textual.reactive import Reactive
-from textual.screen import Screen
 
 from ..widgets.box import Column, Row
 from ..widgets.key_bar import KeyBar
 from ..widgets.title import Opened, Title
 from ..widgets.view_tabs import ViewTabs
 from .arranging import ArrangedOnce
+from .frames import PaintedOnce
 from .views.all import KEYS, VIEWS
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PAUSE = 0.05
 """Seconds between two parts of the work that is done ahead, so that a view is ready when its key is pressed."""
 
 
-class MainScreen(Screen[None]):
+class MainScreen(PaintedOnce[None]):
     """All views on one screen, laid out once: the current one in place, the others beside it.
 
     Args:
@@ -113,9 +113,6 @@ class MainScreen(Screen[None]):
         if self._is_put_off:
             self._update_timer.pause()  # with nothing left to do the screen asks for a frame again
             return
-        if self._layout_required and self._repaint_required:
-            self._repaint_required = False  # a dialog went: all is painted with the layout, and not once more after it
-            self._dirty_widgets.add(self)
         super()._on_timer_update()
 
     def entitle(self, about: Opened) -> None:

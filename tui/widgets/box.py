@@ -16,6 +16,7 @@ from ..model.names import fitted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from textual.geometry import Size
     from textual.strip import Strip
     from typing_extensions import Self
 
@@ -120,19 +121,27 @@ class Entitled(Widget):
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
 
-class Row(Horizontal):
+class Unscrolled(Widget):
+    """A widget that is never scrolled: how much is in it changes nothing around it."""
+
+    def _size_updated(self, size: Size, virtual_size: Size, container_size: Size, layout: bool = True) -> bool:
+        """Take its size; Textual would lay out the screen again where more or less is in it."""
+        return super()._size_updated(size, virtual_size, container_size, layout=False)
+
+
+class Row(Horizontal, Unscrolled):
     """Parts beside each other. It paints blank lines only, because its parts cover all of it."""
 
     BLANK: ClassVar[bool] = True
 
 
-class Column(Vertical):
+class Column(Vertical, Unscrolled):
     """Parts below each other, blank as a row is."""
 
     BLANK: ClassVar[bool] = True
 
 
-class Box(Vertical, Entitled):
+class Box(Vertical, Entitled, Unscrolled):
     """A box whose parts are below each other."""
 
 

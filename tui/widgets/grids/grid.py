@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.style import Style
-from textual._styles_cache import StylesCache
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+
+from .side_scroll import SideScroll
+from .unframed import Unframed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,18 +21,6 @@ if TYPE_CHECKING:
 
 DIM = Style(dim=True)
 BOLD = Style(bold=True)
-
-
-class Unframed(StylesCache):
-    """The lines of a widget that paints all of them in its own colours, with no border or padding around them."""
-
-    def render_line(self, *args: Any) -> Strip:
-        """Return a line of the content as it is: Textual would lay what is around it over it, piece by piece."""
-        _, y, size, content_size, _, _, _, render_content_line = args[:8]
-        if size != content_size:
-            return super().render_line(*args)
-        line: Strip = render_content_line(y)
-        return line
 
 
 class Grid(ScrollView, can_focus=True):
@@ -48,11 +38,12 @@ class Grid(ScrollView, can_focus=True):
 
     @property
     def vertical_scrollbar(self) -> ScrollBar:
-        """Its scroll bar, which is as tall as the grid: its lines too are painted as they are."""
-        bar = super().vertical_scrollbar
-        if not isinstance(bar._styles_cache, Unframed):
-            bar._styles_cache = Unframed()
-        return bar
+        """Its scroll bar, which is as tall as the grid: made where Textual would make its own."""
+        if self._vertical_scrollbar is None:
+            self._vertical_scrollbar = bar = SideScroll(self.scrollbar_size_vertical)
+            bar.display = False
+            self.app._start_widget(self, bar)
+        return self._vertical_scrollbar
 
     @property
     def size(self) -> Size:
@@ -143,7 +134,9 @@ class Grid(ScrollView, can_focus=True):
         if scrolled == self._scrolled:
             return False
         self._scrolled = scrolled
-        return super()._size_updated(size, virtual_size, container_size, layout)
+        is_changed = super()._size_updated(size, virtual_size, container_size, layout)
+        self.on_resize()  # in the frame that has the new size, and not when Textual says so, in the next one
+        return is_changed
 
     def _bars(self, size: Size) -> tuple[bool, bool]:
         """Return whether there are bars for down and across, which take room from each other."""
