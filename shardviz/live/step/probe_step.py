@@ -156,7 +156,7 @@ class ProbeStep:
         if reference.is_called_otherwise:
             return None
         moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
-        reference = replace(reference, moved=moved)
+        reference = replace(reference, moved=moved).clipped(step, self.on.probe, setting.batch)
         judged = self._judge(step)(reference)
         add_trace(self.on.capture, judged)
         add_replayed(self.on.capture, judged, reference)

@@ -35,6 +35,7 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import DTensor, dividing_float64_once
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.batch import Batch, as_written, num_parts
+from shardviz.live.step.clipping import Clip, noted_clips
 from shardviz.live.step.observe import Observed, observed
 from shardviz.live.step.output_dims import output_dims
 from shardviz.live.step.running import tensors_in
@@ -62,6 +63,7 @@ class StepResult:
         seen: The record of the step while it ran.
         runs: How often the model ran for that output; micro-batches that make up the batch are one run.
         sizes: The shape of the first tensor of the batch that it ran on, which shows where an output has its dims.
+        clips: The calls by which it clipped its gradients.
     """
 
     loss: torch.Tensor
@@ -70,6 +72,7 @@ class StepResult:
     seen: Observed
     runs: int = 1
     sizes: tuple[int, ...] = ()
+    clips: tuple[Clip, ...] = ()
 
 
 def stages_of(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> Stages:
@@ -111,7 +114,7 @@ def sharded_step(
         followed: The modules whose inputs, outputs and gradients are kept.
     """
     torch.manual_seed(seed)
-    with dividing_float64_once(), observed(model, stages, followed) as seen:
+    with dividing_float64_once(), observed(model, stages, followed) as seen, noted_clips(model, probe) as clips:
         if hasattr(probe, "step"):
             loss = _loss(probe.step(model, as_written(batch), mesh), "step")
         else:
@@ -123,7 +126,7 @@ def sharded_step(
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)
     sizes = next((tuple(tensor.shape) for tensor in tensors_in(batch) if tensor.ndim), ())
-    return StepResult(loss.detach(), output, logged, seen, runs, sizes)
+    return StepResult(loss.detach(), output, logged, seen, runs, sizes, clips.of_step())
 
 
 def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:

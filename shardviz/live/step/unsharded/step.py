@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,7 @@ from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import DTensor, quiet_redistribution
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.batch import each, part_of
+from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import StepResult, logged_by, loss_of
 from shardviz.live.step.trace.judged import Judged, judged
@@ -103,6 +105,15 @@ class UnshardedStep:
         apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
         model = self.mode(moved(build, precision)())
         return _stepped(probe, model, apart, self.parts, self.dim, self.step.seen.trace.followed)
+
+    def clipped(self, step: StepResult, probe: ModuleType, batch: Batch) -> UnshardedStep:
+        """Clip its gradients as the sharded step clipped its own. Every rank calls this."""
+        clips = () if self.has_own_loss else agreed_clips(step.clips, self.model)
+        models = [self.model, *(other.model for other in (self.whole, self.moved) if other is not None)]
+        for clip, model in product(clips, models):
+            clip.apply(model)
+        logged = logged_by(probe, self.model, batch, self.step.loss) if clips else self.step.logged
+        return replace(self, step=replace(self.step, logged=logged))
 
     def judge(self, step: StepResult, mesh: Mesh, rank: int, *, is_pipeline: bool) -> Judged:
         """Judge the sharded step's modules beside this one's. Every rank calls this."""

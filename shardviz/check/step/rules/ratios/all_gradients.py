@@ -45,8 +45,8 @@ def of_all_gradients(evidence: Evidence, found: Sequence[Found]) -> tuple[list[F
 def _why(clipped: Multiplied) -> str:
     return (
         f"the size of the gradients: the step clips them to a norm of {number(clipped.clipped_to)}, and the unsharded "
-        f"step does not; they are right but for the factor {number(clipped.factor)}; clip in optimizer(model, mesh) to "
-        "have it compared"
+        f"step does not; they are right but for the factor {number(clipped.factor)}; clip by "
+        "torch.nn.utils.clip_grad_norm_, after the last backward, or in optimizer(model, mesh) to have it compared"
     )
 
 
