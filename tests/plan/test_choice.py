@@ -97,7 +97,7 @@ def test_a_mesh_that_does_not_divide_is_listed_last_and_says_why(mine: Path, cap
     first, second, *why = text.splitlines()[1:]
     assert cells(first)[0] == "(fsdp=3, tp=1)"
     assert cells(second)[0] == "(fsdp=1, tp=3)"
-    reason = "a step without values raised RuntimeError: a and b must have same reduction dim"
+    reason = "a step run without values raised RuntimeError: a and b must have same reduction dim"
     assert " ".join(" ".join(why).split()).startswith(f"(fsdp=1, tp=3): without activations and collectives: {reason}")
 
 
@@ -266,7 +266,7 @@ def test_where_a_step_fails_on_the_first_rank_it_is_not_tried_on_all(
     stop = "def step(model, x, mesh):\n    open(f'stepped{mesh.get_rank()}', 'w')\n    raise ValueError('no')\n"
     staged.write_text(STAGED + stop)
     text = printed(capfd, staged.name, "--mesh", "4,2,1", "-o", "one.shardviz")
-    assert "a step with values raised ValueError: no" in " ".join(text.split())
+    assert "a step run with values raised ValueError: no" in " ".join(text.split())
     assert sorted(path.name for path in Path().glob("stepped*")) == ["stepped0", "stepped7"]
 
 

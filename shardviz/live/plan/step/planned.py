@@ -182,7 +182,7 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
         return PlannedStep(f"the step reads a value, and a plan has none{where(error)}", reads_values)
     no_gpu = NO_GPU_IN_2_4 if torch.__version__.startswith("2.4.") else NO_GPU
     why = no_gpu if "CUDA" in str(error) else ""
-    return PlannedStep(f"a step {how} raised {one_line(error)}{why}", reads_values)
+    return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", reads_values)
 
 
 def _stepped(
