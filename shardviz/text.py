@@ -208,7 +208,10 @@ def named_ranks(ranks: Collection[int], most: int | None = None) -> str:
 
 def cut_at_comma(text: str, most: int) -> str:
     """Return a list between commas that is longer than `most` characters up to a comma, with dots for the rest."""
-    return text if len(text) <= most else f"{text[:most].rpartition(',')[0]},..."
+    if len(text) <= most:
+        return text
+    kept = text[:most].rpartition(",")[0]
+    return f"{kept}, ..." if text[len(kept) + 1 :].startswith(" ") else f"{kept},..."
 
 
 def counted(number: int, of: str) -> str:

@@ -242,7 +242,9 @@ def test_of_many_damaged_files_the_first_are_named(tmp_path: Path, capsys: pytes
         (folder / rank_file(rank)).write_text("{")
     assert main(["show", str(folder), "w"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if "more files" in line] == ["shardviz: warning: 4 more files of ranks are damaged"]
+    assert [line for line in lines if "more files" in line] == [
+        "shardviz: warning: 4 more files of ranks cannot be read"
+    ]
     assert len(lines) == 8 + 1 + 2
     assert lines[-1] == "Hint: it has none that can be read"
 

@@ -127,6 +127,10 @@ def test_ranks_in_numbers_are_cut_between_two_of_them(most: int, text: str) -> N
     assert cut_at_comma("0-3,8,12-15", most) == text
 
 
+def test_a_list_is_cut_with_the_blanks_that_it_has() -> None:
+    assert cut_at_comma("layers.0.w1, layers.0.w2, norm", 26) == "layers.0.w1, layers.0.w2, ..."
+
+
 def test_one_thing_is_no_plural() -> None:
     assert [counted(number, "rank") for number in (0, 1, 1024)] == ["0 ranks", "1 rank", "1,024 ranks"]
 

@@ -64,7 +64,7 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
     findings = [result for result in results if isinstance(result, Finding)]
     findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
     unchecked = [result for result in results if isinstance(result, NotChecked)]
-    return Report(0, len(checkpoint.tensors), tuple(grouped(findings)), tuple(dict.fromkeys(unchecked)))
+    return Report(0, len(checkpoint.names), tuple(grouped(findings)), tuple(dict.fromkeys(unchecked)))
 
 
 def _unread(checkpoint: Checkpoint) -> Iterator[NotChecked]:
@@ -101,10 +101,10 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
         if cut:
             has = "is missing" if size is None else f"has {size:,} bytes of at least {max(ends.values()):,}"
             what = f"{printable(file)} {has}: {counted(len(cut), 'entry' if len(cut) == 1 else 'entrie')} in it cannot"
-            others = listed((printable(name) for name in cut if name not in checkpoint.tensors), MAX_NAMES)
+            others = listed((printable(name) for name in cut if name not in checkpoint.names), MAX_NAMES)
             text, cause = f"{what} be read{': ' * bool(others)}{others}", "A copy or a save that ended early"
             finding = Finding("incomplete", "error", "", (), text, cause=cause, fix=_COPY)
-            yield of_tensors(finding, [name for name in cut if name in checkpoint.tensors])
+            yield of_tensors(finding, [name for name in cut if name in checkpoint.names])
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:

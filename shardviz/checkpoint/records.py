@@ -245,6 +245,11 @@ class Checkpoint:
         return self.path if self.path.is_dir() else self.path.parent
 
     @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of its tensors, and of those that its index says are in files that are missing."""
+        return frozenset({*self.tensors, *self.indexed})
+
+    @cached_property
     def file_sizes(self) -> Mapping[str, int | None]:
         """The bytes of each file that a chunk is in or an index names; None where it is missing."""
         names = dict.fromkeys(file for one in self.tensors.values() for file in one.files)

@@ -1,17 +1,18 @@
-"""What an optimizer's states show by a few of their numbers: steps of two saves, and squares that are negative."""
+"""What an optimizer's states show by a few of their numbers: steps of two saves or none, moments that cannot be."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.finding import Finding
+from shardviz.check.finding import Finding, NotChecked
 from shardviz.checkpoint.comparing.casts import cast, is_whole
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError
-from shardviz.text import counted, listed, printable
+from shardviz.text import counted, folded_names, listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,26 +24,53 @@ if TYPE_CHECKING:
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col")
 """States that are means of squares."""
 
+MOMENTS = (*SQUARES, "exp_avg", "momentum_buffer")
+
 SAMPLES = 1024
 """Numbers of a state that are looked at."""
 
+MAX_NAMES = 3
+
 FEWEST = 2
-"""Steps in one file that must be others than everywhere else: a single one may be of a parameter that began later."""
+"""Steps in one file that must be others than everywhere else: a single one may be of a parameter that began later.
+
+After so many steps squares are not zero: torch takes one without gradients to make states that it saves or loads into.
+"""
 
 
-def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield squares that are negative, and the file whose optimizer steps are others than those of all other files."""
-    steps: list[tuple[str, float]] = []
+@dataclass(slots=True)
+class _Known:
+    """What is known of one parameter's state.
+
+    Attributes:
+        step: Its number of steps, and the tensor that says so; None where none does.
+        squares: Its squares, and whether any of the numbers that were looked at is not zero.
+    """
+
+    step: tuple[float, Saved] | None = None
+    squares: tuple[Saved, bool] | None = None
+
+
+def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
+    """Yield moments that cannot be, steps that were lost, and the file whose steps are others than everywhere else."""
+    known: dict[str, _Known] = {}
     for name, tensor in checkpoint.tensors.items():
         parts = state_of(name)
         if parts is None or not tensor.size or not tensor.chunks:
             continue
-        if parts[1] in SQUARES and not is_whole(tensor.dtype):  # codes of 8 bits may be negative
-            yield from _negative(name, tensor)
-        elif parts[1] == "step" and tensor.size == 1 and tensor.files:
-            values = _some(tensor)
-            steps += [] if values is None or not len(values) else [(tensor.files[0], float(values[0]))]
-    yield from _steps(steps)
+        key, one = parts[1], known.setdefault(name.replace(f".{parts[1]}", "", 1), _Known())
+        is_step = key == "step" and tensor.size == 1 and tensor.files
+        is_moment = key in MOMENTS and not is_whole(tensor.dtype)  # codes of 8 bits may be negative
+        values = _some(tensor) if is_step or is_moment else None
+        if values is None or not len(values):
+            continue
+        if is_step:
+            one.step = float(values[0]), tensor
+        else:
+            yield from _wrong_numbers(name, key, values)
+            one.squares = (tensor, bool(values.any())) if key in SQUARES else one.squares
+    yield from _steps([(one.step[1].files[0], one.step[0]) for one in known.values() if one.step])
+    yield from _beside_steps(list(known.values()))
 
 
 def _some(tensor: Saved) -> NDArray[np.float64] | None:
@@ -56,14 +84,48 @@ def _some(tensor: Saved) -> NDArray[np.float64] | None:
     return None if found is None else found.view(np.float64)
 
 
-def _negative(name: str, tensor: Saved) -> Iterator[Finding]:
-    values = _some(tensor)
-    count = 0 if values is None else int((values < 0).sum())
-    if values is not None and count:
-        text = f"{count:,} of the {len(values):,} values that were looked at are negative, and it is a mean of squares"
+def _wrong_numbers(name: str, key: str, values: NDArray[np.float64]) -> Iterator[Finding]:
+    of_all = f"of the {len(values):,} values that were looked at are"
+    if count := int((~np.isfinite(values)).sum()):
+        text = f"{count:,} {of_all} nan or infinite: they stay so in every later step, and its weights become nan"
+        cause = "A gradient was nan or infinite, or memory was saved that nothing was written to"
+        fix = "resume from an earlier step; skip steps whose gradients are not finite"
+        yield Finding("wrong-value", "error", name, (), text, cause=cause, fix=fix)
+    if count := int((values < 0).sum()) if key in SQUARES else 0:
+        text = f"{count:,} {of_all} negative, and it is a mean of squares"
         cause = "First and second moments were exchanged, or another tensor was written here"
         fix = "find out which tensor it is: `shardviz diff` with the step before; do not resume from this one"
         yield Finding("wrong-value", "error", name, (), text, cause=cause, fix=fix)
+
+
+def _beside_steps(known: list[_Known]) -> Iterator[Finding | NotChecked]:
+    """Yield squares that were kept without their steps, and those that are zero after several steps."""
+    both = [(*one.step, *one.squares) for one in known if one.step and one.squares]
+    for step, counter, _, is_some in both:
+        if step == 0 and is_some:
+            text = "the optimizer has taken 0 steps of this parameter, and its squares are not zero"
+            cause = "The counter was lost or set back, by a conversion or by a save that left it out"
+            fix = "write the counter of the step that the moments are of: Adam divides by 1 - beta**step"
+            yield Finding("wrong-value", "error", counter.name, (), text, cause=cause, fix=fix)
+    trained = [(step, squares, is_some) for step, _, squares, is_some in both if step >= FEWEST]
+    zero = [squares.name for _, squares, is_some in trained if not is_some and _is_zero(squares)]
+    if zero and len(zero) == len(trained) >= FEWEST:
+        text = f"the squares of all {len(zero):,} parameters are zero, after up to {max(one[0] for one in trained):g} "
+        cause = "The moments were not gathered or not loaded before this save, or no parameter had a gradient"
+        fix = "save them as they are during training, with torch.distributed.checkpoint.state_dict.get_state_dict"
+        yield Finding("wrong-value", "warning", zero[0], (), f"{text}steps", cause=cause, fix=fix)
+    elif zero:
+        names = printable(folded_names(zero, MAX_NAMES))
+        why = f"whether moments of {counted(len(zero), 'parameter')} were lost, or it had no gradient: zero are {names}"
+        yield NotChecked("", why, "run")
+
+
+def _is_zero(tensor: Saved) -> bool:
+    """Whether all of a tensor is zero."""
+    try:
+        return not any(tensor.chunk_bits(chunk).any() for chunk in tensor.chunks)
+    except (DumpError, OSError):
+        return False
 
 
 def _steps(steps: list[tuple[str, float]]) -> Iterator[Finding]:

@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CKPT",
         action="append",
         default=[],
-        help="a step that a tensor may be left over from; the steps beside either are tried anyway",
+        help="a step that a tensor may be left over from (the steps beside either are tried anyway), or the weights "
+        "that an adapter was merged into",
     )
     parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
     parser.add_argument(

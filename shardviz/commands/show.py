@@ -2,6 +2,7 @@
 
 Prints all tensors in a table, or one of them as a picture. Also writes one
 tensor as SVG, for an issue or a paper, or the whole run as one HTML page.
+`plain` behind a shape: a tensor without placements, on each rank its own.
 
 examples:
   shardviz show tp_fsdp-2x4.shardviz

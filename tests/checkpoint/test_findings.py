@@ -17,6 +17,7 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.errors import DumpError
+from shardviz.picture.text.checkpoint import total
 from tests.checkpoint.saving import FORMATS
 
 WEIGHT = "app.model.0.weight"
@@ -150,11 +151,25 @@ def test_an_index_that_is_right_is_quiet(tmp_path):
 def test_an_index_and_its_files_that_disagree_are_found(tmp_path):
     folder = indexed(tmp_path, {"v": "a", "w": "b", "gone": "b", "lost": "c"}, a=["v", "w"], b=["extra"])
     texts = {tensor: text for _, tensor, text in found(folder)}
-    assert "c.safetensors is missing: 1 entry in it cannot be read: lost" in texts[""]
+    assert texts["lost"].endswith("c.safetensors is missing: 1 entry in it cannot be read")
     assert "the index says that it is in b.safetensors, but a.safetensors has it" in texts["w"]
     assert "no file has it" in texts["gone"]
     assert "the index does not name it" in texts["extra"]
     assert "v" not in texts
+
+
+def test_tensors_of_a_missing_file_are_named_and_counted(tmp_path):
+    layers = {f"layers.{number}.w": "a" if number < 10 else "b" for number in range(40)}
+    folder = indexed(tmp_path, layers, a=list(layers)[:10], b=list(layers)[10:])
+    whole = open_checkpoint(folder)
+    assert check_checkpoint(whole).num_tensors == 40
+    assert "40 tensors" in total(whole)
+    (folder / "b.safetensors").unlink()
+    lacking = open_checkpoint(folder)
+    (finding,) = check_checkpoint(lacking).findings
+    assert (finding.title, len(finding.tensors)) == ("layers.[10-39].w", 30)
+    assert check_checkpoint(lacking).num_tensors == 40
+    assert "10 of 40 tensors" in total(lacking)
 
 
 def test_one_name_whole_in_two_files_is_an_overlap(tmp_path):

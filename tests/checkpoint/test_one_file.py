@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from shardviz.checkpoint.beside.compare import compare_with_job
 from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.comparing.elsewhere.one_file import UNKNOWN
+from shardviz.checkpoint.comparing.elsewhere.whole_file import CAUSE
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.commands.common.dumps import read_dump
 
@@ -72,6 +75,53 @@ def test_a_file_that_alone_stayed_as_it_was_is_named(step, tmp_path):
 def test_training_is_no_file_of_another_save(step, tmp_path, change):
     found = compared(step, trained(step, tmp_path / "later", **change))
     assert found
+    assert not any(outcome.cause for outcome in found)
+
+
+LAYERS = [f"layers.{at}.{end}" for at in range(5) for end in ("wq.weight", "wk.weight", "norm.weight")]
+FILES = {"a.safetensors": LAYERS[:7], "b.safetensors": LAYERS[7:]}
+MATRICES = {file: [name for name in names if "norm" not in name] for file, names in FILES.items()}
+
+
+def sharded(folder, changed=()):
+    """Write a model into two files, whose boundary is within a layer; some of its weights are another save's."""
+    folder.mkdir()
+    numbers = {name: np.random.default_rng([at, name in changed]) for at, name in enumerate(LAYERS)}
+    for file, names in FILES.items():
+        own = {name: np.ones(8) if "norm" in name else numbers[name].normal(size=(8, 8)) for name in names}
+        save_file({name: value.astype(np.float32) for name, value in own.items()}, folder / file)
+    index = {"weight_map": {name: file for file, names in FILES.items() for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_a_safetensors_file_of_another_save_is_named(tmp_path):
+    one, other = sharded(tmp_path / "one"), sharded(tmp_path / "other", LAYERS)
+    mixed = sharded(tmp_path / "mixed")
+    shutil.copy(other / "a.safetensors", mixed)
+    found = compared(one, mixed)
+    assert {outcome.name for outcome in found} == {*MATRICES["a.safetensors"]}
+    where = "What differs is all of a.safetensors of the second, and nothing of its other files. "
+    assert {outcome.cause for outcome in found} == {where + CAUSE}
+    assert {outcome.verdict for outcome in found} == {"other"}
+    of_a_step = compared(one, mixed, [other])
+    assert {outcome.verdict for outcome in of_a_step} == {"stale"}
+    assert all(outcome.cause.startswith(f"{where}It was not gathered") for outcome in of_a_step)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        LAYERS,
+        MATRICES["a.safetensors"][:-1],
+        MATRICES["a.safetensors"] + MATRICES["b.safetensors"][:1],
+        MATRICES["a.safetensors"][:1],
+    ],
+    ids=["all that was trained", "not all of a file", "more than a file", "one tensor"],
+)
+def test_training_is_no_safetensors_file_of_another_save(tmp_path, changed):
+    found = compared(sharded(tmp_path / "one"), sharded(tmp_path / "later", changed))
+    assert len(found) == len([name for name in changed if "norm" not in name])
     assert not any(outcome.cause for outcome in found)
 
 

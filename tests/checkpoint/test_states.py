@@ -11,6 +11,7 @@ import pytest
 import torch
 from msgspec import structs
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
@@ -56,6 +57,47 @@ def test_squares_that_are_negative_are_found(copied):
     assert finding.kind == "wrong-value"
     assert "values that were looked at are negative, and it is a mean of squares" in finding.summary
     assert not found(written(folder, "exp_avg_sq", np.abs))
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_moments_that_are_nan_are_found(copied, key):
+    folder = written(copied("dcp"), key, lambda values: values * np.float32("nan"))
+    (finding,) = found(folder)
+    assert (finding.kind, finding.severity) == ("wrong-value", "error")
+    assert "values that were looked at are nan or infinite" in finding.summary
+
+
+def test_steps_that_were_set_back_to_zero_are_found(copied):
+    folder = written(copied("dcp"), "step", lambda step: step * 0)
+    (finding,) = found(folder)
+    assert "has taken 0 steps of this parameter, and its squares are not zero" in finding.summary
+    assert not found(written(folder, "exp_avg_sq", lambda squares: squares * 0)), "nothing was stepped yet"
+
+
+def test_squares_that_are_all_zero_after_several_steps_are_found(copied):
+    folder = written(copied("dcp"), "exp_avg_sq", lambda squares: squares * 0)
+    (finding,) = found(folder)
+    assert finding.severity == "warning"
+    assert finding.summary.endswith("parameters are zero, after up to 2 steps")
+    assert not found(written(folder, "step", lambda step: step - 1)), "torch steps once to make states"
+
+
+def test_one_parameters_squares_may_be_zero_and_are_noted(copied):
+    folder = copied("dcp")
+    of_bias = written(folder, "0.bias.exp_avg_sq", lambda squares: squares * 0)
+    report = check_checkpoint(open_checkpoint(of_bias))
+    assert not report.findings
+    (why,) = [one.why for one in report.not_checked if "zero are" in one.why]
+    assert "0.bias" in why
+
+
+def test_states_that_torch_made_to_be_saved_before_any_step_are_quiet(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    state = get_optimizer_state_dict(model, torch.optim.AdamW(model.parameters()))
+    dcp.save({"model": model.state_dict(), "optim": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    report = check_checkpoint(open_checkpoint(tmp_path / "dcp"))
+    assert not report.findings
+    assert not [one.why for one in report.not_checked if "zero" in one.why]
 
 
 def test_codes_of_eight_bits_may_be_negative(tmp_path):

@@ -129,7 +129,35 @@ def test_a_reference_with_other_names_is_read_by_patterns(mesh, shard_dump):
     assert report.findings == report.not_checked == ()
     exchanged = {"0.*": "h.first.*", "1.weight": "h.second.weight", "1.bias": "h.first.bias"}
     shardviz.capture(model, shard_dump, reference=reference, reference_names=exchanged, force=True)
-    assert "[24], the model [48]" in check_dump(shard_dump).not_checked[0].why
+    why = check_dump(shard_dump).not_checked[0].why
+    assert "[24], the model [48]" in why
+    assert "padding" not in why, "they have nothing in common"
+
+
+@spmd(mesh=TP)
+@pytest.mark.parametrize(("rows", "line"), [(26, "x = pad(x, 26)"), (22, "x = slice(x, 0, 22)")])
+def test_a_padded_vocabulary_says_how_the_rest_of_it_is_checked(mesh, shard_dump, rows, line):
+    whole = built()
+    reference = saved(beside(shard_dump), whole)
+    model = nn.Sequential(nn.Linear(32, rows), nn.Linear(24, 48))
+    model[1].load_state_dict(whole[1].state_dict())
+    with torch.no_grad():
+        for own, one in zip(model[0].parameters(), whole[0].parameters(), strict=True):
+            own.zero_()[: min(rows, 24)].copy_(one[: min(rows, 24)])
+    fully_shard(model, mesh=mesh)
+    shardviz.capture(model, shard_dump, reference=reference)
+    report = check_dump(shard_dump)
+    assert report.findings == ()
+    assert {one.tensor for one in report.not_checked} == {"0.weight", "0.bias"}
+    assert all(line in one.why for one in report.not_checked)
+    names = {name: line.removeprefix("x = ").replace("x", name, 1) for name in ("0.weight", "0.bias")}
+    shardviz.capture(model, shard_dump, reference=reference, reference_names=names, force=True)
+    report = check_dump(shard_dump)
+    assert report.findings == report.not_checked == ()
+    with torch.no_grad():
+        model[0].weight.to_local().add_(distributed.get_rank())
+    shardviz.capture(model, shard_dump, reference=reference, reference_names=names, force=True)
+    assert [finding.tensor for finding in check_dump(shard_dump).findings] == ["0.weight"]
 
 
 @spmd(mesh=TP)

@@ -99,7 +99,7 @@ def test_a_mesh_on_which_the_step_fails_is_not_among_those_that_fit_and_says_why
     text = printed(capfd, mine.name, "--gpus", "3", "--memory", "80GB")
     _, first, *why = text.splitlines()
     assert cells(first)[0] == "(fsdp=3, tp=1)"
-    reason = "a step without values raised RuntimeError: a and b must have same reduction dim"
+    reason = "a step run without values raised RuntimeError: a and b must have same reduction dim"
     assert " ".join(" ".join(why).split()).startswith(f"the step fails on (fsdp=1, tp=3): {reason}")
 
 
@@ -109,7 +109,7 @@ def test_where_the_step_fails_on_all_meshes_that_would_fit_none_does(
     mine.write_text(MINE.replace("offload_policy=CPUOffloadPolicy()", "reshard_after_forward=True"))
     text = " ".join(printed(capfd, mine.name, "--gpus", "3", "--batch", "2,64", "--memory", "1GB", code=1).split())
     of_rows = "the step fails on (fsdp=3, tp=1): the batch has 2 rows for 3 ranks: return at least 3 rows"
-    assert text.startswith(f"{of_rows} the step fails on (fsdp=1, tp=3): a step with values raised RuntimeError: ")
+    assert text.startswith(f"{of_rows} the step fails on (fsdp=1, tp=3): a step run with values raised RuntimeError: ")
 
 
 @pytest.mark.parametrize("probe", ["def batch(): return None", "def loss(model, x): return 1 / 0"])
@@ -332,7 +332,7 @@ def test_where_a_step_fails_on_the_first_rank_it_is_not_tried_on_all(
     stop = "def step(model, x, mesh):\n    open(f'stepped{mesh.get_rank()}', 'w')\n    raise ValueError('no')\n"
     staged.write_text(STAGED + stop)
     text = printed(capfd, staged.name, "--mesh", "4,2,1", "-o", "one.shardviz")
-    assert "a step with values raised ValueError: no" in " ".join(text.split())
+    assert "a step run with values raised ValueError: no" in " ".join(text.split())
     assert sorted(path.name for path in Path().glob("stepped*")) == ["stepped0", "stepped7"]
 
 

@@ -228,5 +228,5 @@ def test_a_step_that_fails_without_values_prints_no_traceback_of_torchs(
     assert main(["plan", "grouped.py"]) == 0
     said = capfd.readouterr()
     said = said._replace(out=" ".join(said.out.split()))
-    assert "planned without activations and collectives: a step without values raised RuntimeError" in said.out
+    assert "planned without activations and collectives: a step run without values raised RuntimeError" in said.out
     assert "Traceback" not in said.err

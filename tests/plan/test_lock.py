@@ -151,7 +151,7 @@ def test_a_plan_without_a_step_says_why_it_has_no_collectives(job: Path, capfd: 
     assert all(line.startswith("- sent ") for line in lines)
     assert "planned without collectives: --no-step was given" in said
     job.write_text(JOB.replace("torch.zeros(4, 8)", "torch.zeros(4, 9)"))
-    assert "planned without collectives: a step with values raised" in again(capfd, 1)[1]
+    assert "planned without collectives: a step run with values raised" in again(capfd, 1)[1]
 
 
 def test_the_same_plan_prints_nothing(job: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ def test_the_command_says_the_error_of_the_ranks_that_cannot_be_stepped(
     (tmp_path / "mine.py").write_text(HEAD + OTHER + STEP.format(FAILS))
     assert main(["plan", "mine.py"]) == 0
     out = " ".join(capfd.readouterr().out.split())
-    assert "planned without activations and collectives: a step with values raised ValueError: second half" in out
+    assert "planned without activations and collectives: a step run with values raised ValueError: second half" in out
     assert "no batch()" not in out
     assert "activations 0 B" not in out
 

@@ -30,13 +30,13 @@ READING = {
     "to divide by it": (
         "loss = loss / (x > 0).sum().item() + 1 / x.sum().item()",
         "",
-        "it does the same with 1 (integers 100), inf (integers 1), -1 (integers 2); with 0 (integers 0) a step "
+        "it does the same with 1 (integers 100), inf (integers 1), -1 (integers 2); with 0 (integers 0) a step run "
         "without values raised ZeroDivisionError: float division by zero (mine.py, line 10:",
     ),
     "to end where it is infinite": (
         "assert loss.item() < 9e9",
         "",
-        "1 (integers 100), -1 (integers 2); with inf (integers 1) a step without values raised AssertionError",
+        "1 (integers 100), -1 (integers 2); with inf (integers 1) a step run without values raised AssertionError",
     ),
     "to end always": ("assert loss.item() != loss.item()", "the step reads a value, and a plan has none (mine.py", ""),
     "to go another way": (
@@ -114,7 +114,7 @@ def loss(model, x): READ return model(x).sum() + doubled(x).sum()
 @pytest.mark.parametrize(
     ("read", "said"),
     [
-        ("", "planned with this rank's own values: a step without values raised"),
+        ("", "planned with this rank's own values: a step run without values raised"),
         ("len(x.nonzero());", "the step reads a value, and a plan has none (mine.py"),
     ],
 )

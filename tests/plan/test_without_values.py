@@ -109,7 +109,7 @@ def test_a_policy_after_which_element_types_differ_is_refused_and_one_that_casts
     )
     narrow = "param_dtype=torch.bfloat16"
     raised = planned(tmp_path, policy.replace("POLICY", narrow)).without_step
-    assert raised.startswith("a step with values raised RuntimeError: addmm() of torch.float32 and torch.bfloat16")
+    assert raised.startswith("a step run with values raised RuntimeError: addmm() of torch.float32 and torch.bfloat16")
     cast = f"{narrow}, output_dtype=torch.float32"
     assert planned(tmp_path, policy.replace("POLICY", cast)).without_step == ""
 

@@ -26,7 +26,9 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
     files = dump.files
     for rank, why in sorted(files.damaged.items()):
         said = why.replace(f"{files.path}/", "")
-        yield Finding("incomplete", "warning", "", (rank,), said, fix="write the dump again")
+        lost = ("nothing of what this rank holds was checked",)
+        fix = "copy the rank's files again, or write the dump again"
+        yield Finding("incomplete", "warning", "", (rank,), said, details=lost, fix=fix)
     missing = tuple(rank for rank in files.missing_ranks if rank not in files.damaged)
     if missing:
         yield Finding(

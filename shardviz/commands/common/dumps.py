@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from shardviz.picture.text.terminal import Terminal
 
 MOST_WARNINGS = 8
-"""Damaged files that are named one by one."""
+"""Missing or damaged files that are named one by one."""
 
 _NOT_WRITTEN = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
 
 
 def read_dump(path: Path) -> Dump:
-    """Read a dump; warn about damaged files on stderr, and read the rest.
+    """Read a dump; warn about missing and damaged files on stderr, and read the rest.
 
     Raises:
         DumpError: The folder is not a dump.
@@ -48,7 +48,7 @@ def _warn_of(damaged: list[str]) -> None:
     for message in damaged[:MOST_WARNINGS]:
         talk(f"shardviz: warning: {printable(message)}")
     if (left := len(damaged) - MOST_WARNINGS) > 0:
-        talk(f"shardviz: warning: {counted(left, 'more file')} of ranks {'is' if left == 1 else 'are'} damaged")
+        talk(f"shardviz: warning: {counted(left, 'more file')} of ranks cannot be read")
 
 
 def checked(dump: Dump) -> Report:

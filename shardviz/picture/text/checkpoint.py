@@ -92,7 +92,8 @@ def total(checkpoint: Checkpoint) -> str:
     missing = sum(found is None for found in sizes.values())
     lost = f", {missing:,} of them missing" if missing else ""
     objects = f", {counted(len(checkpoint.objects), 'other object')}" if checkpoint.objects else ""
-    tensors = counted(len(checkpoint.tensors), "tensor")
+    of = f"{len(checkpoint.tensors):,} of " if len(checkpoint.names) > len(checkpoint.tensors) else ""
+    tensors = f"{of}{counted(len(checkpoint.names), 'tensor')}"
     return f"{checkpoint.kind}: {tensors} of {size} in {counted(len(sizes), 'file')}{lost}{objects}"
 
 

@@ -83,7 +83,7 @@ class MeshView(View):
         sides = document.drawn(selection.entry, selection.name)
         side = drawn_side(sides, side) if sides is not None else side
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
-        name = document.entries[selection.entry].title
+        name = document.entries[selection.entry].title_of(selection.name)
         self.query_one("#mesh-map-box", Box).entitle_by_name(name, before=f"rank {rank}'s part of ")
 
     def action_next_axis(self) -> None:

@@ -40,6 +40,7 @@ class TensorTree(ModuleTree):
 
 Every tensor of the model under its module, with the layout that its placements claim: `12/tp/fsdp` is a dim of 12,
 split over the mesh axis tp and each part again over fsdp. Behind it are the shape and the bytes of one rank's part.
+`plain` is a tensor without placements: nothing says which part of a whole a rank holds.
 
 `✗` wrong numbers, `!` a warning, `?` not checked, `✓` in order; a module shows the worst in it.
 

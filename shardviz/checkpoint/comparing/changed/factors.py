@@ -45,7 +45,7 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
     """
     if mine.shape != theirs.shape or dtype not in DIGITS or is_alike(mine) or is_alike(theirs):
         return None
-    own, new = (_values(_sample(bits), dtype) for bits in (mine, theirs))
+    own, new = (values_of(sampled(bits), dtype) for bits in (mine, theirs))
     exact = 2.0 ** -DIGITS[dtype]
     if not len(own) or not np.isfinite([own, new]).all():
         return None
@@ -62,12 +62,14 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
 
 
 def _multiplied(factor: float, names: tuple[str, str]) -> Words:
-    why = f"every value of {names[1]} is {_text(factor)} times that of {names[0]}"
-    return Words(why, "A factor was multiplied in, or left out.", f"multiply by {_text(1 / factor)} in the conversion")
+    why = f"every value of {names[1]} is {factor_text(factor)} times that of {names[0]}"
+    return Words(
+        why, "A factor was multiplied in, or left out.", f"multiply by {factor_text(1 / factor)} in the conversion"
+    )
 
 
 def _added(added: float, names: tuple[str, str]) -> Words:
-    size, (how, undo) = _text(abs(added)), ("more", "subtract") if added > 0 else ("less", "add")
+    size, (how, undo) = factor_text(abs(added)), ("more", "subtract") if added > 0 else ("less", "add")
     why = f"every value of {names[1]} is {size} {how} than in {names[0]}"
     cause = "A number was added, or left out, as the 1 of a norm's weights that are stored around 0."
     return Words(why, cause, f"{undo} {size} in the conversion")
@@ -79,11 +81,12 @@ def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
     for part in blocks(wide):
         narrow = cast(part, dtype, to)
         if narrow is not None:
-            count += int((np.isinf(_values(narrow, to)) & np.isfinite(_values(part, dtype))).sum())
+            count += int((np.isinf(values_of(narrow, to)) & np.isfinite(values_of(part, dtype))).sum())
     return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count else ""
 
 
-def _text(number: float) -> str:
+def factor_text(number: float) -> str:
+    """Return a factor in few digits; as a whole number where it is nearly one."""
     near = round(number)
     return (
         f"{near:,}"
@@ -92,13 +95,14 @@ def _text(number: float) -> str:
     )
 
 
-def _sample(bits: NDArray[Any]) -> NDArray[Any]:
+def sampled(bits: NDArray[Any]) -> NDArray[Any]:
+    """Return some elements, evenly spread."""
     places = np.unique(np.linspace(0, bits.size - 1, SAMPLES).astype(np.int64))
     found: NDArray[Any] = bits[np.unravel_index(places, bits.shape)]
     return found
 
 
-def _values(bits: NDArray[Any], dtype: str) -> Values:
+def values_of(bits: NDArray[Any], dtype: str) -> Values:
     """Return values as float64."""
     found = cast(np.ascontiguousarray(bits), dtype, "float64")
     assert found is not None, "numpy knows these types"
@@ -116,7 +120,7 @@ def blocks(bits: NDArray[Any]) -> list[NDArray[Any]]:
 def _fits(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, exact: float, made: Callable[[Values], Values]) -> bool:
     """Whether all values of one side are made of the other's, but for roundings."""
     for own, new in zip(blocks(mine), blocks(theirs), strict=True):
-        values, there = _values(own, dtype), _values(new, dtype)
+        values, there = values_of(own, dtype), values_of(new, dtype)
         with np.errstate(all="ignore"):
             wanted = made(values)
             room = exact * np.maximum(np.maximum(np.abs(values), np.abs(there)), np.abs(wanted))

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.elsewhere import stale
+from shardviz.checkpoint.comparing.elsewhere.merged import with_merged
 from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open, with_odd_file
+from shardviz.checkpoint.comparing.elsewhere.whole_file import with_whole_file
 from shardviz.reference.lookup import is_alike
 from shardviz.text import listed
 
@@ -86,7 +88,7 @@ def with_left_over(found: Found, before: Checkpoint, after: Checkpoint, also: Se
         (outcome if one is None else _judged(outcome, steps, pair, *one, whole), pair)
         for one, (outcome, pair) in zip(seen, found, strict=True)
     ]
-    return with_odd_file(judged, steps.others)
+    return with_whole_file(with_odd_file(with_merged(judged, also), steps.others))
 
 
 def _whole(seen: Sequence[tuple[int, tuple[Checkpoint, ...]] | None]) -> set[tuple[int, int]]:

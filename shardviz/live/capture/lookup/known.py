@@ -175,7 +175,23 @@ def _why_not(
     if entry is None:
         called = f"{known_as}, as the map has it" if known_as != name else "this name"
         return lacking or reference.why.get(name, f"{path} has no tensor of {called}")
-    return "" if entry.shape == one.shape else f"{path} has {list(entry.shape)}, the model {list(one.shape)}"
+    if entry.shape == one.shape:
+        return ""
+    return f"{path} has {list(entry.shape)}, the model {list(one.shape)}{_padding(one.shape, entry.shape)}"
+
+
+def _padding(own: tuple[int, ...], saved: tuple[int, ...]) -> str:
+    """Return what to do where shapes differ as by padding; empty where they differ otherwise."""
+    odd = [dim for dim, (one, other) in enumerate(zip(own, saved, strict=False)) if one != other]
+    if len(own) != len(saved) or len(odd) != 1:
+        return ""
+    short, long = sorted((own[odd[0]], saved[odd[0]]))
+    if long >= 2 * short:  # rather parts that were joined, or a rank's part
+        return ""
+    dim = f", {odd[0]}" if odd[0] else ""
+    line = f"x = pad(x, {long}{dim})" if own[odd[0]] == long else f"x = slice(x, 0, {short}{dim})"
+    beyond = f"what is beyond the first {short:,} indices of dim {odd[0]}"
+    return f"; if {beyond} is padding, a map's line for it, `{line}`, has the rest checked"
 
 
 def _stamp(name: str, one: Wanted, stamps: Mapping[str, Stamp], first: int) -> Stamp:

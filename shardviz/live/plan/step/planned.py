@@ -187,7 +187,7 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
     no_gpu = NO_GPU_IN_2_4 if torch.__version__.startswith("2.4.") else NO_GPU
     why = no_gpu if "cuda" in str(error).lower() else ""
     fails: StepFails = "no" if why else "yes" if built.means == "values" else "perhaps"
-    return PlannedStep(f"a step {how} raised {one_line(error)}{why}", fails=fails)
+    return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", fails=fails)
 
 
 def _stepped(

@@ -1,0 +1,100 @@
+"""Tensors that lie on the line through those of two other checkpoints: a change, such as a LoRA, merged twice."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.checkpoint.comparing.changed.factors import DIGITS, blocks, factor_text, sampled, values_of
+from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open
+from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
+from shardviz.errors import DumpError
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.comparing.elsewhere.one_file import Found
+    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.records import Checkpoint
+    from shardviz.checkpoint.tensor import Tensor
+
+    Values = NDArray[np.float64]
+
+FEWEST_ELEMENTS = 16
+"""Elements of a tensor that a factor is read off: one or two fit any."""
+
+CLEAR = 16
+"""Roundings that most of a change must be larger than, so that its factor is seen."""
+
+NEAR = 0.02
+"""How near a factor is to one that says something else: none of the change, or all of it."""
+
+FIX = "merge what was added once, with the scale that it was trained with, into weights that do not have it"
+
+
+def with_merged(found: Found, also: Sequence[Checkpoint]) -> Found:
+    """Say of tensors that differ how often they have what lies between the other side and a third checkpoint."""
+    return [(_judged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in found]
+
+
+def _judged(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
+    for step in also if pair.one is not None and pair.other is not None else ():
+        assert pair.one is not None
+        assert pair.other is not None
+        third = tensor_in(step, pair.one)
+        if third is not None and (times := _times([pair.one, pair.other, third])) is not None:
+            return _named(outcome, times, printable(step.path.name))
+    return outcome
+
+
+def _named(outcome: Outcome, times: float, third: str) -> Outcome:
+    """Name the two that a change lies between: the first and the third, in the order in which it grows."""
+    base, other, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
+    why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {other} adds to that"
+    if by < 1:
+        return outcome.became("other", why, "It is a mean of both, as averaging of checkpoints makes.")
+    return outcome.became("other", why, "What was added, such as a LoRA, was merged again or with another scale.", FIX)
+
+
+def _times(sides: list[Tensor]) -> float | None:
+    """Return the t with which the second is the first + t * (third - first); None where there is none, or 0 or 1."""
+    one, other, _ = sides
+    types = {side.dtype for side in sides}
+    if len(types) > 1 or one.dtype not in DIGITS or one.shape != other.shape or math.prod(one.shape) < FEWEST_ELEMENTS:
+        return None
+    try:
+        bits = [side.bits for side in sides]
+    except DumpError:
+        return None
+    first, second, last = (values_of(sampled(part), one.dtype) for part in bits)
+    change, room = last - first, CLEAR * 2.0 ** -DIGITS[one.dtype] * np.abs(first)
+    at = int(np.abs(change).argmax())
+    if not np.isfinite([first, second, last]).all() or np.median(np.abs(change) - room) <= 0:
+        return None
+    times = float((second[at] - first[at]) / change[at])
+    largest = max(abs(values[at]) for values in (first, second, last))
+    off = _rounding(one.dtype, times) * float(largest / abs(change[at]))
+    return times if min(abs(times), abs(times - 1)) > NEAR and _fits(bits, one.dtype, times, off) else None
+
+
+def _rounding(dtype: str, times: float) -> float:
+    """Return how far a value may be from the line, as a part of it, where all three were rounded."""
+    return (2 + 2 * abs(times)) * 2.0 ** -DIGITS[dtype]
+
+
+def _fits(bits: Sequence[NDArray[Any]], dtype: str, times: float, off: float) -> bool:
+    """Whether all values are on the line, but for their roundings and for how far off the factor may be."""
+    for parts in zip(*map(blocks, bits), strict=True):
+        first, second, last = (values_of(part, dtype) for part in parts)
+        with np.errstate(all="ignore"):
+            size = np.maximum(np.maximum(np.abs(first), np.abs(second)), np.abs(last))
+            room = _rounding(dtype, times) * size + off * np.abs(last - first)
+            if not (np.abs(first + times * (last - first) - second) <= room).all():
+                return False
+    return True

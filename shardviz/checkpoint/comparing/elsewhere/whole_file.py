@@ -1,0 +1,60 @@
+"""Whether all tensors that differ are those of one file, where files have whole tensors, as safetensors do.
+
+A boundary of files is nowhere else a boundary of the model, so that what stops just there is most likely the file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.comparing.elsewhere.one_file import FEWEST, LONE, SAME, SIDES, is_open
+from shardviz.checkpoint.records import Saved
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from shardviz.checkpoint.comparing.elsewhere.one_file import Found
+    from shardviz.checkpoint.comparing.outcome import Outcome
+
+CAUSE = "That file is of another save, or its tensors alone were changed."
+
+
+def with_whole_file(found: Found) -> Found:
+    """Say of tensors that differ that they are all those of one file."""
+    for at in (1, 0):
+        if name := _whole_file(found, at):
+            return [(_named(outcome, SIDES[at], name), pair) for outcome, pair in found]
+    return found
+
+
+def _whole_file(found: Found, at: int) -> str:
+    """Return the file of a side that has all tensors that differ, and no others; empty without one."""
+    same: Counter[str] = Counter()
+    odd: Counter[str] = Counter()
+    for outcome, pair in found:
+        own = (pair.one, pair.other)[at]
+        if outcome.verdict in LONE or not isinstance(own, Saved):
+            continue
+        if len(own.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):
+            return ""
+        if _differs(outcome):
+            odd[own.files[0]] += 1
+        elif len(own.shape) > 1:  # scales and biases may be all ones or zeros in every save
+            same[own.files[0]] += 1
+    name = next(iter(odd), "")
+    is_whole = len(odd) == 1 and odd[name] >= FEWEST and not same[name] and same.total() >= FEWEST
+    return name if is_whole else ""
+
+
+def _differs(outcome: Outcome) -> bool:
+    return is_open(outcome) or outcome.verdict == "stale"
+
+
+def _named(outcome: Outcome, side: str, name: str) -> Outcome:
+    if not _differs(outcome):
+        return outcome
+    where = f"What differs is all of {printable(name)} of the {side}, and nothing of its other files"
+    fix = (
+        outcome.fix or f"take {printable(name)} from the save of the others; compare it with theirs by `shardviz diff`"
+    )
+    return outcome.became(outcome.verdict, outcome.why, f"{where}. {outcome.cause or CAUSE}", fix)
