@@ -222,20 +222,20 @@ def _locked(path: Path, ranks: PlannedRanks, *, force: bool, with_step: bool) ->
     from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
     from shardviz.commands.common.streams import talk
     from shardviz.picture.text.terminal import line
-    from shardviz.plan.lock import changed, lock_text
+    from shardviz.plan.lock import changed, lock_text, same_text
     from shardviz.text import printable
 
     why = f"planned without collectives: {printable(ranks.plan.without_step)}"
     if force or not path.exists():
         if ranks.plan.without_step and with_step:
             talk(why)
-        write_markup(lock_text(ranks), path)
+        write_markup(lock_text(ranks), path, "--lock")
         talk(f"run this again to compare with {path}")
         return EXIT_CLEAN
     found = changed(path, ranks)
     if ranks.plan.without_step and any(text.startswith("- sent ") for text in found):
         talk(why)
-    write_answer(map(line, found), terminal_for("auto"))
+    write_answer(map(line, found or [same_text(path)]), terminal_for("auto"))
     if found:
         talk(f"{path} differs; give --force to overwrite it")
     return EXIT_FINDINGS if found else EXIT_CLEAN

@@ -20,7 +20,7 @@ from shardviz.layout.notation import write
 from shardviz.plan.counting.amounts import Amounts
 from shardviz.plan.counting.traffic import sent, where
 from shardviz.plan.folding import fold_again, kind_of, unfolded
-from shardviz.text import bytes_text, natural_key, printable
+from shardviz.text import bytes_text, counted, natural_key, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -170,6 +170,18 @@ def changed(path: Path, ranks: PlannedRanks) -> list[str]:
             found += [f"- {was}{'' if now else _cost(was, None)}"] if was else []
             found += [f"+ {now}{_cost(was, now)}"] if now else []
     return found
+
+
+def same_text(path: Path) -> str:
+    """Say what a plan has that is as in a lockfile.
+
+    Raises:
+        ShardvizError: The lockfile cannot be read.
+    """
+    lines = read_lock(path)[1]
+    sent = sum(name.startswith("sent ") for name in lines)
+    collectives = f" and {counted(sent, 'collective')}" if sent else ""
+    return f"✓ {counted(len(lines) - sent, 'layout')}{collectives} as in {printable(str(path))}"
 
 
 def _pairs(before: dict[str, Line], after: dict[str, Line]) -> list[tuple[Line | None, Line | None]]:

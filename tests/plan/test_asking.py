@@ -15,7 +15,6 @@ from shardviz.commands.probe import ending_at_signals
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan import asking
 from shardviz.live.plan.asking import Asked, ask, together
-from shardviz.machine import cores
 from tests.live.worlds import wait_until
 
 if TYPE_CHECKING:
@@ -353,14 +352,6 @@ def test_ctrl_c_leaves_no_rank_running(on_cores: int, tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
     assert list(tmp_path.iterdir())
     assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
-
-
-def test_only_cores_that_this_process_may_use_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 5, 7}, raising=False)
-    assert cores() == 3
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert cores() == 1
 
 
 def test_a_rank_waits_for_no_thread_of_the_process_that_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:

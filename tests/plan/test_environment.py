@@ -82,7 +82,7 @@ def test_what_depends_on_the_environment_is_each_ranks_own(where: str, read: str
     assert rows(planned(code, tmp_path)) == {**dict.fromkeys(range(7), 8), 7: 16}
 
 
-@pytest.mark.parametrize(("read", "times"), [('os.environ["RANK"]', 3), ('os.environ.get("HOME")', 1)])
+@pytest.mark.parametrize(("read", "times"), [('os.environ["RANK"]', 1 + 8), ('os.environ.get("HOME")', 1)])
 def test_only_a_probe_that_reads_which_rank_it_is_is_imported_on_each(read: str, times: int, tmp_path: Path) -> None:
     code = f"""
 {read}
@@ -101,7 +101,7 @@ def test_what_torch_reads_is_not_the_users_own() -> None:
         assert os.environ.get("HOME") is not None
         assert not found
         assert os.environ.get("LOCAL_RANK") == "1"
-        assert found == ["LOCAL_RANK"]
+        assert found.keys() == {"LOCAL_RANK"}
 
 
 def test_a_process_group_at_import_is_refused_at_once(

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from shardviz.cli import main
-from shardviz.errors import ShardvizError
+from shardviz.errors import MeshError, ShardvizError
+from shardviz.layout.mesh import parse_mesh
 from shardviz.plan.lock import layouts_of, read_lock
+from shardviz.testing import ShardAssertionError, assert_layout
+from tests.dumps import make_dump
 
 JOB = """
 import torch
@@ -103,7 +106,8 @@ def build(): return nn.Sequential(*(Experts(COUNT) for _ in range(LAYERS)))
 def test_identical_experts_of_identical_layers_are_one_line(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
     job.write_text(JOB + EXPERTS.replace("COUNT", "12"))
     Path("l.lock").unlink()
-    assert again(capfd, 0, "--no-step") == again(capfd, 0, "--no-step", "--force")
+    again(capfd, 0, "--no-step")
+    assert again(capfd, 0, "--no-step") == (["✓ 1 layout as in l.lock"], "")
     line = "param [0-2].experts.[0-11].weight: float32[8/dp, 8], 2304 bytes per rank"
     assert Path("l.lock").read_text().splitlines()[1:] == [line]
     assert layouts_of(Path("l.lock")) == {
@@ -111,7 +115,10 @@ def test_identical_experts_of_identical_layers_are_one_line(job: Path, capfd: py
     }
     of_one = "param [0-2].experts.{}.weight: float32[8/dp, 8], 192 bytes per rank"
     Path("l.lock").write_text("\n".join(["# shardviz layouts 1: mesh (dp=4)", *map(of_one.format, range(12))]))
-    assert again(capfd, 0, "--no-step") == ([], "")  # a line for each expert, as lockfiles were before
+    assert again(capfd, 0, "--no-step") == (
+        ["✓ 12 layouts as in l.lock"],
+        "",
+    )  # a line for each expert, as lockfiles were before
     job.write_text(JOB + EXPERTS.replace("COUNT", "13"))
     assert again(capfd, 1, "--no-step")[0] == [
         f"- {line}",
@@ -129,7 +136,7 @@ def build(): return nn.Sequential(*(Experts() for _ in range(LAYERS)))
 """
 
 
-def test_experts_of_alike_modules_are_one_line_and_the_same_plan_prints_nothing(
+def test_experts_of_alike_modules_are_one_line_and_the_same_plan_agrees(
     job: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job.write_text(JOB + SEQUENTIAL)
@@ -138,12 +145,15 @@ def test_experts_of_alike_modules_are_one_line_and_the_same_plan_prints_nothing(
         "param [0-2].experts.[0-1].[0,2].bias: float32[8/dp], 96 bytes per rank",
         "param [0-2].experts.[0-1].[0,2].weight: float32[8/dp, 8], 768 bytes per rank",
     ]
-    assert again(capfd, 0, "--no-step") == ([], "")
+    assert again(capfd, 0, "--no-step") == (["✓ 2 layouts as in l.lock"], "")
     of_one = "param [0-2].experts.{}.[0,2].{}, {} bytes per rank"
     rows = [of_one.format(expert, *what) for what in (("bias: float32[8/dp]", 48), ("weight: float32[8/dp, 8]", 384))
             for expert in (0, 1)]  # fmt: skip
     Path("l.lock").write_text("\n".join(["# shardviz layouts 1: mesh (dp=4)", *rows]))
-    assert again(capfd, 0, "--no-step") == ([], "")  # folded less far, as lockfiles were before
+    assert again(capfd, 0, "--no-step") == (
+        ["✓ 4 layouts as in l.lock"],
+        "",
+    )  # folded less far, as lockfiles were before
 
 
 def test_a_plan_without_a_step_says_why_it_has_no_collectives(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -154,12 +164,71 @@ def test_a_plan_without_a_step_says_why_it_has_no_collectives(job: Path, capfd: 
     assert "planned without collectives: a step run with values raised" in again(capfd, 1)[1]
 
 
-def test_the_same_plan_prints_nothing(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert again(capfd, 0) == ([], "")
+def test_the_same_plan_is_one_line(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert again(capfd, 0) == (["✓ 2 layouts and 2 collectives as in l.lock"], "")
     text = Path("l.lock").read_text()
     for saved in ("\ufeff" + text, text.replace("\n", "\r\n")):  # as editors on Windows save it
         Path("other.lock").write_text(saved, newline="")
         assert read_lock(Path("other.lock")) == read_lock(Path("l.lock"))
+
+
+def test_another_mesh_is_what_a_difference_begins_with(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines, said = again(capfd, 1, "--mesh", "2", "--no-step")
+    assert lines[:2] == ["- mesh (dp=4)", "+ mesh (dp=2)"]
+    assert not any(line.startswith("✓") for line in lines)
+    assert "l.lock differs; give --force to overwrite it" in said
+
+
+def test_a_lockfile_that_cannot_be_written_names_its_own_option(
+    job: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    capfd.readouterr()
+    assert main(["plan", "job.py", "--lock", "new.lock", "--no-step"]) == 2
+    said = capfd.readouterr().err
+    assert "cannot write new.lock: Read-only file system\nHint: choose another file with --lock\n" in said
+
+
+ON_FOUR = {"up.weight": "float32[8/tp, 4]", "up.bias": "float32[8/tp]"}
+
+
+@pytest.mark.parametrize("mesh", ["tp=4", "tp=2"])
+def test_a_lockfile_of_another_size_of_the_same_axes_is_kept(mesh: str, tmp_path: Path) -> None:
+    assert_layout(dump_on(mesh, ON_FOUR, tmp_path), lock_of_four(tmp_path))
+
+
+@pytest.mark.parametrize("mesh", ["tp=4", "tp=2"])
+def test_a_layout_that_is_not_that_of_a_lockfile_names_both_meshes_where_they_differ(mesh: str, tmp_path: Path) -> None:
+    dump = dump_on(mesh, ON_FOUR | {"up.bias": "float32[8]"}, tmp_path)
+    with pytest.raises(ShardAssertionError) as raised:
+        assert_layout(dump, lock_of_four(tmp_path))
+    assert "not the intended float32[8/tp]" in str(raised.value)
+    named = f"{tmp_path / 'l.lock'} was written for mesh (tp=4), and this is mesh (tp=2)"
+    assert (named in str(raised.value)) == (mesh == "tp=2")
+
+
+def test_axes_of_other_names_than_a_lockfiles_are_refused_with_its_mesh(tmp_path: Path) -> None:
+    dump = dump_on("dp=4", {name: layout.replace("tp", "dp") for name, layout in ON_FOUR.items()}, tmp_path)
+    with pytest.raises(MeshError) as raised:
+        assert_layout(dump, lock_of_four(tmp_path))
+    assert "l.lock was written for mesh (tp=4): mesh (dp=4) has no axis 'tp'" in raised.value.message
+    assert "name the axes as the lockfile does" in raised.value.hint
+
+
+def lock_of_four(folder: Path) -> Path:
+    """Write the lockfile of a layer on four ranks."""
+    file = folder / "l.lock"
+    lines = [f"param {name}: {layout}, 32 bytes per rank" for name, layout in ON_FOUR.items()]
+    file.write_text("\n".join(["# shardviz layouts 1: mesh (tp=4)", *lines]))
+    return file
+
+
+def dump_on(mesh: str, layouts: dict[str, str], folder: Path) -> Path:
+    """Write a dump of tensors with these layouts."""
+    return make_dump(folder / "made.shardviz", parse_mesh(mesh), layouts)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_where_all_ranks_can_be_stepped_a_step_is_planned(tmp_path: Path) -> Non
     record = planned(HEAD + STEP.format("pass"), tmp_path)
     assert (record.without_step, len(record.parts)) == ("", 1)
     assert record.parts[0].peak is not None
-    assert record.how == ("2 ranks of 4 asked",)
+    assert record.how == ("4 ranks of 4 asked",)
 
 
 def test_the_command_says_the_error_of_the_ranks_that_cannot_be_stepped(
@@ -89,8 +89,8 @@ def test_ranks_that_hold_more_in_a_step_than_the_first_are_planned_apart(tmp_pat
 def test_ranks_that_hold_less_in_a_step_than_the_first_are_named(tmp_path: Path) -> None:
     record = planned(HEAD + STEP.format("batch = batch[:len(batch) - dp]"), tmp_path)
     assert len(record.parts) == 1
-    assert record.how[0] == "2 ranks of 4 asked"
-    assert record.how[-1].startswith("at a step's fullest moment rank 3 holds ")
+    assert record.how[0] == "4 ranks of 4 asked"
+    assert record.how[-1].startswith("at a step's fullest moment rank 1 holds ")
     assert record.how[-1].endswith(" less than rank 0, which stands for it")
 
 

@@ -116,8 +116,13 @@ def write_json(answer: object, output: Path | None = None) -> None:
         _write_file(text, output)
 
 
-def write_markup(text: str, output: Path | None) -> None:
+def write_markup(text: str, output: Path | None, option: str = "-o") -> None:
     """Write SVG, HTML or XML, which are UTF-8, to stdout or to a file.
+
+    Args:
+        text: The text.
+        output: The file; None for stdout.
+        option: The option that names the file.
 
     Raises:
         ShardvizError: The file cannot be written.
@@ -130,14 +135,14 @@ def write_markup(text: str, output: Path | None) -> None:
             else:
                 sys.stdout.write(text)
     else:
-        _write_file(text, output)
+        _write_file(text, output, option)
 
 
-def _write_file(text: str, output: Path) -> None:
+def _write_file(text: str, output: Path, option: str = "-o") -> None:
     content = text.encode("utf-8")
     try:
         output.write_bytes(content)
     except OSError as error:
-        raise ShardvizError(f"cannot write {output}: {error.strerror}", "choose another file with -o") from error
+        raise ShardvizError(f"cannot write {output}: {error.strerror}", f"choose another file with {option}") from error
     opened = "; open it in a browser" if output.suffix.lower() in (".html", ".htm", ".svg") else ""
     talk(f"wrote {printable(str(output))}, {bytes_text(len(content))}{opened}")

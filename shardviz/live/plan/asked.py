@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,7 @@ from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units, is_compiled, without_compiling
 from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states
+from shardviz.live.plan.reads import places_read
 from shardviz.live.plan.step.answers import TRIED, Answers
 from shardviz.live.plan.step.planned import planned_step
 from shardviz.live.plan.wrapped import taken_apart
@@ -27,7 +28,7 @@ from shardviz.live.world.torchrun import environment_of
 from shardviz.plan.records import BucketRecord, PlanPart, UnitRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
     from torch import nn
@@ -88,6 +89,7 @@ class Reply:
         was_asked_for_step: Whether it was asked for a step.
         optimizer: The optimizer whose state it has; empty for none.
         step_fails: Whether no step was planned because it fails, on real ranks too.
+        reads: The axes along which the user's code reads where this rank is, and the lines that do.
     """
 
     part: PlanPart
@@ -96,6 +98,7 @@ class Reply:
     was_asked_for_step: bool = True
     optimizer: str = ""
     step_fails: StepFails = "no"
+    reads: Mapping[str, str] = field(default_factory=dict)
 
 
 def answer(question: Question, rank: int) -> Reply:
@@ -110,8 +113,10 @@ def answer(question: Question, rank: int) -> Reply:
         fake_world(rank, size),
         without_compiling(),
     ):
-        own = replace(question, probe=question.load()) if question.load is not None else question
-        return _Rank(own, rank).reply()
+        with places_read(question.mesh) as read:
+            own = replace(question, probe=question.load()) if question.load is not None else question
+            reply = _Rank(own, rank).reply()
+        return replace(reply, reads=read)
 
 
 class _Rank:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan.forks import Fork, answer_of, begin, end, interrupted_later, memory_used
-from shardviz.live.world.launching import free_memory
-from shardviz.machine import cores
+from shardviz.machine import cores, free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

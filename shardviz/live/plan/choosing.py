@@ -2,8 +2,10 @@
 
 The first rank and the last one are asked. Where both have the same tensors with the same layouts, and the oracle says
 what the last one holds from what the first one does, one of them stands for all. Where parts are uneven, all corners
-of the mesh are asked, without a step: torch may not split as the oracle does. Otherwise the code tells ranks apart
-along some axes: those along which the last position differs from the first, and along those every position is asked.
+of the mesh are asked, without a step: torch may not split as the oracle does. Where the user's code reads where its
+rank is along some axes, every position along those is asked, as long as they are few: one in the middle may be special.
+Otherwise the code tells ranks apart along some axes: those along which the last position differs from the first, and
+along those every position is asked.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from msgspec import structs
 
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
+from shardviz.live.plan.reads import Reading
 from shardviz.plan.ranks import PlannedPart, has_equal_parts, without_ranks
 from shardviz.plan.records import PeakRecord
 from shardviz.text import bytes_text
@@ -38,6 +41,12 @@ MAX_CORNERS = 16
 
 MAX_ASKED = 256
 """Ranks that are asked at most."""
+
+MAX_READING = 32
+"""Positions that are asked at most because the user's code reads which of them is its own."""
+
+MAX_TENSORS = 4096
+"""Tensors that these positions may have, all together: 2 ms each, measured."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,12 @@ class _Replies:
             self.replies |= yield from self._ask(stepped, False)
 
     @property
+    def reading(self) -> Reading:
+        """What the user's code reads of its place, on the ranks that were asked."""
+        reads = {axis: line for reply in self.replies.values() for axis, line in reply.reads.items()}
+        return Reading(self.mesh, reads, self.replies)
+
+    @property
     def first(self) -> Reply:
         """What the first rank of the mesh has."""
         return self.replies[self.mesh.ranks[0]]
@@ -121,7 +136,7 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chos
     """
     asked = _Replies(mesh, ask)
     chosen = yield from _chosen(asked, stage_axes)
-    notes = tuple(_held_less(chosen, asked))
+    notes = (*_held_less(chosen, asked), *asked.reading.said)
     return replace(chosen, asked=len(asked.replies), failed=asked.failed, step_fails=asked.step_fails, notes=notes)
 
 
@@ -130,12 +145,16 @@ def _chosen(asked: _Replies, stage_axes: Sequence[str]) -> Program[Chosen]:
     yield from asked.ask([mesh.ranks[0], mesh.ranks[-1]])
     if _is_uneven(asked.first.part.record):
         yield from asked.ask(_corners(mesh), with_step=False)
+    yield from asked.ask(_where_read(asked))
     if all(map(asked.is_explained, asked.replies)):
         return Chosen(((asked.first, {}),), len(asked.replies), ())
     told_apart = yield from _told_apart(asked, stage_axes)
-    chosen = yield from _asked_along(asked, told_apart)
-    if _explain(chosen, asked):
-        return chosen
+    apart_or_read = {*told_apart, *asked.reading.axes}
+    with_read = tuple(axis for axis in mesh.axes if axis in apart_or_read and mesh.axis_size(axis) > 1)
+    for axes in dict.fromkeys(axes for axes in (told_apart, with_read) if axes):
+        chosen = yield from _asked_along(asked, axes)
+        if _explain(chosen, asked):
+            return chosen
     return (yield from _asked_along(asked, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)))
 
 
@@ -189,6 +208,15 @@ def _is_uneven(record: RankRecord) -> bool:
     return not all(map(has_equal_parts, layouts))
 
 
+def _where_read(asked: _Replies) -> list[int]:
+    """Return a rank for each position along the axes that the user's code reads, unless these are too many."""
+    mesh, reading = asked.mesh, asked.reading
+    tensors = max(1, len(asked.first.part.record.tensors))
+    if reading.missing > min(MAX_READING, MAX_TENSORS // tensors):
+        return []
+    return [rank for rank in _along(mesh, reading.axes) if reading.position(rank) not in reading.known]
+
+
 def _corners(mesh: Mesh) -> list[int]:
     """Return the ranks that are first or last along every axis, as long as they are few."""
     ways = list(product(*((0, size - 1)[: min(size, 2)] for size in mesh.shape)))
@@ -196,13 +224,11 @@ def _corners(mesh: Mesh) -> list[int]:
 
 
 def _told_apart(asked: _Replies, stage_axes: Sequence[str]) -> Program[tuple[str, ...]]:
-    """Return the axes along which the last position is not what the first one explains; all, where none alone shows."""
+    """Return the axes along which the last position is not what the first one explains."""
     sizes = dict(zip(asked.mesh.axes, asked.mesh.shape, strict=True))
     at_end = {axis: _rank_at(asked.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
     yield from asked.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
-    return tuple(
-        [axis for axis, rank in at_end.items() if axis in stage_axes or not asked.is_explained(rank)] or at_end
-    )
+    return tuple(axis for axis, rank in at_end.items() if axis in stage_axes or not asked.is_explained(rank))
 
 
 def _rank_at(mesh: Mesh, at: dict[str, int]) -> int:

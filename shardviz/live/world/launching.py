@@ -14,6 +14,7 @@ from shardviz.live.world import starting
 from shardviz.live.world.failures import output
 from shardviz.live.world.protocol import Job
 from shardviz.live.world.watch import Watch
+from shardviz.machine import free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,15 +100,6 @@ def _check(task: str, num_ranks: int, method: str, backend: str | None) -> None:
         needed = f"{num_ranks:,} ranks need about {num_ranks * RANK_MEMORY / GIB:,.1f} GiB of memory"
         hint = f"at most {free // RANK_MEMORY:,} ranks fit here: use a smaller mesh, or torchrun on more machines"
         raise ShardvizError(f"{needed}, this machine has {free / GIB:,.1f} GiB free", hint=hint)
-
-
-def free_memory() -> int | None:
-    """Return the bytes that new processes can take, where the system says so (Linux)."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _pickle_args(task: str, args: tuple[Any, ...]) -> bytes:

@@ -13,7 +13,7 @@ from shardviz.check.run import report_on
 from shardviz.check.verdicts import nothing_checked
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles, read_files
-from shardviz.errors import ShardvizError
+from shardviz.errors import MeshError, ShardvizError
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for, refuse_unchecked, refuse_unordered
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def assert_layout(
         subject: A module, a tensor, an optimizer, tensors by name, or a dump.
         layouts: A layout in the notation for all tensors, or layouts by pattern over names:
             `{"layers.*.wq.weight": "[*/tp/fsdp, *]", "norm.*": None}`; None for any layout. Or a lockfile,
-            `layouts.lock`, that `shardviz plan --lock` wrote.
+            `layouts.lock`, that `shardviz plan --lock` wrote: its shapes, element types and the axes that split them
+            are compared, and not how large the axes are, so that a lockfile of 2,048 ranks holds on 4.
         mesh: The mesh of the job; by default the test's, or that of the DTensors.
 
     Raises:
@@ -147,12 +148,16 @@ def assert_layout(
     from shardviz.testing.assertions import rules
 
     seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh)
-    if isinstance(layouts, str | Path) and str(layouts).endswith(".lock"):
+    lock = Path(layouts) if isinstance(layouts, str | Path) and str(layouts).endswith(".lock") else None
+    if lock is not None:
         from shardviz.plan.lock import layouts_of
 
-        layouts = layouts_of(Path(layouts))
+        layouts = layouts_of(lock)
     wanted: dict[str, str | None] = {"*": str(layouts)} if isinstance(layouts, str | Path) else dict(layouts)
-    _raise_with_held(seen, rules.check_rules(seen, wanted), subject, mesh)
+    try:
+        _raise_with_held(seen, rules.check_rules(seen, wanted), subject, mesh)
+    except (ShardAssertionError, MeshError) as error:
+        raise (rules.of_lock(error, lock, seen) if lock is not None else error) from None
 
 
 def assert_replicated(

@@ -10,12 +10,16 @@ from shardviz.check.finding import MOST_NAMES, Finding
 from shardviz.check.order.infer.labels import right_label
 from shardviz.check.order.rules.intent import intended_text
 from shardviz.dump.find import meant
+from shardviz.dump.validate import mesh_of
+from shardviz.errors import MeshError
 from shardviz.layout.notation import parse, write
+from shardviz.plan.lock import read_lock
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.text import counted, folded_names, listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
@@ -23,6 +27,23 @@ if TYPE_CHECKING:
 
 ANY = "any"
 """A rule that allows every layout."""
+
+
+def of_lock(error: ShardAssertionError | MeshError, lock: Path, dump: Dump) -> Exception:
+    """Return what a lockfile's layouts have raised, with the meshes of both where they are not the same.
+
+    Args:
+        error: What was raised.
+        lock: The lockfile.
+        dump: The tensors of all ranks.
+    """
+    planned, run = read_lock(lock)[0], dump.files.run.mesh
+    if run is None or planned == str(mesh_of(run)):
+        return error
+    if isinstance(error, MeshError):
+        missing = f"{lock} was written for mesh {planned}: {error.message}"
+        return MeshError(missing, "name the axes as the lockfile does, or write it again: shardviz plan ... --force")
+    return ShardAssertionError(f"{error}\n\n{lock} was written for mesh {planned}, and this is mesh {mesh_of(run)}")
 
 
 def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:

@@ -79,9 +79,9 @@ def test_each_module_that_is_watched_for_has_hooks_and_the_other_way_round():
 
 def test_a_model_that_does_not_fit_into_memory_is_not_loaded_whole(monkeypatch, capsys):
     model = nn.Linear(8, 8)
-    monkeypatch.setattr("shardviz.live.world.launching.free_memory", lambda: 2 * 72 * 4)
+    monkeypatch.setattr("shardviz.machine.free_memory", lambda: 2 * 72 * 4)
     assert sources._has_memory(model, Path("fits"))
-    monkeypatch.setattr("shardviz.live.world.launching.free_memory", lambda: 2 * 72 * 4 - 1)
+    monkeypatch.setattr("shardviz.machine.free_memory", lambda: 2 * 72 * 4 - 1)
     assert not sources._has_memory(model, Path("too-large"))
     said = capsys.readouterr().err
     assert "too-large is not loaded whole" in said

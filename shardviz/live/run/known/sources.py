@@ -149,7 +149,7 @@ def loaded_whole(model: nn.Module, known: Loaded, load: Callable[[], nn.Module],
 
 def _has_memory(model: nn.Module, path: Path) -> bool:
     """Whether a whole model fits here; reported where it does not."""
-    from shardviz.live.world.launching import free_memory
+    from shardviz.machine import free_memory
 
     size = sum(tensor.numel() * tensor.element_size() for _, tensor in _named(model))  # a DTensor counts all elements
     free = free_memory()
