@@ -161,7 +161,7 @@ class _Rank:
         for answers in (Answers(*pair) for pair in TRIED):
             built = self._sharded(means)
             step = self._step(built, answers)
-            if step is None or step.reads_values or not answers.asked:
+            if step is None or step.reads_values or not answers.lines:
                 return None
             if step.failed:
                 ended += f"; with {answers.tried} {step.failed}"
@@ -192,10 +192,12 @@ class _Rank:
         return built
 
     def _step(self, built: Built, answers: Answers | None = None) -> PlannedStep | None:
-        ask = self.question
-        if not ask.with_step:
+        question = self.question
+        if not question.with_step:
             return None
-        return planned_step(ask.probe, built, self.mesh, ask.mesh, ask.batch, double=ask.double, answers=answers)
+        return planned_step(
+            question.probe, built, self.mesh, question.mesh, question.batch, double=question.double, answers=answers
+        )
 
     def _unsharded(self) -> nn.Module:
         return unsharded(self.question.probe, self.question.build, double=self.question.double)

@@ -92,9 +92,9 @@ class EarlyModel:
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self.model: nn.Module | None = None
-        with _asked_for_ranks() as asked, contextlib.suppress(Exception), torch.device("meta"), _without_warnings():
+        with _checks_for_ranks() as checks, contextlib.suppress(Exception), torch.device("meta"), _without_warnings():
             model = build()
-            self.model = None if asked else model
+            self.model = None if checks else model
 
 
 @contextlib.contextmanager
@@ -122,17 +122,17 @@ class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _asked_for_ranks() -> Iterator[list[bool]]:
+def _checks_for_ranks() -> Iterator[list[bool]]:
     """Note whether code asks whether there are ranks, so that what it builds may depend on the answer."""
-    asked: list[bool] = []
+    checks: list[bool] = []
     before = distributed.is_initialized
 
     def is_initialized() -> bool:
-        asked.append(True)
+        checks.append(True)
         return before()
 
     with replaced(distributed, "is_initialized", is_initialized):
-        yield asked
+        yield checks
 
 
 def sharded(

@@ -46,14 +46,14 @@ class Chosen:
 
     Attributes:
         parts: Each rank's reply, with the positions along axes of the ranks that it stands for.
-        asked: How many ranks were asked.
+        num_asked: How many ranks were asked.
         axes: The axes along which the code tells ranks apart.
         failed: Why no step was planned, though ranks were asked for one; empty where one was.
         notes: What the parts do not say of ranks that were asked, a sentence each.
     """
 
     parts: tuple[tuple[Reply, dict[str, tuple[int, ...]]], ...]
-    asked: int
+    num_asked: int
     axes: tuple[str, ...]
     failed: str = ""
     notes: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class _Replies:
         ask: Asks ranks, with a step or without one.
 
     Attributes:
-        replies: What they have, by rank.
+        by_rank: What they have, by rank.
         mesh: The mesh of the plan.
         failed: Why a rank could not be stepped; empty where all could that were asked for it.
     """
@@ -75,7 +75,7 @@ class _Replies:
     def __init__(self, mesh: Mesh, ask: Ask) -> None:
         self.mesh = mesh
         self._ask = ask
-        self.replies: dict[int, Reply] = {}
+        self.by_rank: dict[int, Reply] = {}
         self.failed = ""
 
     def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> Program[None]:
@@ -84,22 +84,22 @@ class _Replies:
         Where one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
         """
         with_step = with_step and not self.failed
-        known = {rank for rank, reply in self.replies.items() if reply.was_asked_for_step or not with_step}
+        known = {rank for rank, reply in self.by_rank.items() if reply.was_asked_for_step or not with_step}
         found = yield from self._ask([rank for rank in ranks if rank not in known], with_step)
-        self.replies |= found
+        self.by_rank |= found
         self.failed = self.failed or next((why for rank in sorted(found) if (why := found[rank].without_step)), "")
         if self.failed and with_step:
-            stepped = [rank for rank, one in self.replies.items() if one.was_asked_for_step and not one.without_step]
-            self.replies |= yield from self._ask(stepped, False)
+            stepped = [rank for rank, one in self.by_rank.items() if one.was_asked_for_step and not one.without_step]
+            self.by_rank |= yield from self._ask(stepped, False)
 
     @property
     def first(self) -> Reply:
         """What the first rank of the mesh has."""
-        return self.replies[self.mesh.ranks[0]]
+        return self.by_rank[self.mesh.ranks[0]]
 
     def is_explained(self, rank: int) -> bool:
         """Whether a rank has what the oracle says from the first one's reply."""
-        return explains(self.first, self.replies[rank], self.mesh)
+        return explains(self.first, self.by_rank[rank], self.mesh)
 
 
 def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chosen]:
@@ -113,43 +113,45 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chos
     Raises:
         ShardvizError: Too many ranks would have to be asked.
     """
-    asked = _Replies(mesh, ask)
-    chosen = yield from _chosen(asked, stage_axes)
-    return replace(chosen, asked=len(asked.replies), failed=asked.failed, notes=tuple(_held_less(chosen, asked)))
+    replies = _Replies(mesh, ask)
+    chosen = yield from _chosen(replies, stage_axes)
+    return replace(
+        chosen, num_asked=len(replies.by_rank), failed=replies.failed, notes=tuple(_held_less(chosen, replies))
+    )
 
 
-def _chosen(asked: _Replies, stage_axes: Sequence[str]) -> Program[Chosen]:
-    mesh = asked.mesh
-    yield from asked.ask([mesh.ranks[0], mesh.ranks[-1]])
-    if _is_uneven(asked.first.part.record):
-        yield from asked.ask(_corners(mesh), with_step=False)
-    if all(map(asked.is_explained, asked.replies)):
-        return Chosen(((asked.first, {}),), len(asked.replies), ())
-    told_apart = yield from _told_apart(asked, stage_axes)
-    chosen = yield from _asked_along(asked, told_apart)
-    if _explain(chosen, asked):
+def _chosen(replies: _Replies, stage_axes: Sequence[str]) -> Program[Chosen]:
+    mesh = replies.mesh
+    yield from replies.ask([mesh.ranks[0], mesh.ranks[-1]])
+    if _is_uneven(replies.first.part.record):
+        yield from replies.ask(_corners(mesh), with_step=False)
+    if all(map(replies.is_explained, replies.by_rank)):
+        return Chosen(((replies.first, {}),), len(replies.by_rank), ())
+    told_apart = yield from _told_apart(replies, stage_axes)
+    chosen = yield from _asked_along(replies, told_apart)
+    if _explain(chosen, replies):
         return chosen
-    return (yield from _asked_along(asked, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)))
+    return (yield from _asked_along(replies, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)))
 
 
-def _explain(chosen: Chosen, asked: _Replies) -> bool:
+def _explain(chosen: Chosen, replies: _Replies) -> bool:
     """Whether all ranks that were asked have what the oracle says."""
-    own = _stand_for(chosen, asked)
-    return all(explains(own[rank], reply, asked.mesh) for rank, reply in asked.replies.items())
+    own = _stand_for(chosen, replies)
+    return all(explains(own[rank], reply, replies.mesh) for rank, reply in replies.by_rank.items())
 
 
-def _stand_for(chosen: Chosen, asked: _Replies) -> dict[int, Reply]:
+def _stand_for(chosen: Chosen, replies: _Replies) -> dict[int, Reply]:
     """Return by rank, of those that were asked, the reply that stands for it."""
-    stands = [(PlannedPart(structs.replace(reply.part, at=at), asked.mesh), reply) for reply, at in chosen.parts]
-    return {rank: reply for part, reply in stands for rank in part.ranks if rank in asked.replies}
+    stands = [(PlannedPart(structs.replace(reply.part, at=at), replies.mesh), reply) for reply, at in chosen.parts]
+    return {rank: reply for part, reply in stands for rank in part.ranks if rank in replies.by_rank}
 
 
-def _held_less(chosen: Chosen, asked: _Replies) -> Iterator[str]:
+def _held_less(chosen: Chosen, replies: _Replies) -> Iterator[str]:
     """Say it where a rank holds less in a step than the one that stands for it."""
     found = [
-        (_in_step(one.part)[0] - _in_step(asked.replies[rank].part)[0], -rank, one.part.record.rank)
-        for rank, one in _stand_for(chosen, asked).items()
-        if asked.replies[rank].part.peak is not None
+        (_in_step(one.part)[0] - _in_step(replies.by_rank[rank].part)[0], -rank, one.part.record.rank)
+        for rank, one in _stand_for(chosen, replies).items()
+        if replies.by_rank[rank].part.peak is not None
     ]
     less, rank, other = max(found, default=(0, 0, 0))
     if less:
@@ -157,23 +159,23 @@ def _held_less(chosen: Chosen, asked: _Replies) -> Iterator[str]:
         yield f"at a step's fullest moment rank {-rank} holds {beside}"
 
 
-def _asked_along(asked: _Replies, axes: tuple[str, ...]) -> Program[Chosen]:
+def _asked_along(replies: _Replies, axes: tuple[str, ...]) -> Program[Chosen]:
     """Ask every position along some axes.
 
     Raises:
         ShardvizError: These are too many.
     """
-    wanted = _along(asked.mesh, axes)
+    wanted = _along(replies.mesh, axes)
     if len(wanted) > MAX_ASKED:
-        sizes = " * ".join(f"{axis}({asked.mesh.axis_size(axis)})" for axis in axes)
+        sizes = " * ".join(f"{axis}({replies.mesh.axis_size(axis)})" for axis in axes)
         raise ShardvizError(
             f"the code tells ranks apart along {sizes} = {len(wanted):,} positions, more than the {MAX_ASKED} that are "
             "asked",
             "plan a smaller mesh of the same axes",
         )
-    yield from asked.ask(wanted)
-    parts = [(asked.replies[rank], at) for rank, at in wanted.items()]
-    return Chosen(tuple(_merged(parts, asked.mesh)), len(asked.replies), axes)
+    yield from replies.ask(wanted)
+    parts = [(replies.by_rank[rank], at) for rank, at in wanted.items()]
+    return Chosen(tuple(_merged(parts, replies.mesh)), len(replies.by_rank), axes)
 
 
 def _is_uneven(record: RankRecord) -> bool:
@@ -188,13 +190,13 @@ def _corners(mesh: Mesh) -> list[int]:
     return [mesh.rank_at(way) for way in ways[:MAX_CORNERS]]
 
 
-def _told_apart(asked: _Replies, stage_axes: Sequence[str]) -> Program[tuple[str, ...]]:
+def _told_apart(replies: _Replies, stage_axes: Sequence[str]) -> Program[tuple[str, ...]]:
     """Return the axes along which the last position is not what the first one explains; all, where none alone shows."""
-    sizes = dict(zip(asked.mesh.axes, asked.mesh.shape, strict=True))
-    at_end = {axis: _rank_at(asked.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
-    yield from asked.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
+    sizes = dict(zip(replies.mesh.axes, replies.mesh.shape, strict=True))
+    at_end = {axis: _rank_at(replies.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
+    yield from replies.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
     return tuple(
-        [axis for axis, rank in at_end.items() if axis in stage_axes or not asked.is_explained(rank)] or at_end
+        [axis for axis, rank in at_end.items() if axis in stage_axes or not replies.is_explained(rank)] or at_end
     )
 
 

@@ -122,7 +122,7 @@ def _of_own(
             step.notes.append(f"the optimizer's state is counted as Adam's, and may not be that: {_reason(error)}")
             return None
         step.notes.append(f"the optimizer's state is what it had made when its step raised {one_line(error)}")
-    if answers.asked:
+    if answers.lines:
         step.notes.append(f"the optimizer reads {answers.said}, taken as 1: what it keeps is taken not to depend on it")
     if question.optimizer.dtype or question.optimizer.master:
         step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")
