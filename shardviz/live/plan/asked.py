@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
+"""How a model is built, in the order in which it is tried."""
+
 NO_VALUES = "the step reads {}, which a plan does not have: it does the same with {}{}"
 
 COMPILED = "the step is planned without torch.compile: compiled code may keep less of a forward"
 
-MORE: tuple[Means, ...] = ("fakes", "values")
-"""How a model is built, in the order in which it is tried."""
+MORE = ALL[1:]
+"""How a model is built again whose step fails where it was built on the meta device."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Reply:
 
     Attributes:
         part: Its record.
-        how: How the model was built.
+        how: What is to be known of how it was built and stepped, a sentence each.
         without_step: Why no step was planned; empty where one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.
         optimizer: The optimizer whose state it has; empty for none.

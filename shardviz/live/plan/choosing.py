@@ -1,9 +1,10 @@
 """Which ranks are asked, and which each of them stands for.
 
 The first rank and the last one are asked. Where both have the same tensors with the same layouts, and the oracle says
-what the last one holds from what the first one does, one of them stands for all. Where parts are uneven, all corners
-of the mesh are asked, without a step: torch may not split as the oracle does. Otherwise the code tells ranks apart
-along some axes: those along which the last position differs from the first, and along those every position is asked.
+what the last one holds from what the first one does, one of them stands for all. Where parts are uneven, all corners of
+the mesh are asked, or the first 16, without a step: torch may not split as the oracle does. Otherwise the code tells
+ranks apart along some axes: those along which the last position differs from the first, and along those every position
+is asked.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ class PlannedStep:
 
     Attributes:
         failed: Why there was none; empty where there was.
-        reads_values: Whether that is because the model does what its values say.
+        reads_values: Whether values that were made up would not help: the model does what its values say, or the probe
+            is wrong.
         comms: What it would have sent, as it was seen.
         schedule: The passes of its stages.
         saved: What its forward keeps for its backward, by module.
