@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.plan.counting.amounts import ROLES, Amounts
+from shardviz.plan.counting.amounts import OF_A_STEP, ROLES, Amounts
 from shardviz.plan.counting.traffic import crossing, received_along
 from shardviz.text import bytes_text
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.plan.ranks import PlannedRanks
-
-OF_A_STEP = ("activations", "gathered")
-"""The roles of what a rank holds that only a step tells."""
 
 NOT_PLANNED = "not planned"
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.plan.counting.amounts import Held
+    from shardviz.plan.counting.traffic import Sent
     from shardviz.plan.ranks import PlannedRanks
 
 HEAD = "# shardviz layouts 1: mesh "
@@ -69,11 +70,18 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
                 line = _of_tensor(one)
                 before = found.get(line.name)
                 found[line.name] = line if before is None or line.bytes > before.bytes else before
-    for each in sent(ranks.plan, ranks.mesh):
-        name = f"sent {each.op} {where(each)}, {each.when}"
-        if name not in found or each.received > found[name].bytes:
-            found[name] = Line(name, f"{each.size} ranks, {each.received} bytes", each.received)
-    return _folded(found.values())
+    return _folded([*found.values(), *_of_step(ranks)])
+
+
+def _of_step(ranks: PlannedRanks) -> Iterator[Line]:
+    """Yield what a step sends; groups of several sizes within an axis, as in a backward of FSDP2, are one line."""
+    by_name: dict[str, list[Sent]] = {}
+    for one in sent(ranks.plan, ranks.mesh):
+        by_name.setdefault(f"sent {one.op} {where(one)}, {one.when}", []).append(one)
+    for name, own in by_name.items():
+        sizes = " and ".join(map(str, sorted({one.size for one in own}, reverse=True)))
+        received = sum(one.received for one in own)
+        yield Line(name, f"{sizes} ranks, {received} bytes", received)
 
 
 def _folded(lines: Iterable[Line]) -> list[Line]:

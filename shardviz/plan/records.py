@@ -104,7 +104,7 @@ class PlanRecord(Record, frozen=True):
         run_id: That of its run.
         node: GPUs of a node; 0 where it is not given.
         optimizer: What the optimizer state is that of: `Adam`, or the classes that the probe uses; empty for none.
-        how: How many ranks were asked, and how the model was built, a sentence each.
+        how: How many ranks were asked, and what is to be known of how they were built and stepped, a sentence each.
         without_step: Why no step was planned; empty where one was.
         step_fails: Whether that is because the step fails, on real ranks too.
     """

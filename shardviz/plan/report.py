@@ -10,7 +10,7 @@ from shardviz.layout.notation import write
 from shardviz.picture.text.schedule import bubble_text
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
-from shardviz.plan.counting.amounts import ROLES, Amounts, gathered
+from shardviz.plan.counting.amounts import OF_A_STEP, ROLES, Amounts, gathered
 from shardviz.plan.counting.splits import uneven, whole
 from shardviz.plan.counting.traffic import crossing, sent, where
 from shardviz.plan.folding import fold_again, fold_all, kind_of
@@ -35,9 +35,6 @@ LITTLE = 0.01
 """A part of a difference that is too small to be named."""
 
 NO_STEP = "no step was planned: the probe has no batch(), and there is no --batch"
-
-OF_A_MOMENT = ("activations", "gathered")
-"""Roles that peak at different moments on different ranks, so that their sum over ranks says nothing."""
 
 WORDS = {
     "buckets": "buckets of gradients",
@@ -139,7 +136,7 @@ def _optimizer(amounts: Amounts) -> str:
 
 
 def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
-    return "-" if role in OF_A_MOMENT else bytes_text(int(sizes.sum()))
+    return "-" if role in OF_A_STEP else bytes_text(int(sizes.sum()))
 
 
 def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:

@@ -14,7 +14,7 @@ import torch
 from shardviz.commands.probe import ending_at_signals
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan import asking
-from shardviz.live.plan.asking import Asked, ask, together
+from shardviz.live.plan.asking import Request, ask, together
 from tests.live.worlds import wait_until
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def asks(*questions: list[int], work: Callable[[int], int] = lambda rank: rank *
     found = []
     for ranks in questions:
         try:
-            found.append((yield Asked(ranks, work)))
+            found.append((yield Request(ranks, work)))
         except RankError as error:
             found.append({0: len(str(error))})
     return found
@@ -295,10 +295,10 @@ def test_a_rank_that_fails_ends_its_own_program_and_no_other(
 
     def failing() -> Program[str]:
         try:
-            yield Asked([0, 1, 2], work)
+            yield Request([0, 1, 2], work)
         except RankError as error:
             raised.append(str(error))
-            again = yield Asked([2], work)  # a program may go on
+            again = yield Request([2], work)  # a program may go on
             return f"went on with {again}"
         return "not reached"
 
@@ -327,7 +327,7 @@ def test_what_a_program_raises_ends_all_of_them(on_cores: int, tmp_path: Path) -
         return 0
 
     def raises() -> Program[None]:
-        yield Asked([0], lambda _: 0)
+        yield Request([0], lambda _: 0)
         raise ShardvizError("too many ranks differ")
 
     programs = [raises(), asks([0, 1], work=hangs)]

@@ -103,6 +103,11 @@ NO_STEP = {
         (),
         "batch() returned None: return a tensor, or a tuple or dict",
     ),
+    "stages without numbers": (
+        "def stages(model, mesh): return [model]",
+        (),
+        "stages() returned list: return this rank's stages, as a dict of modules by their numbers",
+    ),
     "a loss on a GPU": (
         "def loss(model, x): return model(x).cuda().sum()",
         (),
@@ -165,6 +170,33 @@ def test_real_ranks_say_that_a_step_has_to_return_the_loss(
     assert (
         ("step() returned None Hint: return the loss, a tensor of one number" in text) == (status > 1) == (not returned)
     )
+
+
+TWO = """
+class Two:
+    def __init__(self, model): self.parts = [torch.optim.SGD([one]) for one in model.parameters()]
+    def step(self): [one.step() for one in self.parts]
+"""
+REFUSED = {
+    "stages() returned list Hint: return this rank's stages": "def stages(model, mesh): return [model]",
+    "optimizer() returned Two, which has no state Hint: return one": TWO
+    + "def optimizer(model, mesh): return Two(model)",
+    "": "def stages(model, mesh): return {0: model}\n"
+    "def optimizer(model, mesh): return torch.optim.SGD(model.parameters())",
+}
+
+
+@pytest.mark.parametrize("expected", REFUSED)
+def test_real_ranks_say_what_stages_and_an_optimizer_are(
+    expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + REFUSED[expected])
+    status = main(["probe", "mine.py", "--mesh", "1"])
+    text = " ".join(capfd.readouterr().err.split())
+    assert expected in text
+    assert (status > 1) == bool(expected)
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *at_night([signal.SIGINT, signal.SIGHUP])])

@@ -252,3 +252,29 @@ def test_another_version_and_a_failed_merge_are_refused(
         read_lock(Path("l.lock"))
     assert expected in raised.value.message
     assert raised.value.hint
+
+
+GATHERED_WITHIN = """
+def parallelize(model, mesh):
+    for at, block in enumerate(model):
+        fully_shard(block, mesh=mesh, reshard_after_forward=AFTER[at])
+    fully_shard(model, mesh=mesh)
+MESH = (8,)
+def batch(): return torch.zeros(8, 8)
+"""
+
+
+def test_groups_of_each_size_within_an_axis_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for after in ("AFTER = 4, 2, 2", "AFTER = 4, 2, 4"):
+        Path("job.py").write_text(JOB + GATHERED_WITHIN + after)
+        status = main(["plan", "job.py", "--lock", "l.lock"])
+    # Of a block's 2 * 8 * 16 numbers of 4 bytes a rank receives 3 of 4 parts, or 1 of 2; nothing else has changed.
+    assert status == 1
+    assert capfd.readouterr().out.splitlines() == [
+        "- sent all_gather within dp, backward: 4 and 2 ranks, 1792 bytes",
+        "+ sent all_gather within dp, backward: 4 and 2 ranks, 2048 bytes  (+256 B received)",
+    ]
+    assert read_lock(Path("l.lock"))[1]["sent all_gather within dp, backward"].bytes == 1792

@@ -210,14 +210,13 @@ class Document:
     @cached_property
     def of_a_step(self) -> dict[str, int]:
         """What a plan's step adds to a rank's memory at its fullest moment, at most; empty without a plan."""
-        from shardviz.plan.counting.amounts import Amounts
-        from shardviz.plan.report import OF_A_MOMENT
+        from shardviz.plan.counting.amounts import OF_A_STEP, Amounts
 
         planned = self.dump.files.planned
         if planned is None:
             return {}
         by_role = Amounts(planned).by_role
-        return {role: int(by_role[role].max()) for role in ("buckets", *OF_A_MOMENT)}
+        return {role: int(by_role[role].max()) for role in ("buckets", *OF_A_STEP)}
 
     @cached_property
     def heats(self) -> list[Heat]:

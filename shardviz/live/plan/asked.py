@@ -41,12 +41,14 @@ if TYPE_CHECKING:
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
+"""How a model is built, in the order in which it is tried."""
+
 NO_VALUES = "the step reads {}, which a plan does not have: it does the same with {}{}"
 
 COMPILED = "the step is planned without torch.compile: compiled code may keep less of a forward"
 
-MORE: tuple[Means, ...] = ("fakes", "values")
-"""How a model is built, in the order in which it is tried."""
+MORE = ALL[1:]
+"""How a model is built again whose step fails where it was built on the meta device."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Reply:
 
     Attributes:
         part: Its record.
-        how: How the model was built.
+        how: What is to be known of how it was built and stepped, a sentence each.
         without_step: Why no step was planned; empty where one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.
         optimizer: The optimizer whose state it has; empty for none.
@@ -183,7 +185,7 @@ class _Rank:
         for answers in (Answers(*pair) for pair in TRIED):
             built = self._sharded(means)
             step = self._step(built, answers)
-            if step is None or step.reads_values or not answers.asked:
+            if step is None or step.reads_values or not answers.lines:
                 return None
             if step.failed:
                 ended += f"; with {answers.tried} {step.failed}"
@@ -214,10 +216,12 @@ class _Rank:
         return built
 
     def _step(self, built: Built, answers: Answers | None = None) -> PlannedStep | None:
-        ask = self.question
-        if not ask.with_step:
+        question = self.question
+        if not question.with_step:
             return None
-        return planned_step(ask.probe, built, self.mesh, ask.mesh, ask.batch, double=ask.double, answers=answers)
+        return planned_step(
+            question.probe, built, self.mesh, question.mesh, question.batch, double=question.double, answers=answers
+        )
 
     def _unsharded(self) -> nn.Module:
         return unsharded(self.question.probe, self.question.build, double=self.question.double)

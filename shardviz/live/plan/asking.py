@@ -36,8 +36,8 @@ UNKNOWN = 2
 
 
 @dataclass(frozen=True)
-class Asked(Generic[Answer]):
-    """Whom a program asks.
+class Request(Generic[Answer]):
+    """What a program asks, and whom.
 
     Attributes:
         ranks: The ranks.
@@ -49,7 +49,7 @@ class Asked(Generic[Answer]):
 
 
 if TYPE_CHECKING:
-    Program = Generator[Asked[Any], dict[int, Any], Result]
+    Program = Generator[Request[Any], dict[int, Any], Result]
 
 
 @dataclass
@@ -101,7 +101,7 @@ def ask(ranks: Iterable[int], work: Callable[[int], Answer]) -> dict[int, Answer
     """
 
     def program() -> Program[dict[int, Answer]]:
-        return (yield Asked(tuple(ranks), work))
+        return (yield Request(tuple(ranks), work))
 
     return alone(program())
 
@@ -227,16 +227,16 @@ class _Turns(Generic[Result]):
         try:
             if error is not None:
                 one.stop()
-                asked = one.program.throw(error)
+                request = one.program.throw(error)
             else:
-                asked = one.program.send(found) if one.since else next(one.program)
-            while not asked.ranks:
-                asked = one.program.send({})
+                request = one.program.send(found) if one.since else next(one.program)
+            while not request.ranks:
+                request = one.program.send({})
         except StopIteration as done:
             self._open.remove(one)
             yield one.number, done.value
             return
-        one.work, one.waiting, one.since = asked.work, list(dict.fromkeys(asked.ranks)), time.monotonic()
+        one.work, one.waiting, one.since = request.work, list(dict.fromkeys(request.ranks)), time.monotonic()
 
 
 def _silent(running: Iterable[int]) -> RankError:

@@ -44,6 +44,9 @@ INSTEAD = {
 }
 """What a plan says after the reasons for which a model is not built on the meta device."""
 
+ON = {"meta": "on the meta device", "fakes": "under FakeTensorMode", "values": "with values"}
+"""How a plan names each means."""
+
 
 @dataclass(frozen=True)
 class Built:
@@ -97,14 +100,14 @@ class EarlyModel:
         if not is_same:
             return
         with (
-            _asked_for_ranks() as asked,
+            _checks_for_ranks() as checks,
             variables_read() as read,
             contextlib.suppress(Exception),
             torch.device("meta"),
             _without_warnings(),
         ):
             model = build()
-            self.model = None if asked or read else model
+            self.model = None if checks or read else model
 
 
 @contextlib.contextmanager
@@ -132,17 +135,17 @@ class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _asked_for_ranks() -> Iterator[list[bool]]:
+def _checks_for_ranks() -> Iterator[list[bool]]:
     """Note whether code asks whether there are ranks, so that what it builds may depend on the answer."""
-    asked: list[bool] = []
+    checks: list[bool] = []
     before = distributed.is_initialized
 
     def is_initialized() -> bool:
-        asked.append(True)
+        checks.append(True)
         return before()
 
     with replaced(distributed, "is_initialized", is_initialized):
-        yield asked
+        yield checks
 
 
 @contextlib.contextmanager
@@ -180,35 +183,70 @@ def sharded(
     refused: list[str] = []
     reasons: list[str] = []
     for one in means:
-        mode = fake_mode() if one == "fakes" else _Limit() if one == "values" else None
-        if one == "values" and size > MAX_VALUES:
-            limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
-            raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
-        call, talks = "build()", Talks()
+        _refuse_large(one, size, refused)
+        attempt = _Attempt(one)
         try:
-            with (
-                mode or contextlib.nullcontext(),
-                fakes_converted(mode) if one == "fakes" else contextlib.nullcontext(),
-            ):
-                model = _built(build, one, early)
-                call = "parallelize()"
-                with talks, split_alike():
-                    returned = parallelize(model, mesh)
-            done = model if returned is None else _module(returned, "parallelize()", "return the model, or None")
-            if one == "meta" and (has_ddp(done) or parameters_are_held(done)):
-                continue  # a step needs others, which are on a device
-            instead = (INSTEAD[one],) if refused else ()
-            return Built(done, one, mode if one == "fakes" else None, (*refused, *instead, *talks.said))
+            done = attempt.run(build, parallelize, mesh, early)
         except ProbeError as error:
             raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # torch's CheckpointException is not derived from Exception
-            on = {"meta": "on the meta device", "fakes": "under FakeTensorMode", "values": "with values"}[one]
-            reasons.append(f"{call} raised {one_line(error)}")
-            refused.append(f"{call} {on} raised {one_line(error)}")
+            reasons.append(f"{attempt.call} raised {one_line(error)}")
+            refused.append(f"{attempt.call} {ON[one]} raised {one_line(error)}")
+            continue
+        if one == "meta" and (has_ddp(done) or parameters_are_held(done)):
+            continue  # a step needs others, which are on a device
+        instead = (INSTEAD[one],) if refused else ()
+        return Built(done, one, attempt.mode if one == "fakes" else None, (*refused, *instead, *attempt.talks.said))
     why = reasons[-1] if len(set(reasons)) == 1 else refused[-1]
-    raise ProbeError("; ".join((why, *talks.said)), _hint(why))
+    raise ProbeError("; ".join((why, *attempt.talks.said)), _hint(why))
+
+
+def _refuse_large(means: Means, size: int, refused: Sequence[str]) -> None:
+    """Refuse to build a large model with its values.
+
+    Raises:
+        ProbeError: It is too large; the message begins with why it is not built by other means.
+    """
+    if means == "values" and size > MAX_VALUES:
+        limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
+        raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
+
+
+class _Attempt:
+    """Builds and shards a model by one means.
+
+    Args:
+        means: The means.
+
+    Attributes:
+        mode: The mode in which tensors are made; None on the meta device.
+        call: The probe's function that was called last.
+        talks: The collectives that `parallelize` has called.
+    """
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self.mode: Any = {"meta": lambda: None, "fakes": fake_mode, "values": _Limit}[means]()
+        self.call = "build()"
+        self.talks = Talks()
+
+    def run(
+        self,
+        build: Callable[[], nn.Module],
+        parallelize: Callable[[nn.Module, DeviceMesh], Any],
+        mesh: DeviceMesh,
+        early: nn.Module | None,
+    ) -> nn.Module:
+        """Return the sharded model."""
+        converted = fakes_converted(self.mode) if self._means == "fakes" else contextlib.nullcontext()
+        with self.mode or contextlib.nullcontext(), converted:
+            model = _built(build, self._means, early)
+            self.call = "parallelize()"
+            with self.talks, split_alike():
+                returned = parallelize(model, mesh)
+        return model if returned is None else _module(returned, "parallelize()", "return the model, or None")
 
 
 def _hint(why: str) -> str:

@@ -1,11 +1,11 @@
 """Which ranks are asked, and which each of them stands for.
 
 The first rank and the last one are asked. Where both have the same tensors with the same layouts, and the oracle says
-what the last one holds from what the first one does, one of them stands for all. Where parts are uneven, all corners
-of the mesh are asked, without a step: torch may not split as the oracle does. Where the user's code reads where its
-rank is along some axes, every position along those is asked, as long as they are few: one in the middle may be special.
-Otherwise the code tells ranks apart along some axes: those along which the last position differs from the first, and
-along those every position is asked.
+what the last one holds from what the first one does, one of them stands for all. Where parts are uneven, all corners of
+the mesh are asked, or the first 16, without a step: torch may not split as the oracle does. Where the user's code reads
+where its rank is along some axes, every position along those is asked, as long as they are few: one in the middle may
+be special. Otherwise the code tells ranks apart along some axes: those along which the last position differs from the
+first, and along those every position is asked.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Chosen:
 
     Attributes:
         parts: Each rank's reply, with the positions along axes of the ranks that it stands for.
-        asked: How many ranks were asked.
+        num_asked: How many ranks were asked.
         axes: The axes along which the code tells ranks apart.
         failed: Why no step was planned, though ranks were asked for one; empty where one was.
         step_fails: Whether that is because the step fails, on real ranks too.
@@ -63,7 +63,7 @@ class Chosen:
     """
 
     parts: tuple[tuple[Reply, dict[str, tuple[int, ...]]], ...]
-    asked: int
+    num_asked: int
     axes: tuple[str, ...]
     failed: str = ""
     step_fails: StepFails = "no"
@@ -78,7 +78,7 @@ class _Replies:
         ask: Asks ranks, with a step or without one.
 
     Attributes:
-        replies: What they have, by rank.
+        by_rank: What they have, by rank.
         mesh: The mesh of the plan.
         failed: Why a rank could not be stepped; empty where all could that were asked for it.
         step_fails: Whether that is because its step fails, on real ranks too.
@@ -87,7 +87,7 @@ class _Replies:
     def __init__(self, mesh: Mesh, ask: Ask) -> None:
         self.mesh = mesh
         self._ask = ask
-        self.replies: dict[int, Reply] = {}
+        self.by_rank: dict[int, Reply] = {}
         self.failed = ""
         self.step_fails: StepFails = "no"
 
@@ -97,30 +97,30 @@ class _Replies:
         Where one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
         """
         with_step = with_step and not self.failed
-        known = {rank for rank, reply in self.replies.items() if reply.was_asked_for_step or not with_step}
+        known = {rank for rank, reply in self.by_rank.items() if reply.was_asked_for_step or not with_step}
         found = yield from self._ask([rank for rank in ranks if rank not in known], with_step)
-        self.replies |= found
+        self.by_rank |= found
         failed = [found[rank] for rank in sorted(found) if found[rank].without_step]
         if failed and not self.failed:
             self.failed, self.step_fails = failed[0].without_step, failed[0].step_fails
         if self.failed and with_step:
-            stepped = [rank for rank, one in self.replies.items() if one.was_asked_for_step and not one.without_step]
-            self.replies |= yield from self._ask(stepped, False)
+            stepped = [rank for rank, one in self.by_rank.items() if one.was_asked_for_step and not one.without_step]
+            self.by_rank |= yield from self._ask(stepped, False)
 
     @property
     def reading(self) -> Reading:
         """What the user's code reads of its place, on the ranks that were asked."""
-        reads = {axis: line for reply in self.replies.values() for axis, line in reply.reads.items()}
-        return Reading(self.mesh, reads, self.replies)
+        reads = {axis: line for reply in self.by_rank.values() for axis, line in reply.reads.items()}
+        return Reading(self.mesh, reads, self.by_rank)
 
     @property
     def first(self) -> Reply:
         """What the first rank of the mesh has."""
-        return self.replies[self.mesh.ranks[0]]
+        return self.by_rank[self.mesh.ranks[0]]
 
     def is_explained(self, rank: int) -> bool:
         """Whether a rank has what the oracle says from the first one's reply."""
-        return explains(self.first, self.replies[rank], self.mesh)
+        return explains(self.first, self.by_rank[rank], self.mesh)
 
 
 def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chosen]:
@@ -134,48 +134,53 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chos
     Raises:
         ShardvizError: Too many ranks would have to be asked.
     """
-    asked = _Replies(mesh, ask)
-    chosen = yield from _chosen(asked, stage_axes)
-    notes = (*_held_less(chosen, asked), *asked.reading.said)
-    return replace(chosen, asked=len(asked.replies), failed=asked.failed, step_fails=asked.step_fails, notes=notes)
+    replies = _Replies(mesh, ask)
+    chosen = yield from _chosen(replies, stage_axes)
+    return replace(
+        chosen,
+        num_asked=len(replies.by_rank),
+        failed=replies.failed,
+        step_fails=replies.step_fails,
+        notes=(*_held_less(chosen, replies), *replies.reading.said),
+    )
 
 
-def _chosen(asked: _Replies, stage_axes: Sequence[str]) -> Program[Chosen]:
-    mesh = asked.mesh
-    yield from asked.ask([mesh.ranks[0], mesh.ranks[-1]])
-    if _is_uneven(asked.first.part.record):
-        yield from asked.ask(_corners(mesh), with_step=False)
-    yield from asked.ask(_where_read(asked))
-    if all(map(asked.is_explained, asked.replies)):
-        return Chosen(((asked.first, {}),), len(asked.replies), ())
-    told_apart = yield from _told_apart(asked, stage_axes)
-    apart_or_read = {*told_apart, *asked.reading.axes}
+def _chosen(replies: _Replies, stage_axes: Sequence[str]) -> Program[Chosen]:
+    mesh = replies.mesh
+    yield from replies.ask([mesh.ranks[0], mesh.ranks[-1]])
+    if _is_uneven(replies.first.part.record):
+        yield from replies.ask(_corners(mesh), with_step=False)
+    yield from replies.ask(_where_read(replies))
+    if all(map(replies.is_explained, replies.by_rank)):
+        return Chosen(((replies.first, {}),), len(replies.by_rank), ())
+    told_apart = yield from _told_apart(replies, stage_axes)
+    apart_or_read = {*told_apart, *replies.reading.axes}
     with_read = tuple(axis for axis in mesh.axes if axis in apart_or_read and mesh.axis_size(axis) > 1)
     for axes in dict.fromkeys(axes for axes in (told_apart, with_read) if axes):
-        chosen = yield from _asked_along(asked, axes)
-        if _explain(chosen, asked):
+        chosen = yield from _asked_along(replies, axes)
+        if _explain(chosen, replies):
             return chosen
-    return (yield from _asked_along(asked, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)))
+    return (yield from _asked_along(replies, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)))
 
 
-def _explain(chosen: Chosen, asked: _Replies) -> bool:
+def _explain(chosen: Chosen, replies: _Replies) -> bool:
     """Whether all ranks that were asked have what the oracle says."""
-    own = _stand_for(chosen, asked)
-    return all(explains(own[rank], reply, asked.mesh) for rank, reply in asked.replies.items())
+    own = _stand_for(chosen, replies)
+    return all(explains(own[rank], reply, replies.mesh) for rank, reply in replies.by_rank.items())
 
 
-def _stand_for(chosen: Chosen, asked: _Replies) -> dict[int, Reply]:
+def _stand_for(chosen: Chosen, replies: _Replies) -> dict[int, Reply]:
     """Return by rank, of those that were asked, the reply that stands for it."""
-    stands = [(PlannedPart(structs.replace(reply.part, at=at), asked.mesh), reply) for reply, at in chosen.parts]
-    return {rank: reply for part, reply in stands for rank in part.ranks if rank in asked.replies}
+    stands = [(PlannedPart(structs.replace(reply.part, at=at), replies.mesh), reply) for reply, at in chosen.parts]
+    return {rank: reply for part, reply in stands for rank in part.ranks if rank in replies.by_rank}
 
 
-def _held_less(chosen: Chosen, asked: _Replies) -> Iterator[str]:
+def _held_less(chosen: Chosen, replies: _Replies) -> Iterator[str]:
     """Say it where a rank holds less in a step than the one that stands for it."""
     found = [
-        (_in_step(one.part)[0] - _in_step(asked.replies[rank].part)[0], -rank, one.part.record.rank)
-        for rank, one in _stand_for(chosen, asked).items()
-        if asked.replies[rank].part.peak is not None
+        (_in_step(one.part)[0] - _in_step(replies.by_rank[rank].part)[0], -rank, one.part.record.rank)
+        for rank, one in _stand_for(chosen, replies).items()
+        if replies.by_rank[rank].part.peak is not None
     ]
     less, rank, other = max(found, default=(0, 0, 0))
     if less:
@@ -183,23 +188,23 @@ def _held_less(chosen: Chosen, asked: _Replies) -> Iterator[str]:
         yield f"at a step's fullest moment rank {-rank} holds {beside}"
 
 
-def _asked_along(asked: _Replies, axes: tuple[str, ...]) -> Program[Chosen]:
+def _asked_along(replies: _Replies, axes: tuple[str, ...]) -> Program[Chosen]:
     """Ask every position along some axes.
 
     Raises:
         ShardvizError: These are too many.
     """
-    wanted = _along(asked.mesh, axes)
+    wanted = _along(replies.mesh, axes)
     if len(wanted) > MAX_ASKED:
-        sizes = " * ".join(f"{axis}({asked.mesh.axis_size(axis)})" for axis in axes)
+        sizes = " * ".join(f"{axis}({replies.mesh.axis_size(axis)})" for axis in axes)
         raise ShardvizError(
             f"the code tells ranks apart along {sizes} = {len(wanted):,} positions, more than the {MAX_ASKED} that are "
             "asked",
             "plan a smaller mesh of the same axes",
         )
-    yield from asked.ask(wanted)
-    parts = [(asked.replies[rank], at) for rank, at in wanted.items()]
-    return Chosen(tuple(_merged(parts, asked.mesh)), len(asked.replies), axes)
+    yield from replies.ask(wanted)
+    parts = [(replies.by_rank[rank], at) for rank, at in wanted.items()]
+    return Chosen(tuple(_merged(parts, replies.mesh)), len(replies.by_rank), axes)
 
 
 def _is_uneven(record: RankRecord) -> bool:
@@ -208,10 +213,10 @@ def _is_uneven(record: RankRecord) -> bool:
     return not all(map(has_equal_parts, layouts))
 
 
-def _where_read(asked: _Replies) -> list[int]:
+def _where_read(replies: _Replies) -> list[int]:
     """Return a rank for each position along the axes that the user's code reads, unless these are too many."""
-    mesh, reading = asked.mesh, asked.reading
-    tensors = max(1, len(asked.first.part.record.tensors))
+    mesh, reading = replies.mesh, replies.reading
+    tensors = max(1, len(replies.first.part.record.tensors))
     if reading.missing > min(MAX_READING, MAX_TENSORS // tensors):
         return []
     return [rank for rank in _along(mesh, reading.axes) if reading.position(rank) not in reading.known]
@@ -223,12 +228,12 @@ def _corners(mesh: Mesh) -> list[int]:
     return [mesh.rank_at(way) for way in ways[:MAX_CORNERS]]
 
 
-def _told_apart(asked: _Replies, stage_axes: Sequence[str]) -> Program[tuple[str, ...]]:
+def _told_apart(replies: _Replies, stage_axes: Sequence[str]) -> Program[tuple[str, ...]]:
     """Return the axes along which the last position is not what the first one explains."""
-    sizes = dict(zip(asked.mesh.axes, asked.mesh.shape, strict=True))
-    at_end = {axis: _rank_at(asked.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
-    yield from asked.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
-    return tuple(axis for axis, rank in at_end.items() if axis in stage_axes or not asked.is_explained(rank))
+    sizes = dict(zip(replies.mesh.axes, replies.mesh.shape, strict=True))
+    at_end = {axis: _rank_at(replies.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
+    yield from replies.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
+    return tuple(axis for axis, rank in at_end.items() if axis in stage_axes or not replies.is_explained(rank))
 
 
 def _rank_at(mesh: Mesh, at: dict[str, int]) -> int:

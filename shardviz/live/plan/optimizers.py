@@ -10,7 +10,7 @@ import torch
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import unwrapped
-from shardviz.live.compat import clean_name
+from shardviz.live.compat import clean_name, quiet_redistribution
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.step.answers import Answers
 from shardviz.live.plan.wrapped import parts_of
@@ -112,7 +112,7 @@ def _of_own(
     parts: list[Any] = []
     answers = Answers(1, 1)
     try:
-        with step.without_values, answers:
+        with step.without_values, answers, quiet_redistribution():
             own = question.probe.optimizer(built.model, mesh)
             parts = _parts(own)
             with step.comms or contextlib.nullcontext():
@@ -122,7 +122,7 @@ def _of_own(
             step.notes.append(f"the optimizer's state is counted as Adam's, and may not be that: {_reason(error)}")
             return None
         step.notes.append(f"the optimizer's state is what it had made when its step raised {one_line(error)}")
-    if answers.asked:
+    if answers.lines:
         step.notes.append(f"the optimizer reads {answers.said}, taken as 1: what it keeps is taken not to depend on it")
     if question.optimizer.dtype or question.optimizer.master:
         step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")

@@ -18,7 +18,7 @@ from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.intended import check_intended
 from shardviz.live.plan.asked import Question, answer
-from shardviz.live.plan.asking import Asked, alone
+from shardviz.live.plan.asking import Request, alone
 from shardviz.live.plan.building import EarlyModel, unsharded, without_groups
 from shardviz.live.plan.choosing import choose
 from shardviz.live.plan.forks import is_own, one_line
@@ -138,11 +138,11 @@ def planned(job: PlanJob, loaded: Loaded) -> Program[tuple[RunRecord, PlanRecord
     """
     question = question_of(job, loaded)
 
-    def asked(ranks: Sequence[int], with_step: bool) -> Program[dict[int, Reply]]:
+    def ask(ranks: Sequence[int], with_step: bool) -> Program[dict[int, Reply]]:
         one = replace(question, with_step=with_step and job.with_step)
-        return (yield Asked(ranks, lambda rank: answer(one, rank)))
+        return (yield Request(ranks, lambda rank: answer(one, rank)))
 
-    chosen = yield from choose(job.mesh, asked, loaded.stage_axes)
+    chosen = yield from choose(job.mesh, ask, loaded.stage_axes)
     run_id = secrets.token_hex(8)
     run = RunRecord(
         schema=SCHEMA,
@@ -209,7 +209,7 @@ def _record(job: PlanJob, chosen: Chosen, run_id: str) -> PlanRecord:
         structs.replace(reply.part, at=at, record=structs.replace(reply.part.record, run_id=run_id, hostname=""))
         for reply, at in chosen.parts
     )
-    stands = f"{counted(chosen.asked, 'rank')} of {job.mesh.size:,} asked"
+    stands = f"{counted(chosen.num_asked, 'rank')} of {job.mesh.size:,} asked"
     apart = f"; the code tells ranks apart along {', '.join(chosen.axes)}" if chosen.axes else ""
     notes = dict.fromkeys([*(line for reply, _ in chosen.parts for line in reply.how), *chosen.notes])
     failed = chosen.failed if job.with_step else "--no-step was given"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.records.base import SCHEMA
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan.asked import answer
-from shardviz.live.plan.asking import Asked, alone, together
+from shardviz.live.plan.asking import Request, alone, together
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.planning import load, planned, question_of
 from shardviz.plan.choice import Row, row_of
@@ -146,7 +146,7 @@ def _looks(job: PlanJob, loaded: Loaded, *, with_memory: bool) -> Program[dict[s
             return _Look(failed=f"rank {rank}: {one_line(error)}")
 
     try:
-        answers = yield Asked(tuple(wanted.values()), look)
+        answers = yield Request(tuple(wanted.values()), look)
     except RankError:  # it died or hung: then the plan says so
         return {}
     return {axis: answers[rank] for axis, rank in wanted.items()}

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 Stages = Mapping[int, "nn.Module"]
 
+STAGES = "return this rank's stages, as a dict of modules by their numbers in the whole pipeline, from 0 on"
+"""What a probe's `stages()` has to return."""
+
 
 @dataclass
 class StepResult:
@@ -76,8 +79,15 @@ class StepResult:
 
 
 def stages_of(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> Stages:
-    """Return this rank's stages of a pipeline by number; empty for a probe that does not name them."""
-    return probe.stages(model, mesh) if hasattr(probe, "stages") else {}
+    """Return this rank's stages of a pipeline by number; empty for a probe that does not name them.
+
+    Raises:
+        ProbeError: `stages()` returned something else.
+    """
+    found = probe.stages(model, mesh) if hasattr(probe, "stages") else {}
+    if not isinstance(found, Mapping) or not all(isinstance(one, int) for one in found):
+        raise ProbeError(f"stages() returned {type(found).__name__}", STAGES)
+    return found
 
 
 def has_last_stage(probe: ModuleType, stages: Stages, mesh: DeviceMesh) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import clean_name, flat_params, unit_of
 from shardviz.live.step.observe import optimizer_states
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 ALIKE = 1e-6
 """The largest relative difference between the factors by which ranks scaled one gradient together, as in clipping."""
+
+ONE_OPTIMIZER = "return one torch.optim.Optimizer, or an object whose `optim` is one: a step of several is only planned"
+"""What a probe's `optimizer()` has to return."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,14 @@ class Update:
 
 
 def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, seen: Observed) -> torch.optim.Optimizer:
-    """Let the probe's optimizer update the weights, with its collectives recorded, and return it."""
+    """Let the probe's optimizer update the weights, with its collectives recorded, and return it.
+
+    Raises:
+        ProbeError: `optimizer()` returned something that has no state.
+    """
     optimizer: torch.optim.Optimizer = probe.optimizer(model, mesh)
+    if not hasattr(getattr(optimizer, "optim", optimizer), "state"):
+        raise ProbeError(f"optimizer() returned {type(optimizer).__name__}, which has no state", ONE_OPTIMIZER)
     with seen.comms:
         optimizer.step()
     return optimizer

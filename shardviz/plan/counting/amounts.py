@@ -31,6 +31,9 @@ Buckets are what DistributedDataParallel copies gradients into. Gathered is FSDP
 reduced them.
 """
 
+OF_A_STEP = ("activations", "gathered")
+"""Roles that only a step tells. They peak at different moments on different ranks: their sum says nothing."""
+
 OF = {"param": "parameters", "buffer": "buffers", "grad": "gradients", "optim": "optimizer"}
 
 

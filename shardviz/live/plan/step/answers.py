@@ -41,14 +41,14 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         integer: The same, where a tensor has integers.
 
     Attributes:
-        asked: The lines of code that have asked; an empty one for code of a library.
+        lines: How often each line of code has read one; the line is empty for code of a library.
     """
 
     def __init__(self, number: float, integer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._number = number
         self._integer = integer
-        self.asked: dict[str, int] = {}
+        self.lines: dict[str, int] = {}
         self._has_worked = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,16 +62,16 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._has_worked = True
             return func(*args, **(kwargs or {}))
         line = own_line().strip()
-        self.asked[line] = self.asked.get(line, 0) + self._has_worked
+        self.lines[line] = self.lines.get(line, 0) + self._has_worked
         self._has_worked = False
-        if self.asked[line] > MOST:
+        if self.lines[line] > MOST:
             raise ShardvizError(f"the step goes on reading values, and a plan has none {line}".rstrip())
         return self._as(torch.bool if func in COMPARES else args[0].dtype)
 
     @property
     def said(self) -> str:
-        """What was asked for, in words."""
-        first, *others = self.asked
+        """Which values were read, in words."""
+        first, *others = self.lines
         more = f" and on {counted(len(others), 'more line')}" if others else ""
         return f"{'values' if others else 'a value'}{first and f' {first}'}{more}"
 

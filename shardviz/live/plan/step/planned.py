@@ -49,8 +49,10 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.building import Built
     from shardviz.live.plan.step.answers import Answers
+    from shardviz.live.plan.step.memory import Log
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
+    from shardviz.live.step.observe import Observed
     from shardviz.plan.records import StepFails
 
 UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
@@ -84,7 +86,8 @@ class PlannedStep:
 
     Attributes:
         failed: Why there was none; empty where there was.
-        reads_values: Whether that is because the model does what its values say.
+        reads_values: Whether values that were made up would not help: the model does what its values say, or the probe
+            is wrong.
         comms: What it would have sent, as it was seen.
         schedule: The passes of its stages.
         saved: What its forward keeps for its backward, by module.
@@ -218,13 +221,24 @@ def _stepped(
             probe.step(model, as_written(own), device_mesh)
         else:
             torch.autograd.backward(loss_of(probe, model, own))
-    saved = tuple(SavedRecord(name, size) for name, size in memory.log.kept().items() if size)
     read = [EVENLY.format(call) for call in getattr(choices, "read", ())]
+    return _what_it_did(model, seen, memory.log, mode, [*read, *([ON_CPU] if saved_on_cpu else [])])
+
+
+def _what_it_did(model: nn.Module, seen: Observed, log: Log, mode: Any, notes: list[str]) -> PlannedStep:
+    """Return what a step has sent and held, as it was seen."""
     leaves_none = _leaves_none(model)
-    clears = leaves_none and any(one.in_backward for one in memory.log.made)
-    notes = [*read, *([ON_CPU] if saved_on_cpu else []), *_notes(model)]
-    notes += [NO_GRADIENTS] if leaves_none and not clears else []
-    return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode, notes, clears)
+    clears = leaves_none and any(one.in_backward for one in log.made)
+    no_gradients = [NO_GRADIENTS] if leaves_none and not clears else []
+    return PlannedStep(
+        comms=seen.comms,
+        schedule=tuple(seen.schedule),
+        saved=tuple(SavedRecord(name, size) for name, size in log.kept().items() if size),
+        peak=log.peak(),
+        without_values=mode,
+        notes=[*notes, *_notes(model), *no_gradients],
+        clears=clears,
+    )
 
 
 def _whole(probe: ModuleType, batch: Shape | None, axes: Mapping[str, int], mesh: Mesh, *, double: bool) -> Batch:
