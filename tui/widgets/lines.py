@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from ..keys import keys
-from .grids.grid import BOLD, Grid
+from .grids.grid import BOLD, Grid, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,10 +94,10 @@ class Lines(Grid):
             text, style = Text(text.plain), style + REVERSED  # in its own colours and greys it cannot be read
         elif index == self.cursor:
             style += BOLD
-        strip = Strip(Segment.apply_style(text.render(self.app.console), style))
-        if not left and strip.cell_length <= width:
-            return strip.adjust_cell_length(width, style)
-        return strip.adjust_cell_length(max(width + left, strip.cell_length), style).crop(left, left + width)
+        segments, taken = [*Segment.apply_style(text.render(self.app.console), style)], columns_of(text.plain)
+        if taken < width + left:
+            segments.append(Segment(" " * (width + left - taken), style))
+        return Strip(segments, max(taken, width + left)).crop(left, left + width)
 
     def action_move(self, step: int) -> None:
         """Move the cursor."""

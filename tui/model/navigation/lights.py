@@ -45,7 +45,7 @@ class Lights:
         claimed, held = self.claimed >> rank & 1, self.held >> rank & 1
         if rank in self.guilty and claimed == held:
             return WRONG
-        return {(1, 1): "●", (1, 0): "○", (0, 1): "+"}.get((claimed, held), " ")
+        return " +○●"[2 * claimed + held]
 
 
 def drawn_side(sides: Sides, side: Side) -> Side:

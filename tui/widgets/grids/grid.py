@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
@@ -15,12 +17,16 @@ from .unframed import Unframed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.segment import Segment
     from textual import events
     from textual.scrollbar import ScrollBar
 
 DIM = Style(dim=True)
 BOLD = Style(bold=True)
+
+
+def columns_of(text: str) -> int:
+    """Return the columns that a text takes; of most the number of characters, which Rich would look for in a cache."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 class Grid(ScrollView, can_focus=True):
@@ -158,7 +164,11 @@ class Grid(ScrollView, can_focus=True):
 
     def strip_of(self, segments: Iterable[Segment]) -> Strip:
         """Return a line as wide as the grid."""
-        return Strip(segments).adjust_cell_length(self.size.width, self.base)
+        line, width = [*segments], self.size.width
+        taken = sum(columns_of(text) for text, _, _ in line)
+        if taken > width:
+            return Strip(line, taken).adjust_cell_length(width)
+        return Strip([*line, Segment(" " * (width - taken), self.base)] if taken < width else line, width)
 
     @property
     def blank(self) -> Strip:
