@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from shardviz.checkpoint.maps.made import Made, Op, called, parts_of
+from shardviz.layout.region import indices
+from shardviz.reference.lookup import read_region
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.tensor import Tensor
+    from shardviz.layout.region import Region
 
 PAD = "pad"
 Spans: TypeAlias = "dict[tuple[int, int], tuple[Tensor, list[tuple[int, int]]]]"
@@ -34,6 +37,15 @@ def padding_in(node: Node) -> NDArray[np.bool_]:
     for view, _ in parts_of(node, found):
         view[...] = False
     return found
+
+
+def padding_of(node: Op, region: Region) -> NDArray[np.bool_]:
+    """Return which elements of a part of what is made are padding."""
+    if node.function != PAD or has_padding(node.parts[0]):
+        return np.asarray(read_region(padding_in(node), region))
+    dim = dim_of(node)
+    along = indices(region.dims[dim]) >= node.parts[0].shape[dim]
+    return np.broadcast_to(along.reshape([-1 if at == dim else 1 for at in range(len(region.dims))]), region.shape)
 
 
 def dim_of(pad: Op) -> int:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shardviz.checkpoint.maps.made import Made
+from shardviz.checkpoint.maps.padding import has_padding, padding_of
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.errors import DumpError
 from shardviz.layout.layout import Layout
@@ -121,16 +123,39 @@ def place_of(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Regi
     entry, bits = known.entries[local.name], bits_of_tensor(local.values)
     shape = (math.prod(local.shape),) if local.flat else local.shape
     claimed = claimed_region(local, shape)
-    if claimed is None or not _is_slice(local, bits, entry, claimed, shape):
-        return _ids(local, bits, entry, known, claimed), None
+    padding = _padding(local, entry, claimed)
+    if claimed is None or not _is_slice(local, bits, entry, claimed, shape, padding):
+        ids = _ids(local, bits, entry, known, claimed)
+        if claimed is not None and padding is not None:
+            own = claimed.flat_ids(shape) + known.stamps[local.name].first
+            ids = np.where(padding & (ids == ID_NONE), own, ids)
+        return ids, None
     if bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
         return None, None
     return None, claimed
 
 
-def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Region, shape: tuple[int, ...]) -> bool:
+def _padding(local: Local, entry: Entry, claimed: Region | None) -> NDArray[np.bool_] | None:
+    """Return which elements of a shard a map calls padding, and may be anything; None where none are."""
+    if not isinstance(entry, Made) or local.flat or not has_padding(entry.node):
+        return None
+    fits = claimed is not None and claimed.shape == tuple(local.values.shape)
+    return padding_of(entry.node, claimed) if claimed is not None and fits else None
+
+
+def _is_slice(
+    local: Local,
+    bits: NDArray[np.generic],
+    entry: Entry,
+    claimed: Region,
+    shape: tuple[int, ...],
+    padding: NDArray[np.bool_] | None,
+) -> bool:
     """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
-    return claimed.shape == bits.shape and np.array_equal(_slice_of(local, entry, claimed, shape), bits)
+    if claimed.shape != bits.shape:
+        return False
+    same = _slice_of(local, entry, claimed, shape) == bits
+    return bool((same if padding is None else same | padding).all())
 
 
 def _slice_of(local: Local, entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
