@@ -16,8 +16,8 @@ MOST_MESHES = 64
 def meshes(axes: Sequence[str], gpus: int, node: int = 0) -> list[Mesh]:
     """Return the meshes of so many ranks, those that are likely first.
 
-    Likely is what keeps the inner axes, whose groups talk most, within a node: an axis named like tensor or expert
-    parallelism is no wider than a node where nodes are known.
+    Likely is what keeps the inner axes, whose groups talk most, within a node: an axis called tp, cp or sp is no wider
+    than a node where nodes are known.
 
     Example:
         >>> [str(mesh) for mesh in meshes(("dp", "tp"), 4)]

@@ -14,7 +14,7 @@ from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
-from shardviz.live.compat import fake_world, parameters_are_held
+from shardviz.live.compat import DTensor, Shard, fake_world, parameters_are_held
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.asking import ask
 from shardviz.live.plan.planning import PlanJob, plan
@@ -120,11 +120,20 @@ def tied(model: nn.Module) -> None:
     model.again.weight = model.get_parameter("0.weight")  # type: ignore[assignment]
 
 
+def mislabelled(model: nn.Module) -> None:
+    local = torch.empty(3, 4)  # of 4 rows a rank has 2
+    mesh = init_device_mesh("cpu", (2,))
+    model.get_submodule("0").weight = nn.Parameter(
+        DTensor.from_local(local, mesh, [Shard(0)], shape=torch.Size((4, 4)), stride=(4, 1))
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "held"),
     [
         (lambda _: None, False),
         (tied, False),
+        (mislabelled, False),
         (lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (2,))) and None, False),
         (lambda model: [one.requires_grad_(False) for one in model.parameters()] and None, False),
         (lambda model: torch.optim.SGD(model.parameters()), True),

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -37,8 +38,11 @@ def parameters_are_held(model: nn.Module) -> bool:
 def _is_hooked(parameter: Any) -> bool:
     """Whether a parameter has hooks of its own, or somebody keeps its node of autograd, as those do who hook that.
 
-    `_backward_hooks` and `_post_accumulate_grad_hooks`, tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    torch finds the node by a view of the parameter, which a DTensor whose placements are wrong refuses.
+    `_backward_hooks`, `_post_accumulate_grad_hooks` and `_DisableTorchDispatch`, tried on torch 2.4.1, 2.13.0 and
+    2.15.0.
     """
     if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
         return True
-    return parameter.requires_grad and sys.getrefcount(get_gradient_edge(parameter).node) > 1
+    with torch._C._DisableTorchDispatch():
+        return parameter.requires_grad and sys.getrefcount(get_gradient_edge(parameter).node) > 1
