@@ -57,6 +57,8 @@ def check_places(case: Case) -> Iterator[Finding]:
     counts = count_ids(case)
     if counts.num_missing and case.dump.files.missing_ranks:
         raise CountError(f"{counts.num_missing:,} elements are on no rank that is there; others may hold them")
+    if case.claimed is None and not counts.even and case.dump.files.missing_ranks:
+        raise CountError("ranks without a file may hold the copies that some of its parts lack")
     if not counts.even:
         yield from _uneven(case, counts)
     elif case.claimed is not None:
