@@ -89,6 +89,13 @@ def test_one_odd_copy_of_a_part_is_counted_among_all_copies_and_named(tmp_path: 
     assert "overlapping" not in found.cause
 
 
+def test_one_odd_copy_of_a_shard_is_told_once(tmp_path: Path) -> None:
+    ids = {rank: arange(8, 4)[4 * (rank % 2) :][:4] for rank in range(4)} | {3: arange(8, 4)[:4]}
+    found = only(check_made(tmp_path, "dp=2,tp=2", {"w": Made("[8/tp, 4]", ids=ids)}))
+    assert found.kind == "duplicated"
+    assert "16 of 32 elements have up to 3 copies instead of 2 and 16 have fewer, the first at [0, 0]" in found.summary
+
+
 def test_copies_that_a_rank_without_a_file_may_hold_are_not_counted(tmp_path: Path) -> None:
     ids = {rank: arange(8, 4)[4 * (rank % 2) :][:4] for rank in range(4)}
     make_dump(tmp_path, parse_mesh("dp=2,tp=2"), {"w": Made(None, ids=ids, shape=(8, 4))})

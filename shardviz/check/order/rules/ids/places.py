@@ -72,7 +72,8 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
     else:
         held, advice = held_in_words(case), advise_plain(case, counts)
     base = _finding(case, "missing", (), "", held, advice)
-    if counts.num_missing:
+    is_told = bool(counts.least and counts.num_duplicated)  # what others have too often, these have less often
+    if counts.num_missing and not is_told:
         where = case.index(counts.first_missing)
         copies = "copies" if counts.copies > 1 else "copy"
         how = "are on no rank" if counts.least == 0 else f"have fewer than {counts.copies:,} {copies}"
@@ -82,6 +83,7 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
     if counts.num_duplicated:
         where, ranks = case.index(counts.first_duplicated), _holders(case, counts.first_duplicated)
         often = f"up to {counts.most:,} copies instead of {counts.copies:,}"
+        often += f" and {counts.num_missing:,} have fewer" if is_told and counts.num_missing else ""
         text = f"{counts.num_duplicated:,} of {case.numel:,} elements have {often}, the first at {where}"
         yield replace(base, kind="duplicated", ranks=ranks, sentence=text + advice.clause)
 
