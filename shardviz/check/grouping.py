@@ -1,9 +1,9 @@
 """One cause on many tensors is one finding: findings that differ only in their tensor are put together.
 
-Findings belong together that have the same kind, cause and fix once the tensor's own name is taken out of the words,
-on the same ranks, or each on all ranks that have its tensor, as on the stages of a pipeline; of a step's results the
-ranks may differ. Where no cause is known, what is wrong must be the same too. Layouts may differ: one rule permutes
-weights of different shapes.
+Findings belong together that have the same kind, cause and fix, as they are or once the tensor's own name is taken out
+of the words (a name may be a word that the cause has anyway, as `weight`), on the same ranks, or each on all ranks that
+have its tensor, as on the stages of a pipeline; of a step's results the ranks may differ. Where no cause is known, what
+is wrong must be the same too. Layouts may differ: one rule permutes weights of different shapes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,21 @@ def grouped(findings: Sequence[Finding], ranks_of: Mapping[str, frozenset[int]] 
         findings: One finding for each tensor.
         ranks_of: The ranks that have each tensor; where it is not known, only the same ranks belong together.
     """
-    groups: dict[Hashable, list[Finding]] = {}
-    seen: dict[Hashable, int] = {}
+    groups: list[list[Finding]] = []
+    by_key: dict[Hashable, list[list[Finding]]] = {}
     for finding in findings:
-        key = _key(finding, ranks_of or {})
+        keys = [_key(finding, one, ranks_of or {}) for one in (finding, _nameless(finding))]
+        known = (group for key in keys for group in by_key.get(key, ()))
         # A tensor may have a finding twice, as weight and as state: the second ones are a group of their own.
-        count = seen[key, finding.tensor] = seen.get((key, finding.tensor), 0) + 1
-        groups.setdefault((key, count), []).append(finding)
-    return [_as_one(members) for members in groups.values()]
+        group = next((group for group in known if all(one.tensor != finding.tensor for one in group)), None)
+        if group is None:
+            group = []
+            groups.append(group)
+        group.append(finding)
+        for key in keys:
+            if not any(one is group for one in by_key.setdefault(key, [])):
+                by_key[key].append(group)
+    return [_as_one(members) for members in groups]
 
 
 def ranks_by_name(dump: Dump) -> dict[str, frozenset[int]]:
@@ -54,16 +61,16 @@ def ranks_by_name(dump: Dump) -> dict[str, frozenset[int]]:
     return found
 
 
-def _key(finding: Finding, ranks_of: Mapping[str, frozenset[int]]) -> Hashable:
+def _key(finding: Finding, worded: Finding, ranks_of: Mapping[str, frozenset[int]]) -> Hashable:
+    """Return what findings of one cause share, in the words of a finding as it is or without its tensor's name."""
     if not finding.tensor:
         return finding.kind, "", finding
-    nameless = _nameless(finding)
     is_everywhere = ranks_of.get(finding.tensor) == frozenset(finding.ranks)
     ranks = "all" if is_everywhere or finding.kind in ANY_RANKS else finding.ranks
     # A factor is the whole of what a wrong scale says: other factors have other causes.
     is_said = not finding.cause or finding.kind == "wrong-scale"
-    said = (nameless.sentence, finding.intended) if is_said else ()
-    return finding.kind, finding.severity, finding.generic, ranks, nameless.cause, nameless.fix, finding.refs, said
+    said = (worded.sentence, finding.intended) if is_said else ()
+    return finding.kind, finding.severity, finding.generic, ranks, worded.cause, worded.fix, finding.refs, said
 
 
 def _as_one(members: Sequence[Finding]) -> Finding:
@@ -72,23 +79,38 @@ def _as_one(members: Sequence[Finding]) -> Finding:
     if len(members) == 1:
         return first
     whole = replace(first, members=tuple(members), ranks=tuple(sorted({rank for one in members for rank in one.ranks})))
-    nameless = _nameless(first)
-    worded = nameless.in_words(partial(_named, whole.title))
-    if len({replace(_nameless(one), ranks=()) for one in members}) == 1:
-        sentence, details = f"{len(members)} tensors alike: {worded.sentence}", worded.details
-    else:
-        sentence, details = f"{len(members)} tensors, such as {first.tensor}: {first.sentence}", first.details
-    return replace(whole, sentence=sentence, details=details, cause=worded.cause, fix=worded.fix)
+    cause, fix = (_for_all([getattr(one, part) for one in members], members, whole.title) for part in ("cause", "fix"))
+    if not _are_alike(members):
+        sentence = f"{len(members)} tensors, such as {first.tensor}: {first.sentence}"
+        return replace(whole, sentence=sentence, cause=cause, fix=fix)
+    details = tuple(
+        _for_all(texts, members, whole.title) for texts in zip(*(one.details for one in members), strict=True)
+    )
+    sentence = _for_all([one.sentence for one in members], members, whole.title)
+    return replace(whole, sentence=f"{len(members)} tensors alike: {sentence}", details=details, cause=cause, fix=fix)
 
 
-def _named(name: str, text: str) -> str:
-    return text.replace(NAME, name)
+def _are_alike(members: Sequence[Finding]) -> bool:
+    """Whether all findings say the same, as they are or but for their tensors' names."""
+    as_they_are = {replace(one, tensor="", ranks=()) for one in members}
+    return len(as_they_are) == 1 or len({replace(_nameless(one), ranks=()) for one in members}) == 1
+
+
+def _for_all(texts: Sequence[str], members: Sequence[Finding], title: str) -> str:
+    """Return one text for all members: as it is where all have it, else with all their names in the place of one."""
+    if len(set(texts)) == 1:
+        return texts[0]
+    return _name_in(members[0]).sub(lambda _: title, texts[0])
+
+
+def _name_in(finding: Finding) -> re.Pattern[str]:
+    """Return what finds a finding's tensor in prose; a name may be a word, too, as `weight` is."""
+    return re.compile(rf"(?<![\w.]){re.escape(finding.tensor)}(?!\.?\w)")
 
 
 def _nameless(finding: Finding) -> Finding:
     """Return the finding without its tensor's name, in any of its prose."""
-    name = re.compile(rf"(?<![\w.]){re.escape(finding.tensor)}(?!\.?\w)")
-    return replace(finding.in_words(partial(name.sub, NAME)), tensor="")
+    return replace(finding.in_words(partial(_name_in(finding).sub, NAME)), tensor="")
 
 
 def ungrouped(findings: Iterable[Finding]) -> list[Finding]:

@@ -38,6 +38,19 @@ def unread_parts(dump: Dump, which: str) -> Iterator[NotChecked]:
         )
 
 
+def without_trace(dump: Dump, which: str) -> str:
+    """Say that a dump has no trace of a step, or that it may be in what was not read of it.
+
+    Args:
+        dump: The dump.
+        which: `the first` or `the second`.
+    """
+    ranks = unread_ranks(dump)
+    if not ranks:
+        return f"{which} dump has no trace of one"
+    return f"a trace of it may be in what was not read of {which} dump ({named_ranks(ranks)})"
+
+
 def may_have(dump: Dump, other: Dump, tensor: Tensor) -> bool:
     """Whether a dump may have a tensor of another one on ranks that were not read.
 

@@ -78,6 +78,33 @@ def test_parts_chosen_by_one_axis_of_two_name_the_other(tmp_path: Path) -> None:
     assert (found.kind, found.fix) == ("missing", "choose the shard by mesh.get_local_rank('tp')")
 
 
+@pytest.mark.parametrize(("mesh", "copies"), [("dp=2,tp=2", 2), ("dp=3,tp=2", 3), ("dp=4,tp=2", 4)])
+def test_one_odd_copy_of_a_part_is_counted_among_all_copies_and_named(tmp_path: Path, mesh: str, copies: int) -> None:
+    ids = {rank: arange(8, 4)[4 * (rank % 2) :][:4] for rank in range(2 * copies)}
+    assert check_made(tmp_path / "right", mesh, {"w": Made(None, ids=ids, shape=(8, 4))}).findings == ()
+    found = only(check_made(tmp_path / "odd", mesh, {"w": Made(None, ids=ids | {3: ids[0]}, shape=(8, 4))}))
+    assert found.kind == "duplicated"
+    assert f"16 of 32 elements have up to {copies + 1} copies instead of {copies}" in found.summary
+    assert "of dim 0 cut over tp, rank 3 holds the shard of rank 2; all other ranks hold their own" in found.summary
+    assert "overlapping" not in found.cause
+
+
+def test_one_odd_copy_of_a_shard_is_told_once(tmp_path: Path) -> None:
+    ids = {rank: arange(8, 4)[4 * (rank % 2) :][:4] for rank in range(4)} | {3: arange(8, 4)[:4]}
+    found = only(check_made(tmp_path, "dp=2,tp=2", {"w": Made("[8/tp, 4]", ids=ids)}))
+    assert found.kind == "duplicated"
+    assert "16 of 32 elements have up to 3 copies instead of 2 and 16 have fewer, the first at [0, 0]" in found.summary
+
+
+def test_copies_that_a_rank_without_a_file_may_hold_are_not_counted(tmp_path: Path) -> None:
+    ids = {rank: arange(8, 4)[4 * (rank % 2) :][:4] for rank in range(4)}
+    make_dump(tmp_path, parse_mesh("dp=2,tp=2"), {"w": Made(None, ids=ids, shape=(8, 4))})
+    (tmp_path / "rank_00003.json").unlink()
+    report = check_dump(tmp_path)
+    assert kinds(report) == ["incomplete"]
+    assert "ranks without a file may hold the copies" in report.not_checked[0].why
+
+
 def test_overlapping_parts_say_how_long_and_how_far_apart_they_are(tmp_path: Path) -> None:
     ids = {rank: arange(13, 4)[3 * rank : 3 * rank + 4] for rank in range(4)}
     found = only(check_made(tmp_path, "tp=4", {"w": Made(None, ids=ids, shape=(13, 4))}))

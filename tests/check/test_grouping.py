@@ -47,6 +47,22 @@ def test_one_cause_on_three_tensors_is_one_finding_with_the_numbers_of_the_first
     assert found.to_json()["tensors"] == NAMES
 
 
+def test_a_name_that_is_a_word_of_the_cause_neither_splits_a_group_nor_is_replaced_in_it() -> None:
+    cause, fix = "The weight was transposed before a split", "transpose a weight where it is loaded"
+    for names in (("weight", "bias"), ("bias", "a"), ("a", "weight", "split")):
+        (found,) = grouped([zeros(name, cause=cause, fix=fix) for name in names])
+        assert (found.cause, found.fix, found.tensors) == (cause, fix, names)
+        (found,) = grouped([scaled(name, 2, cause) for name in names])
+        assert (found.cause, found.sentence) == (cause, f"{len(names)} tensors alike: 2 times the other")
+
+
+def test_names_in_a_cause_are_those_of_all_tensors_of_a_group() -> None:
+    (found,) = grouped([zeros(name, cause=f"Nothing wrote {name}", fix=f"write {name}") for name in ("w.a", "w.b")])
+    assert (found.cause, found.fix) == ("Nothing wrote w.a, w.b", "write w.a, w.b")
+    apart = [zeros(name, cause=f"Nothing wrote {other}") for name, other in (("w.a", "v"), ("w.b", "u"))]
+    assert len(grouped(apart)) == 2
+
+
 def test_what_is_reported_alike_of_all_has_no_example() -> None:
     (found,) = grouped([scaled(name, 4) for name in NAMES])
     assert found.summary == "3 tensors alike: 4 times the other"

@@ -76,6 +76,21 @@ def test_a_factor_of_a_part_is_not_said_to_come_of_the_loss_that_all_come_from(t
     assert "a loss scale" not in the_one(step).cause
 
 
+def test_a_factor_besides_a_missing_reduction_has_its_own_cause_and_fix(tmp_path: Path) -> None:
+    """The mean over dp is missing, and the sum over tp is one too many: mending either leaves the other."""
+    apart = {rank: WANTED * (3 if rank < 2 else 1) for rank in range(4)}
+    found = the_one(with_loss(tmp_path / "both").add("v", "grad", apart))
+    assert found.kind == "unreduced-gradient"
+    assert "their mean over dp is 2 times the unsharded model's" in found.summary
+    assert "Even then it is 2 times what is due: " in found.cause
+    assert "equal gradients were summed over it again" in found.cause
+    assert "get_group('dp')" in found.fix
+    assert "leave that sum out" in found.fix
+    alone = the_one(with_loss(tmp_path / "one").add("v", "grad", {rank: one / 2 for rank, one in apart.items()}))
+    assert alone.kind == "unreduced-gradient"
+    assert "Even then" not in alone.cause
+
+
 def test_a_factor_of_all_gradients_may_come_of_the_loss(tmp_path: Path) -> None:
     step = Step(tmp_path).add("loss", "scalar", on_all(4.0), 4.1, OVER_DP)  # wrong, so each gradient is told of
     for name in ("v", "w"):

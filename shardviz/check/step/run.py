@@ -125,4 +125,4 @@ def _by_role(evidence: Evidence, one: Compared) -> Finding | None:
         return check_scalar(one) or check_norm(evidence, one) or check_function(evidence, one)
     tied = check_tied(evidence, one) if one.role == "grad" else None
     other = check_other_layers(evidence, one) if one.role == "grad" else None
-    return tied or other or check_unreduced(one) or check_order(one)
+    return tied or other or check_unreduced(one, batch_axes(evidence.dump)) or check_order(one)

@@ -42,7 +42,7 @@ class Made:
             self.values[place] = by(self.values[place])
         return self
 
-    def dump(self, folder):
+    def dump(self, folder, num_ranks=1):
         orders = {name: number for number, name in enumerate(MODULES)}
         made = tuple(
             SketchRecord(
@@ -58,9 +58,11 @@ class Made:
             for (name, side), values in self.values.items()
         )
         folder = prepare_folder(folder)
-        mesh = MeshRecord(("tp",), (1,), (0,))
-        write_run(folder, RunRecord(1, "test", "none", 1, mesh=mesh, probe="test"))
-        write_rank(folder, RankRecord(1, 0, 1, "host", meshes=(mesh,), sketches=made))
+        mesh = MeshRecord(("tp",), (num_ranks,), tuple(range(num_ranks)))
+        write_run(folder, RunRecord(1, "test", "none", num_ranks, mesh=mesh, probe="test"))
+        for rank in range(num_ranks):
+            sketches = made if rank == 0 else ()
+            write_rank(folder, RankRecord(1, rank, num_ranks, "host", meshes=(mesh,), sketches=sketches))
         return dump_of(read_files(folder))
 
 
@@ -148,3 +150,11 @@ def test_where_rounding_does_more_than_is_there_nothing_is_claimed(tmp_path):
     step = step_of(tmp_path, Made.right(dtype="bfloat16", noise=0.5), other)
     assert not step
     assert any("rounding alone moves them" in unchecked.why for unchecked in step.not_compared)
+
+
+def test_a_trace_that_is_in_a_file_that_was_not_read_is_not_said_to_be_absent(tmp_path):
+    one, other = (Made.right().dump(tmp_path / name, num_ranks=2) for name in ("one", "other"))
+    (other.files.path / "rank_00000.json").unlink()
+    difference = compare(one, dump_of(read_files(other.files.path)))
+    (why,) = [unchecked.why for unchecked in difference.not_compared if "module by module" in unchecked.why]
+    assert why == "the step, module by module: a trace of it may be in what was not read of the second dump (rank 0)"

@@ -19,6 +19,7 @@ from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, other_
 from shardviz.check.step.jobs.traces import counts_per_forward, trace_of, with_first_module
 from shardviz.check.step.jobs.whole_job import WholeJob
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
+from shardviz.check.unread import without_trace
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
 
 def _compared(ours: JobTrace | None, theirs: JobTrace | None, before: Dump, after: Dump) -> StepDifference | None:
     if ours is None or theirs is None:
-        return None if ours is theirs else _not_compared("the step, module by module: only one dump has a trace of it")
+        if ours is theirs:
+            return None
+        which, dump = ("the first", before) if ours is None else ("the second", after)
+        return _not_compared(f"the step, module by module: {without_trace(dump, which)}")
     missing = ours.dump.files.missing_ranks or theirs.dump.files.missing_ranks
     if missing:
         return _not_compared(f"the step, module by module: no trace of {named_ranks(missing, MAX_LISTED)}")

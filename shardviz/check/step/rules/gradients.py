@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
+from shardviz.check.step.rules.ratios.scale import advice_on_ratio, times_text
 from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
 from shardviz.check.step.words import apart_text, claimed_text
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.step.compared import Compared
+    from shardviz.check.step.rules.ratios.factors import Batch
 
 MAX_LISTED = 4
 OPS = {"mean": "AVG", "sum": "SUM", "norm": "SUM"}
@@ -25,18 +27,29 @@ OPS = {"mean": "AVG", "sum": "SUM", "norm": "SUM"}
 REFS = ("pytorch#154888", "Megatron-LM#1446")
 
 
-def check_unreduced(one: Compared) -> Finding | None:
-    """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right."""
+def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None:
+    """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right.
+
+    Args:
+        one: The result.
+        batch: Whether each axis of the run splits the batch; None where that is not known.
+    """
     missing = missing_reduction(one) if one.copies_differ_along else None
     if missing is None:
         return _among_holders(one)
     reduction, over, ratio = missing
     axes = " and ".join(over)
     low, high, worst = _farthest(one, one.mesh.groups(one.copies_differ_along[0]))
-    whole = one.whose if ratio == 1 else f"{ratio} of {one.whose}"
+    whole = one.whose if ratio == 1 else f"{times_text(ratio)} {one.whose}"
     what = "gradient" if one.role == "grad" else "output"
     op = OPS[reduction]
     cause, fix = _of_gradient(axes, op, over) if one.role == "grad" else _of_output(axes, op, over)
+    if one.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
+        of_rest = advice_on_ratio(one, ratio, batch)
+        cause, fix = (
+            f"{cause}. Even then it is {times_text(ratio)} what is due: {of_rest[0][0].lower()}{of_rest[0][1:]}",
+            f"{fix}; and {of_rest[1]}",
+        )
     return Finding(
         "unreduced-gradient" if one.role == "grad" else "unreduced-output",
         "error",

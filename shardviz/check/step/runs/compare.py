@@ -9,6 +9,7 @@ from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference
 from shardviz.check.step.runs.unsharded import first_parting, has_sketches, pairs_of
 from shardviz.check.step.words import number
+from shardviz.check.unread import without_trace
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> 
         return of_jobs
     has = has_sketches(before), has_sketches(after)
     if not all(has):
-        which = "the second" if has[0] else "the first"
-        why = f"the step, module by module: {which} dump has no trace of one"
+        which, dump = ("the second", after) if has[0] else ("the first", before)
+        why = f"the step, module by module: {without_trace(dump, which)}"
         return StepDifference(not_compared=(NotChecked("", why, "step"),)) if any(has) else StepDifference()
     pairs = pairs_of(before, after)
     weights = {place: pair for place, pair in pairs.items() if place[1] == "weight"}

@@ -75,19 +75,10 @@ def count_ids(case: Case) -> Counts:
         grid.add(region, count)
     for ids in case.ids.values():
         grid.add_ids(ids)
-    return grid.counts(_copies(case), claimed=case.claimed is not None)
-
-
-def _copies(case: Case) -> int:
-    """Return how often each id should be held; for a plain tensor, as often as the axes along which nothing varies say.
-
-    A plain tensor that varies along no axis at all is whole on every rank, or it is one shard too often.
-    """
-    if case.claimed is not None:
-        axes = (*case.claimed.replicate_axes, *(axis for axis, _ in case.claimed.partial))
-        return math.prod(case.mesh.axis_size(axis) for axis in axes)
-    still = [axis for index, axis in enumerate(case.mesh.axes) if not varies(case, index)]
-    return 1 if len(still) == case.mesh.ndim else math.prod(case.mesh.axis_size(axis) for axis in still)
+    if case.claimed is None:
+        return grid.counts(grid.usual(any(varies(case, axis) for axis in range(case.mesh.ndim))), claimed=False)
+    axes = (*case.claimed.replicate_axes, *(axis for axis, _ in case.claimed.partial))
+    return grid.counts(math.prod(case.mesh.axis_size(axis) for axis in axes), claimed=True)
 
 
 def varies(case: Case, axis: int) -> bool:
@@ -143,17 +134,32 @@ class _Grid:
         spans = tuple((int(np.searchsorted(line, start)), int(np.searchsorted(line, stop))) for start, stop in ranges)
         return indices(spans)
 
-    def counts(self, copies: int, *, claimed: bool) -> Counts:
-        """Sum up; without a claim every id must be held, and where all are, equally often."""
+    def usual(self, is_cut: bool) -> int:
+        """Return how often ranks hold an element of a plain tensor on the average.
+
+        So one odd copy of a part is one too many of what it is. Where ranks hold different parts, what is on none of
+        them counts apart; where all hold the same part, it is there too often.
+        """
+        weights = self._weights()
+        there = weights[self.held > 0] if is_cut else weights
+        return max(math.ceil(int((weights * self.held).sum()) / max(int(there.sum()), 1) - 0.5), 1)
+
+    def _weights(self) -> NDArray[np.int64]:
+        """Return how many elements each cell has."""
         weights = np.ones((), np.int64)
         for line in self.lines:
             weights = np.multiply.outer(weights, np.diff(line))
+        return weights
+
+    def counts(self, copies: int, *, claimed: bool) -> Counts:
+        """Sum up; without a claim every id must be held, and where all are, equally often."""
+        weights = self._weights()
         least, most = (int(self.held.min()), int(self.held.max())) if self.held.size else (copies, copies)
-        wanted = copies if claimed or not least else least
-        few = self.held < (wanted if claimed else 1)
-        many = self.held > wanted
+        few, many = self.held < (copies if claimed else 1), self.held > copies
+        if least < most and not few.any() and not many.any():
+            few = self.held < copies
         return Counts(
-            wanted,
+            copies,
             int(weights[few].sum()),
             int(weights[many].sum()),
             least,

@@ -57,6 +57,8 @@ def check_places(case: Case) -> Iterator[Finding]:
     counts = count_ids(case)
     if counts.num_missing and case.dump.files.missing_ranks:
         raise CountError(f"{counts.num_missing:,} elements are on no rank that is there; others may hold them")
+    if case.claimed is None and not counts.even and case.dump.files.missing_ranks:
+        raise CountError("ranks without a file may hold the copies that some of its parts lack")
     if not counts.even:
         yield from _uneven(case, counts)
     elif case.claimed is not None:
@@ -70,7 +72,8 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
     else:
         held, advice = held_in_words(case), advise_plain(case, counts)
     base = _finding(case, "missing", (), "", held, advice)
-    if counts.num_missing:
+    is_told = bool(counts.least and counts.num_duplicated)  # what others have too often, these have less often
+    if counts.num_missing and not is_told:
         where = case.index(counts.first_missing)
         copies = "copies" if counts.copies > 1 else "copy"
         how = "are on no rank" if counts.least == 0 else f"have fewer than {counts.copies:,} {copies}"
@@ -80,6 +83,7 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
     if counts.num_duplicated:
         where, ranks = case.index(counts.first_duplicated), _holders(case, counts.first_duplicated)
         often = f"up to {counts.most:,} copies instead of {counts.copies:,}"
+        often += f" and {counts.num_missing:,} have fewer" if is_told and counts.num_missing else ""
         text = f"{counts.num_duplicated:,} of {case.numel:,} elements have {often}, the first at {where}"
         yield replace(base, kind="duplicated", ranks=ranks, sentence=text + advice.clause)
 

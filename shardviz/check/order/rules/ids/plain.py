@@ -7,8 +7,9 @@ have to be, along which axes of the mesh they differ, and how they follow each o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,26 +53,51 @@ def advise_plain(case: Case, counts: Counts) -> Advice:
         cause = "Padding stands where a part of the tensor belongs: a rank's first or last index is off"
         fix = "cut the padded tensor with torch.chunk"
         return Advice(cause, fix, details=(f"{zeros:,} zeros stand in for them",))
+    again = _of_parts_again(case, counts) if counts.most > 1 else None
+    if again is not None:
+        return again
     if counts.num_duplicated:
-        return _of_parts_again(case, counts)
+        cause, fix = "Ranks cut overlapping parts", "cut with torch.chunk, by mesh.get_coordinate()"
+        return Advice(cause, fix, clause=_overlap(case))
     cause = "The remainder of dividing the size by the ranks was dropped, or a part was never loaded"
     return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
 
 
-def _of_parts_again(case: Case, counts: Counts) -> Advice:
-    """Return the advice where ranks hold parts that others have: whose they are, if parts are those of torch.chunk."""
-    if counts.num_missing and not case.ids:
-        used = [axis for column, axis in enumerate(case.mesh.axes) if varies(case, column)]
-        for dim in range(len(case.shape)):
-            placements = [Shard(dim) if axis in used else Replicate() for axis in case.mesh.axes]
-            layout = Layout.from_placements(case.mesh, case.shape, placements)
-            for fits in explain_ranks(layout, case.regions):
-                known = CATALOGUE[fits.name]
-                words = f": of dim {dim} cut over {' and '.join(used)}, {fits.sentence}"
-                return Advice(known.cause, fits.fix, known.refs, words)
-    return Advice(
-        "Ranks cut overlapping parts", "cut with torch.chunk, by mesh.get_coordinate()", clause=_overlap(case)
-    )
+def _of_parts_again(case: Case, counts: Counts) -> Advice | None:
+    """Return whose parts ranks hold, if these are parts of torch.chunk; None where they are not."""
+    for used, dim in product(_cuts(case, counts), range(len(case.shape))):
+        placements = [Shard(dim) if axis in used else Replicate() for axis in case.mesh.axes]
+        layout = Layout.from_placements(case.mesh, case.shape, placements)
+        for fits in explain_ranks(layout, case.regions):
+            known = CATALOGUE[fits.name]
+            words = f": of dim {dim} cut over {' and '.join(used)}, {fits.sentence}"
+            return Advice(known.cause, fits.fix, known.refs, words)
+    return None
+
+
+def _cuts(case: Case, counts: Counts) -> list[tuple[str, ...]]:
+    """Return the axes over which parts may have been cut: those along which they differ, all or as many as make them.
+
+    Of copies that nothing is missing of, one that is another part makes parts differ along axes that do not cut them;
+    over these the fewest ranks may have another's part.
+    """
+    mesh = case.mesh
+    used = tuple(axis for column, axis in enumerate(mesh.axes) if varies(case, column))
+    if case.ids or counts.num_missing:
+        return [] if case.ids else [used]
+    count = len(set(case.regions.values()))
+    some = [axes for many in range(1, len(used) + 1) for axes in combinations(used, many)]
+    fitting = [axes for axes in some if math.prod(map(mesh.axis_size, axes)) == count]
+    return sorted(fitting, key=lambda axes: _num_odd(case, axes))
+
+
+def _num_odd(case: Case, axes: tuple[str, ...]) -> int:
+    """Return how many ranks have another part than most of those at the same positions along some axes."""
+    columns = [case.mesh.axis_index(axis) for axis in axes]
+    held: dict[tuple[int, ...], Counter[Region]] = {}
+    for coord, region in case.regions.items():
+        held.setdefault(tuple(coord[column] for column in columns), Counter())[region] += 1
+    return sum(parts.total() - max(parts.values()) for parts in held.values())
 
 
 def _unused_axes(case: Case) -> list[str]:

@@ -149,6 +149,11 @@ def _advice(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> tuple[st
     )
 
 
+def advice_on_ratio(one: Compared, ratio: Fraction, batch: Batch | None) -> tuple[str, str]:
+    """Return cause and fix of a gradient that has a ratio besides what else is wrong with it."""
+    return _advice(ratio, overs([one], ratio, batch), of_all=False)
+
+
 def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -> list[Over]:
     """Return the fewest axes whose sizes multiply to the ratio, or to one over it, in all ways.
 
