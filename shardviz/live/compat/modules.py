@@ -41,13 +41,24 @@ def load_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
 
 @contextmanager
 def replaced(owner: Any, name: str, new: object) -> Iterator[None]:
-    """Put something in the place of an attribute of a module or a class, for as long as the context lasts."""
-    before = getattr(owner, name)
+    """Put something in the place of an attribute of a module or a class, for as long as the context lasts.
+
+    Afterwards a class has what it had, not what it returns when it is asked for that: a function of C++ or a static
+    method would no longer be one.
+
+    Raises:
+        AttributeError: It has no such attribute.
+    """
+    getattr(owner, name)
+    is_own, before = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, new)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if is_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 def is_compiled(module: nn.Module) -> bool:
