@@ -65,9 +65,15 @@ def assert_clean(one, other, family, *, but=()):
 # torchtitan's adapters
 
 
+def needs_torchtitan():
+    """Skip a test where torchtitan is missing, or triton, which torch for CPUs does not bring."""
+    for name in ("torchtitan", "triton"):
+        pytest.importorskip(name, reason="needs torchtitan and triton: pip install torchtitan triton")
+
+
 @pytest.fixture(scope="module", params=["llama3", "qwen3", "qwen3:debugmodel_moe", "deepseek_v3"])
 def titan(request):
-    pytest.importorskip("torchtitan", reason="needs torchtitan: pip install -e '.[frameworks]'")
+    needs_torchtitan()
     return request.param, *exported(request.param)
 
 
@@ -102,7 +108,7 @@ def test_what_torchtitan_exports_is_in_order(tmp_path, titan):
 
 
 def test_experts_that_torchtitan_0_3_does_not_export_are_missing(tmp_path):
-    pytest.importorskip("torchtitan", reason="needs torchtitan: pip install -e '.[frameworks]'")
+    needs_torchtitan()
     weights, hf = exported("gpt_oss")
     found = verdicts(save(tmp_path / "titan", weights), save(tmp_path / "hf", hf), "gpt_oss")
     lost = {name for name in weights if "inner_experts" in name or "expert_bias" in name}
