@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.picture.model.holders import Mask, ranks_of, ranks_text
+from shardviz.picture.model.holders import Mask, rank_array, ranks_text
 from shardviz.text import INSIDE, range_text
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ def _along(axis: str, positions: list[int]) -> str:
 
 def _positions(mask: Mask, mesh: Mesh) -> dict[str, list[int]]:
     """Return the positions along each axis whose product is exactly this set; nothing where it is not a product."""
-    coords = coords_among(mesh, np.array(ranks_of(mask), np.int64))
-    along = [sorted(set(positions)) for positions in coords.T.tolist()]
-    if (coords < 0).any() or math.prod(map(len, along)) != len(coords):
+    coords = coords_among(mesh, rank_array(mask))
+    if (coords < 0).any():
         return {}
-    return dict(zip(mesh.axes, along, strict=True))
+    along = [np.flatnonzero(np.bincount(positions)).tolist() for positions in coords.T]
+    return dict(zip(mesh.axes, along, strict=True)) if math.prod(map(len, along)) == len(coords) else {}
 
 
 def coords_among(mesh: Mesh, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
