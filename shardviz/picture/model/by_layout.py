@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from shardviz.layout.everywhere import parts_of, spread
-from shardviz.picture.model.holders import Holders, Stripes, mask_of, mask_of_flags
+from shardviz.picture.model.holders import Holders, Stripes, mask_of, mask_of_flags, ranks_on
 from shardviz.picture.model.mesh.labels import coords_among
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         kinds = owner[order]
         first = np.flatnonzero(np.diff(kinds, prepend=-1))
         edges = np.append(bounds[order, 0][first], size)
-        ranks = PartRanks(np.array(mesh.ranks, np.int64)[self._own], numbers[self._own], len(parts))
+        ranks = PartRanks(ranks_on(mesh)[self._own], numbers[self._own], len(parts))
         return PartStripes(edges, kinds[first], ranks)
 
     @cached_property

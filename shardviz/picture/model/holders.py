@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Ranges, Region
 
     Indices = NDArray[np.int64]
@@ -49,6 +50,14 @@ def rank_array(mask: Mask) -> Indices:
     """Return the ranks of a set, rising, for what is worked out for thousands of them at once."""
     bits = np.frombuffer(mask.to_bytes(mask.bit_length() // 8 + 1, "little"), np.uint8)
     found = np.flatnonzero(np.unpackbits(bits, bitorder="little").view(np.bool_))
+    found.flags.writeable = False
+    return found
+
+
+@lru_cache(maxsize=64)
+def ranks_on(mesh: Mesh) -> Indices:
+    """Return the rank at every coordinate of a mesh, row-major."""
+    found = np.array(mesh.ranks, np.int64)
     found.flags.writeable = False
     return found
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from shardviz.picture.model.holders import ranks_on
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -102,7 +104,7 @@ class Colouring:
         """Return the colour of each of some ranks, looked up at once."""
         found = _by_number(ranks)
         if self.mesh is not None:
-            known = _colours_by_rank(self.mesh, self.axes)
+            known = _colours(self.mesh, self.axes)
             is_near = ranks < len(known)
             found[is_near] = known[ranks[is_near]]
         return found
@@ -110,8 +112,8 @@ class Colouring:
 
 def rank_colour(rank: int, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> int:
     """Return the place of a rank's colour in the palette; the arguments are those of `Colouring`."""
-    colour = _colours(mesh, axes).get(rank) if mesh is not None else None
-    return colour if colour is not None else _by_number(rank)
+    known = _colour_of_each(mesh, axes) if mesh is not None else ()
+    return known[rank] if 0 <= rank < len(known) else _by_number(rank)
 
 
 def _by_number(rank: Number) -> Number:
@@ -120,17 +122,15 @@ def _by_number(rank: Number) -> Number:
 
 
 @lru_cache(maxsize=256)
-def _colours_by_rank(mesh: Mesh, axes: tuple[str, ...]) -> Indices:
-    """Return the colour of every rank up to a mesh's highest."""
-    known = _colours(mesh, axes)
-    found = _by_number(np.arange(max(known) + 1))
-    found[[*known]] = [*known.values()]
+def _colour_of_each(mesh: Mesh, axes: tuple[str, ...]) -> Sequence[int]:
+    """Return the same as `_colours`, for one rank after the other."""
+    found: list[int] = _colours(mesh, axes).tolist()
     return found
 
 
 @lru_cache(maxsize=256)
-def _colours(mesh: Mesh, axes: tuple[str, ...]) -> Mapping[int, int]:
-    """Return the colour of every rank of a mesh.
+def _colours(mesh: Mesh, axes: tuple[str, ...]) -> Indices:
+    """Return the colour of every rank up to a mesh's highest.
 
     Hues are for the outermost axes, as many as have no more parts than there are hues. If the first alone has more,
     neighbours share a hue, and shades tell them apart.
@@ -145,7 +145,10 @@ def _colours(mesh: Mesh, axes: tuple[str, ...]) -> Mapping[int, int]:
     hue = part * HUES // parts
     within_hue = part - -(-hue * parts // HUES)
     shade = sum((_along(mesh, axis) for axis in order[leading:]), within_hue) % SHADES
-    return dict(zip(mesh.ranks, (hue * SHADES + shade).ravel().tolist(), strict=True))
+    ranks = ranks_on(mesh)
+    found = _by_number(np.arange(int(ranks.max()) + 1))
+    found[ranks] = (hue * SHADES + shade).ravel()
+    return found
 
 
 def _along(mesh: Mesh, axis: str) -> NDArray[np.int64]:
