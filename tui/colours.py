@@ -113,7 +113,12 @@ def _tinted(colour: str, background: str, share: float) -> Style:
 
 def ink(colour: str, *, bold: bool = False) -> Style:
     """Return the style of text in a colour; under NO_COLOR without colour, not in a grey of its brightness."""
-    return Style(color=None if os.environ.get("NO_COLOR") else colour, bold=bold)
+    return _ink(None if os.environ.get("NO_COLOR") else colour, bold)
+
+
+@lru_cache(maxsize=64)
+def _ink(colour: str | None, bold: bool) -> Style:
+    return Style(color=colour, bold=bold)
 
 
 ON_LIGHT = {GREEN: "#006b00", VERMILLION: "#a82000", ORANGE: "#7d5300"}

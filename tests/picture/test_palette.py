@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.color import Color, ColorSystem
 from rich.segment import Segment
 from textual.color import Color as Behind
@@ -28,6 +31,7 @@ from shardviz.picture.model.palette import (
 )
 from shardviz.picture.text.terminal import Terminal, line
 from shardviz.tui.colours import ANSI, ON_DARK_16, ON_LIGHT, RED_16, THEMES, Inks, ink, rank_style
+from tests.lanes import cases
 from tests.picture.contrast import contrast
 
 MESHES = [
@@ -193,6 +197,20 @@ def test_a_block_of_many_ranks_has_the_hue_that_they_share() -> None:
     assert colouring.colour_of(mesh.group_of(3, "fsdp")) == 3 * SHADES
     assert colouring.colour_of([3 + 8]) == 3 * SHADES + 1
     assert colouring.colour_of(mesh.group_of(3, "tp")) == -1
+
+
+@cases(200)
+@given(st.sampled_from([None, *MESHES]), st.sets(st.integers(0, 300), min_size=1), st.booleans())
+def test_a_block_has_the_colour_that_its_ranks_have_when_counted_one_by_one(
+    mesh: Mesh | None, ranks: set[int], is_split: bool
+) -> None:
+    colouring = Colouring(mesh, mesh.axes if mesh is not None and is_split else ())
+    colours = [colouring.colour(rank) for rank in sorted(ranks)]
+    hues = Counter(sorted(colour // SHADES for colour in colours))
+    most, count = hues.most_common(1)[0]
+    expected = colours[0] if len(set(colours)) == 1 else most * SHADES if 3 * count >= len(ranks) else -1
+    is_everywhere = mesh is not None and not is_split and len(ranks) == mesh.size
+    assert colouring.colour_of(sorted(ranks)) == (0 if is_everywhere else expected)
 
 
 def test_without_a_mesh_neighbouring_numbers_differ() -> None:

@@ -68,7 +68,9 @@ def test_every_rank_stands_at_one_place_of_the_mesh_and_is_found_there(mesh: str
             assert (plan.row_at(line), plan.col_at(column), plan.col_at(column + plan.cell - 1)) == (row, col, col)
             places[plan.grid.rank_at(row, col)] = (row, col)
     assert sorted(places) == sorted(plan.mesh.ranks)
-    assert {rank: (row, col) for row, ranks in enumerate(plan.ranks) for col, rank in enumerate(ranks)} == places
+    assert {
+        rank: (row, col) for row, ranks in enumerate(plan.ranks.tolist()) for col, rank in enumerate(ranks)
+    } == places
     width = plan.size[1]
     for first in range(width):
         shown = dict.fromkeys(col for x in range(first, min(first + 7, width)) if (col := plan.col_at(x)) is not None)

@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shardviz.tui.model.tree import errors_first, layer_of, lines_of, parts_of, tree_of
+from shardviz.tui.model.names import parts_of
+from shardviz.tui.model.tree import TreeLines, errors_first, layer_of, lines_of, tree_of
+from tests.lanes import cases
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:
@@ -103,6 +107,37 @@ def test_what_is_wrong_comes_first_when_asked_for_in_every_module() -> None:
     entries = [Entry(("a",)), Entry(("m.x",)), Entry(("m.y",), {"m.y": "error"}), Entry(("b",), {"b": "warning"})]
     assert paths(shown(entries)) == ["a", "m", "m/x", "m/y", "b"]
     assert paths(shown(entries, order=errors_first)) == ["m", "m/y", "m/x", "b", "a"]
+
+
+NAMES = [
+    f"{outer}.{layer}.{part}" for outer in ("a", "a.0.b", "c") for layer in range(3) for part in ("x.w", "x.v", "y")
+]
+TURNS = st.lists(st.frozensets(st.integers(0, 40)), min_size=1, max_size=6)
+"""The lines, by their place in the whole tree, that are open from one key to the next."""
+
+
+@cases(200)
+@given(
+    st.lists(st.sets(st.sampled_from(NAMES), min_size=1), min_size=1, max_size=5),
+    st.sets(st.sampled_from(NAMES)),
+    st.frozensets(st.tuples(st.sampled_from([("a",), ("c",)]), st.sampled_from([None, 0, 1, 2]))),
+    st.sampled_from([None, errors_first]),
+    TURNS,
+)
+def test_lines_are_the_same_whatever_was_open_before(
+    tensors: list[set[str]],
+    wrong: set[str],
+    apart: Apart,
+    order: Callable[[Sequence[Node]], float] | None,
+    turns: list[frozenset[int]],
+) -> None:
+    root = tree_of([Entry(tuple(sorted(names)), dict.fromkeys(wrong, "error")) for names in tensors])
+    known, every = TreeLines(root, apart, order), [line.path for line in lines_of(root, apart, order)]
+    for turn in turns:
+        is_open = {path for at, path in enumerate(every) if at in turn}.__contains__
+        found = known.listed(lambda line, is_open=is_open: is_open(line.path))
+        alone = lines_of(root, apart, order, lambda line, is_open=is_open: is_open(line.path))
+        assert [(line, [*map(id, line.nodes)]) for line in found] == [(line, [*map(id, line.nodes)]) for line in alone]
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from shardviz.picture.model.holders import ranks_on
 from shardviz.picture.model.mesh.rank_grid import grids_of, one_grid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.mesh.rank_grid import RankGrid
@@ -36,17 +38,17 @@ class MeshPlan:
         return one_grid(self.mesh)
 
     @cached_property
-    def ranks(self) -> list[list[int]]:
+    def ranks(self) -> NDArray[np.int64]:
         """The ranks of each row, column by column."""
         across, down = self.grid.across, self.grid.down
-        placed = np.array(self.mesh.ranks, np.int64).reshape(self.mesh.shape).transpose(*down, *across)
-        rows: list[list[int]] = placed.reshape(self.grid.num_rows, self.grid.num_cols).tolist()
+        placed = ranks_on(self.mesh).reshape(self.mesh.shape).transpose(*down, *across)
+        rows: NDArray[np.int64] = placed.reshape(self.grid.num_rows, self.grid.num_cols)
         return rows
 
     @cached_property
     def cell(self) -> int:
         """Columns that a rank takes: a sign, its number, a space behind it."""
-        return len(str(max(self.mesh.ranks))) + 2
+        return len(str(self.ranks.max())) + 2
 
     @cached_property
     def _per_group(self) -> tuple[int, int]:

@@ -1,17 +1,26 @@
-"""Names of tensors, cut between words to the room that a line has for them."""
+"""Names of tensors: split into the modules that they are in, and cut between words to the room of a line."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import accumulate
 
 from rich.cells import cell_len, set_cell_size
+
+from shardviz.text import printable
+
+Part = tuple[str, int | None]
+"""A module's name, and its number where it is one of several."""
 
 MOST_NAME = 48
 """The most columns of a name in a line with other texts."""
 
 _WORDS = re.compile(r"(?=[._,/-])")
 """Where a name or a layout may be cut: before what joins two words."""
+
+_PARTS = re.compile(r"[^.\[]*\[[^\]]*\][^.]*|[^.]+")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def fitted(name: str, room: int) -> str:
@@ -35,3 +44,41 @@ def shortened(name: str, most: int = MOST_NAME) -> str:
     wholes = (text for text in accumulate(_WORDS.split(name)) if cell_len(text) < most)
     whole = max(wholes, key=cell_len, default="")
     return f"{whole if cell_len(whole) > most // 2 else set_cell_size(name, most - 1).rstrip()}…"
+
+
+@lru_cache(maxsize=1 << 16)
+def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> tuple[Part, ...]:
+    """Split a name into modules at its dots; a number stays with the module before it.
+
+    An optimizer's state of a parameter, `weight.exp_avg`, is beside that parameter.
+    """
+    parts = _split(name)
+    if is_state and len(parts) > 1:
+        parts[-2:] = [(".".join(map(label, parts[-2:])), None)]
+    if suffix and parts:
+        parts[-1] = (f"{label(parts[-1])} ({suffix})", None)
+    return tuple(parts) or (("(no name)", None),)
+
+
+@lru_cache(maxsize=1 << 16)
+def place_of(name: str, suffix: str, is_state: bool) -> tuple[tuple[Part, ...], Part]:
+    """Return the modules around a name, and its own part."""
+    *path, part = parts_of(name, suffix, is_state=is_state)
+    return tuple(path), part
+
+
+def _split(name: str) -> list[Part]:
+    parts: list[Part] = []
+    for text in _PARTS.findall(printable(name)):
+        if not _NUMBER.fullmatch(text):
+            parts.append((text, None))
+        elif parts and parts[-1][1] is None:
+            parts[-1] = (parts[-1][0], int(text))
+        else:
+            parts.append(("", int(text)))
+    return parts
+
+
+def label(part: Part) -> str:
+    """Return a module's name with its number."""
+    return part[0] if part[1] is None else f"{part[0]}.{part[1]}"

@@ -4,32 +4,29 @@ with them, and one that differs anywhere stands whole beside them.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from shardviz.check.verdicts import worst
-from shardviz.text import join_numbers, printable
+from shardviz.text import join_numbers
+
+from .names import label, parts_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shardviz.check.verdicts import Verdict
 
-ModulePath = tuple[str, ...]
-Part = tuple[str, int | None]
-"""A module's name, and its number where it is one of several."""
+    from .names import Part
 
+ModulePath = tuple[str, ...]
 Apart = frozenset[tuple[ModulePath, int | None]]
 """Layers that stand on their own though others are like them: the path around with their name, and their number.
 
 None instead of a number is all of them.
 """
 
-_PARTS = re.compile(r"[^.\[]*\[[^\]]*\][^.]*|[^.]+")
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _ORDER: dict[Verdict, int] = {"error": 0, "warning": 1, "unknown": 2}
 
 
@@ -104,43 +101,6 @@ class TreeLine:
     nodes: tuple[Node, ...] = field(default=(), compare=False, repr=False)
 
 
-@lru_cache(maxsize=1 << 16)
-def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> tuple[Part, ...]:
-    """Split a name into modules at its dots; a number stays with the module before it.
-
-    An optimizer's state of a parameter, `weight.exp_avg`, is beside that parameter.
-    """
-    parts = _split(name)
-    if is_state and len(parts) > 1:
-        parts[-2:] = [(".".join(map(_label, parts[-2:])), None)]
-    if suffix and parts:
-        parts[-1] = (f"{_label(parts[-1])} ({suffix})", None)
-    return tuple(parts) or (("(no name)", None),)
-
-
-@lru_cache(maxsize=1 << 16)
-def _place_of(name: str, suffix: str, is_state: bool) -> tuple[tuple[Part, ...], Part]:
-    """Return the modules around a name, and its own part."""
-    *path, part = parts_of(name, suffix, is_state=is_state)
-    return tuple(path), part
-
-
-def _split(name: str) -> list[Part]:
-    parts: list[Part] = []
-    for text in _PARTS.findall(printable(name)):
-        if not _NUMBER.fullmatch(text):
-            parts.append((text, None))
-        elif parts and parts[-1][1] is None:
-            parts[-1] = (parts[-1][0], int(text))
-        else:
-            parts.append(("", int(text)))
-    return parts
-
-
-def _label(part: Part) -> str:
-    return part[0] if part[1] is None else f"{part[0]}.{part[1]}"
-
-
 def tree_of(entries: Sequence[Listed], shown: Mapping[int, Sequence[str]] | None = None) -> Node:
     """Return the tree of some entries.
 
@@ -156,7 +116,7 @@ def tree_of(entries: Sequence[Listed], shown: Mapping[int, Sequence[str]] | None
         entry = entries[index]
         suffix, is_state, verdict_of = entry.suffix, entry.is_state, entry.verdict_of
         for name in names:
-            path, part = _place_of(name, suffix, is_state)
+            path, part = place_of(name, suffix, is_state)
             module, tensor = modules.get(path) or _module(modules, path), Node({}, index, [name], verdict_of(name))
             if module.parts.setdefault(part, tensor) is not tensor:
                 _put(module, part, tensor)
@@ -229,30 +189,52 @@ def lines_of(
     order: Callable[[Sequence[Node]], float] | None = None,
     is_open: Callable[[TreeLine], bool] = lambda _: True,
 ) -> list[TreeLine]:
-    """Return the lines of a tree, each module before its parts.
+    """Return the lines of a tree, each module before its parts; the arguments are those of `TreeLines`."""
+    return TreeLines(root, apart, order).listed(is_open)
+
+
+class TreeLines:
+    """The lines of a tree, which are listed again for each module that opens or closes, and made once.
 
     Args:
         root: The tree.
         apart: Layers that stand on their own.
         order: What the lines in every module are sorted by, each of one part or of several that are alike; they are in
             the model's own order by default.
-        is_open: Whether the lines in a module are wanted, given its own: of a closed one they are not even made.
     """
-    found: list[TreeLine] = []
 
-    def add(modules: list[Node], path: ModulePath) -> None:
-        groups = _groups(modules[0], path, apart)
+    def __init__(
+        self, root: Node, apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
+    ) -> None:
+        self._root, self._apart, self._order = root, apart, order
+        self._made: dict[int, list[TreeLine]] = {}
+
+    def listed(self, is_open: Callable[[TreeLine], bool]) -> list[TreeLine]:
+        """Return the lines, each module before its parts; `is_open` says which modules' parts are wanted."""
+        found: list[TreeLine] = []
+
+        def add(lines: list[TreeLine]) -> None:
+            for line in lines:
+                found.append(line)
+                if line.entry is None and is_open(line):
+                    add(self._inside(line.nodes, line.path))
+
+        add(self._inside((self._root,), ()))
+        return found
+
+    def _inside(self, modules: Sequence[Node], path: ModulePath) -> list[TreeLine]:
+        """Return the lines in modules that are alike; no module is of two lines."""
+        made = self._made.get(id(modules[0]))
+        if made is None:
+            made = self._made[id(modules[0])] = self._make(modules, path)
+        return made
+
+    def _make(self, modules: Sequence[Node], path: ModulePath) -> list[TreeLine]:
+        first, order = modules[0], self._order
+        groups = _groups(first, path, self._apart)
         if order is not None and len(groups) > 1:
-            groups.sort(key=lambda group: order([modules[0].parts[part] for part in group]))
-        for group in groups:
-            inside = [module.parts[part] for module in modules for part in group]
-            line = _line(inside, path, group)
-            found.append(line)
-            if line.entry is None and is_open(line):
-                add(inside, line.path)
-
-    add([root], ())
-    return found
+            groups.sort(key=lambda group: order([first.parts[part] for part in group]))
+        return [_line([module.parts[part] for module in modules for part in group], path, group) for group in groups]
 
 
 def _line(inside: list[Node], path: ModulePath, group: list[Part]) -> TreeLine:
@@ -288,5 +270,5 @@ def layer_of(name: str) -> tuple[ModulePath, int] | None:
     parts = parts_of(name)
     for depth, (prefix, number) in enumerate(parts):
         if number is not None:
-            return (*map(_label, parts[:depth]), prefix), number
+            return (*map(label, parts[:depth]), prefix), number
     return None

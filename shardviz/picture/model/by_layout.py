@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from shardviz.layout.everywhere import parts_of, spread
-from shardviz.picture.model.holders import Holders, Stripes, mask_of
+from shardviz.picture.model.holders import Holders, Stripes, mask_of, mask_of_flags, ranks_on
 from shardviz.picture.model.mesh.labels import coords_among
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class PartRanks(Sequence["Mask"]):
         order = np.lexsort((ranks, part_of))
         self._ranks = ranks[order]
         self._starts = np.searchsorted(part_of[order], np.arange(count + 1))
+        self._part_of = np.full(int(ranks.max(initial=-1)) + 1, count, np.int64)
+        self._part_of[ranks] = part_of
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -58,19 +60,13 @@ class PartRanks(Sequence["Mask"]):
     def __getitem__(self, at: int | slice) -> Mask | list[Mask]:
         if isinstance(at, slice):
             return [self[part] for part in range(*at.indices(len(self)))]
-        return mask_of(self._of(at))
-
-    def _of(self, part: int) -> Indices:
-        return self._ranks[self._starts[part] : self._starts[part + 1]]
+        return mask_of(self._ranks[self._starts[at] : self._starts[at + 1]])
 
     def together(self, parts: Indices) -> Mask:
-        """Return the ranks of several parts, given rising."""
-        first, last = int(parts[0]), int(parts[-1])
-        if last - first + 1 == len(parts):
-            return mask_of(self._ranks[self._starts[first] : self._starts[last + 1]])
-        is_one = np.zeros(len(self), np.bool_)
+        """Return the ranks of several parts."""
+        is_one = np.zeros(len(self) + 1, np.bool_)
         is_one[parts] = True
-        return mask_of(self._ranks[np.repeat(is_one, np.diff(self._starts))])
+        return mask_of_flags(is_one[self._part_of])
 
     @property
     def lowest(self) -> Indices:
@@ -88,9 +84,9 @@ class PartStripes(Stripes):
 
         That shows as well as every part's own ranks that they are not the same.
         """
-        parts = np.unique(self.kinds[first : last + 1])
-        one = self.masks[int(parts[0])]
-        return frozenset((one,)) if len(parts) == 1 else frozenset((one, self.masks.together(parts)))
+        parts = self.kinds[first : last + 1]
+        one = self.masks[int(parts.min())]
+        return frozenset((one,)) if first == last else frozenset((one, self.masks.together(parts)))
 
     def lowest(self, shift: int, low: Mask) -> Indices:
         """Return the lowest rank of each kind; there is one side alone, and somebody holds each."""
@@ -171,7 +167,7 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         kinds = owner[order]
         first = np.flatnonzero(np.diff(kinds, prepend=-1))
         edges = np.append(bounds[order, 0][first], size)
-        ranks = PartRanks(np.array(mesh.ranks, np.int64)[self._own], numbers[self._own], len(parts))
+        ranks = PartRanks(ranks_on(mesh)[self._own], numbers[self._own], len(parts))
         return PartStripes(edges, kinds[first], ranks)
 
     @cached_property

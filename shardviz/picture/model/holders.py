@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Ranges, Region
 
     Indices = NDArray[np.int64]
@@ -41,8 +42,24 @@ def ranks_of(mask: Mask) -> tuple[int, ...]:
     """Return the ranks of a set, rising."""
     if mask.bit_count() == 1:
         return (mask.bit_length() - 1,)
+    return tuple(rank_array(mask).tolist())
+
+
+@lru_cache(maxsize=16)
+def rank_array(mask: Mask) -> Indices:
+    """Return the ranks of a set, rising, for what is worked out for thousands of them at once."""
     bits = np.frombuffer(mask.to_bytes(mask.bit_length() // 8 + 1, "little"), np.uint8)
-    return tuple(np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist())
+    found = np.flatnonzero(np.unpackbits(bits, bitorder="little").view(np.bool_))
+    found.flags.writeable = False
+    return found
+
+
+@lru_cache(maxsize=64)
+def ranks_on(mesh: Mesh) -> Indices:
+    """Return the rank at every coordinate of a mesh, row-major."""
+    found = np.array(mesh.ranks, np.int64)
+    found.flags.writeable = False
+    return found
 
 
 def mask_of(ranks: Iterable[int] | Indices) -> Mask:
@@ -52,6 +69,11 @@ def mask_of(ranks: Iterable[int] | Indices) -> Mask:
         return 1 << int(known[0])
     bits = np.zeros(int(known.max(initial=0)) + 1, np.bool_)
     bits[known] = True
+    return mask_of_flags(bits)
+
+
+def mask_of_flags(bits: NDArray[np.bool_]) -> Mask:
+    """Return the ranks whose flags are set; that of rank 0 is the first."""
     return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
 
 

@@ -9,19 +9,24 @@ tested); all of them are far from vermillion, which marks what is wrong, and fro
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from shardviz.picture.model.holders import ranks_on
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.layout.mesh import Mesh
+
+    Indices = NDArray[np.int64]
+
+Number = TypeVar("Number", int, "Indices")
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#e69f00", "#009e73", "#cc79a7"
 SKY, GREY, VERMILLION = "#56b4e9", "#999999", "#d55e00"
@@ -81,45 +86,51 @@ class Colouring:
         """Return the place of a rank's colour in the palette."""
         return rank_colour(rank, self.mesh, self.axes)
 
-    def colour_of(self, ranks: Iterable[int]) -> int:
+    def colour_of(self, ranks: Sequence[int] | Indices) -> int:
         """Return the colour of what several ranks hold parts of: the hue of most, or -1 where they are not a third.
 
         The first shade stands for all of a hue's. What nothing splits, and all ranks hold, has the first colour.
         """
-        ranks = tuple(ranks)
         if self.mesh is not None and not self.axes and len(ranks) == self.mesh.size:
             return 0
-        colours = self._counted(ranks)
-        if len(colours) == 1:
-            return next(iter(colours))
-        hues: Counter[int] = Counter()
-        for colour in sorted(colours):
-            hues[colour // SHADES] += colours[colour]
-        most, count = hues.most_common(1)[0]
-        return most * SHADES if 3 * count >= len(ranks) else -1
+        counts = np.bincount(self._colours_of(np.asarray(ranks, np.int64)), minlength=HUES * SHADES)
+        if np.count_nonzero(counts) == 1:
+            return int(counts.argmax())
+        hues = counts.reshape(HUES, SHADES).sum(axis=1)
+        most = int(hues.argmax())
+        return most * SHADES if 3 * hues[most] >= len(ranks) else -1
 
-    def _counted(self, ranks: tuple[int, ...]) -> Counter[int]:
-        """Count the ranks of each colour; thousands are looked up at once."""
-        known: Mapping[int, int] = _colours(self.mesh, self.axes) if self.mesh is not None else {}
-        if all(map(known.__contains__, ranks)):
-            return Counter(map(known.__getitem__, ranks))
-        return Counter(map(self.colour, ranks))
+    def _colours_of(self, ranks: Indices) -> Indices:
+        """Return the colour of each of some ranks, looked up at once."""
+        found = _by_number(ranks)
+        if self.mesh is not None:
+            known = _colours(self.mesh, self.axes)
+            is_near = ranks < len(known)
+            found[is_near] = known[ranks[is_near]]
+        return found
 
 
 def rank_colour(rank: int, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> int:
     """Return the place of a rank's colour in the palette; the arguments are those of `Colouring`."""
-    colour = _colours(mesh, axes).get(rank) if mesh is not None else None
-    return colour if colour is not None else _by_number(rank)
+    known = _colour_of_each(mesh, axes) if mesh is not None else ()
+    return known[rank] if 0 <= rank < len(known) else _by_number(rank)
 
 
-def _by_number(rank: int) -> int:
-    """Return the colour of a rank that is nowhere on a mesh."""
+def _by_number(rank: Number) -> Number:
+    """Return the colour of a rank that is nowhere on a mesh, or of several."""
     return rank % HUES * SHADES + rank // HUES % SHADES
 
 
 @lru_cache(maxsize=256)
-def _colours(mesh: Mesh, axes: tuple[str, ...]) -> Mapping[int, int]:
-    """Return the colour of every rank of a mesh.
+def _colour_of_each(mesh: Mesh, axes: tuple[str, ...]) -> Sequence[int]:
+    """Return the same as `_colours`, for one rank after the other."""
+    found: list[int] = _colours(mesh, axes).tolist()
+    return found
+
+
+@lru_cache(maxsize=256)
+def _colours(mesh: Mesh, axes: tuple[str, ...]) -> Indices:
+    """Return the colour of every rank up to a mesh's highest.
 
     Hues are for the outermost axes, as many as have no more parts than there are hues. If the first alone has more,
     neighbours share a hue, and shades tell them apart.
@@ -134,7 +145,10 @@ def _colours(mesh: Mesh, axes: tuple[str, ...]) -> Mapping[int, int]:
     hue = part * HUES // parts
     within_hue = part - -(-hue * parts // HUES)
     shade = sum((_along(mesh, axis) for axis in order[leading:]), within_hue) % SHADES
-    return dict(zip(mesh.ranks, (hue * SHADES + shade).ravel().tolist(), strict=True))
+    ranks = ranks_on(mesh)
+    found = _by_number(np.arange(int(ranks.max()) + 1))
+    found[ranks] = (hue * SHADES + shade).ravel()
+    return found
 
 
 def _along(mesh: Mesh, axis: str) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.holders import ranks_of, ranks_text
+from shardviz.picture.model.holders import rank_array, ranks_of, ranks_text
 from shardviz.picture.model.mesh.labels import block_label
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.svg.tile import CHAR, Place, tile
@@ -186,7 +186,7 @@ def _box(panel: Panel, box: Box, scale: Scale, colouring: Colouring, said: Said)
 
 def colour_of(block: Block, colouring: Colouring) -> str:
     """Return the name of a block's colour: that of its ranks, `mixed` where they have several hues, or `nobody`."""
-    colour = colouring.colour_of(ranks_of(block.ranks)) if block.ranks else -1
+    colour = colouring.colour_of(rank_array(block.ranks)) if block.ranks else -1
     return str(colour) if colour >= 0 else "mixed" if block.ranks else "nobody"
 
 

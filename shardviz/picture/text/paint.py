@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardviz.picture.model.holders import ranks_of
+from shardviz.picture.model.holders import rank_array
 from shardviz.picture.model.mesh.labels import part_labels, rank_labels
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
@@ -196,7 +196,7 @@ def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look
 
 @lru_cache(maxsize=1 << 14)
 def _colour_of(mask: Mask, colouring: Colouring) -> int:
-    return colouring.colour_of(ranks_of(mask))
+    return colouring.colour_of(rank_array(mask))
 
 
 def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:

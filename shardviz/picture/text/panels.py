@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.picture.model.holders import ranks_of
+from shardviz.picture.model.holders import rank_array
 from shardviz.picture.model.mesh.labels import block_label, ranks_label
 from shardviz.picture.model.palette import colour_style
 from shardviz.picture.text.boxes import LINE, Cut, paint_boxes, runs
@@ -135,7 +135,7 @@ def _painted(
 
 def _style(block: Block, colouring: Colouring) -> str:
     """Return the style of a block: filled in the colour of its ranks, also where others should hold it."""
-    return colour_style(colouring.colour_of(ranks_of(block.ranks))) if block.ranks else BAD
+    return colour_style(colouring.colour_of(rank_array(block.ranks))) if block.ranks else BAD
 
 
 def _labels(panel: Panel, colouring: Colouring, room: int) -> list[str]:

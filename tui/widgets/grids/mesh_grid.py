@@ -123,7 +123,7 @@ most.
     def _row(self, plan: MeshPlan, row: int, left: int) -> list[Segment]:
         """Write the ranks of a row, neighbours that look alike together."""
         cells: list[tuple[str, Style]] = []
-        ranks, column = plan.ranks[row], left
+        ranks, column = plan.ranks[row].tolist(), left
         for col, begin in plan.columns(left, left + self.size.width - self._gutter):
             if begin > column:
                 cells.append((" " * (begin - column), self.base))

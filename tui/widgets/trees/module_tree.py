@@ -11,7 +11,7 @@ from rich.text import Text
 from ...abstract import Abstract
 from ...keys import keys
 from ...model.names import shortened
-from ...model.tree import Node, layer_of, lines_of
+from ...model.tree import Node, TreeLines, layer_of
 from ..lines import Lines
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class ModuleTree(Lines, metaclass=Abstract):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._root = Node()
+        self._known = TreeLines(self._root)
         self._visible: list[TreeLine] = []
         self._opened: dict[ModulePath, bool] = {}
         self._apart: Apart = frozenset()
@@ -64,6 +65,7 @@ class ModuleTree(Lines, metaclass=Abstract):
 
     def _arrange(self) -> None:
         before = self.at_cursor
+        self._known = TreeLines(self._root, self._apart, self._order)
         modules = count()
         lines = self._lines(lambda _: next(modules) < MOST_OPEN)  # as many as show that there are more
         self._open_all = len(lines) <= MOST_OPEN
@@ -133,7 +135,7 @@ class ModuleTree(Lines, metaclass=Abstract):
         return self._lines(lambda row: any(id(node) in around for node in row.nodes))
 
     def _lines(self, is_open: Callable[[TreeLine], bool]) -> list[TreeLine]:
-        return lines_of(self._root, self._apart, self._order, is_open)
+        return self._known.listed(is_open)
 
     def _text(self, index: int) -> Text:
         row = self._visible[index]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.picture.model.holders import Mask, ranks_of, ranks_text
+from shardviz.picture.model.holders import Mask, rank_array, ranks_on, ranks_text
 from shardviz.text import INSIDE, range_text
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ def _along(axis: str, positions: list[int]) -> str:
 
 def _positions(mask: Mask, mesh: Mesh) -> dict[str, list[int]]:
     """Return the positions along each axis whose product is exactly this set; nothing where it is not a product."""
-    coords = coords_among(mesh, np.array(ranks_of(mask), np.int64))
-    along = [sorted(set(positions)) for positions in coords.T.tolist()]
-    if (coords < 0).any() or math.prod(map(len, along)) != len(coords):
+    coords = coords_among(mesh, rank_array(mask))
+    if (coords < 0).any():
         return {}
-    return dict(zip(mesh.axes, along, strict=True))
+    along = [np.flatnonzero(np.bincount(positions)).tolist() for positions in coords.T]
+    return dict(zip(mesh.axes, along, strict=True)) if math.prod(map(len, along)) == len(coords) else {}
 
 
 def coords_among(mesh: Mesh, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -131,7 +131,7 @@ def coords_among(mesh: Mesh, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
 @lru_cache(maxsize=16)
 def _coords_by_rank(mesh: Mesh) -> NDArray[np.int64]:
     """Return the coordinate of every rank from 0 to the mesh's highest, and -1 for one more, which is not on it."""
-    ranks = np.array(mesh.ranks, np.int64)
+    ranks = ranks_on(mesh)
     known = np.full((int(ranks.max()) + 2, mesh.ndim), -1, np.int64)
     known[ranks] = np.stack(np.unravel_index(np.arange(mesh.size), mesh.shape), axis=-1)
     return known
