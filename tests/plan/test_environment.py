@@ -92,6 +92,24 @@ with pathlib.Path(__file__).with_name("imported").open("a") as file: file.write(
     assert len((tmp_path / "imported").read_text().split()) == times
 
 
+@pytest.mark.parametrize("read", ["", 'os.environ.get("RANK")'])
+def test_what_a_probe_sets_while_it_is_imported_is_there_when_it_builds(
+    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OWN_WIDTH", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")  # so that it is taken back
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("RANK", raising=False)
+    code = f"""
+{read}
+os.environ["OWN_WIDTH"] = "16"
+os.environ["MASTER_PORT"] = "24"
+def build(): return nn.Linear(8, int(os.environ["OWN_WIDTH"]) + int(os.environ["MASTER_PORT"]))
+"""
+    assert rows(planned(code, tmp_path)) == dict.fromkeys(range(8), 16 + 24)
+    assert "RANK" not in os.environ
+
+
 def test_what_torch_reads_is_not_the_users_own() -> None:
     from torch import distributed
 
