@@ -85,6 +85,15 @@ def test_code_that_does_not_ask_for_its_place_is_asked_on_two_ranks(reads: str, 
     assert record.how == ("2 ranks of 8 asked",)
 
 
+def test_a_rank_outside_of_a_mesh_asks_for_its_place_in_it(tmp_path: Path) -> None:
+    code = """
+from torch.distributed.device_mesh import DeviceMesh
+def parallelize(model, mesh):
+    if DeviceMesh("cpu", [2, 3]).get_coordinate() is not None: model.extra = nn.Linear(8, 8)
+"""
+    assert special(code, tmp_path) == [2, 3]
+
+
 def test_ranks_that_read_their_place_and_are_alike_are_one_part(tmp_path: Path) -> None:
     record, _ = planned("def parallelize(model, mesh): print(get_rank())", tmp_path)
     assert record.how == ("8 ranks of 8 asked",)
