@@ -1,7 +1,13 @@
 """Shards that repeat each other: drawn on every rank with one seed, or built so and split rightly."""
 
-import pytest
+import math
 
+import pytest
+import torch
+from torch import nn
+
+from shardviz.layout.mesh import Mesh
+from shardviz.live.step.unsharded.drawn import as_built, repeating
 from tests.live.probing import checked
 
 EXPERTS = """
@@ -43,3 +49,20 @@ def test_shards_that_were_drawn_or_loaded_alike_are(values, after, tmp_path):
     report = checked(EXPERTS.format(values=values, dim=0) + after, "dp=2", tmp_path)
     wanted = [] if (values, after) == (COPIED, ONE_FILE) else ["identical-shards"]  # what is sent is what is there
     assert [one.kind for one in report.findings] == wanted
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "uint8", "complex128"])
+@pytest.mark.parametrize("shape", [(), (1,), (4, 1), (4, 4)])
+def test_elements_of_all_types_are_laid_side_by_side(name, shape):
+    dtype = getattr(torch, name, torch.float8_e4m3fn)  # torch 2.4.1 has no float4
+    same = torch.ones(shape, dtype=torch.complex128 if name == "complex128" else torch.uint8)
+    model = nn.Module()
+    model.register_buffer("same", same.view(dtype))
+    model.register_buffer("other", (same.flatten().cumsum(0).to(same.dtype).reshape(shape)).view(dtype))
+    model.register_buffer("none", torch.empty(0, 4).to(same.dtype).view(dtype))
+    mesh = Mesh(("dp",), (2,))
+    found = {name: one for name, one in repeating(model, mesh).items() if one.values.numel()}
+    assert sorted(found) == (["same"] if math.prod(shape) > 1 else [])
+    assert as_built(model, found, mesh, 0) == sorted(found)
+    same += 1
+    assert as_built(model, found, mesh, 0) == []

@@ -10,6 +10,7 @@ import pytest
 from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.commands.probe import mesh_for
+from shardviz.errors import ShardvizError
 from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.live.plan.reads import variables_read
 from shardviz.live.world.torchrun import environment_of, variables
@@ -82,7 +83,7 @@ def test_what_depends_on_the_environment_is_each_ranks_own(where: str, read: str
     assert rows(planned(code, tmp_path)) == {**dict.fromkeys(range(7), 8), 7: 16}
 
 
-@pytest.mark.parametrize(("read", "times"), [('os.environ["RANK"]', 1 + 8), ('os.environ.get("HOME")', 1)])
+@pytest.mark.parametrize(("read", "times"), [('os.environ["RANK"]', 1 + 8), ('os.environ["WORLD_SIZE"]', 1)])
 def test_only_a_probe_that_reads_which_rank_it_is_is_imported_on_each(read: str, times: int, tmp_path: Path) -> None:
     code = f"""
 {read}
@@ -90,6 +91,38 @@ with pathlib.Path(__file__).with_name("imported").open("a") as file: file.write(
 """
     planned(code, tmp_path)
     assert len((tmp_path / "imported").read_text().split()) == times
+
+
+@pytest.mark.parametrize("read", ["", 'os.environ.get("RANK")'])
+def test_what_a_probe_sets_while_it_is_imported_is_there_when_it_builds(
+    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OWN_WIDTH", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")  # so that it is taken back
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("RANK", raising=False)
+    code = f"""
+{read}
+os.environ["OWN_WIDTH"] = "16"
+os.environ["MASTER_PORT"] = "24"
+def build(): return nn.Linear(8, int(os.environ["OWN_WIDTH"]) + int(os.environ["MASTER_PORT"]))
+"""
+    assert rows(planned(code, tmp_path)) == dict.fromkeys(range(8), 16 + 24)
+    assert "RANK" not in os.environ
+
+
+ONCE = 'OWN = int(os.environ["LOCAL_RANK"])\nLIBRARY = torch.library.Library("only_once", "DEF")'
+
+
+def test_a_probe_that_cannot_be_imported_twice_is_planned_as_the_first_rank_imports_it(tmp_path: Path) -> None:
+    record = planned(f"{ONCE}\ndef build(): return nn.Linear(8, 16 if OWN == 7 else 8)", tmp_path)
+    assert rows(record) == dict.fromkeys(range(8), 8)
+    assert any("cannot be imported twice, so all ranks have what rank 0 reads" in said for said in record.how)
+
+
+def test_a_probe_that_one_rank_cannot_import_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ShardvizError, match="py raised AssertionError"):
+        planned('assert os.environ["RANK"] != "7"', tmp_path)
 
 
 def test_what_torch_reads_is_not_the_users_own() -> None:
@@ -113,3 +146,13 @@ def test_a_process_group_at_import_is_refused_at_once(
     said = capfd.readouterr().err
     assert "init_process_group() is called while the probe is imported" in said
     assert "Hint: the ranks are there before parallelize() is called: leave out init_process_group" in said
+
+
+def test_a_process_group_in_parallelize_is_not_said_to_be_one_at_import(tmp_path: Path) -> None:
+    code = """
+from torch.distributed import init_process_group
+def parallelize(model, mesh): init_process_group("gloo")
+"""
+    with pytest.raises(ShardvizError, match="twice") as raised:
+        planned(code, tmp_path)
+    assert "leave out init_process_group" in raised.value.hint

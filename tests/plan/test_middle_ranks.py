@@ -6,13 +6,17 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
+import shardviz.probes.fsdp
 from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import fake_world
+from shardviz.live.plan import forks
+from shardviz.live.plan.forks import is_own
 from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.live.plan.reads import places_read
 from shardviz.live.world.torchrun import environment_of
@@ -68,6 +72,18 @@ def test_the_rank_that_is_special_is_found(asks: str, tmp_path: Path) -> None:
     assert special(code, tmp_path) == ASKED[asks]
 
 
+@pytest.mark.parametrize("name", ["torch", "shardviz", "probes"])
+def test_code_is_the_users_own_whatever_its_folder_is_called(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    code = "def parallelize(model, mesh):\n    if get_rank() == 5: model.extra = nn.Linear(8, 8)"
+    assert special(code, tmp_path / name) == [5]
+
+
+def test_code_of_libraries_is_not_the_users_own() -> None:
+    assert not any(map(is_own, (os.__file__, str(torch.nn.__file__), forks.__file__, "<string>")))
+    assert all(map(is_own, (str(shardviz.probes.fsdp.__file__), __file__, forks.TORCH.rstrip(os.sep) + "_mine/x.py")))
+
+
 def test_the_rank_that_is_special_in_its_step_only_is_found(tmp_path: Path) -> None:
     code = """
 def parallelize(model, mesh): pass
@@ -83,6 +99,15 @@ def loss(model, x): return model(x if dist.get_rank() != 5 else x.repeat(99, 1))
 def test_code_that_does_not_ask_for_its_place_is_asked_on_two_ranks(reads: str, tmp_path: Path) -> None:
     record, _ = planned(f"def parallelize(model, mesh): {reads}", tmp_path)
     assert record.how == ("2 ranks of 8 asked",)
+
+
+def test_a_rank_outside_of_a_mesh_asks_for_its_place_in_it(tmp_path: Path) -> None:
+    code = """
+from torch.distributed.device_mesh import DeviceMesh
+def parallelize(model, mesh):
+    if DeviceMesh("cpu", [2, 3]).get_coordinate() is not None: model.extra = nn.Linear(8, 8)
+"""
+    assert special(code, tmp_path) == [2, 3]
 
 
 def test_ranks_that_read_their_place_and_are_alike_are_one_part(tmp_path: Path) -> None:

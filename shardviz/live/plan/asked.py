@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shardviz.live.plan.step.planned import PlannedStep
     from shardviz.plan.records import StepFails
 
+    Again = Callable[[], tuple[ModuleType, tuple[str, ...]]]
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
 """How a model is built, in the order in which it is tried."""
@@ -65,7 +66,8 @@ class Question:
         with_step: Whether a step is planned too.
         double: Whether the model is planned in float64, as a probe runs.
         node: GPUs of a node; 0 for one that has them all.
-        load: Imports the probe again, where it has read what is each rank's own; None where it has not.
+        load: Imports the probe again, where it has read what is each rank's own, and says what is not true of that;
+            None where it has not.
     """
 
     probe: ModuleType
@@ -77,7 +79,7 @@ class Question:
     with_step: bool = True
     double: bool = False
     node: int = 0
-    load: Callable[[], ModuleType] | None = None
+    load: Again | None = None
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,9 @@ def answer(question: Question, rank: int) -> Reply:
         without_compiling(),
     ):
         with places_read(question.mesh) as read:
-            own = replace(question, probe=question.load()) if question.load is not None else question
-            reply = _Rank(own, rank).reply()
-        return replace(reply, reads=read)
+            probe, notes = question.load() if question.load is not None else (question.probe, ())
+            reply = _Rank(replace(question, probe=probe), rank).reply()
+        return replace(reply, reads=read, how=(*notes, *reply.how))
 
 
 class _Rank:

@@ -152,11 +152,17 @@ def _checks_for_ranks() -> Iterator[list[bool]]:
 def without_groups() -> Iterator[None]:
     """Refuse a process group while a probe is imported: it would wait for ranks that are never started."""
 
-    def init_process_group(*_: Any, **__: Any) -> None:
-        raise ProbeError("init_process_group() is called while the probe is imported", ONE_GROUP)
+    before: Any = distributed.init_process_group
+    is_imported = False
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        if not is_imported:
+            raise ProbeError("init_process_group() is called while the probe is imported", ONE_GROUP)
+        before(*args, **kwargs)  # the probe keeps this function where it imports it by name
 
     with replaced(distributed, "init_process_group", init_process_group):
         yield
+    is_imported = True
 
 
 def sharded(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import multiprocessing
+import os
 import pickle
 import resource
 import signal
@@ -23,6 +24,7 @@ import torch
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.compat import know_fakes, new_fakes
+from shardviz.live.world.failures.raised import is_of_shardviz
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from types import FrameType
 
-STDLIB = sysconfig.get_paths()["stdlib"]
+STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 """The folder of Python's own modules."""
+
+TORCH = str(Path(torch.__file__).parent) + os.sep
+"""The folder of torch."""
 
 KILLED = "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine"
 ENDED = "another program has ended it: plan again"
@@ -171,7 +176,6 @@ def own_line() -> str:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is neither Python's nor torch's nor shardviz's, or is a probe."""
-    parts = Path(file).parts
-    is_python = file.startswith(STDLIB) and "site-packages" not in parts
-    return "probes" in parts or not ({"torch", "shardviz"} & set(parts) or is_python or file.startswith("<"))
+    """Whether a file is neither Python's nor torch's nor shardviz's, except for its recipes."""
+    is_python = file.startswith(STDLIB) and "site-packages" not in Path(file).parts
+    return not (is_python or file.startswith((TORCH, "<")) or is_of_shardviz(file))

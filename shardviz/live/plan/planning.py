@@ -25,7 +25,7 @@ from shardviz.live.plan.forks import is_own, one_line
 from shardviz.live.plan.optimizers import Optimizer, dtype_of
 from shardviz.live.plan.reads import variables_read
 from shardviz.live.probe import load_probe
-from shardviz.live.world.torchrun import environment_of
+from shardviz.live.world.torchrun import environment_of, variables
 from shardviz.plan.records import PlanRecord
 from shardviz.text import counted
 
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.plan.asked import Reply
+    from shardviz.live.plan.asked import Again, Reply
     from shardviz.live.plan.asking import Program
     from shardviz.live.plan.choosing import Chosen
     from shardviz.probe_files import Probe
+
+ONLY_ONCE = "the probe cannot be imported twice, so all ranks have what rank 0 reads while it is imported: {}"
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,12 @@ class Loaded:
     Attributes:
         module: The probe's module.
         early: The model, built before there were ranks.
-        again: Imports the module again, on a rank; None where it is the same on all.
+        again: Imports the module again, on a rank, and says what is not true of it; None where it is the same on all.
     """
 
     module: ModuleType
     early: EarlyModel
-    again: Callable[[], ModuleType] | None = None
+    again: Again | None = None
 
     @property
     def stage_axes(self) -> tuple[str, ...]:
@@ -169,24 +171,51 @@ def _check_dtypes(job: PlanJob) -> None:
             dtype_of(name)
 
 
-def _loaded_as_first(job: PlanJob) -> tuple[ModuleType, Callable[[], ModuleType] | None]:
+def _loaded_as_first(job: PlanJob) -> tuple[ModuleType, Again | None]:
     """Import a probe as the first rank does, and return how the others do if it reads which rank it is.
 
     Raises:
         ProbeError: It raises something while it is imported, or lacks a function.
     """
     before = set(sys.modules)
-    with environment_of(0, job.mesh.size, job.node or job.mesh.size), variables_read() as read, without_groups():
+    size, node = job.mesh.size, job.node or job.mesh.size
+    with environment_of(0, size, node), variables_read() as read, without_groups():
         module = _loaded(job.probe)
+    of_ranks = [variables(rank, size, node) for rank in (0, min(1, size - 1), size - 1)]
+    differs = any(len({one[name] for one in of_ranks}) > 1 for name in read)
     files = {name: getattr(sys.modules[name], "__file__", None) or "<" for name in set(sys.modules) - before}
     own = [name for name, file in files.items() if is_own(file) and "site-packages" not in Path(file).parts]
+    return module, _imports(job, module, own) if differs else None
 
-    def again() -> ModuleType:
+
+def _imports(job: PlanJob, module: ModuleType, own: Sequence[str]) -> Again:
+    """Return how a rank imports a probe again, with the modules of its own."""
+    modules = {name: sys.modules[name] for name in own}
+
+    def once() -> ModuleType:
         for name in own:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
         return _loaded(job.probe)
 
-    return module, again if read else None
+    def again() -> tuple[ModuleType, tuple[str, ...]]:
+        try:
+            return once(), ()
+        except ProbeError as error:
+            with environment_of(0, job.mesh.size, job.node or job.mesh.size):
+                if not _raises(once):  # it is this rank that cannot import it
+                    raise
+            sys.modules.update(modules)
+            return module, (ONLY_ONCE.format(error.message),)
+
+    return again
+
+
+def _raises(work: Callable[[], object]) -> bool:
+    try:
+        work()
+    except ProbeError:
+        return True
+    return False
 
 
 def _loaded(probe: Probe) -> ModuleType:

@@ -128,7 +128,8 @@ def _groups_asked(note: Callable[[Sequence[int]], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _meshes_asked(note: Callable[[Sequence[int]], None]) -> Iterator[None]:
-    """Note it where own code asks a mesh for the place of this rank."""
+    """Note it where own code asks a mesh for the place of this rank: outside of that mesh it is none, also a place."""
+    world = distributed.group.WORLD
 
     def asks(name: str, groups_of: Callable[..., list[Any]]) -> Any:
         before = getattr(DeviceMesh, name)
@@ -136,14 +137,14 @@ def _meshes_asked(note: Callable[[Sequence[int]], None]) -> Iterator[None]:
         def method(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
             returned = before(mesh, *args, **kwargs)
             if is_own(sys._getframe(1).f_code.co_filename):
-                for group in groups_of(mesh, *args, **kwargs):
+                for group in [world] if returned is None else groups_of(mesh, *args, **kwargs):
                     note(distributed.get_process_group_ranks(group))
             return returned
 
         return replaced(DeviceMesh, name, method)
 
     with (
-        asks("get_rank", lambda _: [distributed.group.WORLD]),
+        asks("get_rank", lambda _: [world]),
         asks("get_local_rank", lambda mesh, *args, **kwargs: [mesh.get_group(*args, **kwargs)]),
         asks("get_coordinate", lambda mesh: [mesh.get_group(dim) for dim in range(mesh.ndim)]),
     ):

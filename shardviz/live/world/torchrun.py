@@ -48,14 +48,23 @@ def variables(rank: int, num_ranks: int, num_local: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment_of(rank: int, num_ranks: int, num_local: int) -> Iterator[None]:
-    """Have what torchrun sets in the environment of a rank; afterwards the environment is as it was."""
-    before = dict(os.environ)
-    os.environ.update(variables(rank, num_ranks, num_local))
+    """Have what torchrun sets in the environment of a rank; afterwards that is as it was.
+
+    What the code inside has set itself stays, as it does on a rank.
+    """
+    own = variables(rank, num_ranks, num_local)
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            if os.environ.get(name) != own[name]:
+                continue
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def torchrun_world(backend: str | None = None) -> World | None:

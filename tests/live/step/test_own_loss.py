@@ -61,6 +61,22 @@ def test_a_mean_square_is_compared_however_it_is_computed(body, tmp_path):
     assert (report.findings, report.not_checked) == ((), ())
 
 
+NARROW = """
+from torch.distributed.fsdp import MixedPrecisionPolicy
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["dp"], mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "kept"), [("square().mean()", 0), ("float().square().mean()", 0), ("abs().mean()", 1)]
+)
+def test_a_mean_square_of_a_narrow_output_may_be_computed_in_a_wider_dtype(loss, kept, tmp_path):
+    report = checked(NARROW + STEP.format(body=f"loss = model(rows).{loss}"), "dp=2", tmp_path)
+    assert report.findings == ()
+    assert ["another number than the mean square" in entry.why for entry in report.not_checked] == [True] * kept
+
+
 COPIES = """
 def parallelize(model, mesh): pass
 def step(model, rows, mesh):

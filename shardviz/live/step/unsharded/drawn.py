@@ -75,9 +75,8 @@ def repeating(built: nn.Module, mesh: Mesh) -> dict[str, Local]:
 def _repeats(values: torch.Tensor, count: int) -> bool:
     """Whether the second of so many parts of a dim begins as the first does."""
     starts = ((dim, -(-size // count)) for dim, size in enumerate(values.shape))
-    return any(
-        at < values.shape[dim] and torch.equal(values.select(dim, 0), values.select(dim, at)) for dim, at in starts
-    )
+    pairs = (tuple(values.select(dim, place) for place in (0, at)) for dim, at in starts if at < values.shape[dim])
+    return any(torch.equal(_bytes(one), _bytes(other)) for one, other in pairs)
 
 
 def as_built(model: nn.Module, wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[str]:
@@ -118,7 +117,12 @@ def _part(local: Local, whole: Local, rank: int) -> Part | None:
 
 
 def _is_built(whole: Local, at: torch.Tensor, values: torch.Tensor) -> bool:
-    return torch.equal(whole.values.detach().cpu().flatten()[at], values.to(whole.values.dtype))
+    return torch.equal(_bytes(whole.values)[at], _bytes(values.to(whole.values.dtype)))
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of every element, a row each: float8 and others have no `equal` in torch 2.4.1."""
+    return values.detach().cpu().contiguous().flatten().unsqueeze(-1).view(torch.uint8)
 
 
 def _together(parts: Sequence[Part], whole: Local) -> torch.Tensor | None:

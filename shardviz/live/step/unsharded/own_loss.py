@@ -11,15 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import DTensor, quiet_redistribution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
-
-    import torch
 
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.trace.judged import Judged
@@ -62,9 +61,9 @@ def with_own_loss(
 
 def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
     """Whether a sharded step's loss is another one than the mean square. Every rank calls this."""
-    of_all = of_all_ranks((_number(step.loss), _squares(step)))
-    losses = [loss for loss, _ in of_all]
-    known = [(loss, squares) for loss, squares in of_all if squares]
+    of_all = of_all_ranks((_number(step.loss), _squares(step), _squares(step, torch.float64)))
+    losses = [loss for loss, *_ in of_all]
+    known = [(loss, ways) for loss, *ways in of_all if ways[0]]
     near = max(NEAR, ROUNDING * reference.precision)
 
     def are(found: Sequence[float], wanted: Sequence[float]) -> bool:
@@ -73,12 +72,15 @@ def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
     if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [_number(reference.step.loss)]):
         return False
     own = [loss for loss, _ in known]
-    candidates = [
-        [float(np.mean([np.mean(squares) for _, squares in known]))] * len(known),
-        [float(np.mean(squares)) for _, squares in known],
-        [squares[-1] for _, squares in known],
-    ]
+    candidates = [one for way in (0, 1) for one in _losses([ways[way] for _, ways in known])]
     return not known or not any(are(own, wanted) for wanted in candidates)
+
+
+def _losses(of_all: Sequence[Sequence[float]]) -> Iterator[list[float]]:
+    """Yield what ranks may return, made of the mean squares of each one's outputs."""
+    yield [float(np.mean([np.mean(squares) for squares in of_all]))] * len(of_all) if of_all else []
+    yield [float(np.mean(squares)) for squares in of_all]
+    yield [squares[-1] for squares in of_all]
 
 
 def _is_called_otherwise(judged: Judged) -> bool:
@@ -87,11 +89,15 @@ def _is_called_otherwise(judged: Judged) -> bool:
     return any(of_all_ranks(any(judged.state(place) == "odd" for place in given)))
 
 
-def _squares(step: StepResult) -> list[float]:
-    """Return the mean square of every output that is this rank's to have."""
+def _squares(step: StepResult, dtype: torch.dtype | None = None) -> list[float]:
+    """Return the mean square of every output that is this rank's to have, computed in its own dtype or in another.
+
+    Of a narrow output a step may compute either.
+    """
     if step.output is None:
         return []
-    return [_number(output.detach().square().mean()) for output in step.seen.outputs if output.ndim]
+    outputs = [output.detach().to(dtype or output.dtype) for output in step.seen.outputs if output.ndim]
+    return [_number(output.square().mean()) for output in outputs]
 
 
 def _number(value: torch.Tensor) -> float:

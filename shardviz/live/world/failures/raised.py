@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import time
 import traceback
@@ -16,8 +17,8 @@ MAX_COLUMNS = 500
 """Lines of an exception's message, and characters of a line, that are shown."""
 
 _OURS = str(Path(__file__).parents[1])
-_PACKAGE = str(Path(__file__).parents[3])
-_PROBES = str(Path(_PACKAGE, "probes"))
+_PACKAGE = str(Path(__file__).parents[3]) + os.sep
+_PROBES = str(Path(_PACKAGE, "probes")) + os.sep
 _IMPORTLIB = importlib.__file__
 _LOADER = str(Path(_PACKAGE, "live/noting.py"))
 _PLUMBING = (
@@ -75,7 +76,7 @@ def _with_short_messages(text: str, error: BaseException) -> str:
 
 def _trim(summary: traceback.TracebackException) -> None:
     kept = [frame for frame in summary.stack if not _is_noise(frame.filename)]
-    theirs = [index for index, frame in enumerate(kept) if not _is_own(frame.filename)]
+    theirs = [index for index, frame in enumerate(kept) if not is_of_shardviz(frame.filename)]
     summary.stack = traceback.StackSummary.from_list(kept[theirs[0] :] if theirs else kept)
     for earlier in (summary.__cause__, summary.__context__):
         if earlier is not None:
@@ -86,7 +87,7 @@ def _is_noise(filename: str) -> bool:
     return filename.startswith((_OURS, "<frozen importlib", _IMPORTLIB, _LOADER)) or filename.endswith(_PLUMBING)
 
 
-def _is_own(filename: str) -> bool:
+def is_of_shardviz(filename: str) -> bool:
     """Whether a file is shardviz's, which calls the functions of a probe; recipes are probes like any other."""
     return filename.startswith(_PACKAGE) and not filename.startswith(_PROBES)
 
