@@ -116,7 +116,8 @@ def _beside_steps(known: list[_Known]) -> Iterator[Finding | NotChecked]:
         yield Finding("wrong-value", "warning", zero[0], (), f"{text}steps", cause=cause, fix=fix)
     elif zero:
         names = printable(folded_names(zero, MAX_NAMES))
-        why = f"whether moments of {counted(len(zero), 'parameter')} were lost, or it had no gradient: zero are {names}"
+        whose = counted(len(zero), "parameter")
+        why = f"whether the moments of {whose} were lost, or gradients were all zero: {names}, whose squares are zero"
         yield NotChecked("", why, "run")
 
 

@@ -87,7 +87,7 @@ def test_one_parameters_squares_may_be_zero_and_are_noted(copied):
     of_bias = written(folder, "0.bias.exp_avg_sq", lambda squares: squares * 0)
     report = check_checkpoint(open_checkpoint(of_bias))
     assert not report.findings
-    (why,) = [one.why for one in report.not_checked if "zero are" in one.why]
+    (why,) = [one.why for one in report.not_checked if "squares are zero" in one.why]
     assert "0.bias" in why
 
 
