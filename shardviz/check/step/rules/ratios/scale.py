@@ -209,7 +209,9 @@ def _factor(one: Compared, rank: int, got: NDArray[np.float64]) -> float | None:
     """Return the number by which the wanted values come nearest to a rank's."""
     wanted = one.wanted_of(rank)
     square = float(np.sum(wanted * wanted))
-    return float(np.sum(got * wanted)) / square if square and np.all(np.isfinite(got)) else None
+    return (
+        float(np.sum(got * wanted)) / square if square and math.isfinite(square) and np.all(np.isfinite(got)) else None
+    )
 
 
 def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
