@@ -219,6 +219,16 @@ def counted(number: int, of: str) -> str:
     return f"{number:,} {of}" if number == 1 else f"{number:,} {of}s"
 
 
+def continued(sentence: str) -> str:
+    """Return a sentence as it goes on after a colon; one that begins with `FSDP` as it is.
+
+    Example:
+        >>> continued("Ranks differ"), continued("FSDP averages")
+        ('ranks differ', 'FSDP averages')
+    """
+    return sentence if sentence[1:2].isupper() else f"{sentence[:1].lower()}{sentence[1:]}"
+
+
 def bytes_text(count: int) -> str:
     """Write a number of bytes with three digits: `512 B`, `1.5 KiB`, `34.2 MiB`."""
     if count < 1024:

@@ -58,7 +58,8 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         parts = state_of(name)
         if parts is None or not tensor.size or not tensor.chunks:
             continue
-        key, one = parts[1], known.setdefault(name.replace(f".{parts[1]}", "", 1), _Known())
+        key = parts[1]
+        one = known.setdefault(_without(name, key), _Known())
         is_step = key == "step" and tensor.size == 1 and tensor.files
         is_moment = key in MOMENTS and not is_whole(tensor.dtype)  # codes of 8 bits may be negative
         values = _some(tensor) if is_step or is_moment else None
@@ -71,6 +72,11 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
             one.squares = (tensor, bool(values.any())) if key in SQUARES else one.squares
     yield from _steps([(one.step[1].files[0], one.step[0]) for one in known.values() if one.step])
     yield from _beside_steps(list(known.values()))
+
+
+def _without(name: str, key: str) -> str:
+    """Return a state's name without its key, which torch writes last and Megatron before the parameter."""
+    return name.removesuffix(f".{key}") if name.endswith(f".{key}") else name.replace(f".{key}.", ".", 1)
 
 
 def _some(tensor: Saved) -> NDArray[np.float64] | None:
@@ -116,7 +122,8 @@ def _beside_steps(known: list[_Known]) -> Iterator[Finding | NotChecked]:
         yield Finding("wrong-value", "warning", zero[0], (), f"{text}steps", cause=cause, fix=fix)
     elif zero:
         names = printable(folded_names(zero, MAX_NAMES))
-        why = f"whether moments of {counted(len(zero), 'parameter')} were lost, or it had no gradient: zero are {names}"
+        whose = counted(len(zero), "parameter")
+        why = f"whether the moments of {whose} were lost, or gradients were all zero: {names}, whose squares are zero"
         yield NotChecked("", why, "run")
 
 

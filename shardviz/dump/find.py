@@ -32,7 +32,7 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
     if pattern in by_name:
         return [(pattern, by_name[pattern])]
     if is_pattern(pattern):
-        found = [name for name in by_name if fnmatchcase(name, pattern)]
+        found = [name for name in by_name if fits(name, pattern)]
     else:
         found = [name for name in by_name if name.endswith(f".{pattern}")]
         if len(found) > 1:
@@ -46,13 +46,20 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
 
 def meant(name: str, names: Sequence[str]) -> str:
     """Return a hint at the tensor that was meant: of a module, by its end, or spelt nearly so; or at a pattern."""
-    close = _pattern_meant(name, names) if is_pattern(name) else _name_meant(name, names)
+    close = _pattern_meant(name, names) if is_pattern(name) else None
+    if not any(char in name for char in "*?"):  # brackets may be a part of the name
+        close = close or _name_meant(name, names)
     return f"did you mean {printable(close)}?" if close else f"it has {_some(names) or 'none that can be read'}"
 
 
 def is_pattern(name: str) -> bool:
     """Whether a name stands for all that it matches, as `fnmatch` does."""
     return any(char in name for char in "*?[")
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a name is one that a pattern stands for, or the pattern itself: names may have brackets."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _name_meant(name: str, names: Sequence[str]) -> str | None:
@@ -66,7 +73,7 @@ def _pattern_meant(pattern: str, names: Sequence[str]) -> str | None:
     before, dot, _ = pattern.rpartition(".")
     by_star = (f"{before}{dot}{name.rpartition('.')[2]}" for name in names)
     known = [*dict.fromkeys((*by_star, *map(starred, names)))]
-    fitting = [one for one in known if any(fnmatchcase(name, one) for name in names)]
+    fitting = [one for one in known if any(fits(name, one) for name in names)]
     return nearest(pattern, fitting)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from shardviz.dump.digests import hash_of
 from shardviz.dump.read import mesh_of
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, LayoutRecord, TensorRecord
@@ -79,9 +79,7 @@ def add_values(
             values=_as_written(local) if written else None,
             constant=constant,
         )
-        hashed = hashlib.blake2b(f"torch.{local.dtype}{list(local.shape)}".encode(), digest_size=8)
-        hashed.update(local.tobytes())
-        tensor = TensorRecord(name, len(record.bodies), digests=hashed.hexdigest())
+        tensor = TensorRecord(name, len(record.bodies), digests=hash_of(local, str(local.dtype), local.shape))
         change_rank(
             folder,
             rank,

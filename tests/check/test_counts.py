@@ -105,6 +105,14 @@ def test_copies_that_a_rank_without_a_file_may_hold_are_not_counted(tmp_path: Pa
     assert "ranks without a file may hold the copies" in report.not_checked[0].why
 
 
+def test_a_number_without_dims_is_its_own_or_is_foreign(tmp_path: Path) -> None:
+    own = {rank: np.array(1) for rank in range(2)}
+    assert check_made(tmp_path / "right", "tp=2", {"s": Made(None, ids=own, shape=())}).findings == ()
+    odd = {"s": Made(None, ids=own | {1: np.array(-1)}, shape=())}
+    found = only(check_made(tmp_path / "odd", "tp=2", odd))
+    assert (found.kind, found.ranks) == ("foreign", (1,))
+
+
 def test_overlapping_parts_say_how_long_and_how_far_apart_they_are(tmp_path: Path) -> None:
     ids = {rank: arange(13, 4)[3 * rank : 3 * rank + 4] for rank in range(4)}
     found = only(check_made(tmp_path, "tp=4", {"w": Made(None, ids=ids, shape=(13, 4))}))

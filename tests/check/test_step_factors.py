@@ -91,6 +91,14 @@ def test_a_factor_besides_a_missing_reduction_has_its_own_cause_and_fix(tmp_path
     assert "Even then" not in alone.cause
 
 
+def test_a_factor_besides_copies_that_are_apart_is_not_of_the_axis_along_which_they_are(tmp_path: Path) -> None:
+    apart = {rank: part * (1 + 2 * (rank % 2)) for rank, part in halves_over_dp(WANTED).items()}
+    found = the_one(with_loss(tmp_path).add("v", "grad", apart, claim=ROWS_OVER_DP))
+    assert "their mean over tp is 2 times" in found.summary
+    assert "Even then it is 2 times what is due: FSDP averages over dp by itself" in found.cause
+    assert "summed over it again" not in found.cause
+
+
 def test_a_factor_of_all_gradients_may_come_of_the_loss(tmp_path: Path) -> None:
     step = Step(tmp_path).add("loss", "scalar", on_all(4.0), 4.1, OVER_DP)  # wrong, so each gradient is told of
     for name in ("v", "w"):

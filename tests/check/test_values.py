@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -256,6 +257,13 @@ def test_a_constant_weight_is_alike_everywhere(files: Path, value: float) -> Non
 
 def test_a_large_constant_weight_is_known_by_its_flag(files: Path) -> None:
     assert seeded_alike(files, np.ones((8, 3)), constant=True, written=False).findings == ()
+
+
+@pytest.mark.parametrize(("dtype", "first"), [("float32", 0), ("float16", 0), ("float32", 1)])
+def test_a_weight_that_became_nan_was_not_drawn_from_one_seed(files: Path, dtype: str, first: int) -> None:
+    local = RANDOM[0].astype(dtype)
+    local[first:] = math.nan
+    assert bool(seeded_alike(files, local, written=False).findings) == (first > 0)
 
 
 def test_whole_numbers_may_repeat(files: Path) -> None:

@@ -14,8 +14,10 @@ from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.maps.language import parse_rules
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
+from shardviz.dump.digests import hash_of_bytes
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from tests.checkpoint import jobs
 from tests.checkpoint.jobs import Held, job
 
 MESH = "fsdp=2,tp=2"
@@ -69,6 +71,15 @@ def test_what_every_rank_claims_is_equal(tmp_path, claimed, values):
     found, odd = compared(tmp_path, {"w": Held(whole, claimed, values=values)}, {"w": whole})
     assert not odd
     assert found.compared == 1
+
+
+def test_a_dump_of_an_earlier_version_has_the_hashes_of_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "hash_of", hash_of_bytes)
+    whole = weight(24, 16)
+    whole[::3] = -0.0
+    assert not compared(tmp_path, {"w": Held(whole, "[24/tp, 16]")}, {"w": whole})[1]
+    _, odd = compared(tmp_path, {"w": Held(whole, "[24/tp, 16]")}, {"w": whole + 1})
+    assert odd["w"].verdict == "other"
 
 
 @pytest.mark.parametrize(

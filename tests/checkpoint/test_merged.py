@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.elsewhere.merged import MEAN
 from shardviz.checkpoint.open import open_checkpoint
 
 NAMES = [f"layers.{at}.q_proj.weight" for at in range(3)]
@@ -51,7 +52,7 @@ def test_an_adapter_that_was_merged_again_is_named_beside_its_base(merged, sides
 def test_a_mean_of_two_checkpoints_is_no_adapter_merged_again(merged):
     found = causes(*map(merged, (0, 0.5, 1)))
     assert {text for text, _ in found} == {"it is the first and 0.5 times what 1.safetensors adds to that"}
-    assert all(cause == "It is a mean of both, as averaging of checkpoints makes." for _, cause in found)
+    assert {cause for _, cause in found} == {MEAN}
 
 
 def test_without_its_base_nothing_is_said(merged):
@@ -66,4 +67,11 @@ def test_training_is_no_adapter_merged_again(merged, tmp_path):
 
 def test_a_change_that_is_lost_in_rounding_shows_no_factor(merged):
     files = [merged(times, torch.bfloat16, 0.02) for times in (1, 2, 0)]
+    assert not any(cause for _, cause in causes(*files))
+
+
+def test_weights_of_one_number_each_are_no_adapter_merged_again(tmp_path):
+    files = [tmp_path / f"{at}.safetensors" for at in range(3)]
+    for file, number in zip(files, (1.0, 0.97, 0.985), strict=True):
+        save_file({name: torch.full((64,), number) for name in NAMES}, file)
     assert not any(cause for _, cause in causes(*files))

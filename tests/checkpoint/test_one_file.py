@@ -83,12 +83,16 @@ FILES = {"a.safetensors": LAYERS[:7], "b.safetensors": LAYERS[7:]}
 MATRICES = {file: [name for name in names if "norm" not in name] for file, names in FILES.items()}
 
 
-def sharded(folder, changed=()):
-    """Write a model into two files, whose boundary is within a layer; some of its weights are another save's."""
+def sharded(folder, changed=(), norms=1):
+    """Write a model into two files, whose boundary is within a layer; some of its weights are another save's.
+
+    Norms that are changed are `norms` in each element.
+    """
     folder.mkdir()
     numbers = {name: np.random.default_rng([at, name in changed]) for at, name in enumerate(LAYERS)}
     for file, names in FILES.items():
-        own = {name: np.ones(8) if "norm" in name else numbers[name].normal(size=(8, 8)) for name in names}
+        scales = {name: np.full(8, norms if name in changed else 1) for name in names if "norm" in name}
+        own = {name: numbers[name].normal(size=(8, 8)) for name in names if name not in scales} | scales
         save_file({name: value.astype(np.float32) for name, value in own.items()}, folder / file)
     index = {"weight_map": {name: file for file, names in FILES.items() for name in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -101,12 +105,17 @@ def test_a_safetensors_file_of_another_save_is_named(tmp_path):
     shutil.copy(other / "a.safetensors", mixed)
     found = compared(one, mixed)
     assert {outcome.name for outcome in found} == {*MATRICES["a.safetensors"]}
-    where = "What differs is all of a.safetensors of the second, and nothing of its other files. "
+    but = "but 2 of its scales and biases, and nothing of its other files. "
+    where = f"What differs is all of a.safetensors of the second {but}"
     assert {outcome.cause for outcome in found} == {where + CAUSE}
     assert {outcome.verdict for outcome in found} == {"other"}
     of_a_step = compared(one, mixed, [other])
     assert {outcome.verdict for outcome in of_a_step} == {"stale"}
     assert all(outcome.cause.startswith(f"{where}It was not gathered") for outcome in of_a_step)
+    with_norms = sharded(tmp_path / "norms", FILES["a.safetensors"], norms=2)
+    assert {outcome.name for outcome in compared(one, with_norms)} == {*FILES["a.safetensors"]}
+    where = "What differs is all of a.safetensors of the second, and nothing of its other files. "
+    assert all(outcome.cause.startswith(where) for outcome in compared(one, with_norms))
 
 
 @pytest.mark.parametrize(

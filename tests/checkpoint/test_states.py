@@ -74,6 +74,15 @@ def test_steps_that_were_set_back_to_zero_are_found(copied):
     assert not found(written(folder, "exp_avg_sq", lambda squares: squares * 0)), "nothing was stepped yet"
 
 
+@pytest.mark.parametrize("name", ["step_embed.weight", "step.weight", "layers.0.weight"])
+@pytest.mark.parametrize("step", [0.0, 3.0])
+def test_steps_are_found_beside_moments_of_a_parameter_of_any_name(tmp_path, name, step):
+    state = {"step": torch.tensor(step), "exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4)}
+    saved = {"model": {name: torch.ones(4)}, "optim": {"state": {name: state}}}
+    dcp.save(saved, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert len(found(tmp_path / "dcp")) == (not step)
+
+
 def test_squares_that_are_all_zero_after_several_steps_are_found(copied):
     folder = written(copied("dcp"), "exp_avg_sq", lambda squares: squares * 0)
     (finding,) = found(folder)
@@ -87,7 +96,7 @@ def test_one_parameters_squares_may_be_zero_and_are_noted(copied):
     of_bias = written(folder, "0.bias.exp_avg_sq", lambda squares: squares * 0)
     report = check_checkpoint(open_checkpoint(of_bias))
     assert not report.findings
-    (why,) = [one.why for one in report.not_checked if "zero are" in one.why]
+    (why,) = [one.why for one in report.not_checked if "squares are zero" in one.why]
     assert "0.bias" in why
 
 

@@ -93,6 +93,7 @@ def test_how_many_are_laid_out_depends_on_how_many_ranks_there_are() -> None:
 def test_ids_count_from_1_within_their_own_tensor() -> None:
     ids = np.array([[9, 20], [8, 21], [0, -1]])
     assert own_ids(ids, 9, 12).tolist() == [[1, 12], [-9, -22], [0, -1]]
+    assert [own_ids(np.array(number), 9, 12).tolist() for number in (9, 8, 0)] == [1, -9, 0], "of no dims"
 
 
 def test_a_global_shape_that_is_much_too_large_is_reported_without_laying_it_out(tmp_path: Path) -> None:

@@ -56,6 +56,26 @@ def test_a_misspelt_name_of_a_tie_gets_the_one_that_was_meant(mesh):
 
 
 @spmd(mesh={"tp": 2})
+def test_names_with_brackets_are_rules_for_themselves(mesh):
+    tensors = {f"experts[{at}].w": torch.ones(4, 4) for at in range(2)}
+    assert_layout(tensors, {"experts[0].w": "[4, 4]", "experts[1].w": "[4, 4]"}, mesh=mesh)
+    text = text_of(assert_layout, tensors, {"expert[1].w": "[4, 4]", "*": None}, mesh=mesh)
+    assert text.endswith("did you mean experts[1].w?")
+    text = text_of(assert_layout, tensors, {"experts[0].w": "[4, 4]"}, mesh=mesh)
+    assert text.startswith("no rule matches experts[1].w\n")
+
+
+@spmd(mesh={"tp": 2})
+def test_a_reference_that_is_not_finite_is_shown_and_has_no_factor(mesh):
+    for number in (float("nan"), float("inf")):
+        reference = torch.ones(4, 4)
+        reference[3, 1] = number
+        text = text_of(assert_same, {"w": distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])}, {"w": reference})
+        assert f"at [3, 1] rank 1 has 1, the reference has {number:g} (" in text
+        assert_same({"w": distribute_tensor(torch.ones(2, 2), mesh, [Shard(0)])}, {"w": torch.ones(2, 2)})
+
+
+@spmd(mesh={"tp": 2})
 def test_all_names_that_one_side_lacks_are_named_at_once(mesh):
     text = text_of(assert_same, Deep(), Deep(40))
     assert text.startswith("the reference has no param layers.[40-59].wo.bias, layers.[40-59].wo.weight, ")

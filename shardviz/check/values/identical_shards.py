@@ -1,8 +1,8 @@
 """`identical-shards`: different parts of a tensor with bitwise the same values: one seed on every rank.
 
-Only values that were drawn can tell: a tensor of one number (a bias of zeros, a norm of ones), of one element a shard,
-or of an integer dtype is passed over, and so is one whose parts repeated each other before sharding. Along an axis,
-every line of shards of one shape must repeat itself.
+Only values that were drawn can tell: a tensor of one number (a bias of zeros, a norm of ones), of NaN alone, of one
+element a shard, or of an integer dtype is passed over, and so is one whose parts repeated each other before sharding.
+Along an axis, every line of shards of one shape must repeat itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.finding import Finding
 from shardviz.check.order.as_claimed import claimed_dims
 from shardviz.check.values.numbers import is_constant
+from shardviz.dump.digests import hash_of_nan
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
@@ -95,9 +96,10 @@ def _alike(lines: Lines, num_names: int) -> Iterator[int]:
     """Yield the fold's names whose shards have one digest along every line; most differ in the first two shards."""
     one, other = lines[0][:2]
     for index in range(num_names):
-        if one.digest(index) == other.digest(index) and all(
-            len({shard.digest(index) for shard in line}) == 1 for line in lines
-        ):
+        digest = one.digest(index)
+        if digest != other.digest(index) or digest == hash_of_nan(one.body.dtype, one.body.local_shape):
+            continue
+        if all(len({shard.digest(index) for shard in line}) == 1 for line in lines):
             yield index
 
 

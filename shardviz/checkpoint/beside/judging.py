@@ -90,7 +90,7 @@ def sort_pieces(live: Live, reader: Reader) -> Sorted:
 
 def _is_right(piece: Piece, live: Live, reader: Reader) -> bool:
     assert piece.claimed is not None, "the caller has looked"
-    if reader.digest(piece.claimed) == piece.digest:
+    if reader.is_held(piece.claimed, piece.digest):
         return True
     narrow = reader.entry.dtype
     if piece.bits is None or not is_narrower(narrow, live.dtype):
@@ -167,7 +167,7 @@ def _through(live: Live, wrong: Sequence[Piece], entry: Tensor) -> str:
     """Return the narrower type through which all shards' values went."""
     for narrow in NARROW if live.dtype in WIDE and entry.dtype == live.dtype else ():
         turned = Reader(entry, live.dtype, live.index_shape, through=narrow)
-        if all(piece.claimed and turned.digest(piece.claimed) == piece.digest for piece in wrong):
+        if all(piece.claimed and turned.is_held(piece.claimed, piece.digest) for piece in wrong):
             return narrow
     return ""
 

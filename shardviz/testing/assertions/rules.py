@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import MOST_NAMES, Finding
 from shardviz.check.order.infer.labels import right_label
 from shardviz.check.order.rules.intent import intended_text
-from shardviz.dump.find import meant
+from shardviz.dump.find import fits, meant
 from shardviz.dump.validate import mesh_of
 from shardviz.errors import MeshError
 from shardviz.layout.notation import parse, write
@@ -78,9 +77,7 @@ def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> set[str]
     names = {name: tensor.role for tensor in tensors for name in tensor.names}
     by_name = {name: _rule_of(rules, name) for name in names}
     unmatched = [name for name, rule in by_name.items() if rule is None and names[name] != "buffer"]
-    unused = {
-        rule: [name for name in names if fnmatchcase(name, rule)] for rule in rules if rule not in {*by_name.values()}
-    }
+    unused = {rule: [name for name in names if fits(name, rule)] for rule in rules if rule not in {*by_name.values()}}
     if misspelt := [rule for rule, matched in unused.items() if not matched]:
         others = f", and no rule matches {_counted(unmatched)}" if unmatched else ""
         raise ShardAssertionError(
@@ -113,7 +110,7 @@ def _existing(rule: str, names: Sequence[str]) -> str:
 
 
 def _rule_of(rules: Mapping[str, str], name: str) -> str | None:
-    return next((pattern for pattern in rules if fnmatchcase(name, pattern)), None)
+    return next((pattern for pattern in rules if fits(name, pattern)), None)
 
 
 def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from shardviz.dump.dump import Dump
 from shardviz.dump.find import meant
 from shardviz.dump.records.tensors import Stamp
 from shardviz.testing.assertions.message import ShardAssertionError
-from shardviz.text import counted
+from shardviz.text import continued, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +43,6 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
 def _reworded(finding: Finding, first: str) -> Finding:
     """Leave out the state before sharding, which an assertion cannot know, and the name that it was told first."""
     sentence = f"it does not share storage with {first} on {counted(len(finding.ranks), 'rank')}"
-    cause = f"They were never tied; or they were, and then: {finding.cause[0].lower()}{finding.cause[1:]}"
+    cause = f"They were never tied; or they were, and then: {continued(finding.cause)}"
     fix = f"tie them after the model is sharded, under one layout: {finding.fix.rpartition(': ')[2]}"
     return replace(finding, sentence=sentence, cause=cause, fix=fix, members=())

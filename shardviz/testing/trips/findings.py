@@ -9,7 +9,7 @@ from shardviz.check.finding import Finding
 from shardviz.check.grouping import grouped
 from shardviz.testing.assertions.message import in_words
 from shardviz.testing.trips.judging import with_parts
-from shardviz.text import listed
+from shardviz.text import continued, listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -278,7 +278,7 @@ def _advised(finding: Finding, received: Received) -> Finding:
     whose = max(others, key=len, default="")
     cause, fix = _why_swapped(received, finding.tensor, whose) if whose else (CHANGED, TO_KEEP)
     if not whose and finding.tensor in received.padded:
-        cause, fix = f"It is padding in the place of rows. If not: {CHANGED[0].lower()}{CHANGED[1:]}", TO_CUT_PADDED
+        cause, fix = f"It is padding in the place of rows. If not: {continued(CHANGED)}", TO_CUT_PADDED
     sentence = finding.sentence.replace("tensors of the unsharded model", "tensors")
     return replace(finding, sentence=sentence, details=details, cause=cause, fix=fix, refs=())
 

@@ -9,13 +9,13 @@ label is not the one that was meant.
 from __future__ import annotations
 
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, Kind, NotChecked
 from shardviz.check.order.advice import CATALOGUE, FUSED_QKV, Advice
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.layout import same_region
+from shardviz.dump.find import fits
 from shardviz.errors import ShardvizError
 from shardviz.layout.intended import parse_intended, split_order
 from shardviz.layout.notation import Pattern, write
@@ -36,13 +36,13 @@ CAUSE = "The dim was split as a whole, across the segments that the model reads,
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:
     """Return the layout that is wanted for a name, in the notation; empty where no layout is expected."""
-    return next((text for pattern, text in intended.items() if fnmatchcase(name, pattern)), "")
+    return next((text for pattern, text in intended.items() if fits(name, pattern)), "")
 
 
 def unmatched(dump: Dump, of_states: Mapping[str, str]) -> Iterator[NotChecked]:
     """Yield the patterns that fit no name, misspelt ones among them; those of an optimizer's states are known."""
     for pattern in dump.files.run.intended if dump.stamped else ():
-        if pattern not in of_states and not any(fnmatchcase(name, pattern) for name in dump.stamped):
+        if pattern not in of_states and not any(fits(name, pattern) for name in dump.stamped):
             yield NotChecked("", f"the layout expected for {pattern!r}: no tensor has that name", "run")
 
 

@@ -13,6 +13,7 @@ from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.scale import advice_on_ratio, times_text
 from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
 from shardviz.check.step.words import apart_text, claimed_text
+from shardviz.text import continued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,9 +46,9 @@ def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None
     op = OPS[reduction]
     cause, fix = _of_gradient(axes, op, over) if one.role == "grad" else _of_output(axes, op, over)
     if one.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
-        of_rest = advice_on_ratio(one, ratio, batch)
+        of_rest = advice_on_ratio(one, ratio, over, batch)
         cause, fix = (
-            f"{cause}. Even then it is {times_text(ratio)} what is due: {of_rest[0][0].lower()}{of_rest[0][1:]}",
+            f"{cause}. Even then it is {times_text(ratio)} what is due: {continued(of_rest[0])}",
             f"{fix}; and {of_rest[1]}",
         )
     return Finding(

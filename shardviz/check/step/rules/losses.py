@@ -17,6 +17,7 @@ from shardviz.check.finding import Finding
 from shardviz.check.step.advice import where_to_look
 from shardviz.check.step.rules.ratios.factors import batch_axes, splits
 from shardviz.check.step.words import claimed_text, number
+from shardviz.text import continued
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -66,7 +67,7 @@ def value_advice(evidence: Evidence, one: Compared) -> Advice | None:
     cause, fix = (_of_loss if one.name == "loss" else _of_value)(" or ".join(others))
     if any(one.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         also = where_to_look(evidence, one)
-        cause, fix = f"{also[0]}; or: {cause[0].lower()}{cause[1:]}", f"{also[1]}; {fix}"
+        cause, fix = f"{also[0]}; or: {continued(cause)}", f"{also[1]}; {fix}"
     return cause, fix
 
 

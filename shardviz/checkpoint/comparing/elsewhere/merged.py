@@ -11,6 +11,7 @@ from shardviz.checkpoint.comparing.changed.factors import DIGITS, blocks, factor
 from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open
 from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.errors import DumpError
+from shardviz.reference.lookup import is_alike
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ CLEAR = 16
 NEAR = 0.02
 """How near a factor is to one that says something else: none of the change, or all of it."""
 
+MEAN = "It is a mean of both: checkpoints were averaged, or a change, such as a LoRA, was merged with a smaller scale."
+
 FIX = "merge what was added once, with the scale that it was trained with, into weights that do not have it"
 
 
@@ -58,7 +61,7 @@ def _named(outcome: Outcome, times: float, third: str) -> Outcome:
     base, other, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
     why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {other} adds to that"
     if by < 1:
-        return outcome.became("other", why, "It is a mean of both, as averaging of checkpoints makes.")
+        return outcome.became("other", why, MEAN)
     return outcome.became("other", why, "What was added, such as a LoRA, was merged again or with another scale.", FIX)
 
 
@@ -73,6 +76,8 @@ def _times(sides: list[Tensor]) -> float | None:
     except DumpError:
         return None
     first, second, last = (values_of(sampled(part), one.dtype) for part in bits)
+    if is_alike(bits[0]) and is_alike(bits[2]):
+        return None  # one number each: any third is on their line
     change, room = last - first, CLEAR * 2.0 ** -DIGITS[one.dtype] * np.abs(first)
     at = int(np.abs(change).argmax())
     if not np.isfinite([first, second, last]).all() or np.median(np.abs(change) - room) <= 0:

@@ -22,38 +22,43 @@ CAUSE = "That file is of another save, or its tensors alone were changed."
 def with_whole_file(found: Found) -> Found:
     """Say of tensors that differ that they are all those of one file."""
     for at in (1, 0):
-        if name := _whole_file(found, at):
-            return [(_named(outcome, SIDES[at], name), pair) for outcome, pair in found]
+        name, but = _whole_file(found, at)
+        if name:
+            of_it = f"all of {printable(name)} of the {SIDES[at]}{but}"
+            return [(_named(outcome, of_it, name), pair) for outcome, pair in found]
     return found
 
 
-def _whole_file(found: Found, at: int) -> str:
-    """Return the file of a side that has all tensors that differ, and no others; empty without one."""
+def _whole_file(found: Found, at: int) -> tuple[str, str]:
+    """Return the file of a side that has all tensors that differ, and what of it does not; empty without one.
+
+    Equal scales and biases in it say nothing: they may be all ones or zeros in every save.
+    """
     same: Counter[str] = Counter()
+    small: Counter[str] = Counter()
     odd: Counter[str] = Counter()
     for outcome, pair in found:
         own = (pair.one, pair.other)[at]
         if outcome.verdict in LONE or not isinstance(own, Saved):
             continue
         if len(own.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):
-            return ""
-        if _differs(outcome):
-            odd[own.files[0]] += 1
-        elif len(own.shape) > 1:  # scales and biases may be all ones or zeros in every save
-            same[own.files[0]] += 1
+            return "", ""
+        counts = odd if _differs(outcome) else same if len(own.shape) > 1 else small
+        counts[own.files[0]] += 1
     name = next(iter(odd), "")
     is_whole = len(odd) == 1 and odd[name] >= FEWEST and not same[name] and same.total() >= FEWEST
-    return name if is_whole else ""
+    but = f" but {small[name]:,} of its scales and biases" if small[name] else ""
+    return (name, but) if is_whole else ("", "")
 
 
 def _differs(outcome: Outcome) -> bool:
     return is_open(outcome) or outcome.verdict == "stale"
 
 
-def _named(outcome: Outcome, side: str, name: str) -> Outcome:
+def _named(outcome: Outcome, of_it: str, name: str) -> Outcome:
     if not _differs(outcome):
         return outcome
-    where = f"What differs is all of {printable(name)} of the {side}, and nothing of its other files"
+    where = f"What differs is {of_it}, and nothing of its other files"
     fix = (
         outcome.fix or f"take {printable(name)} from the save of the others; compare it with theirs by `shardviz diff`"
     )

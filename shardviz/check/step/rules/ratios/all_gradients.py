@@ -18,6 +18,7 @@ from shardviz.check.step.rules.ratios.factors import advice, batch_axes
 from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
 from shardviz.check.step.rules.ratios.scale import RATIO_PRECISION, overs, times_text
 from shardviz.check.step.words import number, size_clause
+from shardviz.text import continued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     cause, fix = _advice(gradients, factor, times)
     if found:
         of_axes = advice(ratio, found, of_all=True)
-        cause, fix = f"{of_axes[0]}; or: {cause[0].lower()}{cause[1:]}", f"{of_axes[1]}; or {fix}"
+        cause, fix = f"{of_axes[0]}; or: {continued(cause)}", f"{of_axes[1]}; or {fix}"
     sentence = f"the gradient is {times} the unsharded model's{size_clause(ratio, size)}"
     first = gradients[0]
     finding = Finding(

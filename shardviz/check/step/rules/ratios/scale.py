@@ -149,9 +149,14 @@ def _advice(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> tuple[st
     )
 
 
-def advice_on_ratio(one: Compared, ratio: Fraction, batch: Batch | None) -> tuple[str, str]:
-    """Return cause and fix of a gradient that has a ratio besides what else is wrong with it."""
-    return _advice(ratio, overs([one], ratio, batch), of_all=False)
+def advice_on_ratio(one: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> tuple[str, str]:
+    """Return cause and fix of a gradient that has a ratio besides its copies being apart along some axes.
+
+    Nothing was reduced over these; where another axis has the size, it is the other.
+    """
+    found = overs([one], ratio, batch)
+    others = [over for over in found if not {*over.axes} & {*apart}]
+    return _advice(ratio, others or found, of_all=False)
 
 
 def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -> list[Over]:
@@ -209,7 +214,9 @@ def _factor(one: Compared, rank: int, got: NDArray[np.float64]) -> float | None:
     """Return the number by which the wanted values come nearest to a rank's."""
     wanted = one.wanted_of(rank)
     square = float(np.sum(wanted * wanted))
-    return float(np.sum(got * wanted)) / square if square and np.all(np.isfinite(got)) else None
+    return (
+        float(np.sum(got * wanted)) / square if square and math.isfinite(square) and np.all(np.isfinite(got)) else None
+    )
 
 
 def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
