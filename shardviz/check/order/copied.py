@@ -7,16 +7,15 @@ or zeros, show nothing; neither does a weight that holds something else than its
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.as_claimed import is_as_claimed
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Dump
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.tensors import Stamp
 
 
@@ -50,7 +49,15 @@ def _is_copy(dump: Dump, stamp: Stamp, owner: str) -> bool:
     if weight is None or weight.role != "param" or stamp.shape != dump.stamps[owner].shape:
         return False
     digests = {_digest_before(dump, "buffer", stamp.name), _digest_before(dump, "param", owner)}
-    return len(digests) == 1 and "" not in digests and is_as_claimed(dump, weight)
+    return len(digests) == 1 and "" not in digests and _has_own(dump, weight, owner)
+
+
+def _has_own(dump: Dump, weight: Tensor, name: str) -> bool:
+    """Whether all elements that ranks hold of a weight are its own, in whatever order."""
+    return all(
+        shard.held is not None or not math.prod(shard.body.local_shape) or dump.local_ids(shard, name).min() > 0
+        for shard in weight.shards.values()
+    )
 
 
 def _digest_before(dump: Dump, role: str, name: str) -> str:
