@@ -135,7 +135,7 @@ class Finding:
         sides = [(one.tensor, (one.claimed, one.held)) for one in self.members]
         folded = [(names, (claimed, held)) for names, (claimed, held) in fold(sides) if held != self.held]
         rows = [
-            f"{names}: claimed {claimed}, held {held or 'in no order that has a name'}"
+            f"{names}: {f'claimed {claimed}, ' if claimed else ''}held {held or 'in no order that has a name'}"
             for names, (claimed, held) in folded[:MOST_NAMES]
         ]
         more = [f"{len(folded) - MOST_NAMES} more"] if len(folded) > MOST_NAMES else []

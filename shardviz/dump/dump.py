@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -63,6 +64,11 @@ class Dump:
             (stamp.first, stamp.name) for stamp in self.files.run.stamps if math.prod(stamp.shape) and not stamp.tied_to
         )
         return [first for first, _ in own], [name for _, name in own]
+
+    def owner(self, model_id: int) -> str:
+        """Return the name of the tensor that an id of the model belongs to."""
+        firsts, names = self.id_owners
+        return names[bisect_right(firsts, model_id) - 1]
 
     def at(self, moment: Moment) -> list[Tensor]:
         """Return the tensors captured at one moment."""

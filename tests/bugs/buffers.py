@@ -159,7 +159,57 @@ def step(model, rows, mesh):
 
 """
 
+AVERAGED = """
+class Averaged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+        for name in ("up", "down"):
+            self.register_buffer(f"average_{name}", getattr(self, name).weight.detach().clone())
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+
+def build():
+    return Averaged()
+
+
+def batch():
+    return torch.randn(12, 8)
+
+
+BATCH_AXES = ("fsdp",)
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["fsdp"])
+    rank, size = mesh.get_local_rank("fsdp"), mesh["fsdp"].size()
+    for name, of in (("up", model.up), ("down", model.down)):
+        parts = of.weight.detach().full_tensor().chunk(size)
+        average = DTensor.from_local(parts[rank].clone(), mesh["fsdp"], (Shard(0),))
+        setattr(model, f"average_{name}", average)
+
+"""
+
 CASES = (
+    Bug(
+        "averages of the weights loaded from the next rank's file",
+        "fsdp=4",
+        AVERAGED,
+        (("parts[rank].clone()", "parts[(rank + 1) % size].clone()"),),
+        ("misordered",),
+        ("average_up", "get_local_rank"),
+        ("names were mixed up",),
+    ),
+    Bug(
+        "averages of the weights under each other's names",
+        "fsdp=2",
+        AVERAGED,
+        (('("up", model.up), ("down", model.down)', '("up", model.down), ("down", model.up)'),),
+        ("foreign",),
+        ("average_up", "names were mixed up"),
+    ),
     Bug(
         "a buffer of zeros on all ranks but the first",
         "fsdp=3",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from shardviz.check.step.forward.slices import places_of, spans
 from shardviz.dump.records.tensors import LayoutRecord
@@ -74,6 +75,27 @@ def test_columns_under_the_label_of_rows_are_a_wrong_placement(tmp_path: Path) -
         step._put(rank, "output", "output", "step", np.split(WANTED, 2, 1)[rank % 2], 0, (8, 2))
     (found,), _ = step.put(0, "output", "output", "reference", WANTED).check()
     assert (found.kind, found.held) == ("wrong-placement", "[4, 4/tp]")
+
+
+@pytest.mark.parametrize(
+    ("claim", "cause", "fix"),
+    [
+        (COPIES, "it is split along dp or tp and labelled as whole", "label it as split over dp or tp"),
+        (ROWS_OVER_TP, "each rank took its part of what was its part already", "split dim 0 over tp once"),
+    ],
+)
+def test_a_dim_that_was_split_twice_is_not_called_whole(
+    tmp_path: Path, claim: tuple[str, ...], cause: str, fix: str
+) -> None:
+    step = Step(tmp_path)
+    step.layouts.append(LayoutRecord(0, claim, (2, 4)))
+    for rank in MESH.ranks:
+        held = WANTED[:2] if claim == COPIES else WANTED[[2 * (rank % 2)]]
+        step._put(rank, "output", "output", "step", held, 0, (2, 4))
+    (found,), _ = step.put(0, "output", "output", "reference", WANTED).check()
+    assert found.kind == "wrong-shape"
+    assert cause in found.cause
+    assert fix in found.fix
 
 
 def pipeline(path: Path, *layers: tuple[int, ...], odd: tuple[int, ...]) -> Step:

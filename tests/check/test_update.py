@@ -50,3 +50,25 @@ def test_a_weight_of_which_no_start_is_known_is_not_called_right(tmp_path: Path,
     (said,) = updated(tmp_path, stepped, before=False)
     assert isinstance(said, NotChecked)
     assert said.why == "the weight after the step: its value before the step was not captured"
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "says", "never"),
+    [
+        ("optim", "w.exp_avg", "loaded in another order", "learning rate"),
+        ("param", "w", "another count of steps", "loaded in another order"),
+    ],
+)
+def test_a_learning_rate_is_a_cause_of_a_wrong_weight_and_not_of_a_wrong_state(
+    tmp_path: Path, role: str, name: str, says: str, never: str
+) -> None:
+    step = Step(tmp_path).add("w", "grad", on_all(WANTED), WANTED)
+    for rank in range(4):
+        step.put(rank, name, role, "step", WANTED**3 + 1)
+    step.put(0, name, role, "updated", WANTED)
+    step.put(0, "w", "param", "reference", 2 * WANTED)
+    step.check()
+    (found,) = check_unsharded_update(dump_of(read_files(tmp_path / "step")), frozenset())
+    assert isinstance(found, Finding)
+    assert says in found.cause
+    assert never not in found.cause

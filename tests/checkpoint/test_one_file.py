@@ -12,10 +12,11 @@ from safetensors.numpy import save_file
 from shardviz.checkpoint.beside.compare import compare_with_job
 from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
-from shardviz.checkpoint.comparing.elsewhere.one_file import UNKNOWN
+from shardviz.checkpoint.comparing.elsewhere.one_file import UNKNOWN, WHICH
 from shardviz.checkpoint.comparing.elsewhere.whole_file import CAUSE
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.commands.common.dumps import read_dump
+from shardviz.layout.region import Region
 
 ODD = "__1_0.distcp"
 
@@ -45,7 +46,29 @@ def test_a_file_of_another_save_is_named(step, tmp_path):
     found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__))
     assert {outcome.verdict for outcome in found} == {"other"}
     assert all(f"All that differs is in {ODD} of the second, all " in outcome.cause for outcome in found)
-    assert all(outcome.cause.endswith(f"nothing in its 3 other files: {UNKNOWN}.") for outcome in found)
+    assert all(f"so it is in {ODD} of the first: one of the two is of another save" in one.cause for one in found)
+    assert all(one.fix == WHICH for one in found)
+
+
+def test_a_file_of_the_first_is_named_where_a_step_says_that_it_is_the_odd_one(step, tmp_path):
+    newer = trained(step, tmp_path / "newer")
+    mixed = trained(step, tmp_path / "mixed", ODD.__ne__)  # all but one file are the newer step's
+    found = compared(mixed, newer, [step])
+    assert {outcome.verdict for outcome in found} == {"stale"}
+    assert all(f"the first has there what {step} has" in outcome.why for outcome in found)
+    assert all(f"All that differs is in {ODD} of the first, all " in outcome.cause for outcome in found)
+
+
+def test_a_file_beside_a_checkpoint_that_is_not_cut_into_such_files_is_the_odd_one(step, tmp_path):
+    tensors = {name: one for name, one in open_checkpoint(step).tensors.items() if one.dtype == "float32" and one.shape}
+    whole = {name: one.read(Region.whole(one.shape)).copy().view(np.float32) for name, one in tensors.items()}
+    save_file(whole, tmp_path / "whole.safetensors")
+    found = compared(tmp_path / "whole.safetensors", trained(step, tmp_path / "mixed", ODD.__eq__))
+    found = [one for one in found if one.verdict == "other"]
+    assert found
+    assert all(one.cause.endswith(f"nothing in its 3 other files: {UNKNOWN}.") for one in found), [
+        (one.verdict, one.why, one.cause) for one in found
+    ]
 
 
 def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):

@@ -6,12 +6,12 @@ The families of checks and the inference look at cases; they do not read the dum
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shardviz.check.order.copied import as_own
 from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.layout import holds
 from shardviz.layout.ids import region_of
@@ -131,9 +131,8 @@ class Case:
 
     def owner(self, model_id: int) -> tuple[str, int]:
         """Return the tensor that an id of the model belongs to, and the element's number in it."""
-        firsts, names = self.dump.id_owners
-        at = bisect_right(firsts, model_id) - 1
-        return names[at], model_id - firsts[at]
+        name = self.dump.owner(model_id)
+        return name, model_id - self.dump.first_ids[name]
 
 
 def cases_of(dump: Dump, tensor: Tensor, name: str, *, claims: bool = True) -> Iterator[Case]:
@@ -170,7 +169,7 @@ def _case(
     ids: dict[Coord, NDArray[np.int64]] = {}
     for coord, shard in shards.items():
         region = _region(dump, shard, name, shape)
-        own = dump.local_ids(shard, name) if region is None else None
+        own = as_own(dump, name, dump.local_ids(shard, name)) if region is None else None
         if own is not None and shard.body.runs is not None:
             region = region_of(own, shape)
         if region is not None:

@@ -83,22 +83,38 @@ FALSE_LABEL = (
 
 def _of_sizes(one: Compared, held: list[int], due: list[int]) -> tuple[str, str]:
     """Return the cause and the fix of a result that is larger or smaller than the unsharded model's."""
+    sizes = {axis: one.mesh.axis_size(axis) for axis in one.mesh.axes if one.mesh.axis_size(axis) > 1}
     for dim, (own, wanted) in enumerate(zip(held, due, strict=False)):
-        axes = [axis for axis in one.mesh.axes if one.mesh.axis_size(axis) > 1]
-        for axis in axes if len(held) == len(due) else ():
-            if own == wanted * one.mesh.axis_size(axis):
-                return (
-                    f"Dim {dim} is {own}, {axis}={one.mesh.axis_size(axis)} times {wanted}: parts that are copies "
-                    f"along {axis} were put side by side as if they were different parts",
-                    f"gather dim {dim} over {axis} once, or not at all where every rank along {axis} has all of it",
-                )
-            if own * one.mesh.axis_size(axis) == wanted:
-                return (
-                    f"Dim {dim} is {own}, and {axis}={one.mesh.axis_size(axis)} parts of it would be {wanted}: it is "
-                    f"split along {axis} and labelled as whole",
-                    f"gather dim {dim} over {axis}, or label it as split over {axis}",
-                )
+        larger = [axis for axis, size in sizes.items() if own == wanted * size and len(held) == len(due)]
+        smaller = [axis for axis, size in sizes.items() if own * size == wanted and len(held) == len(due)]
+        if larger:
+            axes = " or ".join(larger)
+            return (
+                f"Dim {dim} is {own}, {axes}={sizes[larger[0]]} times {wanted}: parts that are copies along {axes} "
+                "were put side by side as if they were different parts",
+                f"gather dim {dim} over {axes} once, or not at all where every rank along {axes} has all of it",
+            )
+        if smaller:
+            return _of_parts(one, dim, smaller, own, wanted)
     return (
         "The sharded model returns another tensor than the unsharded one, or another part of it",
         "return the same tensor from both; whole_output(output, mesh) in the probe can put parts in order",
+    )
+
+
+def _of_parts(one: Compared, dim: int, axes: list[str], own: int, wanted: int) -> tuple[str, str]:
+    """Return the cause and the fix of a result whose dim is as large as one part of it along some axis."""
+    size, among = one.mesh.axis_size(axes[0]), " or ".join(axes)
+    split = [axis for axis in axes if one.claimed is not None and axis in one.claimed.chains[dim]]
+    if split:
+        return (
+            f"Dim {dim} is split over {split[0]}, and its parts make {own} together, 1/{size} of {wanted}: each rank "
+            "took its part of what was its part already, as where BATCH_AXES or a sampler splits the batch and the "
+            "step splits it again; or each returns only some of its part",
+            f"split dim {dim} over {split[0]} once, and return all of a rank's part",
+        )
+    return (
+        f"Dim {dim} is {own}, and {among}={size} parts of it would be {wanted}: it is split along {among} and labelled "
+        "as whole",
+        f"gather dim {dim} over {among}, or label it as split over {among}",
     )

@@ -115,6 +115,14 @@ def _nothing_wrong(outcome: Outcome, live: Live, entry: Tensor, found: Sorted) -
     return outcome
 
 
+FILLED = (
+    "It was never loaded, or was filled afterwards; or the job's dump is of before training, and the checkpoint of "
+    "after.",
+    "load it after it is made and filled; if the job did not load this checkpoint, compare with the one that it loaded",
+)
+"""Cause and fix where ranks hold one number, as a norm's ones, and the checkpoint does not."""
+
+
 def _something_wrong(
     outcome: Outcome, live: Live, entry: Tensor, dump: Dump, search: Search, reader: Reader, found: Sorted
 ) -> Outcome:
@@ -128,8 +136,7 @@ def _something_wrong(
     if all(piece.is_alike for piece in wrong) and any(math.prod(piece.shape) > 1 for piece in wrong):
         does = "hold" if len(ranks) > 1 else "holds"
         what = f"{named_ranks(ranks)} {does} a single number throughout, the checkpoint does not"
-        cause, fix = "It was never loaded, or was filled afterwards.", "load it after it is made and filled"
-        return outcome.became("other", what + but, cause, fix, ranks=ranks)
+        return outcome.became("other", what + but, *FILLED, ranks=ranks)
     parts = search.regions(live, wrong, reader)
     outcome = replace(outcome, parts=tuple(sorted(parts.items())))
     if len(parts) == len(wrong) and (named := name_places(live, parts, dump)):

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.hiding import is_of_places, unhidden
+from shardviz.check.order.copied import counted_from
 from shardviz.check.order.rules.intent import order_of
 from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
 from shardviz.layout.notation import write
@@ -166,11 +167,11 @@ def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> 
 def gathered_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
     """Return the ids that came back, from 1 as the tensor is meant to be ordered; None where they are too many."""
     order = order_of(dump, gathered.name)
-    ids = _own_ids(stamp, gathered)
+    ids = _own_ids(dump, stamp, gathered)
     return ids if order is None or ids is None else order.places(ids, stamp.shape)
 
 
-def _own_ids(stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
+def _own_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
     """Return the ids that came back, from 1 within the tensor; None where they are too many to lay out."""
     if gathered.held is not None:
         region = Region(gathered.held)
@@ -179,4 +180,6 @@ def _own_ids(stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
     runs = gathered.runs or ()
     if sum(run[2] for run in runs) > MAX_ELEMENTS:
         return None
-    return expand_runs(runs) - stamp.first + 1
+    ids = expand_runs(runs)
+    first = counted_from(dump, stamp, int(ids.min()), int(ids.max())) if ids.size else stamp.first
+    return ids - first + 1

@@ -93,9 +93,9 @@ def check_ungathered(evidence: Evidence, one: Compared) -> Reason | None:
         f"is the first module whose output is not{right}",
         f"If what stands between {before[-1].name} and {odd.name} is attention, it reads keys and values of the whole "
         f"sequence: each rank of {axis} used only its own (they were not gathered), or the mask or rotary positions "
-        "are of another order than the gathered keys",
-        f"gather keys and values over {axis} (or pass them round, as ring attention does) before {odd.name}, and build "
-        "the mask from the positions of the gathered keys and the rank's own queries",
+        "are of another order than the gathered keys or start at 0 on every rank",
+        f"gather keys and values over {axis} (or pass them round, as ring attention does) before {odd.name}, and take "
+        "rotary positions and the mask from where the keys and the rank's own queries are in the whole sequence",
     )
 
 

@@ -216,6 +216,7 @@ def _finding(dump: Dump, one: Compared, wrong: Mapping[int, tuple[float, float]]
     held, due = wrong[ranks[0]]
     off = f"rank {ranks[0]} has {number(held)} where {number(due)} is due"
     why = _why(dump, one, ranks)
+    cause, fix = (why.cause, why.fix) if why else STATE if one.role == "optim" else OPTIMIZER
     text = (
         f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks):,} of {len(one.reduced):,} ranks"
     )
@@ -226,8 +227,8 @@ def _finding(dump: Dump, one: Compared, wrong: Mapping[int, tuple[float, float]]
         ranks,
         f"{why.sentence}; {off}" if why else f"{text}: {off}",
         claimed=claimed_text(one),
-        cause=why.cause if why else OPTIMIZER[0],
-        fix=why.fix if why else OPTIMIZER[1],
+        cause=cause,
+        fix=fix,
         generic=why is None,
     )
 
@@ -250,9 +251,18 @@ BUFFER = (
 )
 OPTIMIZER = (
     "The gradients are right, but the sharded optimizer steps differently: another "
-    "learning rate, another parameter group, clipping by another norm, or a state that is not its own",
-    "make the optimizer from model.parameters() once the model is sharded, with the same groups and options",
+    "learning rate, another parameter group, clipping by another norm, another count of steps, or a state that is not "
+    "its own",
+    "make the optimizer from model.parameters() once the model is sharded, with the same groups and options, and "
+    "compare state[parameter]['step'] where a state is loaded",
 )
+STATE = (
+    "The gradients are right, but what they are added to is not the unsharded model's state: it was loaded in another "
+    "order or for another weight, or has other betas; or the gradients were clipped by another norm",
+    "load the state by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, or cut it by the weight's own "
+    "placements, as distribute_tensor does; compare betas and clipping with the unsharded model's",
+)
+"""Cause and fix of a state that nothing explains: unlike a weight, it has nothing of the learning rate."""
 
 
 def _owner(one: Compared, rank: int) -> int | None:

@@ -32,7 +32,14 @@ SIDES = ("first", "second")
 FEWEST = 2
 """Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
 
-UNKNOWN = "that file is of another save, or its rank did not load or train its parts"
+NEITHER = "its rank did not load or train its parts"
+UNKNOWN = f"that file is of another save, or {NEITHER}"
+
+WHICH = (
+    "shardviz check each: where steps of the optimizer differ between files, it names the file; then write that one "
+    "again, from the step of the others"
+)
+"""The fix where each of two checkpoints has one file that may be the odd one."""
 
 SAME = ("equal", "tied")
 LONE = ("missing", "added", "not-compared")
@@ -68,8 +75,10 @@ def with_odd_file(found: Found, others: tuple[Sequence[Checkpoint], Sequence[Che
     """
     if not any(is_open(outcome) for outcome, _ in found):
         return found
-    odd = next((one for at in (1, 0) if (one := find_odd_file(found, at)) is not None), None)
-    return found if odd is None else [(_named(outcome, pair, odd, others), pair) for outcome, pair in found]
+    odd = [one for at in (1, 0) if (one := find_odd_file(found, at)) is not None]
+    if not odd:
+        return found
+    return [(_named(outcome, pair, odd, others) if is_open(outcome) else outcome, pair) for outcome, pair in found]
 
 
 def is_open(outcome: Outcome) -> bool:
@@ -135,20 +144,32 @@ def _is_same(own: Tensor, other: Tensor, region: Region) -> bool:
     return mine is not None and theirs is not None and equal(mine, theirs)
 
 
-def _named(outcome: Outcome, pair: Pair, odd: OddFile, others: Sequence[Sequence[Checkpoint]]) -> Outcome:
-    if not is_open(outcome):
-        return outcome
-    side, name = SIDES[odd.at], printable(odd.name)
-    fix = f"write {name} again, from the step of the others"
+def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[Sequence[Checkpoint]]) -> Outcome:
+    """Name the odd file; where both sides have one of all that differs, a step that has its values says whose it is."""
+    for odd in sides:
+        step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
+        if odd.differs and step is not None:
+            return _of_step(outcome, odd, step)
+    odd, side, name = sides[0], SIDES[sides[0].at], printable(sides[0].name)
     cause = cause_of(odd, side, SIDES[1 - odd.at])
     if not odd.differs:
+        fix = f"write {name} again, from the step of the others"
         return outcome.became("other", outcome.why, f"{cause}: that file is of the {SIDES[1 - odd.at]}'s save.", fix)
-    step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
-    if step is None:
+    if len(sides) == 1 or not sides[1].differs:
+        fix = f"write {name} again, from the step of the others"
         return outcome.became("other", outcome.why, f"{cause}: {UNKNOWN}.", fix)
+    twin = f"so it is in {printable(sides[1].name)} of the first"
+    return outcome.became(
+        "other", outcome.why, f"{cause}; {twin}: one of the two is of another save, or {NEITHER}.", WHICH
+    )
+
+
+def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
+    side, name = SIDES[odd.at], printable(odd.name)
     why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
     known = f"that file is of {printable(step.path.name)}, or its rank did not train its parts since"
-    return outcome.became("stale", why, f"{cause}: {known}.", fix)
+    cause = f"{cause_of(odd, side, SIDES[1 - odd.at])}: {known}."
+    return outcome.became("stale", why, cause, f"write {name} again, from the step of the others")
 
 
 def cause_of(odd: OddFile, side: str, other: str) -> str:

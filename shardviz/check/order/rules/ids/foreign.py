@@ -33,6 +33,13 @@ MAX_RANKS = 4
 CHANCE = 0.1
 """The part of a shard's values that a checkpoint may have by chance, where nothing of it was loaded."""
 
+COPIED = (
+    ", or the buffer was filled with a weight on purpose",
+    "; if it is meant to be a copy, as an average of the weights is at first, copy it in build() too, and give the "
+    "probe a batch(): what both were before sharding is then compared",
+)
+"""What else cause and fix say of a buffer that holds another tensor."""
+
 REWRITTEN = (
     "These shards were loaded, drawn or computed after the model was stamped, or never written (torch.empty, to_empty)"
 )
@@ -109,6 +116,7 @@ def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Se
     at = case.owner(-1 - int(foreign[coord].flat[0]))[1]
     advice = CATALOGUE["other-tensor"]
     of_it = "it" if len(names) == 1 else _owner(case, foreign[coord])
+    is_buffer = case.tensor.role == "buffer"
     return Finding(
         "foreign",
         "error",
@@ -118,8 +126,8 @@ def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Se
         f"{case.rank(coord)} starts with element {at} of {of_it}",
         claimed=case.claimed_text,
         held=f"the elements of {listed(names, MAX_RANKS)}",
-        cause=advice.cause,
-        fix=advice.fix,
+        cause=f"{advice.cause}{COPIED[0] if is_buffer else ''}",
+        fix=f"{advice.fix}{COPIED[1] if is_buffer else ''}",
         refs=advice.refs,
     )
 
