@@ -64,7 +64,7 @@ def test_a_factor_of_a_part_is_not_said_to_come_of_the_loss_that_all_come_from(t
     for name in ("b.w", "a.v"):
         step.add(name, "grad", on_all(WANTED))
     split = the_one(step)
-    assert "1 of 3 gradients have this factor: all that dp splits" in split.summary
+    assert "1 of 3 gradients has this factor: all that dp splits" in split.summary
     assert "the loss that backward ran on" not in split.cause
     step = with_loss(tmp_path / "names")
     for name, factor in (("a.bias", 3), ("a.w", 1), ("b.bias", 3), ("b.w", 1)):

@@ -54,7 +54,8 @@ class Part:
             return ""
         common = [text for text, has in self._traits() if all(map(has, self.have)) and not any(map(has, self.others))]
         which = " and ".join(common) or listed((one.name for one in self.have), MAX_LISTED)
-        return f"{len(self.have):,} of {len(self.have) + len(self.others):,} gradients have this factor: {which}"
+        have = "has" if len(self.have) == 1 else "have"
+        return f"{len(self.have):,} of {len(self.have) + len(self.others):,} gradients {have} this factor: {which}"
 
     def _traits(self) -> Iterator[tuple[str, Callable[[Compared], bool]]]:
         if inside := _module_of(self.have):
