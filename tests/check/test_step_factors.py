@@ -100,7 +100,7 @@ def test_a_factor_besides_copies_that_are_apart_is_not_of_the_axis_along_which_t
 
 
 def test_a_factor_of_all_gradients_may_come_of_the_loss(tmp_path: Path) -> None:
-    step = Step(tmp_path).add("loss", "scalar", on_all(4.0), 4.1, OVER_DP)  # wrong, so each gradient is told of
+    step = Step(tmp_path).add("loss", "scalar", on_all(4.0), 4.1, OVER_DP)  # wrong, so each gradient has its own
     for name in ("v", "w"):
         step.add(name, "grad", halves_over_dp(WANTED * 2), claim=ROWS_OVER_DP)
     step.add("frozen", "grad", on_all(WANTED * 0), WANTED * 0)  # zeros have any factor

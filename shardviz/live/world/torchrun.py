@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardviz.live.world.protocol import World
 
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-"""Where the ranks of a job meet, unless torchrun is told something else."""
+"""Where the ranks of a job meet, unless torchrun is given another address."""
 
 STORE_TIMEOUT = timedelta(seconds=10)
 """How long to look for the store of a job's launcher, which is there unless the job is ending."""

@@ -1,4 +1,4 @@
-"""Numbers that are no numbers: what is said of NaN and infinity beside finite values."""
+"""What is said of NaN and infinity beside finite values."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ WRITTEN = "its values were written after it was sharded: no rank holds any of th
 AGAIN = "every rank computed it again after it was sharded, with equal results"
 DIFFERED = (
     "ranks had different values before it was sharded, as with a seed per rank, so its shards are pieces of different "
-    "tensors, and whether they are in order cannot be told. That is no fault of weights drawn at random, where copies "
-    "agree; to have it checked, seed or load alike on all ranks"
+    "tensors, whose order cannot be checked. For weights drawn at random that is fine, as long as copies agree; to "
+    "have the order checked, seed or load alike on all ranks"
 )
 
 FEW = 0.1

@@ -84,7 +84,7 @@ def _losses(of_all: Sequence[Sequence[float]]) -> Iterator[list[float]]:
 
 
 def _is_called_otherwise(judged: Judged) -> bool:
-    """Whether the model was called with what is no part of the batch on any rank. Every rank calls this."""
+    """Whether the model was called with anything but parts of the batch on any rank. Every rank calls this."""
     given = [place for place in judged.places if not place.module and place.what == "input"]
     return any(of_all_ranks(any(judged.state(place) == "odd" for place in given)))
 
