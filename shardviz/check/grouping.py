@@ -9,6 +9,7 @@ is wrong must be the same too. Layouts may differ: one rule permutes weights of 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,19 +36,31 @@ def grouped(findings: Sequence[Finding], ranks_of: Mapping[str, frozenset[int]] 
     """
     groups: list[list[Finding]] = []
     by_key: dict[Hashable, list[list[Finding]]] = {}
+    listed: set[tuple[Hashable, int]] = set()
+    # A tensor may have a finding twice, as weight and as state: the second ones are a group of their own. How many of
+    # a key's groups, from the first, have the tensor only grows, so they are counted on instead of searched again.
+    num_taken: Counter[tuple[Hashable, str]] = Counter()
+    members: set[tuple[int, str]] = set()
     for finding in findings:
-        keys = [_key(finding, one, ranks_of or {}) for one in (finding, _nameless(finding))]
-        known = (group for key in keys for group in by_key.get(key, ()))
-        # A tensor may have a finding twice, as weight and as state: the second ones are a group of their own.
-        group = next((group for group in known if all(one.tensor != finding.tensor for one in group)), None)
+        tensor = finding.tensor
+        keys = [_key(finding, worded, ranks_of or {}) for worded in (finding, _nameless(finding))]
+        group = None
+        for key in keys:
+            known = by_key.setdefault(key, [])
+            while (taken := num_taken[key, tensor]) < len(known) and (id(known[taken]), tensor) in members:
+                num_taken[key, tensor] += 1
+            if group is None and taken < len(known):
+                group = known[taken]
         if group is None:
             group = []
             groups.append(group)
         group.append(finding)
+        members.add((id(group), tensor))
         for key in keys:
-            if not any(one is group for one in by_key.setdefault(key, [])):
+            if (key, id(group)) not in listed:
+                listed.add((key, id(group)))
                 by_key[key].append(group)
-    return [_as_one(members) for members in groups]
+    return [_as_one(group) for group in groups]
 
 
 def ranks_by_name(dump: Dump) -> dict[str, frozenset[int]]:
