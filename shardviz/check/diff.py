@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
 from shardviz.check.order.laid_out import LaidOut
+from shardviz.check.report import NotChecked
 from shardviz.check.run import report_on
 from shardviz.check.step.runs.compare import compare_steps
 from shardviz.check.step.runs.departure import StepDifference
@@ -27,8 +27,9 @@ from shardviz.text import named_ranks
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
     from shardviz.plan.beside import Size
     from shardviz.plan.ranks import PlannedRanks
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
 
 NAME = "\0"
 """Stands for the tensor's name while findings that differ in nothing else are put together."""

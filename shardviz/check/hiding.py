@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from shardviz.check.finding import Finding, Kind, NotChecked
+from shardviz.check.report import NotChecked
+from shardviz.explain.finding import Finding, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.check.order.as_claimed import is_as_claimed
@@ -32,6 +31,7 @@ from shardviz.check.order.rules.states import check_states, of_states
 from shardviz.check.order.rules.unplaced import check_unplaced
 from shardviz.check.order.rules.unwritten import check_unwritten
 from shardviz.check.order.suspects import with_suspects
+from shardviz.check.report import NotChecked, Report
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.consequences import without_consequences_of_update
@@ -50,6 +50,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.layout.intended import split_order
 from shardviz.text import natural_key
 
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from shardviz.check.finding import About
     from shardviz.check.order.case import Case
+    from shardviz.check.report import About
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.intended import DimOrder
 

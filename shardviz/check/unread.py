@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
 
 
 def unread_ranks(dump: Dump) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
 
 Verdict = Literal["error", "warning", "unknown", "good", "pending"]

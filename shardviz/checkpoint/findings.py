@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped
+from shardviz.check.report import NotChecked, Report
 from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.foreign import foreign_files, of_tensors
 from shardviz.checkpoint.formats.pickled import UnknownTypeError
@@ -16,6 +16,7 @@ from shardviz.checkpoint.optimizer import check_optimizer
 from shardviz.checkpoint.spans import check_spans
 from shardviz.checkpoint.states import check_states
 from shardviz.errors import DumpError
+from shardviz.explain.finding import Finding
 from shardviz.text import counted, listed, natural_key, printable
 
 if TYPE_CHECKING:

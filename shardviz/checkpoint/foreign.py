@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.checkpoint.formats.pickled import UnknownTypeError
 from shardviz.errors import DumpError
+from shardviz.explain.finding import Finding
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.errors import DumpError
+from shardviz.explain.finding import Finding
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:

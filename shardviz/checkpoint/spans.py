@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
+from shardviz.explain.finding import Finding
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import counted, listed, printable
 

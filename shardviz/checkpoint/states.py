@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.checkpoint.comparing.casts import cast, is_whole
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError
+from shardviz.explain.finding import Finding
 from shardviz.text import counted, folded_names, listed, printable
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE
 if TYPE_CHECKING:
     import argparse
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
 
 

@@ -11,7 +11,8 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
+    from shardviz.explain.finding import Finding
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -7,9 +7,10 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from shardviz.check.finding import FOR_MACHINES, Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.explain.finding import FOR_MACHINES, Finding
 from shardviz.plan.records import PlanRecord
 
 TITLES = {

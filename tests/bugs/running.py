@@ -14,7 +14,8 @@ from tests.live.probing import run_probe
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
+    from shardviz.explain.finding import Finding
     from tests.bugs.case import Bug
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
+    from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
 
 

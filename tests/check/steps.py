@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step import check_step
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
@@ -14,6 +14,7 @@ from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.step import StageRecord
 from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Stamp, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
+from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import Mesh
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tests.lanes import cases
 from tests.layout.layouts import layouts, placed, placed_whole
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.placements import Placement
 

@@ -16,7 +16,7 @@ from tests.dumps import Made, make_dump
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.check.finding import Finding
+    from shardviz.explain.finding import Finding
 
 
 @pytest.mark.parametrize("claimed", ["[12/tp, 4]", None])

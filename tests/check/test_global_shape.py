@@ -15,7 +15,7 @@ from tests.dumps import Made
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.check.finding import Finding
+    from shardviz.explain.finding import Finding
 
 
 def from_local(path: Path, made: Made, *placements: str) -> Finding:

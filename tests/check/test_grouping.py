@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.diff import compare
-from shardviz.check.finding import Finding, Report
 from shardviz.check.grouping import grouped, ungrouped
+from shardviz.check.report import Report
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.machine import report_github, report_junit
 from shardviz.picture.text.report import summary_line

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from shardviz.check.finding import About, Finding, Kind, NotChecked
 from shardviz.check.hiding import HIDES, unhidden
+from shardviz.check.report import About, NotChecked
+from shardviz.explain.finding import Finding, Kind
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Kind as OfFinding
+    from shardviz.explain.finding import Kind as OfFinding
 
 KINDS = set(get_args(Kind))
 ROWS = KINDS | {f"generic {kind}" for kind in KINDS} | {f"not checked: {about}" for about in get_args(About)}

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.masks import check_masks
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.step import MaskRecord
+from shardviz.explain.finding import Finding
 from tests.check.checking import check_made
 from tests.check.records import change_rank
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
     from shardviz.dump.records.base import Role
+    from shardviz.explain.finding import Finding
 
 
 def grouped(order: list[int], groups: int) -> list[int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
 
 
 def by_source(tmp_path: Path, claimed: str, mesh: str, source: list[int], absent: Collection[int] = ()) -> Report:

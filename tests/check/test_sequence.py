@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
 
 Parts = dict[int, "NDArray[np.int64]"]
 LENGTH = 16

@@ -14,7 +14,7 @@ from tests.check.steps import COPIES, ROWS_OVER_TP, WANTED, Step, by_tp, on_all,
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.check.finding import Finding
+    from shardviz.explain.finding import Finding
 
 OVER_DP = ("Partial('avg')", "Replicate()")
 ROWS_OVER_DP = ("Shard(0)", "Replicate()")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.order.suspects import with_suspects
+from shardviz.check.report import NotChecked
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.explain.finding import Finding
 from tests.check.checking import check_made
 from tests.check.records import add_values, change_rank, read_rank
 from tests.dumps import Made

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.explain.finding import Finding
 from tests.check.steps import WANTED, Step, on_all
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from tests.dumps import Made, make_dump
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.dump.records.base import Role
 
 RANDOM = np.random.default_rng(0).standard_normal((8, 8, 3)).astype(np.float32)

@@ -27,7 +27,7 @@ from tests.dumps import Made
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
 
 MESH = "fsdp=2,tp=2"
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from shardviz.check.finding import Kind
+from shardviz.explain.finding import Kind
 from shardviz.probe_files import shipped
 
 PAGE = (Path(__file__).parents[2] / "demos" / "reference" / "README.md").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
 
 MESH = MeshRecord(("tp",), (2,), (0, 1))
 

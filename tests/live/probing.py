@@ -15,7 +15,7 @@ from shardviz.live.job import VALUES_LIMIT, ProbeJob
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
 
 HEAD = """
 import torch

@@ -12,7 +12,7 @@ from tests.live.probing import run_probe
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
 
 SHARED_HEADS = """
 import torch

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shardviz.check.finding import Finding
 from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.step import CallRecord
 from shardviz.dump.records.tensors import GatherRecord, LayoutRecord, Position
 from shardviz.dump.write import rank_file
+from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.columns import columns_of
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, due_and_held, exhibit, title_of
@@ -35,7 +35,7 @@ from tests.dumps import Made, make_dump
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
     from shardviz.picture.model.subjects.subject import Subject
 

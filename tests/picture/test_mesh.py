@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.check.finding import Finding, named_ranks
+from shardviz.check.report import named_ranks
 from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.mesh.heat import Heat, bytes_held, findings_on, heats_of
 from shardviz.picture.model.mesh.rank_grid import grids_of, kept

@@ -10,11 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped
+from shardviz.check.report import NotChecked, Report
 from shardviz.check.run import report_on
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import read_files
+from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.machine import report_github, report_json, report_junit
 from shardviz.picture.text.findings import findings_lines

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from shardviz.check.diff import Difference
-from shardviz.check.finding import Finding
 from shardviz.check.step.compared import compared
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
@@ -16,6 +15,7 @@ from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.dump.write import prepare_folder, write_rank, write_run
+from shardviz.explain.finding import Finding
 from shardviz.picture.html.difference import difference_html
 from shardviz.picture.html.step_tree import modules_section
 from shardviz.picture.model.step_beside import step_json

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shardviz.check.finding import Report
+from shardviz.check.report import Report
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
 from shardviz.errors import DumpError

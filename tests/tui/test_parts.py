@@ -15,13 +15,14 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from shardviz.check.diff import compare
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.grouping import grouped
+from shardviz.check.report import NotChecked
 from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.exhibit import Row, exhibit, plain
 from shardviz.picture.model.holders import Holders

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
     from pathlib import Path
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
     from shardviz.picture.exhibits.exhibit import Exhibit
     from shardviz.picture.model.sides import Sides

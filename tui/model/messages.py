@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.check.diff import Difference
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.dump.records.files import RunRecord
     from shardviz.dump.records.step import StageRecord

@@ -17,7 +17,7 @@ from .navigation.target import Known, Target, parse_target
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.check.verdicts import Verdict
     from shardviz.checkpoint.records import Checkpoint, Saved
     from shardviz.picture.model.subjects.stored import Stored, StoredPart

@@ -23,7 +23,8 @@ from ..model.names import shortened
 from .box import ScrollBox
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
+    from shardviz.explain.finding import Finding
     from shardviz.picture.exhibits.exhibit import Exhibit
 
     from ..model.document import Document

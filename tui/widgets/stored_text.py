@@ -18,7 +18,7 @@ from ..model.names import shortened
 from ..model.stored import drawn, parts_at
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.model.subjects.stored import Stored
 

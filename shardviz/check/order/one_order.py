@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.hiding import is_of_places
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.ranks import few_of, holders, permutation_in_words
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.check.finding import NotChecked
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.report import NotChecked
     from shardviz.layout.mesh import Coord
 
 Order = dict[int, int]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.rules.rewritten import check_recomputed, check_zeros
+from shardviz.check.report import NotChecked
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.text import listed
 
 if TYPE_CHECKING:

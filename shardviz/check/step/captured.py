@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import EPSILONS
 from shardviz.check.step.no_gradient import check_absent_gradients
 from shardviz.check.step.words import apart_text, farthest, number
 from shardviz.check.values.copies import copies_of
+from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 from shardviz.text import listed
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Kind
     from shardviz.check.values.copies import Groups
     from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.explain.finding import Kind
 
     Values = dict[int, NDArray[np.float64]]
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step.words import number
 from shardviz.errors import DumpError
+from shardviz.explain.finding import Finding
 from shardviz.text import listed
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.hiding import unhidden
+from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
+from shardviz.explain.finding import Finding
 from shardviz.text import listed
 
 if TYPE_CHECKING:

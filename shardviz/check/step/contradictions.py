@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.words import WHAT, finding_of
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

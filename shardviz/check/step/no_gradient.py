@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
+from shardviz.explain.finding import Finding
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:

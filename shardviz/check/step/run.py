@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step.captured import check_captured, copies_apart
 from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
@@ -34,6 +34,7 @@ from shardviz.check.step.rules.tied import check_tied
 from shardviz.check.step.trace.naming import placed, with_cut
 from shardviz.check.step.training import check_training
 from shardviz.check.step.words import number
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

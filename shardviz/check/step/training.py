@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
 from shardviz.check.step.words import WHAT, apart_text, claimed_text
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
+from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Kind, Severity
     from shardviz.check.step.advice import Advice
     from shardviz.check.step.compared import Compared
+    from shardviz.explain.finding import Kind, Severity
 
 
 WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}

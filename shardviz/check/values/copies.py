@@ -13,9 +13,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.as_claimed import claimed_dims
+from shardviz.check.report import NotChecked
 from shardviz.check.values.numbers import first_difference, same_step
+from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 from shardviz.text import named_ranks
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.order.as_claimed import claimed_dims
 from shardviz.check.values.numbers import is_constant
 from shardviz.dump.digests import hash_of_nan
+from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.rules.intent import intended_text, is_intended
+from shardviz.check.report import NotChecked
+from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from shardviz.text import listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.check.finding import Finding
     from shardviz.checkpoint.beside.job import Live, Piece
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
     from shardviz.layout.region import Region
 
 AS_HASHED = "the dump has hashes of the job's values only"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
     from shardviz.picture.text.terminal import Terminal
 

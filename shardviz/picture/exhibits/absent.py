@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit, title_of
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Finding
     from shardviz.check.step.collectives import Wrong
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
 
 
 def beside_definition(dump: Dump, finding: Finding) -> Exhibit | None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.explain.finding import Finding
 
 LOCAL = "local index"
 """The head of rows whose columns are counted within a shard, not within the tensor."""

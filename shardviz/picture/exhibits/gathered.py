@@ -17,9 +17,9 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import GatherRecord, Stamp
+    from shardviz.explain.finding import Finding
 
 HEADS = ("", "stretch", "expected", "got")
 

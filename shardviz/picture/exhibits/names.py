@@ -11,9 +11,9 @@ from shardviz.layout.notation import write
 from shardviz.picture.exhibits.exhibit import Cell, Exhibit, Row, exhibit, plain, title_of
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Finding
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
 
 
 HEADS_OF_NUMBERS = ("", "on the mesh", "number in its group")

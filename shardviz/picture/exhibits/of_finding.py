@@ -9,8 +9,8 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.exhibits import absent, calls, copies, gathered, names, orders, segments, steps
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
     from shardviz.picture.exhibits.exhibit import Exhibit
 
 

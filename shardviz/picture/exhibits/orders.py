@@ -13,10 +13,10 @@ from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, due
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Finding
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Ranges
 

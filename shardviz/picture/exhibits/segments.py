@@ -13,10 +13,10 @@ from shardviz.picture.exhibits.exhibit import MOST_CELLS, Exhibit, Row, due_and_
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.finding import Finding
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
     from shardviz.layout.region import Range, Ranges
 

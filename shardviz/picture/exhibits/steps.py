@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import Finding
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.rules.reductions import Reduction
     from shardviz.check.step.rules.terms import Added
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment
+    from shardviz.explain.finding import Finding
 
 WHAT = {
     "grad": "gradient",

@@ -20,7 +20,7 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.finding import NotChecked
+    from shardviz.check.report import NotChecked
     from shardviz.check.step.runs.departure import Departure, StepDifference
 
 TITLES = {"differences": "Differences", "modules": "Step by module", "left": "Not compared"}

@@ -39,8 +39,9 @@ from shardviz.text import fold
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
     from shardviz.text import Fold
 
 MOST_BYTES = 4_000_000

@@ -9,7 +9,7 @@ from shardviz.picture.html.parts import coded
 from shardviz.picture.markup import element, words
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Finding
+    from shardviz.explain.finding import Finding
 
 OWNERS = {
     "Automodel": "NVIDIA-NeMo",

@@ -29,8 +29,9 @@ from shardviz.text import counted, fold
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
     from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.explain.finding import Finding
     from shardviz.text import Fold
 
 MOST_BYTES = 4_000_000

@@ -13,10 +13,10 @@ from shardviz.check.step.trace.calls import Calls, is_within
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.finding import Finding
     from shardviz.check.step.trace.calls import Call
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import State, What
+    from shardviz.explain.finding import Finding
 
 SIDES: tuple[What, ...] = ("input", "output", "gradient of output", "gradient of input")
 """In the order in which they come to be."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
     from shardviz.picture.text.terminal import Terminal

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.check.finding import Finding
+    from shardviz.explain.finding import Finding
     from shardviz.picture.text.terminal import Terminal
 
 INDENT = 12

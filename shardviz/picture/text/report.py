@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.picture.text.terminal import Terminal

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.check.finding import Finding
     from shardviz.dump.records.base import Role
+    from shardviz.explain.finding import Finding
     from shardviz.live.capture.stamp import Stamped
     from shardviz.testing.assertions.subjects import Subject
 

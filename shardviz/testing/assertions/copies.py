@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.values.copies import check_copies
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
+from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.ids.places import check_places
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
 from shardviz.layout.region import box_of, index_of

@@ -11,9 +11,9 @@ from shardviz.layout.notation import write
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardviz.check.finding import Finding
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
+    from shardviz.explain.finding import Finding
 
 
 def with_held(laid_out: LaidOut, findings: Iterable[Finding]) -> list[Finding]:

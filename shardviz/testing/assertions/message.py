@@ -6,18 +6,19 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import MOST_NAMES
 from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import MOST_NAMES
 from shardviz.testing.assertions import current
 from shardviz.text import counted, folded_names, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.finding import Finding, Report
     from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
 
 MAX_IN_FULL = 3
 """Number of findings that are reported in full; the others are only named."""

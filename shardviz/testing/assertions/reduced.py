@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of
 from shardviz.dump.whole import whole_values
+from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh

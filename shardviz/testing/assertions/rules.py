@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import MOST_NAMES, Finding
 from shardviz.check.order.infer.labels import right_label
 from shardviz.check.order.rules.intent import intended_text
 from shardviz.dump.find import fits, meant
 from shardviz.dump.validate import mesh_of
 from shardviz.errors import MeshError
+from shardviz.explain.finding import MOST_NAMES, Finding
 from shardviz.layout.notation import parse, write
 from shardviz.plan.lock import read_lock
 from shardviz.testing.assertions.message import ShardAssertionError

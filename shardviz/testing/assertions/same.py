@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import distributed
 
-from shardviz.check.finding import MOST_NAMES
 from shardviz.check.step.compared import SAFETY, Rounding, laid_out
 from shardviz.dump.whole import whole_values
+from shardviz.explain.finding import MOST_NAMES
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
+    from shardviz.explain.finding import Finding
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.testing.assertions.subjects import Subject

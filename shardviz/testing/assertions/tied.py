@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shardviz.check.finding import Finding
 from shardviz.check.values.ties import check_ties
 from shardviz.dump.dump import Dump
 from shardviz.dump.find import meant
 from shardviz.dump.records.tensors import Stamp
+from shardviz.explain.finding import Finding
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.text import continued, counted
 

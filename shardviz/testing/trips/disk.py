@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.changed.orders import name_change
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.layout.region import Region, index_of
 from shardviz.reference.names import matched
 from shardviz.text import counted, listed

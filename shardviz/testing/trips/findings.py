@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.grouping import grouped
+from shardviz.explain.finding import Finding
 from shardviz.testing.assertions.message import in_words
 from shardviz.testing.trips.judging import with_parts
 from shardviz.text import continued, listed

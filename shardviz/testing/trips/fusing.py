@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.checkpoint.maps.views import interleave_views
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits
 from shardviz.live.capture.stamp import bits_of_tensor

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.check.finding import Finding
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
     from shardviz.live.capture.capture import Capture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
-from shardviz.check.finding import Finding
+from shardviz.explain.finding import Finding
 from shardviz.live.capture.agreement import of_all_ranks
 
 if TYPE_CHECKING:

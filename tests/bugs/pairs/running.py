@@ -21,7 +21,7 @@ from tests.bugs.running import attempted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.live.world import World
 
     Numbered = tuple[int, str, str]

@@ -15,7 +15,7 @@ from tests.bugs.running import lines_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from tests.bugs.places.fault import Fault, Program
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from tests.bugs.running import prose
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
+    from shardviz.explain.finding import Finding
     from tests.bugs.places.fault import Fault
 
 LOOK_AT = re.compile(r"look at ([\w.]+) first|\b([\w.]+) is the first module")

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, Kind, NotChecked
 from shardviz.check.order.advice import CATALOGUE, FUSED_QKV, Advice
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.layout import same_region
+from shardviz.check.report import NotChecked
 from shardviz.dump.find import fits
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding, Kind
 from shardviz.layout.intended import parse_intended, split_order
 from shardviz.layout.notation import Pattern, write
 from shardviz.layout.placements import spell

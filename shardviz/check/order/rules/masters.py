@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from shardviz.check.finding import Finding
+from shardviz.explain.finding import Finding
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import NotChecked
     from shardviz.check.order.case import Case
+    from shardviz.check.report import NotChecked
     from shardviz.dump.dump import Dump
     from shardviz.layout.mesh import Coord
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.check.order.copied import counted_from
 from shardviz.check.order.rules.intent import order_of
+from shardviz.check.report import NotChecked
 from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
+from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.values.numbers import flat_values
 
 if TYPE_CHECKING:

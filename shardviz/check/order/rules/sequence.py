@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.advice import CATALOGUE, Advice
 from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.splits import explain_splits
+from shardviz.check.report import NotChecked
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.region import Ranges, Region, length

@@ -12,12 +12,12 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.rules.ids.counts import count_ids
 from shardviz.check.order.rules.ids.places import shape_differs
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.text import counted, named_ranks

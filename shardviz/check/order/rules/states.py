@@ -8,7 +8,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
+from shardviz.explain.finding import Finding
 from shardviz.layout.intended import parse_intended
 from shardviz.layout.notation import write
 

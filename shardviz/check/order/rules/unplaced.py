@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.dump.records.base import WEIGHTS
 
 if TYPE_CHECKING:

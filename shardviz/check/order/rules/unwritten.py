@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
+from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from shardviz.check.step.forward.stages import check_stages
 from shardviz.check.step.forward.sums import check_joined, check_sum_beside_a_vector
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Finding
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.finding import Finding
 
 RULES = (
     check_sum_beside_a_vector,

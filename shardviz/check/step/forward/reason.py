@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Finding, Kind
+    from shardviz.explain.finding import Finding, Kind
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.grouping import grouped, ranks_by_name
+from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import compared
 from shardviz.check.step.jobs.assembled import JobEvidence, Weights, assembled
 from shardviz.check.step.jobs.choosing import chosen
@@ -20,6 +20,7 @@ from shardviz.check.step.jobs.traces import counts_per_forward, trace_of, with_f
 from shardviz.check.step.jobs.whole_job import WholeJob
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
 from shardviz.check.unread import without_trace
+from shardviz.explain.finding import Finding
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step.jobs.random import check_masks, draws
 from shardviz.check.step.no_gradient import check_no_gradient
 from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number
+from shardviz.explain.finding import Finding
 from shardviz.text import listed
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.jobs.traces import Place
+from shardviz.explain.finding import Finding
 from shardviz.layout.placements import Replicate, Shard
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.scale import advice_on_ratio, times_text
 from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
 from shardviz.check.step.words import apart_text, claimed_text
+from shardviz.explain.finding import Finding
 from shardviz.text import continued
 
 if TYPE_CHECKING:

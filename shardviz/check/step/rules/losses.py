@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.advice import where_to_look
 from shardviz.check.step.rules.ratios.factors import batch_axes, splits
 from shardviz.check.step.words import claimed_text, number
+from shardviz.explain.finding import Finding
 from shardviz.text import continued
 
 if TYPE_CHECKING:

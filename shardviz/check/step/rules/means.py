@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.dump.records.step import WHOLE_LOSS
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

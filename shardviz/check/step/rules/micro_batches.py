@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.words import number
 from shardviz.dump.records.step import of_micro_batch
+from shardviz.explain.finding import Finding
 from shardviz.text import listed
 
 if TYPE_CHECKING:

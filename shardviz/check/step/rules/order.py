@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.forward.slices import spans
 from shardviz.check.step.words import WHAT, claimed_text
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.advice import UNEXPLAINED, where_to_look
 from shardviz.check.step.rules.losses import value_advice
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, number
 from shardviz.dump.records.base import WEIGHTS
+from shardviz.explain.finding import Finding
 from shardviz.layout.region import index_of
 from shardviz.text import listed
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.check.step.words import claimed_text
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.text import folded_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
 
 MAX_LISTED = 4
 

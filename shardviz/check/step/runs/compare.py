@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference
 from shardviz.check.step.runs.unsharded import first_parting, has_sketches, pairs_of
@@ -15,10 +15,11 @@ from shardviz.text import counted, listed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.check.finding import Finding, Report
+    from shardviz.check.report import Report
     from shardviz.check.step.runs.departure import Kind
     from shardviz.check.step.runs.unsharded import Pair, Parting, Place
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
 
 MAX_LISTED = 3
 PROGRAM = (

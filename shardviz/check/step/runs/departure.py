@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import Finding, NotChecked
+    from shardviz.check.report import NotChecked
     from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.finding import Finding
 
 Kind = Literal["weights", "drawn", "batch", "unsharded", "sharded"]
 """In what the runs differ: the weights that they start from; those that were drawn after sharding; the batch; the

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.scale import size_in_words
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from shardviz.check.step.evidence import Evidence

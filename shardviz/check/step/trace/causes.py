@@ -9,7 +9,6 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.compared import NOISE, Compared, Rounding
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.gradients import check_unreduced
@@ -21,6 +20,7 @@ from shardviz.check.step.trace.slices import check_other_part, check_own_statist
 from shardviz.check.step.trace.weights import check_order_of_weights
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
 from shardviz.layout.placements import Placement, Replicate, Shard

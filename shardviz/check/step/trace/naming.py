@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted, times_text
 from shardviz.check.step.trace.advice import advice_on
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
 from shardviz.check.step.trace.scale import times_in_backward
+from shardviz.explain.finding import Finding
 from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.finding import Kind, NotChecked
+    from shardviz.check.report import NotChecked
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.explain.finding import Kind
 
     Found = tuple[Compared, Finding]
 

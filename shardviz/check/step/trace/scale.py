@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.rules.ratios.scale import size_in_words, times_text
 from shardviz.check.step.words import WHAT, claimed_text, number, size_clause
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from shardviz.check.step.advice import Advice

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding
+from shardviz.explain.finding import Finding
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
 from shardviz.check.step.update.reasons import FIT, factors_of, scaled
 from shardviz.check.step.words import apart_text, claimed_text
+from shardviz.explain.finding import Finding
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:

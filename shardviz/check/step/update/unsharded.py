@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.ratios.clipping import multiplied
 from shardviz.check.step.update.reasons import Why, of_another_order, of_others, why_state, why_weight
 from shardviz.check.step.words import claimed_text, finding_of, number
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from shardviz.text import bytes_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.check.finding import Report
+    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import named_ranks
 from shardviz.check.order.rules.ids.counts import CountError, count_ids
 from shardviz.check.order.rules.intent import wanted_layout
+from shardviz.check.report import named_ranks
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
@@ -18,10 +18,11 @@ from shardviz.picture.model.sides import NO_FILE, Sides, claimed_parts, sides_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.check.finding import Finding, Kind, Report
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding, Kind
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Ranges, Region

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.elements import explain_elements
 from shardviz.check.order.rules.ids.counts import count_ids
 from shardviz.check.order.rules.ids.zeros import advise_zeros
+from shardviz.explain.finding import Finding
 from shardviz.layout.region import index_of
 from shardviz.text import listed, named_ranks, natural_key, starred
 

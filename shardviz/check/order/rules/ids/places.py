@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, Kind
 from shardviz.check.order.advice import CATALOGUE, Advice
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.labels import disorder_between, splitting
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.rules.ids.counts import CountError, Counts, count_ids
 from shardviz.check.order.rules.ids.plain import advise_plain, held_in_words
+from shardviz.explain.finding import Finding, Kind
 from shardviz.layout.region import indices
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.infer.explain import explain
+from shardviz.check.report import NotChecked
+from shardviz.explain.finding import Finding
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
 from shardviz.text import named_ranks

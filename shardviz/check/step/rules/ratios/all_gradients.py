@@ -12,12 +12,13 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.ratios.clipping import multiplied, nearness, round_norm
 from shardviz.check.step.rules.ratios.factors import advice, batch_axes
 from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
 from shardviz.check.step.rules.ratios.scale import RATIO_PRECISION, overs, times_text
 from shardviz.check.step.words import number, size_clause
+from shardviz.explain.finding import Finding
 from shardviz.text import continued
 
 if TYPE_CHECKING:

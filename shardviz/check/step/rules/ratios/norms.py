@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.words import claimed_text
+from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.rules.ratios.factors import Over, advice, batch_of, splits
 from shardviz.check.step.words import WHAT, claimed_text, number, size_clause
+from shardviz.explain.finding import Finding
 from shardviz.text import listed
 
 if TYPE_CHECKING:

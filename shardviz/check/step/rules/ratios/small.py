@@ -19,9 +19,9 @@ from shardviz.dump.records.step import of_replay
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.check.finding import Finding
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.finding import Finding
 
 FEWEST_ELEMENTS = 16
 """Of fewer, what is left of the differences says too little of how far the factor may be off."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardviz.text import counted, fold, listed
+from shardviz.text import fold, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable
 
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.explain.cause import Cause
     from shardviz.text import Fold
 
 Kind = Literal[
@@ -41,13 +40,9 @@ Kind = Literal[
 ]
 Severity = Literal["error", "warning"]
 
-About = Literal["order", "no-ids", "gathering", "values", "ties", "step", "run"]
-"""What a check that could not run is about: where a tensor's elements are, and where they would be if its element type
-could hold ids; what torch gathers of it; whether copies are equal; ties; a step; the run as a whole."""
-
 FOR_MACHINES = (
     *("kind", "severity", "tensor", "tensors", "ranks", "summary", "claimed", "held", "intended", "cause", "fix"),
-    *("also", "refs", "module"),
+    *("also", "refs", "module", "cause_id"),
 )
 """What of a finding is printed as JSON, in this order."""
 
@@ -74,6 +69,7 @@ class Finding:
         also: What else the ranks may hold that looks the same, in the words of `held`.
         refs: Known upstream bugs of this kind: `pytorch#129229`.
         module: The first module of a step that goes wrong, where this is what comes of it.
+        explanation: The cause in the catalogue, with its fields; None if no cause has a name yet.
         generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.hiding`).
         members: The findings of the single tensors, where several have it (`check.grouping`); numbers and layouts of
             the whole are those of the first.
@@ -95,7 +91,17 @@ class Finding:
     refs: tuple[str, ...] = ()
     module: str = ""
     generic: bool = False
+    explanation: Cause | None = None
     members: tuple[Finding, ...] = ()
+
+    @property
+    def cause_id(self) -> str:
+        """The name of its cause in the catalogue, for programs: `shardviz explain CAUSE` prints its page."""
+        return self.explanation.name if self.explanation is not None else ""
+
+    def because(self, cause: Cause) -> Finding:
+        """Return the finding with another cause, and with that one's fix and references."""
+        return replace(self, explanation=cause, cause=cause.cause, fix=cause.fix, refs=cause.refs)
 
     @property
     def each(self) -> tuple[Finding, ...]:
@@ -162,96 +168,3 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """Return the object that stands for it where findings are printed as JSON."""
         return {name: getattr(self, name) for name in FOR_MACHINES}
-
-
-@dataclass(frozen=True, slots=True)
-class NotChecked:
-    """A check that could not run, and why: silence never means 'not looked at'.
-
-    Attributes:
-        tensor: The tensor's name; empty where it is about the whole dump.
-        why: Why not, with what was not looked at.
-        about: What was not looked at, for programs.
-    """
-
-    tensor: str
-    why: str
-    about: About
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a check of a dump found.
-
-    Attributes:
-        num_ranks: Ranks of the run.
-        num_tensors: Distinct tensor names.
-        findings: Worst first.
-        not_checked: What could not be looked at.
-        laid_out: The stamped tensors as the checks laid them out, for pictures and comparisons.
-    """
-
-    num_ranks: int
-    num_tensors: int
-    findings: tuple[Finding, ...] = ()
-    not_checked: tuple[NotChecked, ...] = ()
-    laid_out: LaidOut | None = field(default=None, compare=False, repr=False)
-
-    @cached_property
-    def findings_of(self) -> Mapping[str, tuple[Finding, ...]]:
-        """The findings of each tensor that has any, worst first, with its own numbers."""
-        found: dict[str, list[Finding]] = {}
-        for finding in self.findings:
-            for one in finding.each:
-                found.setdefault(one.tensor, []).append(one)
-        return {name: tuple(findings) for name, findings in found.items()}
-
-    @cached_property
-    def named_ranks(self) -> frozenset[int]:
-        """The ranks that findings name."""
-        return named_ranks(self.findings, self.num_ranks)
-
-    @cached_property
-    def why_not_checked(self) -> Mapping[str, tuple[str, ...]]:
-        """Why a check of a tensor could not be made, by the names of the tensors where one could not."""
-        found: dict[str, list[str]] = {}
-        for unchecked in self.not_checked:
-            found.setdefault(unchecked.tensor, []).append(unchecked.why)
-        return {name: tuple(reasons) for name, reasons in found.items()}
-
-    @cached_property
-    def reasons(self) -> list[str]:
-        """Why something could not be looked at, each reason once, after the names of its tensors."""
-        by_why: dict[tuple[str, bool], list[Fold]] = {}
-        for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in self.not_checked):
-            by_why.setdefault((why, bool(str(folded))), []).append(folded)
-        return [f"{_names_of(folds)}: {why}" if is_named else why for (why, is_named), folds in by_why.items()]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `shardviz check --format json` prints."""
-        return {
-            "schema": 1,
-            "num_ranks": self.num_ranks,
-            "num_tensors": self.num_tensors,
-            "findings": [finding.to_json() for finding in self.findings],
-            "not_checked": [asdict(unchecked) for unchecked in self.not_checked],
-        }
-
-
-def _names_of(folds: Sequence[Fold]) -> str:
-    """Return the names of folds, with the number of tensors where there is no room for all of them."""
-    names = listed(folds, MOST_NAMES)
-    tensors = sum(1 for one in folds for _ in one.names())
-    return f"{counted(tensors, 'tensor')} ({names})" if len(folds) > MOST_NAMES else names
-
-
-def named_ranks(findings: Iterable[Finding], num_ranks: int) -> frozenset[int]:
-    """Return the ranks that findings name, where any names some: one that names every rank points at none of them.
-
-    Args:
-        findings: The findings.
-        num_ranks: The ranks of the run.
-    """
-    named = [frozenset(finding.ranks) for finding in findings if finding.ranks]
-    some = [ranks for ranks in named if len(ranks) < num_ranks]
-    return frozenset[int]().union(*(some or named))

@@ -1,0 +1,122 @@
+"""The base of all causes: names, words with fields in them, and the only place that makes a finding."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from shardviz.explain.finding import Finding
+
+if TYPE_CHECKING:
+    from shardviz.explain.finding import Kind, Severity
+
+BY_NAME: dict[str, type[Cause]] = {}
+"""Every cause by its name, in the order in which the modules of the catalogue define them."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause; an instance, with its fields filled in, is the explanation of a finding.
+
+    A subclass says in its docstring what happens and why nothing raises; its class attributes are what a finding
+    prints. They are templates: `{axis}` is the field `axis` of the instance. The cause's name in JSON, in `shardviz
+    explain` and in the contract is the class's name in kebab-case (`SameShard` is `same-shard`). Names are stable.
+
+    Attributes:
+        kinds: The kinds of finding that have this cause, the usual one first.
+        why: The most likely cause, one sentence; empty if a mismatch is all that is known.
+        how: The fix, in torch's own words.
+        references: Known upstream bugs of this kind: `pytorch#129229`.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class IgnoredCoordinate(Cause):
+        ...     '''Every rank along an axis loads the same shard.'''
+        ...
+        ...     axis: str
+        ...     kinds = ("duplicated",)
+        ...     why = "The loader ignores the rank's coordinate on {axis}"
+        ...     how = "choose the shard by mesh.get_local_rank({axis!r})"
+        >>> IgnoredCoordinate("tp").fix
+        "choose the shard by mesh.get_local_rank('tp')"
+    """
+
+    name: ClassVar[str] = ""
+    kinds: ClassVar[tuple[Kind, ...]] = ()
+    why: ClassVar[str] = ""
+    how: ClassVar[str] = ""
+    references: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        """Enter the cause in the catalogue under its name."""
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+        earlier = BY_NAME.setdefault(cls.name, cls)
+        assert (earlier.__module__, earlier.__qualname__) == (cls.__module__, cls.__qualname__), cls.name
+        BY_NAME[cls.name] = cls
+
+    @property
+    def cause(self) -> str:
+        """The most likely cause, with the case's own names and numbers in it."""
+        return self.why.format_map(vars(self))
+
+    @property
+    def fix(self) -> str:
+        """What to change, with the case's own names and numbers in it."""
+        return self.how.format_map(vars(self))
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        """Known upstream bugs of this kind."""
+        return self.references
+
+    def finding(
+        self,
+        tensor: str,
+        ranks: tuple[int, ...],
+        sentence: str,
+        *,
+        kind: Kind | None = None,
+        severity: Severity = "error",
+        details: tuple[str, ...] = (),
+        claimed: str = "",
+        held: str = "",
+        intended: str = "",
+        also: tuple[str, ...] = (),
+        module: str = "",
+        generic: bool = False,
+    ) -> Finding:
+        """Return the finding that has this cause; the arguments are the finding's own attributes.
+
+        Args:
+            tensor: The tensor's name; empty if it is about the whole dump.
+            ranks: The ranks that disagree, rising.
+            sentence: What is wrong, in numbers.
+            kind: Which of the cause's kinds; the first if not given.
+            severity: `error` if numbers are wrong.
+            details: Clauses that follow the sentence.
+            claimed: Where the placements say each element is.
+            held: Where each element really is.
+            intended: Where the author wants it.
+            also: What else the ranks may hold that looks the same.
+            module: The first module of a step that goes wrong.
+            generic: Whether a finding that names a cause replaces this one.
+        """
+        return Finding(
+            kind or self.kinds[0],
+            severity,
+            tensor,
+            ranks,
+            sentence,
+            explanation=self,
+            details=details,
+            claimed=claimed,
+            held=held,
+            intended=intended,
+            cause=self.cause,
+            fix=self.fix,
+            refs=self.refs,
+            also=also,
+            module=module,
+            generic=generic,
+        )
