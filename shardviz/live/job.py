@@ -43,6 +43,7 @@ class ProbeJob:
         module: The name by which the probe is imported; empty if it is a file that no package contains.
         followed: Which modules of its step are followed.
         notes: Where rank 0 notes the files of the modules that are imported; None where nobody watches them.
+        keeps_evidence: Whether the raw values of the step are written beside the dump, for a later judge.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ProbeJob:
     module: str = ""
     followed: Followed = ALL
     notes: Path | None = None
+    keeps_evidence: bool = False
 
     @classmethod
     def of(

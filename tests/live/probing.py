@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz import probe_files
@@ -11,6 +12,7 @@ from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder
 from shardviz.layout.mesh import parse_mesh
 from shardviz.live.job import VALUES_LIMIT, ProbeJob
+from tests.contract import recording
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +35,8 @@ def run_probe(probe: str, mesh_text: str, folder: Path, *, values_limit: int = V
     """Return what the probe's ranks wrote."""
     found = probe_files.find(probe)
     mesh = parse_mesh(mesh_text, found.axes)
-    ProbeJob.of(found, mesh, prepare_folder(folder), values_limit=values_limit).launch()
+    job = ProbeJob.of(found, mesh, prepare_folder(folder), values_limit=values_limit)
+    replace(job, keeps_evidence=recording.is_on()).launch()
     return dump_of(read_files(folder))
 
 

@@ -12,7 +12,7 @@ from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat import clean_name, held_back
 from shardviz.live.followed import NONE, Followed
-from shardviz.live.step import placing
+from shardviz.live.step import evidence, placing
 from shardviz.live.step.batch import batch_axes, num_parts, own_batch, row_axes, unnamed_batch_axes, whole_batch
 from shardviz.live.step.masks import Mask, Masks, mask_records
 from shardviz.live.step.output_dims import merged_dims
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.step import StepResult
@@ -147,6 +148,7 @@ class ProbeStep:
             self._note(f"{listed(drawn, MAX_LISTED)}: {DRAWN}")
         model = reference.mode(model)
         own = own_batch(setting.batch, setting.axes, self.on.device_mesh)
+        before = self._copies(model) if self.on.job.keeps_evidence else []
         step, failed = self._sharded_step(model, own, "step" if double else "step again", followed=self.on.job.followed)
         if step is None:
             return Failed(failed)
@@ -157,6 +159,8 @@ class ProbeStep:
             return None
         moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
         reference = replace(reference, moved=moved).clipped(step, self.on.probe, setting.batch)
+        if self.on.job.keeps_evidence:
+            self._write_evidence(model, before, step, reference)
         judged = self._judge(step)(reference)
         add_trace(self.on.capture, judged)
         add_replayed(self.on.capture, judged, reference)
@@ -169,6 +173,20 @@ class ProbeStep:
             self._add_training(own, setting.axes, reference.step.output, built)
             self._add_masks(own, setting.batch, built)
         return None
+
+    def _copies(self, model: nn.Module) -> list[Local]:
+        """Return copies of this rank's tensors."""
+        own = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
+        return [replace(local, values=local.values.clone(), grad=None) for local in own]
+
+    def _write_evidence(
+        self, model: nn.Module, before: list[Local], step: StepResult, reference: UnshardedStep
+    ) -> None:
+        folder, capture = self.on.job.folder, self.on.capture
+        own = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
+        evidence.write_sharded(folder, capture, before, own, step.seen.trace)
+        if capture.rank == 0:
+            evidence.write_unsharded(folder, capture, reference, local_tensors(reference.model))
 
     def _setting(self, build: Callable[[], nn.Module], *, double: bool) -> Setting:
         axes = batch_axes(self.on.probe, self.on.job.mesh)

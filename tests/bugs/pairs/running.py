@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.live import world
 from shardviz.live.job import VALUES_LIMIT, ProbeJob
 from tests.bugs.running import attempted
+from tests.contract import recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import Report
     from shardviz.live.world import World
 
-    Numbered = tuple[int, str, str]
+    Numbered = tuple[int, str, str, str]
 
 TASK = "tests.bugs.pairs.running:run_all"
 TIMEOUT = 900.0
@@ -39,11 +42,17 @@ def run_all(on: World, jobs: Sequence[ProbeJob]) -> None:
         run_probe(on, job)
 
 
-def reports_on(programs: Sequence[tuple[str, str]]) -> Iterator[tuple[int, Report | str]]:
-    """Run programs, given by source and mesh, and yield the number of each with its report, or the error it ends in."""
+def reports_on(programs: Sequence[tuple[str, str]], names: Sequence[str] = ()) -> Iterator[tuple[int, Report | str]]:
+    """Run programs, given by source and mesh, and yield the number of each with its report, or the error it ends in.
+
+    Args:
+        programs: The programs.
+        names: What they are called; by their numbers if not given.
+    """
     by_size: dict[int, list[Numbered]] = {}
     for number, (source, mesh) in enumerate(programs):
-        by_size.setdefault(_num_ranks(mesh), []).append((number, source, mesh))
+        name = re.sub(r"\W+", "_", names[number]) if names else f"program_{number}"
+        by_size.setdefault(_num_ranks(mesh), []).append((number, source, mesh, name))
     for size, alike in sorted(by_size.items()):
         for start in range(0, len(alike), IN_A_WORLD):
             yield from _in_one_world(alike[start : start + IN_A_WORLD], size)
@@ -65,13 +74,14 @@ def _in_one_world(programs: Sequence[Numbered], size: int) -> Iterator[tuple[int
                 for program, job in zip(programs, jobs, strict=True)
             ]
         except ShardvizError:
-            found = [(number, attempted(source, mesh)) for number, source, mesh in programs]
+            found = [(number, attempted(source, mesh)) for number, source, mesh, _ in programs]
     yield from found
 
 
 def _job(program: Numbered, folder: Path) -> ProbeJob:
-    number, source, mesh = program
-    file = folder / f"program_{number}.py"
+    _, source, mesh, name = program
+    file = folder / f"{name}.py"
     file.write_text(source)
     probe = probe_files.find(str(file))
-    return ProbeJob.of(probe, parse_mesh(mesh, probe.axes), prepare_folder(folder / file.stem), (), VALUES_LIMIT)
+    job = ProbeJob.of(probe, parse_mesh(mesh, probe.axes), prepare_folder(folder / file.stem), (), VALUES_LIMIT)
+    return replace(job, keeps_evidence=recording.is_on())

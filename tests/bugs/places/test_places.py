@@ -22,7 +22,9 @@ RIGHT = tuple(dict.fromkeys((*PROGRAMS, *later.PROGRAMS, *unseen.PROGRAMS)))
 def reports(which, narrow):
     """Run all faults, or all right programs, of one precision: several in each world of ranks."""
     of = {"faults": [(one, one.program.mesh) for one in ALL], "right": [(one, one.mesh) for one in RIGHT]}[which]
-    found = reports_on([(one.source(narrow=narrow), mesh) for one, mesh in of])
+    precision = "bfloat16" if narrow else "float64"
+    names = [f"{one.name} {precision}" for one, _ in of]
+    found = reports_on([(one.source(narrow=narrow), mesh) for one, mesh in of], names)
     return {of[number][0].name: report for number, report in found}
 
 

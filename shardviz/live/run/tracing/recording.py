@@ -32,19 +32,12 @@ WHAT = "the trace of a step"
 
 
 class JobTrace(Trace):
-    """The trace of one step of a job.
-
-    Attributes:
-        given: The whole numbers that the model was given, call by call: tokens, which no gradient flows to.
-        draws: For every module whether each of its calls drew random numbers.
-    """
+    """The trace of one step of a job."""
 
     def __init__(self, num_modules: int) -> None:
         super().__init__()
         self.most = most_of(num_modules * SIDES)
         self.copied = self._sampled
-        self.given: list[list[tuple[tuple[int, ...], torch.Tensor]]] = []
-        self.draws: defaultdict[str, list[bool]] = defaultdict(list)
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -72,6 +72,8 @@ class Trace:
         num_left_out: How many tensors are not, because too much was kept before them.
         followed: Which modules are followed.
         copied: Copies a tensor, or a part of a large one.
+        given: The whole numbers that the model was given, call by call: tokens, which no gradient flows to.
+        draws: For every module whether each of its calls drew random numbers, if that was watched.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
@@ -82,6 +84,8 @@ class Trace:
     num_left_out: int = 0
     followed: Followed = NONE
     copied: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    given: list[list[tuple[tuple[int, ...], torch.Tensor]]] = field(default_factory=list)
+    draws: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
     _open: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
     _count: int = 0
     _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)

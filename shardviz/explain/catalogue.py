@@ -1,0 +1,22 @@
+"""The whole catalogue: importing it enters every module's causes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
+
+from shardviz import explain
+from shardviz.explain.cause import BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.explain.cause import Cause
+
+for module in iter_modules(explain.__path__, f"{explain.__name__}."):
+    if module.name != __name__:
+        import_module(module.name)
+
+CATALOGUE: Mapping[str, type[Cause]] = BY_NAME
+"""Every cause by its name."""

@@ -1,0 +1,63 @@
+"""Write the values of a trace into a capture: what this rank had at every place of a step, judged by nobody yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from shardviz.dump.records.trace import KeptRecord, of_point
+from shardviz.live.capture.locals import Local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from shardviz.dump.records.trace import What
+    from shardviz.live.capture.capture import Capture
+    from shardviz.live.step.trace.recorded import Call, Seen, Trace
+
+
+def add_points(seen: Capture, trace: Trace) -> None:
+    """Add the inputs and outputs of every call of a trace, and the gradients of both.
+
+    Args:
+        seen: Where to; a tensor that goes through several modules is written once.
+        trace: This rank's.
+    """
+    names: dict[int, str] = {}
+    sides: tuple[tuple[What, What], ...] = (("input", "gradient of input"), ("output", "gradient of output"))
+    for order, (name, number, call) in enumerate(_in_order(trace)):
+        draws = trace.draws[name][number : number + 1] == [True]
+        record = KeptRecord(name, "input", order, number, type=trace.types.get(name, ""), draws=draws)
+        for side, tensors in zip(sides, (call.inputs, call.outputs), strict=True):
+            for index, one in enumerate(tensors):
+                own = structs.replace(record, index=index, tensor=max(one.number, 0), needs_grad=one.needs_grad)
+                _add(seen, names, structs.replace(own, what=side[0]), (one, one.values, 0))
+                _add(seen, names, structs.replace(own, what=side[1]), (one, one.gradient, 1))
+    for number, given in enumerate(trace.given):
+        for index, (shape, values) in enumerate(given):
+            seen.kept.append(KeptRecord("", "batch", 0, number, index))
+            seen.add_values(Local(of_point("", "batch", number, index), "activation", shape, values), "step")
+
+
+def _in_order(trace: Trace) -> Iterator[tuple[str, int, Call]]:
+    """Yield the calls of a step as they ended, each with its number among those of its module."""
+    done: dict[str, int] = {}
+    for name in trace.order:
+        number = done.get(name, 0)
+        done[name] = number + 1
+        yield name, number, trace.calls[name][number]
+
+
+def _add(
+    seen: Capture, names: dict[int, str], record: KeptRecord, found: tuple[Seen, torch.Tensor | None, int]
+) -> None:
+    """Record a tensor, or its gradient, at a place; its values once, however many modules it goes through."""
+    one, values, is_gradient = found
+    name = of_point(record.module, record.what, record.call, record.index)
+    known = names.setdefault(2 * id(one) + is_gradient, name)
+    seen.kept.append(structs.replace(record, same_as=known if known != name else ""))
+    if values is not None and known == name:
+        seen.add_values(Local(name, "activation", one.shape, values), "step")

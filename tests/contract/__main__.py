@@ -1,0 +1,119 @@
+"""`python -m tests.contract compare [--live] [WORD ...]` and `python -m tests.contract write [ROOM ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from shardviz.explain.catalogue import CATALOGUE
+from tests.contract import store
+from tests.contract.judge import judge_room
+from tests.contract.store import DamagedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.contract.judge import Rows
+
+ROOMS = {
+    "bugs": ("--lane", "nightly", "tests/bugs/test_bugs.py"),
+    "places": ("--lane", "nightly", "tests/bugs/places/test_places.py"),
+    "probes": ("tests/live/test_cookbook.py", "tests/live/test_bugs.py", "tests/bugs/test_verdicts.py"),
+    "captures": (
+        *("tests/live/test_capture.py", "tests/live/test_filled.py", "tests/live/test_sequence.py"),
+        *("tests/live/test_by_reference.py", "tests/live/test_by_map.py", "tests/live/test_written_anew.py"),
+        *("tests/live/test_unknown_models.py", "tests/live/test_steps_judged_together.py", "tests/live/claims"),
+    ),
+    "dumps": ("tests/check", "tests/picture"),
+    "checkpoints": ("tests/checkpoint", "tests/reference"),
+    "jobs": ("tests/live/run",),
+}
+"""Each room with the tests that its cases come from."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or compare; return 0 if nothing differs, 1 if something does, 2 if a file of the contract is damaged."""
+    parser = argparse.ArgumentParser(prog="python -m tests.contract", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    write = verbs.add_parser("write", help="run the tests that make the cases, and record them with their verdicts")
+    write.add_argument("rooms", nargs="*", metavar="ROOM", choices=[*ROOMS, []], help=", ".join(ROOMS))
+    write.add_argument("--verdicts", action="store_true", help="judge the recorded cases again, and record only that")
+    compare = verbs.add_parser("compare", help="judge every recorded case again, and print what differs")
+    compare.add_argument("words", nargs="*", metavar="WORD", help="only cases that have one of these in their names")
+    compare.add_argument("--live", action="store_true", help="run the tests that make the cases again, too: an hour")
+    args = parser.parse_args(arguments)
+    try:
+        if args.verb == "write":
+            return _write(args.rooms or list(ROOMS), verdicts=args.verdicts)
+        return _compare(args.words, live=args.live)
+    except DamagedError as error:
+        print(f"contract: {error}\n  Hint: git checkout tests/contract, or write the room again", file=sys.stderr)
+        return 2
+
+
+def _write(rooms: Sequence[str], *, verdicts: bool) -> int:
+    for room in rooms:
+        if verdicts:
+            store.write_verdicts(room, judge_room(room))
+        elif code := _record(room):
+            return code
+    return 0
+
+
+def _record(room: str) -> int:
+    plugin = ("-p", "tests.contract.recording", "--contract", room, "-n", "0", "-q")
+    return subprocess.run([sys.executable, "-m", "pytest", *plugin, *ROOMS[room]], check=False).returncode
+
+
+def _compare(words: Sequence[str], *, live: bool) -> int:
+    started = time.monotonic()
+    known = {room: store.read_verdicts(room) for room in store.rooms()}
+    if live:
+        for room in known:
+            if code := _record(room):
+                return code
+        again = {room: store.read_verdicts(room) for room in known}
+    else:
+        again = {room: judge_room(room, words) for room in known}
+    rows = [row for room in known for row in _differences(known[room], again[room], words)]
+    for row in rows:
+        print(row)
+    num_cases = sum(len(verdicts) for verdicts in again.values())
+    named = _causes(again)
+    unproven = sorted(CATALOGUE.keys() - named)
+    if unproven and not words:
+        print(f"unproven: {len(unproven)} of {len(CATALOGUE)} causes have no recorded case: {', '.join(unproven)}")
+    seconds = time.monotonic() - started
+    print(f"{num_cases} cases in {seconds:.0f} s: {len(rows)} differences; {len(named)} causes named")
+    return 1 if rows else 0
+
+
+def _differences(known: Mapping[str, Rows], again: Mapping[str, Rows], words: Sequence[str]) -> Iterator[str]:
+    """Yield a line for every row of a verdict that came, went or changed."""
+    for name in sorted(known.keys() | again.keys()):
+        if words and not any(word in name for word in words):
+            continue
+        before, after = (_lines(verdicts.get(name, [])) for verdicts in (known, again))
+        gone, new = [row for row in before if row not in after], [row for row in after if row not in before]
+        if gone or new:
+            yield name
+        yield from (f"    - {row}" for row in gone)
+        yield from (f"    + {row}" for row in new)
+
+
+def _lines(rows: Rows) -> list[str]:
+    return [", ".join(f"{key} {json.dumps(value)}" for key, value in sorted(row.items())) for row in rows]
+
+
+def _causes(found: Mapping[str, Mapping[str, Rows]]) -> set[str]:
+    """Return the names of the causes that are in a verdict."""
+    rows: Iterator[dict[str, Any]] = (row for verdicts in found.values() for case in verdicts.values() for row in case)
+    return {row["cause_id"] for row in rows if row.get("cause_id")}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

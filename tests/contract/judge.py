@@ -1,0 +1,120 @@
+"""Judge a case with the code as it is, and keep of what is printed all but the sentences."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import tempfile
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardviz.cli import main
+from tests.contract.store import lay_out, load, place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.contract.store import Case, Room
+
+Rows = list[dict[str, Any]]
+"""A case's verdict: its exit code, then one object for each thing that was said."""
+
+SENTENCES = frozenset(
+    {"summary", "cause", "fix", "why", "sentence", "details", "also", "refs", "notes", "hint", "schema", "tensors"}
+)
+"""Keys of the JSON whose values are prose, or that other keys say as well."""
+
+LISTS = ("findings", "not_checked", "changes", "relaid", "gained", "lost", "not_compared", "tensors")
+"""What the JSON of `check` and `diff` has lists of."""
+
+PROCESSES = 2
+
+
+def judge_room(name: str, chosen: Sequence[str] = ()) -> dict[str, Rows]:
+    """Return the verdict on every case of a room, or on those that have one of some words in their names."""
+    room = load(name)
+    cases = [case for case in room.cases.values() if not chosen or any(word in case.name for word in chosen)]
+    folder = Path(tempfile.mkdtemp(prefix="shardviz-contract-"))
+    try:
+        files = lay_out(room, folder / "files")
+        with get_context("fork").Pool(PROCESSES) as pool:
+            jobs = [(case, files, folder / f"case_{number}") for number, case in enumerate(cases)]
+            return dict(pool.imap_unordered(_judge_in, jobs, chunksize=8))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def judge_recorded(room: Room) -> dict[str, Rows]:
+    """Return the verdict on every case of a room that is not saved yet."""
+    with tempfile.TemporaryDirectory(prefix="shardviz-contract-") as made:
+        files = lay_out(room, Path(made, "files"))
+        jobs = [(case, files, Path(made, f"case_{number}")) for number, case in enumerate(room.cases.values())]
+        with get_context("fork").Pool(PROCESSES) as pool:
+            return dict(pool.imap_unordered(_judge_in, jobs, chunksize=8))
+
+
+def _judge_in(job: tuple[Case, Mapping[str, Path], Path]) -> tuple[str, Rows]:
+    case, files, folder = job
+    folder.mkdir()
+    try:
+        return case.name, judge(case, place(case, files, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def judge(case: Case, inputs: Sequence[Path]) -> Rows:
+    """Return the verdict on a case whose inputs are in place."""
+    command = [_with_inputs(text, inputs) for text in case.command]
+    out, talk = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk), _own_environment():
+        try:
+            code = main([*command, "--format", "json"])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 70
+    where = os.path.commonpath([str(path) for path in inputs])
+    return [{"exit": code}, *_rows(out.getvalue(), where)]
+
+
+@contextlib.contextmanager
+def _own_environment() -> Iterator[None]:
+    """Keep what the machine says out of a verdict."""
+    kept = dict(os.environ)
+    for name in ("RANK", "WORLD_SIZE", "GITHUB_ACTIONS", "COLUMNS"):
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def _with_inputs(text: str, inputs: Sequence[Path]) -> str:
+    for number, path in enumerate(inputs):
+        mark = f"{{{number}}}"
+        if text.startswith(mark):
+            return str(path)
+    return text
+
+
+def _rows(printed: str, where: str) -> Iterator[dict[str, Any]]:
+    """Yield what was printed, without sentences and in an order of its own; nothing if it is no JSON."""
+    try:
+        found = json.loads(printed)
+    except ValueError:
+        return
+    rows = [{"in": name} | _without_sentences(row) for name in LISTS for row in found.pop(name, ())]
+    if isinstance(step := found.pop("step", None), dict):
+        rows += [{"in": "departures"} | _without_sentences(row) for row in step.get("departures", ())]
+        rows += [{"in": "step not compared"} | _without_sentences(row) for row in step.get("not_compared", ())]
+    for row in sorted(rows, key=lambda row: json.dumps(row, sort_keys=True)):
+        yield json.loads(json.dumps(row).replace(where, "<in>"))
+
+
+def _without_sentences(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = row.get("tensors")
+    kept = {name: value for name, value in row.items() if name not in SENTENCES and value not in ("", [], {}, None)}
+    return kept | ({"tensors": names} if isinstance(names, list) and len(names) > 1 else {})

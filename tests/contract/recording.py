@@ -1,0 +1,158 @@
+"""A pytest plugin that records what tests judge: `pytest -p tests.contract.recording --contract ROOM`.
+
+It stands in front of the functions that judge, before anything else imports them, and keeps the files that they read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shardviz.checkpoint.maps.language as language
+from tests.contract.store import Room, write_verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pytest
+
+MAX_BYTES = 1 << 19
+"""Inputs that are larger than this show nothing that a smaller one does not."""
+
+MAX_OF_TEST = 24
+"""Of one test so many cases: hypothesis makes hundreds."""
+
+MAP = "my.map"
+
+room: Room | None = None
+"""Where cases go; None if nothing is recorded, as in every other run of the tests."""
+
+_lines: dict[int, tuple[Any, str]] = {}
+
+
+def is_on() -> bool:
+    """Whether cases are recorded now."""
+    return room is not None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--contract", metavar="ROOM", help="record what is judged as the cases of a room of the contract")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global room
+    if config.getoption("--contract"):
+        room = Room(config.getoption("--contract"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if room is not None:
+        from tests.contract.judge import judge_recorded
+
+        path = room.save()
+        write_verdicts(room.name, judge_recorded(room))
+        size = f"{path.stat().st_size / 1e6:.1f} MB"
+        session.config.pluginmanager.get_plugin("terminalreporter").write_line(
+            f"{len(room.cases)} cases, {size}: {path.name}"
+        )
+
+
+def _record(command: Sequence[str], paths: Sequence[Path], probe: str = "") -> None:
+    """Add a case, named after the running test and its probe."""
+    if room is None:
+        return
+    test = re.sub(r" \(\w+\)$", "", os.environ.get("PYTEST_CURRENT_TEST", "")).removeprefix("tests/")
+    name = f"{test} {probe}".strip() if probe and probe not in test else test
+    num_alike = sum(case.startswith(name) for case in room.cases)
+    if num_alike < MAX_OF_TEST and all(0 < _size(path) <= MAX_BYTES for path in paths):
+        room.add(name, command, paths)
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file or a folder; 0 if it is gone, or holds anything but files."""
+    if path.is_file():
+        return path.stat().st_size
+    found = list(path.rglob("*"))
+    is_plain = all(entry.is_file() or (entry.is_dir() and not entry.is_symlink()) for entry in found)
+    return sum(entry.stat().st_size for entry in found if entry.is_file()) if is_plain else 0
+
+
+def _before(judge: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
+    """Return a function that records its arguments and then judges."""
+
+    @wraps(judge)
+    def recorded(*args: Any, **named: Any) -> Any:
+        if room is not None:
+            record(*args, **named)
+        return judge(*args, **named)
+
+    return recorded
+
+
+def _dump(dump: Any) -> None:
+    path = dump.files.path
+    _record(("check", "{0}"), (path,), dump.files.run.probe)
+    if (path / "unsharded").is_dir():
+        _record(("diff", "{0}", "{1}"), (path / "unsharded", path), f"{dump.files.run.probe} step".strip())
+
+
+def _checkpoint(checkpoint: Any, *_: Any) -> None:
+    _record(("check", f"{{0}}{checkpoint.path.suffix if checkpoint.path.is_file() else ''}"), (checkpoint.path,))
+
+
+def _dumps(before: Any, after: Any, *_: Any) -> None:
+    _record(("diff", "{0}", "{1}"), (before.files.path, after.files.path))
+
+
+def _checkpoints(before: Any, after: Any, names: Any = (), *_: Any, also: Sequence[Any] = (), **__: Any) -> None:
+    paths = [before.path, after.path, *(other.path for other in also)]
+    if isinstance(names, dict):
+        text = "".join(f"{left} = {right}\n" for left, right in names.items())
+    else:
+        text = _lines.get(id(names), (None, ""))[1]
+    if names and not text:
+        return
+    marks = [f"{{{number}}}{path.suffix if path.is_file() else ''}" for number, path in enumerate(paths)]
+    command = ["diff", *marks[:2]]
+    for mark in marks[2:]:
+        command += ["--also", mark]
+    if text:
+        file = Path(tempfile.mkdtemp(prefix="shardviz-contract-"), MAP)
+        file.write_text(text)
+        command += ["--map", f"{{{len(paths)}}}.map"]
+        paths.append(file)
+    _record(command, paths)
+
+
+def _remembered(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a parser of maps that remembers the text of what it made."""
+
+    @wraps(parse)
+    def parsed(text: str, source: str) -> Any:
+        rules = parse(text, source)
+        _lines[id(rules)] = rules, text
+        return rules
+
+    return parsed
+
+
+language.parse_rules = _remembered(language.parse_rules)
+
+# Modules that import these functions by name do so after this one, and get the recording ones.
+import shardviz.check.run as check_run  # noqa: E402
+import shardviz.checkpoint.findings as findings  # noqa: E402
+
+check_run.report_on = _before(check_run.report_on, _dump)
+findings.check_checkpoint = _before(findings.check_checkpoint, _checkpoint)
+
+import shardviz.check.diff as diff  # noqa: E402
+import shardviz.checkpoint.beside.compare as beside  # noqa: E402
+import shardviz.checkpoint.comparing.compare as comparing  # noqa: E402
+
+diff.compare = _before(diff.compare, _dumps)
+comparing.compare_checkpoints = _before(comparing.compare_checkpoints, _checkpoints)
+beside.compare_with_job = _before(beside.compare_with_job, _checkpoints)

@@ -1,0 +1,173 @@
+"""Cases on disk: an archive a room with every file once, and which files and which command make a case."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import lzma
+import os
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "recorded"
+VERDICTS = HERE / "verdicts"
+CASES = "cases.json"
+
+
+class DamagedError(Exception):
+    """An archive or a file of verdicts that cannot be read; its text names the file."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One command and what it reads.
+
+    Attributes:
+        name: The test that it comes from, and the probe where a test has several.
+        command: The arguments of `shardviz`; `{0}` stands for the first input.
+        inputs: For each input its files, by their path in it: the hash of their content. A single file has the path "".
+    """
+
+    name: str
+    command: tuple[str, ...]
+    inputs: tuple[Mapping[str, str], ...]
+
+
+@dataclass
+class Room:
+    """The cases of one room, and the content of their files by hash."""
+
+    name: str
+    cases: dict[str, Case] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, name: str, command: Iterable[str], inputs: Iterable[Path]) -> None:
+        """Add a case; a second one of the same name gets a number, one with the same content is left out."""
+        case = Case(name, tuple(command), tuple(self._content(path) for path in inputs))
+        alike = [other for other in self.cases.values() if (other.command, other.inputs) == (case.command, case.inputs)]
+        if alike:
+            return
+        number = 2
+        while name in self.cases:
+            name, number = f"{case.name} #{number}", number + 1
+        self.cases[name] = Case(name, case.command, case.inputs)
+
+    def _content(self, path: Path) -> dict[str, str]:
+        files = {"": path} if path.is_file() else dict(_files_in(path))
+        return {name: self._blob(file.read_bytes()) for name, file in files.items()}
+
+    def _blob(self, content: bytes) -> str:
+        digest = hashlib.sha256(content).hexdigest()[:20]
+        self.blobs[digest] = content
+        return digest
+
+    def save(self) -> Path:
+        """Write the archive; blobs of one length are neighbors, which compresses well."""
+        RECORDED.mkdir(exist_ok=True)
+        path = RECORDED / f"{self.name}.tar.xz"
+        cases = [{"name": case.name, "command": case.command, "inputs": case.inputs} for case in self.cases.values()]
+        ordered = sorted(self.blobs.items(), key=lambda item: (item[1][:16], len(item[1]), item[0]))
+        with tarfile.open(path, "w:xz", preset=9) as archive:
+            for name, content in [(CASES, json.dumps(cases).encode()), *ordered]:
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+        return path
+
+
+def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            file = Path(root, name)
+            if file.is_file() and not file.is_symlink():
+                yield file.relative_to(folder).as_posix(), file
+
+
+def rooms() -> list[str]:
+    """Return the names of the rooms that are recorded."""
+    return sorted(path.name.removesuffix(".tar.xz") for path in RECORDED.glob("*.tar.xz"))
+
+
+def load(name: str) -> Room:
+    """Read a room's archive.
+
+    Raises:
+        DamagedError: It is damaged or cut short.
+    """
+    path = RECORDED / f"{name}.tar.xz"
+    try:
+        with tarfile.open(path, "r:xz") as archive:
+            content = {entry.name: archive.extractfile(entry) for entry in archive if entry.isfile()}
+            blobs = {name: file.read() for name, file in content.items() if file is not None}
+        made: list[dict[str, Any]] = json.loads(blobs.pop(CASES))
+        cases = [Case(one["name"], tuple(one["command"]), tuple(one["inputs"])) for one in made]
+        missing = {digest for case in cases for files in case.inputs for digest in files.values()} - blobs.keys()
+    except (OSError, EOFError, KeyError, TypeError, ValueError, tarfile.TarError, lzma.LZMAError) as error:
+        raise DamagedError(f"{path}: {type(error).__name__}: {error}") from error
+    if missing:
+        raise DamagedError(f"{path}: {len(missing)} files of its cases are missing")
+    return Room(name, {case.name: case for case in cases}, blobs)
+
+
+def lay_out(room: Room, folder: Path) -> dict[str, Path]:
+    """Write every file of a room once; return where each is, by hash. Cases link to them."""
+    folder.mkdir()
+    found = {}
+    for digest, content in room.blobs.items():
+        found[digest] = folder / digest
+        found[digest].write_bytes(content)
+    return found
+
+
+def place(case: Case, files: Mapping[str, Path], folder: Path) -> list[Path]:
+    """Put a case's inputs into a folder of their own; return where they are."""
+    inputs = []
+    for number, content in enumerate(case.inputs):
+        target = folder / f"input_{number}"
+        for name, digest in content.items():
+            file = target / name if name else target.with_suffix(_suffix(case, number))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            os.link(files[digest], file)
+            target = file if not name else target
+        inputs.append(target)
+    return inputs
+
+
+def _suffix(case: Case, number: int) -> str:
+    """Return the ending of an input that is a single file, which readers go by."""
+    text = next((text for text in case.command if text.startswith(f"{{{number}}}")), "")
+    return text.partition("}")[2]
+
+
+def read_verdicts(name: str) -> dict[str, Any]:
+    """Return a room's verdicts by case.
+
+    Raises:
+        DamagedError: The file is damaged or missing.
+    """
+    path = VERDICTS / f"{name}.json"
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"{path}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, dict):
+        raise DamagedError(f"{path}: expected an object with a verdict a case, found {type(found).__name__}")
+    return found
+
+
+def write_verdicts(name: str, verdicts: Mapping[str, Any]) -> None:
+    """Write a room's verdicts, a line for each finding, so that a change is read as a diff."""
+    VERDICTS.mkdir(exist_ok=True)
+    lines = []
+    for case, rows in sorted(verdicts.items()):
+        inner = ",\n".join(f"    {json.dumps(row, sort_keys=True, ensure_ascii=False)}" for row in rows)
+        lines.append(f"  {json.dumps(case, ensure_ascii=False)}: [\n{inner}\n  ]")
+    (VERDICTS / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
