@@ -19,7 +19,7 @@ from shardviz.live.step.step import gradients
 from shardviz.live.step.trace.points import add_points
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
     from pathlib import Path
 
     from shardviz.live.capture.locals import Local
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 UNSHARDED = "unsharded"
 
 
-def write_sharded(folder: Path, of: Capture, before: Iterable[Local], after: Iterable[Local], trace: Trace) -> None:
+def write_sharded(folder: Path, of: Capture, before: Sequence[Local], after: Sequence[Local], trace: Trace) -> None:
     """Write what this rank had in the sharded step.
 
     Args:
@@ -45,7 +45,7 @@ def write_sharded(folder: Path, of: Capture, before: Iterable[Local], after: Ite
     _write(folder, seen, before, after, trace)
 
 
-def write_unsharded(folder: Path, of: Capture, reference: UnshardedStep, after: Iterable[Local]) -> None:
+def write_unsharded(folder: Path, of: Capture, reference: UnshardedStep, after: Sequence[Local]) -> None:
     """Write what the unsharded model had in its step; one rank does.
 
     Args:
@@ -61,7 +61,7 @@ def write_unsharded(folder: Path, of: Capture, reference: UnshardedStep, after: 
     write_rank(folder / UNSHARDED, job.record(), job.dense)
 
 
-def _write(folder: Path, seen: Capture, before: Iterable[Local], after: Iterable[Local], trace: Trace) -> None:
+def _write(folder: Path, seen: Capture, before: Sequence[Local], after: Sequence[Local], trace: Trace) -> None:
     for local in (*(replace(own, grad=None) for own in before if own.role == "param"), *gradients(after)):
         seen.add_values(local, "step")
     add_points(seen, trace)

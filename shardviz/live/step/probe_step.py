@@ -186,7 +186,7 @@ class ProbeStep:
         own = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
         evidence.write_sharded(folder, capture, before, own, step.seen.trace)
         if capture.rank == 0:
-            evidence.write_unsharded(folder, capture, reference, local_tensors(reference.model))
+            evidence.write_unsharded(folder, capture, reference, list(local_tensors(reference.model)))
 
     def _setting(self, build: Callable[[], nn.Module], *, double: bool) -> Setting:
         axes = batch_axes(self.on.probe, self.on.job.mesh)
