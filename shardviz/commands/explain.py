@@ -1,9 +1,15 @@
-"""Draw a layout: who holds what, torch's spelling, cost of gathering.
+"""Explain a layout, a kind of finding, or a cause.
 
-The layout is in shardviz's notation, "[12/tp/fsdp, 12]", or in torch's,
-"(Shard(0), Replicate())" with --shape. With a second one: how to get there.
+Of a layout: who holds what, torch's spelling, cost of gathering. It is in
+shardviz's notation, "[12/tp/fsdp, 12]", or in torch's, "(Shard(0),
+Replicate())" with --shape. With a second one: how to get there.
+
+Of a kind of finding, such as misordered: its causes. Of a cause, such as
+same-shard: what happens, why nothing raises, and how to fix it.
 
 examples:
+  shardviz explain misordered
+  shardviz explain same-shard
   shardviz explain "[12/tp/fsdp, 12]" --mesh fsdp=2,tp=4
   shardviz explain "(Shard(0), Replicate())" --shape 12,12 --mesh 2,4
 """
@@ -17,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.dump.costs.memory import elements_text
-from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError
+from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError, ShardvizError
 
 if TYPE_CHECKING:
     import argparse
@@ -39,25 +45,32 @@ MOST_SHAPES = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("layout", metavar="LAYOUT", help='"[12/tp/fsdp, 12]" or "(Shard(0), Replicate())"')
+    parser.add_argument(
+        "layout", metavar="LAYOUT|KIND|CAUSE", help='"[12/tp/fsdp, 12]", "(Shard(0), Replicate())", or a name'
+    )
     parser.add_argument("to", nargs="?", metavar="TO", help="another layout of the same tensor: how to get there")
-    parser.add_argument("--mesh", required=True, metavar="MESH", help="fsdp=2,tp=4")
+    parser.add_argument("--mesh", metavar="MESH", help="fsdp=2,tp=4; a layout needs one")
     parser.add_argument("--shape", metavar="SIZES", help="12,12; for torch's spelling, and for sizes written as *")
     parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file; as a picture if it is .svg")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the layout.
+    """Print the layout, or the page of a kind or a cause.
 
     Raises:
-        ShardvizError: The layout, the mesh or the shape cannot be read, or they do not fit.
+        ShardvizError: The layout, the mesh or the shape cannot be read, or they do not fit; or nothing has that name.
     """
     from shardviz.commands.common.dumps import refuse_pixels, terminal_for, write_answer, write_markup
+    from shardviz.explain.pages import is_name
     from shardviz.layout.mesh import parse_mesh
     from shardviz.picture.model.subjects.subject import MAX_DRAWN_RANKS, of_layout
 
     refuse_pixels(args.output)
+    if is_name(args.layout):
+        return _print_page(args)
+    if args.mesh is None:
+        raise ShardvizError(f"layout {args.layout!r} needs the mesh that it is on", "add --mesh fsdp=2,tp=4")
     mesh = parse_mesh(args.mesh)
     if mesh.size > MAX_DRAWN_RANKS:
         raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than {MAX_DRAWN_RANKS:,}")
@@ -80,6 +93,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         lines = _lines(layout, dtype, terminal, all_ranks=args.all)
     write_answer(lines, terminal, args.output)
+    return EXIT_CLEAN
+
+
+def _print_page(args: argparse.Namespace) -> int:
+    from shardviz.commands.common.dumps import terminal_for, write_answer
+    from shardviz.explain.pages import page_of
+    from shardviz.picture.text.catalogue import page_lines
+
+    given = [name for name in ("to", "mesh", "shape", "all") if getattr(args, name)]
+    if given:
+        raise ShardvizError(f"{args.layout!r} is a name, and {given[0]} belongs to a layout", "leave it out")
+    terminal = terminal_for(args.color, args.output)
+    write_answer(page_lines(page_of(args.layout), terminal), terminal, args.output)
     return EXIT_CLEAN
 
 

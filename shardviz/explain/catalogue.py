@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
     from shardviz.explain.cause import Cause
 
-for module in iter_modules(explain.__path__, f"{explain.__name__}."):
-    if module.name != __name__:
-        import_module(module.name)
+MACHINERY = frozenset({"catalogue", "cause", "finding", "kinds", "pages"})
+"""The modules here that define no cause; every other one is a family of causes."""
+
+for family in iter_modules(explain.__path__):
+    if family.name not in MACHINERY:
+        import_module(f"{explain.__name__}.{family.name}")
 
 CATALOGUE: Mapping[str, type[Cause]] = BY_NAME
 """Every cause by its name."""

@@ -44,12 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write.add_argument("--verdicts", action="store_true", help="judge the recorded cases again, and record only that")
     compare = verbs.add_parser("compare", help="judge every recorded case again, and print what differs")
     compare.add_argument("words", nargs="*", metavar="WORD", help="only cases that have one of these in their names")
+    compare.add_argument("--room", action="append", metavar="ROOM", choices=list(ROOMS), help="only this room")
     compare.add_argument("--live", action="store_true", help="run the tests that make the cases again, too: an hour")
     args = parser.parse_args(arguments)
     try:
         if args.verb == "write":
             return _write(args.rooms or list(ROOMS), verdicts=args.verdicts)
-        return _compare(args.words, live=args.live)
+        return _compare(args.room or store.rooms(), args.words, live=args.live)
     except DamagedError as error:
         print(f"contract: {error}\n  Hint: git checkout tests/contract, or write the room again", file=sys.stderr)
         return 2
@@ -69,9 +70,9 @@ def _record(room: str) -> int:
     return subprocess.run([sys.executable, "-m", "pytest", *plugin, *ROOMS[room]], check=False).returncode
 
 
-def _compare(words: Sequence[str], *, live: bool) -> int:
+def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool) -> int:
     started = time.monotonic()
-    known = {room: store.read_verdicts(room) for room in store.rooms()}
+    known = {room: store.read_verdicts(room) for room in rooms}
     if live:
         for room in known:
             if code := _record(room):
@@ -85,7 +86,7 @@ def _compare(words: Sequence[str], *, live: bool) -> int:
     num_cases = sum(len(verdicts) for verdicts in again.values())
     named = _causes(again)
     unproven = sorted(CATALOGUE.keys() - named)
-    if unproven and not words:
+    if unproven and not words and len(rooms) == len(store.rooms()):
         print(f"unproven: {len(unproven)} of {len(CATALOGUE)} causes have no recorded case: {', '.join(unproven)}")
     seconds = time.monotonic() - started
     print(f"{num_cases} cases in {seconds:.0f} s: {len(rows)} differences; {len(named)} causes named")

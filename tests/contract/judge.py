@@ -34,26 +34,27 @@ LISTS = ("findings", "not_checked", "changes", "relaid", "gained", "lost", "not_
 PROCESSES = 2
 
 
-def judge_room(name: str, chosen: Sequence[str] = ()) -> dict[str, Rows]:
-    """Return the verdict on every case of a room, or on those that have one of some words in their names."""
+def judge_room(name: str, chosen: Sequence[str] = (), processes: int = PROCESSES) -> dict[str, Rows]:
+    """Return the verdict on every recorded case of a room, or on those that have one of some words in their names.
+
+    Args:
+        name: The room.
+        chosen: The words.
+        processes: How many processes judge; 0 for this one alone.
+    """
     room = load(name)
     cases = [case for case in room.cases.values() if not chosen or any(word in case.name for word in chosen)]
-    folder = Path(tempfile.mkdtemp(prefix="shardviz-contract-"))
-    try:
-        files = lay_out(room, folder / "files")
-        with get_context("fork").Pool(PROCESSES) as pool:
-            jobs = [(case, files, folder / f"case_{number}") for number, case in enumerate(cases)]
-            return dict(pool.imap_unordered(_judge_in, jobs, chunksize=8))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return judge_cases(room, cases, processes)
 
 
-def judge_recorded(room: Room) -> dict[str, Rows]:
-    """Return the verdict on every case of a room that is not saved yet."""
+def judge_cases(room: Room, cases: Sequence[Case], processes: int = PROCESSES) -> dict[str, Rows]:
+    """Return the verdict on some cases of a room."""
     with tempfile.TemporaryDirectory(prefix="shardviz-contract-") as made:
         files = lay_out(room, Path(made, "files"))
-        jobs = [(case, files, Path(made, f"case_{number}")) for number, case in enumerate(room.cases.values())]
-        with get_context("fork").Pool(PROCESSES) as pool:
+        jobs = [(case, files, Path(made, f"case_{number}")) for number, case in enumerate(cases)]
+        if not processes:
+            return dict(map(_judge_in, jobs))
+        with get_context("fork").Pool(processes) as pool:
             return dict(pool.imap_unordered(_judge_in, jobs, chunksize=8))
 
 

@@ -51,10 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if room is not None:
-        from tests.contract.judge import judge_recorded
+        from tests.contract.judge import judge_cases
 
         path = room.save()
-        write_verdicts(room.name, judge_recorded(room))
+        write_verdicts(room.name, judge_cases(room, list(room.cases.values())))
         size = f"{path.stat().st_size / 1e6:.1f} MB"
         session.config.pluginmanager.get_plugin("terminalreporter").write_line(
             f"{len(room.cases)} cases, {size}: {path.name}"

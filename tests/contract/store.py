@@ -104,7 +104,7 @@ def load(name: str) -> Room:
     """
     path = RECORDED / f"{name}.tar.xz"
     try:
-        with tarfile.open(path, "r:xz") as archive:
+        with tarfile.open(fileobj=io.BytesIO(lzma.decompress(path.read_bytes()))) as archive:
             content = {entry.name: archive.extractfile(entry) for entry in archive if entry.isfile()}
             blobs = {name: file.read() for name, file in content.items() if file is not None}
         made: list[dict[str, Any]] = json.loads(blobs.pop(CASES))

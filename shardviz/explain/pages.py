@@ -1,0 +1,100 @@
+"""The catalogue as pages: a kind with its causes, a cause with its words, and the table of them all."""
+
+from __future__ import annotations
+
+import inspect
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.errors import ShardvizError
+from shardviz.explain.catalogue import CATALOGUE
+from shardviz.explain.kinds import KINDS
+from shardviz.text import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What `shardviz explain` prints of a kind or a cause.
+
+    Attributes:
+        name: Its name.
+        title: What happens, in a sentence.
+        paragraphs: How one gets there, and why nothing raises.
+        rows: Titled lines: the kinds or the causes, the words of a finding, the fix, references.
+    """
+
+    name: str
+    title: str
+    paragraphs: tuple[str, ...]
+    rows: tuple[tuple[str, str], ...]
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be the name of a kind or a cause; a layout has brackets."""
+    return bool(text) and all(part.isalnum() and part.islower() for part in text.split("-"))
+
+
+def page_of(name: str) -> Page:
+    """Return the page of a kind or a cause.
+
+    Raises:
+        ShardvizError: Nothing has that name.
+
+    Example:
+        >>> page_of("misordered").title
+        'every element once, not where claimed; the order that fits is named'
+    """
+    if name in KINDS:
+        return _of_kind(name)  # type: ignore[arg-type]  # a key of KINDS is a kind
+    if name in CATALOGUE:
+        return _of_cause(CATALOGUE[name])
+    raise ShardvizError(
+        f"{name!r} is neither a kind of finding nor a cause",
+        did_you_mean(name, [*KINDS, *CATALOGUE]) or f"the kinds are {', '.join(KINDS)}; a kind's page lists its causes",
+    )
+
+
+def _of_kind(kind: Kind) -> Page:
+    causes = [(name, _title(cause)) for name, cause in CATALOGUE.items() if kind in cause.kinds]
+    probes = [("try", f"shardviz probe bugs/{probe}") for probe in KINDS[kind].probes[:1]]
+    return Page(kind, KINDS[kind].rule, (), (*causes, *probes))
+
+
+def _of_cause(cause: type[Cause]) -> Page:
+    paragraphs = inspect.cleandoc(cause.__doc__ or "").split("\n\n")[1:]
+    rows = (
+        ("kinds", ", ".join(cause.kinds)),
+        ("cause", _readable(cause.why)),
+        ("fix", _readable(cause.how)),
+        ("see", ", ".join(cause.references)),
+    )
+    texts = tuple(" ".join(paragraph.split()) for paragraph in paragraphs)
+    return Page(cause.name, _title(cause), texts, tuple(row for row in rows if row[1]))
+
+
+def _title(cause: type[Cause]) -> str:
+    return (cause.__doc__ or "").strip().partition("\n")[0]
+
+
+def _readable(template: str) -> str:
+    """Return a template with its fields as `<axis>`, as the reader of a page sees what a finding fills in."""
+    return "".join(
+        literal + (f"<{name.replace('_', ' ')}>" if name else "")
+        for literal, name, _, _ in string.Formatter().parse(template)
+    )
+
+
+def table() -> Iterator[str]:
+    """Yield the rows of the reference's table of findings, in Markdown."""
+    yield "| kind | what is wrong | seen in |"
+    yield "| --- | --- | --- |"
+    for kind, page in KINDS.items():
+        seen = ", ".join(f"[{probe}](../../probes/bugs/{probe}.py)" for probe in page.probes)
+        yield f"| `{kind}` | {page.rule} | {seen} |"

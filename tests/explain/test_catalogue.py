@@ -1,0 +1,80 @@
+"""Every cause has a page and words that can be filled in, and findings are made in one place."""
+
+from __future__ import annotations
+
+import ast
+import string
+from collections import defaultdict
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from shardviz.explain.catalogue import CATALOGUE
+from shardviz.explain.finding import Kind
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for room in ("shardviz", "tui") for path in (ROOT / room).rglob("*.py"))
+CAUSES = pytest.mark.parametrize("cause", CATALOGUE.values(), ids=list(CATALOGUE))
+
+
+@CAUSES
+def test_a_cause_has_a_page(cause):
+    first, *rest = (cause.__doc__ or "").strip().splitlines()
+    assert first.endswith("."), first
+    assert len(first) <= 90, first
+    assert any(line.strip() for line in rest), f"{cause.name}: the page says what happens and not why nothing raises"
+
+
+@CAUSES
+def test_a_cause_has_kinds_and_fills_its_words_with_its_fields(cause):
+    assert set(cause.kinds) <= set(get_args(Kind))
+    assert cause.kinds, "a finding needs a kind"
+    known = {field.name for field in fields(cause)}
+    for text in (cause.why, cause.how):
+        used = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+        assert used <= known, f"{text!r} has fields that {cause.__name__} has not"
+
+
+def test_no_two_causes_give_the_same_advice():
+    by_words = defaultdict(list)
+    for name, cause in CATALOGUE.items():
+        own = vars(cause)
+        if (cause.why or cause.how) and not {"cause", "fix"} & own.keys():
+            by_words[cause.why, cause.how].append(name)
+    assert [names for names in by_words.values() if len(names) > 1] == []
+
+
+def calls_of(name: str) -> list[str]:
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return found
+
+
+def test_findings_are_made_in_one_place():
+    (place,) = calls_of("Finding")
+    assert place.startswith("shardviz/explain/cause.py:")
+
+
+def test_every_cause_is_found_by_some_rule():
+    used = set()
+    for path in SOURCES:
+        if path.parent.name != "explain":
+            tree = ast.parse(path.read_text())
+            used |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert [name for name, cause in CATALOGUE.items() if cause.__name__ not in used] == []
+
+
+def test_the_catalogue_knows_no_judge():
+    allowed = ("shardviz.explain", "shardviz.layout", "shardviz.relate", "shardviz.text")
+    for path in (ROOT / "shardviz" / "explain").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            ours = [name for name in names if name.startswith("shardviz.")]
+            assert all(name.startswith(allowed) for name in ours), f"{path.name} imports {ours}"

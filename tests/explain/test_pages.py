@@ -1,0 +1,69 @@
+"""`shardviz explain KIND|CAUSE` prints a page of the catalogue, without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+from shardviz import probe_files
+from shardviz.cli import main
+from shardviz.explain.catalogue import CATALOGUE
+from shardviz.explain.finding import Kind
+from shardviz.explain.kinds import KINDS
+from shardviz.explain.pages import is_name, page_of
+
+
+def test_every_kind_has_a_line_and_probes_that_exist():
+    assert set(KINDS) == set(get_args(Kind))
+    for page in KINDS.values():
+        for probe in page.probes:
+            assert probe_files.find(f"bugs/{probe}").path.is_file()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_of_a_kind_lists_its_causes(kind, capsys):
+    assert main(["explain", kind]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(kind)
+    causes = [name for name, cause in CATALOGUE.items() if kind in cause.kinds]
+    assert all(name in out for name in causes)
+
+
+def test_the_page_of_every_cause_has_its_kinds_and_no_field_left_open(capsys):
+    for name in CATALOGUE:
+        page = page_of(name)
+        assert page.title
+        assert not any("{" in text for title, text in page.rows if title == "cause")
+        assert main(["explain", name]) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["misorderd"], ["'misorderd'", "did you mean misordered?"]),
+        (["qqqq"], ["'qqqq'", "the kinds are misordered"]),
+        (["misordered", "--mesh", "tp=2"], ["'misordered'", "mesh", "leave it out"]),
+        (["[12/tp, 12]"], ["--mesh"]),
+    ],
+)
+def test_what_cannot_be_explained_gets_one_line(args, words, capsys):
+    assert main(["explain", *args]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(word in "\n".join(lines) for word in words)
+
+
+def test_a_layout_is_no_name():
+    assert is_name("same-shard")
+    assert not any(map(is_name, ("[12/tp, 12]", "(Shard(0))", "12", "", "Shard(0)")))
+
+
+def test_a_page_is_printed_without_torch():
+    code = (
+        "import sys; from shardviz.cli import main; main(['explain', 'misordered']); assert 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
