@@ -95,9 +95,10 @@ def _before(judge: Callable[..., Any], record: Callable[..., None]) -> Callable[
 
 def _dump(dump: Any) -> None:
     path = dump.files.path
-    _record(("check", "{0}"), (path,), dump.files.run.probe)
+    probe = Path(dump.files.run.probe).stem.removeprefix("case")
+    _record(("check", "{0}"), (path,), probe)
     if (path / "unsharded").is_dir():
-        _record(("diff", "{0}", "{1}"), (path / "unsharded", path), f"{dump.files.run.probe} step".strip())
+        _record(("diff", "{0}", "{1}"), (path / "unsharded", path), f"{probe} step".strip())
 
 
 def _checkpoint(checkpoint: Any, *_: Any) -> None:
