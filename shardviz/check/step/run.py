@@ -34,6 +34,7 @@ from shardviz.check.step.rules.tied import check_tied
 from shardviz.check.step.trace.naming import placed, with_cut
 from shardviz.check.step.training import check_training
 from shardviz.check.step.words import number
+from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
         missing = [name for tensor in steps for name in tensor.names if not _has_reference(dump, tensor.role, name)]
         why = "the unsharded model's step has no tensor of this name"
         yield from (NotChecked(name, why, "step") for name in missing)
+    yield from _not_logged(dump)
     evidence = Evidence(dump, tuple(compared(dump)))
     absent = list(check_no_gradient(evidence))
     yield from check_mean_of_means(evidence)
@@ -85,6 +87,16 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     absent, found = with_cut(evidence, absent, placed(evidence, found))
     yield from absent
     yield from without_consequences(found)
+
+
+def _not_logged(dump: Dump) -> Iterator[NotChecked]:
+    """Yield the values that the unsharded model's step logs and no rank does."""
+    for tensor in dump.at("reference"):
+        for name in tensor.names if tensor.role == "scalar" else ():
+            if name != WHOLE_LOSS and dump.find("step", "scalar", name) is None:
+                yield NotChecked(
+                    name, "the unsharded model's step logs it, and no rank of the sharded step does", "step"
+                )
 
 
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:

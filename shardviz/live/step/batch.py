@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.layout.mesh import Mesh
@@ -21,6 +23,25 @@ Batch = tuple[Any, ...]
 
 DATA_AXES = ("dp", "ddp", "data", "fsdp", "hsdp", "replicate", "shard")
 """Prefixes of the names of mesh axes over which training splits its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a step runs on.
+
+    Attributes:
+        build: Builds the unsharded model, with the values from which the sharded one starts.
+        axes: The axes over which the batch is split, with the dims that they split.
+        batch: The whole batch.
+        parts: The number of equal parts of its rows.
+        dim: The dim that has the rows.
+    """
+
+    build: Callable[[], nn.Module]
+    axes: Mapping[str, int]
+    batch: Batch
+    parts: int
+    dim: int
 
 
 def batch_axes(probe: ModuleType, mesh: Mesh) -> dict[str, int]:

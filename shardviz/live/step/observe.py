@@ -13,6 +13,7 @@ from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.compat import DTensor, asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.comms import Comms
+from shardviz.live.step.returned import Returned, is_array
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.recorded import Trace
 
@@ -32,6 +33,7 @@ class Observed:
     Attributes:
         comms: The collectives.
         outputs: The model's own outputs, run by run; in a pipeline, those of its last stage on this rank.
+        returned: All that these runs returned, whether one tensor or more.
         activations: The first output of each module, by name.
         schedule: The runs of a pipeline's stages, in order.
         trace: What went in and out of every module, and the gradients of that.
@@ -40,6 +42,7 @@ class Observed:
 
     comms: Comms
     outputs: list[torch.Tensor] = field(default_factory=list)
+    returned: list[Returned] = field(default_factory=list)
     activations: dict[str, Local] = field(default_factory=dict)
     schedule: list[StageRecord] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
@@ -87,7 +90,9 @@ def _keep_values(seen: Observed, inner: nn.Module, last: nn.Module, followed: Fo
 
 def _keep_output(seen: Observed) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        if torch.is_tensor(output) and not seen.asking:
+        if not seen.asking:
+            seen.returned.append(Returned.of(output))
+        if torch.is_tensor(output) and not seen.asking and is_array(output):
             seen.outputs.append(output.detach())
 
     return keep

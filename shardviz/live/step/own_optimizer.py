@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.live.capture.agreement import attempted
 from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.step.kept_states import differing, kept_by
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 
@@ -14,12 +15,17 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
+    from shardviz.live.step.kept_states import Kept
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 
 
-def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> list[Local]:
-    """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights."""
+def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[Local], Kept | None]:
+    """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights.
+
+    Returns:
+        The tensors; and what the optimizer keeps besides, None if it could not step.
+    """
     model, buffers = reference.model, _buffers_after(reference)
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
         what, seen = "optimizer of the unsharded model", reference.step.seen
@@ -28,8 +34,8 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> list[Local]:
             on.capture.not_checked.append(("", f"the {what}: {failed}"))
         else:
             params = [local for local in local_tensors(model) if local.role == "param"]
-            return [*params, *optimizer_states(own, model, params), *buffers]
-    return buffers
+            return [*params, *optimizer_states(own, model, params), *buffers], kept_by(own, model)
+    return buffers, None
 
 
 def _buffers_after(reference: UnshardedStep) -> list[Local]:
@@ -40,9 +46,16 @@ def _buffers_after(reference: UnshardedStep) -> list[Local]:
 
 
 def updated_shards(
-    on: ProbeOnRank, model: nn.Module, before: list[Local], step: StepResult, *, is_compared: bool
+    on: ProbeOnRank, model: nn.Module, before: list[Local], step: StepResult, unsharded: Kept | None
 ) -> tuple[list[Local], list[Local]]:
     """Let the optimizer step. A probe without an optimizer gets Adam, and only Adam's state is kept.
+
+    Args:
+        on: The probe.
+        model: The sharded model.
+        before: Its tensors before the step.
+        step: The step.
+        unsharded: What the unsharded model's optimizer keeps besides tensors; None if it could not step.
 
     Returns:
         The tensors with the gradients to check; and the optimizer's state with the updated weights.
@@ -52,7 +65,7 @@ def updated_shards(
     before = copied_gradients(before)
     own, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.seen), on.job.folder, "optimizer")
     if own is None:
-        if is_compared:
+        if unsharded is not None:
             on.capture.raised.append(("optimizer", failed))
         else:
             alone = ("", f"the optimizer of the unsharded model: {failed}")
@@ -62,5 +75,7 @@ def updated_shards(
     after = list(local_tensors(unwrapped(model), on.job.mesh))
     update = update_of(own, unwrapped(model), before, after)
     on.capture.not_checked += [("", why) for why in update.not_checked]
+    if unsharded is not None:
+        on.capture.not_checked += [("", why) for why in differing(kept_by(own, unwrapped(model)), unsharded)]
     on.capture.not_stepped += update.not_stepped
     return distinct_gradients(before, after), update.tensors

@@ -13,9 +13,18 @@ from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat import clean_name, held_back
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step import evidence, placing
-from shardviz.live.step.batch import batch_axes, num_parts, own_batch, row_axes, unnamed_batch_axes, whole_batch
+from shardviz.live.step.batch import (
+    Setting,
+    batch_axes,
+    num_parts,
+    own_batch,
+    row_axes,
+    unnamed_batch_axes,
+    whole_batch,
+)
 from shardviz.live.step.masks import Mask, Masks, mask_records
 from shardviz.live.step.output_dims import merged_dims
+from shardviz.live.step.outputs import add_outputs, outputs_again
 from shardviz.live.step.own_optimizer import updated_reference, updated_shards
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
@@ -28,14 +37,14 @@ from shardviz.live.step.update import copied_gradients
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    import torch
     from torch import nn
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
+    from shardviz.live.step.kept_states import Kept
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.trace.judged import Judged
     from shardviz.live.step.unsharded.step import UnshardedStep
@@ -75,25 +84,6 @@ class Failed:
     text: str
     unsharded: Exception | None = None
     is_everywhere: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a step runs on.
-
-    Attributes:
-        build: Builds the unsharded model, with the values from which the sharded one starts.
-        axes: The axes over which the batch is split, with the dims that they split.
-        batch: The whole batch.
-        parts: The number of equal parts of its rows.
-        dim: The dim that has the rows.
-    """
-
-    build: Callable[[], nn.Module]
-    axes: Mapping[str, int]
-    batch: Batch
-    parts: int
-    dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +158,9 @@ class ProbeStep:
         if self.on.capture.rank == 0:
             add_sketches(self.on.capture, reference, drawn)
             self.on.capture.noise += noise_of(reference, moved) if moved is not None else ()
-        self._compare(model, step, reference, setting)
+        held = self._compare(model, step, reference, setting)
         if not reference.training:
-            self._add_training(own, setting.axes, reference.step.output, built)
+            self._add_training(own, setting.axes, reference, built, held)
             self._add_masks(own, setting.batch, built)
         return None
 
@@ -211,17 +201,17 @@ class ProbeStep:
             return Failed(f"the unsharded model raised {next(filter(None, errors))}", failure, all(errors))
         return reference
 
-    def _compare(self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting) -> None:
-        """Capture both steps, each with what its optimizer makes of the weights."""
+    def _compare(self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
+        """Capture both steps, each with what its optimizer makes of the weights; return outputs besides one tensor."""
         probe, capture, mesh = self.on.probe, self.on.capture, self.on.job.mesh
         if unnamed := unnamed_batch_axes(probe, mesh):
             over = ", ".join(unnamed)
             self._note(f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES")
         unsharded = copied_gradients(list(local_tensors(reference.model)))
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
-        update = updated_reference(self.on, reference)
-        is_compared = any(one.role == "param" for one in update)
-        self._add_step(model, step, reference.step, setting.axes, is_compared=is_compared)
+        update, kept = updated_reference(self.on, reference)
+        self._add_step(model, step, reference.step, setting.axes, kept)
+        held = add_outputs(self.on, step, reference, setting)
         if capture.rank == 0:
             after = [*gradients(unsharded), *results(reference.step, mesh, {})]
             if reference.is_mean_of_means and reference.whole is not None:
@@ -233,6 +223,7 @@ class ProbeStep:
                 capture.add_values(replace(local, claim=None, grad=None), "updated")
             for local in of_parts:
                 capture.add_values(replace(local, claim=None), "reference")
+        return held
 
     def _judge(self, step: StepResult) -> Callable[[UnshardedStep], Judged]:
         """Return what judges the sharded step's modules beside a reference's."""
@@ -244,7 +235,12 @@ class ProbeStep:
         self.on.capture.not_checked += [("", note) for note in notes]
 
     def _add_training(
-        self, own: Batch, axes: Mapping[str, int], whole: torch.Tensor | None, built: Callable[[], nn.Module]
+        self,
+        own: Batch,
+        axes: Mapping[str, int],
+        reference: UnshardedStep,
+        built: Callable[[], nn.Module],
+        held: Sequence[Local],
     ) -> None:
         """Record a step of a model that draws random numbers as it trains: its copies, at least, must be equal."""
         model = self.on.initialized(self.on.parallelized(built()))
@@ -253,7 +249,8 @@ class ProbeStep:
             self.on.capture.not_checked.append(("", f"the step in training mode: {failed}"))
             return
         of_step = gradients(self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh)))
-        for local in [*of_step, *results(replace(step, logged={}), self.on.job.mesh, axes, whole)]:
+        of_step += results(replace(step, logged={}), self.on.job.mesh, axes, reference.step.output)
+        for local in [*of_step, *outputs_again(held, step, reference)]:
             self.on.capture.add_values(local, "training")
 
     def _add_masks(self, own: Batch, batch: Batch, built: Callable[[], nn.Module]) -> None:
@@ -285,14 +282,14 @@ class ProbeStep:
         )
 
     def _add_step(
-        self, model: nn.Module, step: StepResult, reference: StepResult, axes: Mapping[str, int], *, is_compared: bool
+        self, model: nn.Module, step: StepResult, reference: StepResult, axes: Mapping[str, int], kept: Kept | None
     ) -> None:
         """Record a sharded step: its gradients, optimizer state, outputs and collectives."""
         own = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
-        kept = {id(param) for param in held_back(unwrapped(model))}
+        without = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
-        self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in kept]
-        locals_, of_optimizer = updated_shards(self.on, model, own, step, is_compared=is_compared)
+        self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
+        locals_, of_optimizer = updated_shards(self.on, model, own, step, kept)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
             why = f"the output: the model ran {times}"

@@ -41,13 +41,15 @@ from shardviz.live.step.output_dims import output_dims
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
+    from shardviz.live.step.returned import Returned
 
 Stages = Mapping[int, "nn.Module"]
 
@@ -67,15 +69,17 @@ class StepResult:
         runs: How often the model ran for that output; micro-batches that make up the batch are one run.
         sizes: The shape of the first tensor of the batch that it ran on, which shows where an output has its dims.
         clips: The calls by which it clipped its gradients.
+        returned: All that the model returned, call by call; empty where the output is not this rank's.
     """
 
     loss: torch.Tensor
     output: torch.Tensor | None
-    logged: Mapping[str, Any]
+    logged: Mapping[str, torch.Tensor]
     seen: Observed
     runs: int = 1
     sizes: tuple[int, ...] = ()
     clips: tuple[Clip, ...] = ()
+    returned: tuple[Returned, ...] = ()
 
 
 def stages_of(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> Stages:
@@ -136,7 +140,8 @@ def sharded_step(
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)
     sizes = next((tuple(tensor.shape) for tensor in tensors_in(batch) if tensor.ndim), ())
-    return StepResult(loss.detach(), output, logged, seen, runs, sizes, clips.of_step())
+    returned = tuple(seen.returned) if has_output else ()
+    return StepResult(loss.detach(), output, logged, seen, runs, sizes, clips.of_step(), returned)
 
 
 def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:
@@ -155,10 +160,30 @@ def _output(seen: Observed, batch: Batch, *, is_pipeline: bool) -> tuple[torch.T
     return (torch.cat(outputs), 1) if is_pipeline or in_parts else (outputs[-1], len(outputs))
 
 
-def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:
+def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, torch.Tensor]:
     """Return the values that the training loop would print, by name; a single number is named `log`."""
     logged = probe.log(model, as_written(batch), loss) if hasattr(probe, "log") else {}
-    return logged if isinstance(logged, Mapping) else {"log": logged}
+    return dict(_values_in(logged if isinstance(logged, Mapping) else {"log": logged}))
+
+
+def _values_in(logged: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield logged values by name, those of dicts within dicts by both names; a None is not a value.
+
+    Raises:
+        ProbeError: A value is neither a tensor nor made of numbers.
+    """
+    for key, value in logged.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _values_in(value, f"{name}.")
+        elif torch.is_tensor(value):
+            yield name, value
+        elif value is not None:
+            try:
+                yield name, torch.tensor(value, dtype=torch.float64)
+            except (TypeError, ValueError, RuntimeError) as error:
+                given = f"log() returned a value of class {type(value).__name__} under {name!r}"
+                raise ProbeError(given, "return tensors and numbers, which can be compared") from error
 
 
 def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -183,11 +208,11 @@ def _loss(loss: Any, function: str) -> torch.Tensor:
     """Return what a probe's `loss` or `step` returned.
 
     Raises:
-        ProbeError: It is not a tensor, or `loss` returned one of several numbers.
+        ProbeError: It is not a tensor of one number.
     """
     if not torch.is_tensor(loss):
         given = "None" if loss is None else type(loss).__name__
-    elif function == "loss" and loss.numel() != 1:
+    elif loss.numel() != 1:
         given = f"a tensor of shape {tuple(loss.shape)}"
     else:
         return loss
@@ -206,22 +231,33 @@ def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.
         axes: The axes over which the batch is split, with the dims that they split.
         whole: The unsharded model's output, which shows where the batch's dims are.
     """
-    found = [_claimed("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
+    found = [claimed_as("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
     if step.output is not None:
-        found.append(_claimed("output", "output", step.output, mesh, _of_output(step, whole, axes, mesh)))
+        own, of_all = tuple(step.output.shape), None if whole is None else tuple(whole.shape)
+        due = due_placements(own, of_all, step.sizes, axes, mesh)
+        found.append(claimed_as("output", "output", step.output, mesh, due))
     for name, value in step.logged.items():
-        tensor = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)
-        found.append(_claimed(_logged_as(name), "scalar", tensor.detach(), mesh, {}))
+        found.append(claimed_as(_logged_as(name), "scalar", value.detach(), mesh, {}))
     return found
 
 
-def _of_output(
-    step: StepResult, whole: torch.Tensor | None, axes: Mapping[str, int], mesh: Mesh
+def due_placements(
+    own: tuple[int, ...],
+    whole: tuple[int, ...] | None,
+    sizes: tuple[int, ...],
+    axes: Mapping[str, int],
+    mesh: Mesh,
 ) -> dict[str, Placement]:
-    """Return the placements that an output should have along the batch's axes."""
-    assert step.output is not None
-    own, of_all = tuple(step.output.shape), None if whole is None else tuple(whole.shape)
-    dims = output_dims(own, of_all, step.sizes, num_parts(axes, mesh))
+    """Return the placements that an output should have along the batch's axes.
+
+    Args:
+        own: Its shape on this rank.
+        whole: The unsharded model's, if it has one.
+        sizes: The shape of this rank's part of the batch.
+        axes: The axes over which the batch is split, with the dims that they split.
+        mesh: The run's mesh.
+    """
+    dims = output_dims(own, whole, sizes, num_parts(axes, mesh))
     placements = {dim: Replicate() if at is None else Shard(at) for dim, at in dims.items()}
     return {axis: placements[dim] for axis, dim in axes.items()}
 
@@ -231,7 +267,7 @@ def _logged_as(name: str) -> str:
     return "log.loss" if name == "loss" else name
 
 
-def _claimed(name: str, role: Any, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:
+def claimed_as(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:
     """Claim a tensor's layout on the run's mesh; a DTensor keeps its own claim along the axes of its own mesh."""
     local = of_tensor(name, role, tensor)
     own = dict(zip(local.claim[0].axes, local.claim[1], strict=True)) if local.claim else {}

@@ -23,7 +23,7 @@ from shardviz.check.step.words import claimed_text, finding_of, number
 from shardviz.explain.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -69,6 +69,17 @@ def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Findi
                 found = list(_check(dump, laid_out(dump, tensor, name, wanted, rounding), splitting))
                 yield from found
                 known |= {weight} if found else set()
+    yield from _not_kept(dump, known)
+
+
+def _not_kept(dump: Dump, known: Collection[str]) -> Iterator[NotChecked]:
+    """Yield states that the unsharded model's optimizer keeps of a weight, and no rank of the sharded one."""
+    for tensor in dump.at("updated"):
+        for name in tensor.names if tensor.role == "optim" else ():
+            weight = _weight("optim", name)
+            is_after = dump.find("step", "param", weight) is not None and weight not in known
+            if is_after and dump.find("step", "optim", name) is None:
+                yield NotChecked(name, "the optimizer's state after the step: no rank has it", "step")
 
 
 def _is_bitwise(tensor: Tensor, reference: Tensor, name: str) -> bool:

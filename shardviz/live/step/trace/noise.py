@@ -11,6 +11,7 @@ import torch
 
 from shardviz.dump.records.step import NoiseRecord
 from shardviz.live.capture.locals import local_tensors
+from shardviz.live.step.output_parts import wanted_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,6 +58,10 @@ def noise_of(reference: UnshardedStep, other: UnshardedStep) -> Iterator[NoiseRe
     outputs = reference.step.output, other.step.output
     if outputs[0] is not None and outputs[1] is not None and outputs[0].shape == outputs[1].shape:
         yield _between("output", "output", outputs[0], outputs[1])
+    moved_outputs = wanted_outputs(other)
+    for name, wanted in wanted_outputs(reference).items():
+        if name in moved_outputs and moved_outputs[name].whole.shape == wanted.whole.shape:
+            yield _between("output", name, wanted.whole, moved_outputs[name].whole)
 
 
 def _between(role: Role, name: str, one: torch.Tensor, other: torch.Tensor) -> NoiseRecord:

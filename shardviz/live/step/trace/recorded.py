@@ -18,6 +18,7 @@ import torch
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.compat import clean_name, in_backward, is_compiled
 from shardviz.live.followed import ALL, NONE, Followed
+from shardviz.live.step.returned import is_array
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
@@ -219,5 +220,5 @@ def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _floating(tensors: Any) -> Iterable[torch.Tensor]:
-    found = [tensor for tensor in tensors_in(tensors) if tensor.is_floating_point() and tensor.ndim]
+    found = [tensor for tensor in tensors_in(tensors) if tensor.is_floating_point() and is_array(tensor)]
     return found[:MAX_TENSORS]

@@ -197,7 +197,8 @@ def _stepped(
     outputs = [output for output in seen.outputs if output.ndim]
     output = None if not outputs else torch.cat(outputs, dim) if parts > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
-    step = StepResult(loss, output, logged_by(probe, model, batch, loss), seen, max(len(outputs) // parts, 1))
+    runs, returned = max(len(outputs) // parts, 1), tuple(seen.returned)
+    step = StepResult(loss, output, logged_by(probe, model, batch, loss), seen, runs, returned=returned)
     return UnshardedStep(model, before, step, draws=draws, parts=parts, dim=dim)
 
 

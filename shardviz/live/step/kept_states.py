@@ -1,0 +1,81 @@
+"""What an optimizer keeps besides arrays: step counts, lists, settings of its groups, states that are no parameter's.
+
+Arrays are recorded and compared by `check`. The rest is compared here with what the unsharded model's optimizer keeps.
+A difference is not a finding: nothing says how ranks should share a number that an optimizer keeps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.live.compat import clean_name
+from shardviz.live.step.returned import Returned, numbers_of
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import nn
+
+Kept = dict[str, dict[str, torch.Tensor]]
+"""Values by what they are (`step`, `hist[0]`), and by the name of their parameter, which is empty for a group's."""
+
+MAX_LISTED = 4
+NEAR = 1e-6
+"""How far two values may be apart, relative to the larger one."""
+
+
+def kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> Kept:
+    """Return what an optimizer keeps that is not recorded as a tensor."""
+    own = getattr(optimizer, "optim", optimizer)
+    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
+    found: Kept = {}
+    for key, state in own.state.items():
+        is_of_tensor = isinstance(state, dict) and torch.is_tensor(key)
+        for kind, value in state.items() if is_of_tensor else ((key, state),):
+            if not (is_of_tensor and torch.is_tensor(value) and value.ndim):
+                _add(found, str(kind), names.get(id(key), ""), value)
+    groups = getattr(own, "param_groups", ())
+    for number, group in enumerate(groups):
+        for key, value in group.items():
+            if key != "params" and not isinstance(value, bool):
+                _add(found, f"{key} of group {number} of {len(groups)}", "", value)
+    return found
+
+
+def _add(found: Kept, kind: str, name: str, value: object) -> None:
+    for path, tensor in Returned.of(value).tensors.items():
+        numbers = numbers_of(tensor)
+        if numbers is not None:
+            found.setdefault(kind + path, {})[name] = numbers.cpu()
+
+
+def differing(sharded: Kept, unsharded: Kept) -> Iterator[str]:
+    """Yield what this rank's optimizer keeps and the unsharded model's does not, as reasons why it is not checked.
+
+    Args:
+        sharded: What the sharded model's optimizer keeps on this rank.
+        unsharded: What the unsharded model's optimizer keeps.
+    """
+    for kind, of_params in sharded.items():
+        due = unsharded.get(kind)
+        odd = [name for name, value in of_params.items() if due and not _is_kept(name, value, due)]
+        if odd:
+            of_names = f" of {listed(odd, MAX_LISTED)}" if any(odd) else ""
+            yield (
+                f"the optimizer's {kind}{of_names}: after the step it differs from the unsharded model's, and "
+                "nothing says how ranks share it"
+            )
+
+
+def _is_kept(name: str, value: torch.Tensor, due: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the unsharded model's optimizer keeps a value for a parameter, or for any if it has no such name."""
+    wanted = [due[name]] if name in due else list(due.values())
+    return any(one.shape == value.shape and _is_near(one, value) for one in wanted)
+
+
+def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    largest = float(one.abs().max()) if one.numel() else 0.0
+    return bool(torch.allclose(one.double(), other.double(), rtol=0.0, atol=NEAR * largest, equal_nan=True))

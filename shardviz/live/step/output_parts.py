@@ -1,0 +1,151 @@
+"""What ranks tell each other of a model's outputs: the layouts that their values fit, and numbers for their rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.live.capture.locals import Local
+from shardviz.live.step.returned import joined, named_calls, numbers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from shardviz.layout.candidates import Placements
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.step.unsharded.step import UnshardedStep
+
+EXACT = 1e-9
+"""How near values must be to those of a layout to be laid out so, relative to the largest; then they are judged."""
+
+NARROW = 1e-4
+"""The same at least in a step that computes in float32, or narrower."""
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "avg": lambda stacked: stacked.double().mean(0),
+    "sum": lambda stacked: stacked.sum(0),
+    "max": lambda stacked: stacked.amax(0),
+    "min": lambda stacked: stacked.amin(0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the unsharded model returns under one name.
+
+    Attributes:
+        whole: The values for the whole batch.
+        parts: The same for each part of the batch that it ran on; one for a whole batch.
+    """
+
+    whole: torch.Tensor
+    parts: tuple[torch.Tensor, ...]
+
+    def near(self, precision: float) -> float:
+        """Return how far an element may be from what a layout gives."""
+        finite = self.whole[torch.isfinite(self.whole)].abs().double()
+        largest = float(finite.max()) if finite.numel() else 0.0
+        return (max(NARROW, 4 * precision) if precision else EXACT) * max(largest, EXACT)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a rank tells the others of one of its tensors.
+
+    Attributes:
+        shape: Its shape.
+        fits: The placements that give the rank these values.
+        parts: The values of every micro-batch, if they may be a number for the rank's rows.
+        is_labelled: Whether it is a DTensor, whose placements say how ranks share it.
+        is_loss: Whether it is the number that the step returned as its loss.
+    """
+
+    shape: tuple[int, ...]
+    fits: tuple[Placements, ...] = ()
+    parts: tuple[torch.Tensor, ...] = ()
+    is_labelled: bool = False
+    is_loss: bool = False
+
+
+@dataclass
+class Outputs:
+    """What is compared of a model's outputs, the same tensors on every rank.
+
+    Attributes:
+        held: This rank's values, with their layouts.
+        wanted: The unsharded model's.
+        not_checked: Why others are not compared, by name.
+    """
+
+    held: list[Local] = field(default_factory=list)
+    wanted: list[Local] = field(default_factory=list)
+    not_checked: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, held: Sequence[Local], wanted: torch.Tensor) -> None:
+        """Add a tensor that is compared; `held` is empty on a rank that does not have the output."""
+        self.held += held
+        self.wanted.append(Local(name, "output", tuple(wanted.shape), wanted))
+
+
+def is_near(one: torch.Tensor, other: torch.Tensor, near: float) -> bool:
+    """Whether two tensors of one shape are equal up to a number; NaN and infinity are near to themselves."""
+    return bool(torch.allclose(one.double(), other.double(), rtol=0.0, atol=near, equal_nan=True))
+
+
+def is_loss(parts: Sequence[torch.Tensor], loss: torch.Tensor, near: float) -> bool:
+    """Whether the numbers of some parts of a batch make up a loss: their mean, or their sum."""
+    whole = numbers_of(loss)
+    if whole is None or whole.numel() != 1 or any(part.numel() != 1 for part in parts):
+        return False
+    stacked = torch.stack([part.reshape(()).double().cpu() for part in parts])
+    whole = whole.reshape(()).double().cpu()
+    return is_near(stacked.mean(), whole, near) or is_near(stacked.sum(), whole, near)
+
+
+def num_runs(reference: UnshardedStep) -> int:
+    """Return how often the unsharded model ran on the whole batch, or on each part of it."""
+    return len(reference.step.returned) // reference.parts
+
+
+def wanted_outputs(reference: UnshardedStep) -> dict[str, Wanted]:
+    """Return what the unsharded model returned, by name."""
+    found = {}
+    for name, values in named_calls(reference.step.returned, num_runs(reference)).items():
+        parts = [own for value in values if (own := numbers_of(value)) is not None]
+        whole = joined(parts, reference.dim) if len(parts) == len(values) else None
+        if whole is not None:
+            found[name] = Wanted(whole, tuple(parts))
+    return found
+
+
+def reduction_of(
+    wanted: Wanted, of_ranks: Mapping[int, Offer], mesh: Mesh, batch_axes: Collection[str], precision: float
+) -> str | None:
+    """Return the reduction over the batch's axes that gives every rank the unsharded model's value.
+
+    Args:
+        wanted: The unsharded model's.
+        of_ranks: What every rank has that returns an output.
+        mesh: The run's mesh.
+        batch_axes: The axes that split the batch.
+        precision: The relative precision of the narrowest numbers in the step.
+    """
+    is_shared_out = bool(batch_axes) or any(len(offer.parts) > 1 for offer in of_ranks.values())
+    if not is_shared_out or not all(offer.parts and rank in mesh for rank, offer in of_ranks.items()):
+        return None
+    groups: dict[tuple[int, ...], list[tuple[torch.Tensor, ...]]] = {}
+    for rank, offer in of_ranks.items():
+        coords = zip(mesh.axes, mesh.coord_of(rank), strict=True)
+        groups.setdefault(tuple(at for axis, at in coords if axis not in batch_axes), []).append(offer.parts)
+    near = wanted.near(precision)
+    for op, reduced in REDUCTIONS.items():
+        due = reduced(torch.stack(wanted.parts).cpu().double())
+        for group in groups.values():
+            own = reduced(torch.stack([reduced(torch.stack(parts).double()) for parts in group]))
+            if own.shape != due.shape or not is_near(own, due, near):
+                break
+        else:
+            return op
+    return None

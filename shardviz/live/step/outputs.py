@@ -1,0 +1,298 @@
+"""Compare every tensor that a model returns besides a single array with the unsharded model's, by its path.
+
+Nothing says how ranks share a plain tensor of a tuple, so its values decide: it has the placements that give every rank
+its values. A statistic of each rank's rows (a count, an auxiliary loss) is right if its sum, mean, max or min over the
+batch's axes is the unsharded model's, or if the unsharded model returns it for that rank's rows. Any other tensor has
+the layout that an output should have; if its shape contradicts that layout, it is not checked.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.layout.candidates import placements_of
+from shardviz.layout.placements import Partial, Replicate
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.locals import Local
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.compat import DTensor
+from shardviz.live.step.batch import own_batch
+from shardviz.live.step.observe import observed
+from shardviz.live.step.output_parts import (
+    REDUCTIONS,
+    Offer,
+    Outputs,
+    Wanted,
+    is_loss,
+    is_near,
+    num_runs,
+    reduction_of,
+    wanted_outputs,
+)
+from shardviz.live.step.returned import is_split, joined, named_calls, numbers_of
+from shardviz.live.step.step import claimed_as, due_placements, loss_of
+from shardviz.live.step.trace.fitting import part_of
+from shardviz.text import counted, named_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from shardviz.layout.candidates import Placements
+    from shardviz.live.probe import ProbeOnRank
+    from shardviz.live.step.batch import Setting
+    from shardviz.live.step.step import StepResult
+    from shardviz.live.step.unsharded.step import UnshardedStep
+
+MAX_LISTED = 8
+MAX_EXCHANGED = 1 << 12
+"""Numbers that are of each rank's rows have no more elements than this."""
+
+UNREADABLE = "its values are not a plain array of numbers (sparse or nested), or not of one shape in every run"
+OF_ROWS = (
+    "the ranks' values are not the unsharded model's, and neither are their mean, sum, max or min over the batch's axes"
+)
+NARROW_INTEGERS = "its integers differ from the unsharded model's, and in narrow numbers rounding may choose others"
+WHOLE_OUTPUT = (
+    "the ranks' values are no parts of the unsharded model's, and whole_output() in the probe puts one tensor together"
+)
+NEVER_CALLED = "the sharded step never calls the model as a whole, and the unsharded step does"
+UNREAD = "shardviz finds no tensors in an object of class"
+TOO_MANY = "the first of them are compared"
+
+
+def add_outputs(on: ProbeOnRank, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
+    """Record what the model returned besides one tensor, and return this rank's part. Every rank calls this."""
+    narrow = [torch.finfo(dtype).eps for dtype in step.seen.comms.narrowed_to]
+    precision = max(of_all_ranks(max([reference.precision, *narrow])))
+    found = Comparison(on, step, reference, setting, precision).outputs()
+    on.capture.not_checked += [("", f"{name}: {why}") for name, why in found.not_checked.items()]
+    for local in found.held:
+        on.capture.add_values(local, "step")
+    for local in found.wanted if on.capture.rank == 0 else ():
+        on.capture.add_values(local, "reference")
+    return found.held
+
+
+def outputs_again(held: Sequence[Local], step: StepResult, reference: UnshardedStep) -> Iterator[Local]:
+    """Yield the same outputs of another step of the sharded model, for as many as it returns in the same shape."""
+    mine = named_calls(step.returned, num_runs(reference))
+    for local in held:
+        values = [numbers_of(value) for value in mine.get(local.name, ())]
+        if len(values) == 1 and values[0] is not None and values[0].shape == local.values.shape:
+            yield replace(local, values=values[0])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outputs of one step and of the unsharded model's.
+
+    Attributes:
+        on: The probe on this rank.
+        step: The sharded step.
+        reference: The unsharded model's.
+        setting: What both ran on.
+        precision: The relative precision of the narrowest numbers in either step on any rank; 0 in float64.
+    """
+
+    on: ProbeOnRank
+    step: StepResult
+    reference: UnshardedStep
+    setting: Setting
+    precision: float
+
+    @property
+    def runs(self) -> int:
+        """How often the unsharded model ran on the whole batch, or on each part of it."""
+        return num_runs(self.reference)
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes that split the batch."""
+        return tuple(axis for axis in self.setting.axes if self.on.job.mesh.axis_size(axis) > 1)
+
+    def outputs(self) -> Outputs:
+        """Lay out every tensor that either model returns. Every rank calls this."""
+        found, wants = Outputs(), wanted_outputs(self.reference)
+        unsharded = named_calls(self.reference.step.returned, self.runs)
+        mine, why = self._mine() if self.step.returned else ({}, "")
+        offers = {name: self._offer(values, wants.get(name)) for name, values in mine.items()}
+        told = enumerate(of_all_ranks((offers, why) if self.step.returned else None))
+        of_all = {rank: own for rank, own in told if own is not None}
+        reasons = [own[1] for own in of_all.values() if own[1]] or ([] if of_all else [NEVER_CALLED])
+        if reasons:
+            found.not_checked |= {"the output": reasons[0]} if self._is_silent(unsharded, of_all) else {}
+            return found
+        unplaced = {}
+        for name in dict.fromkeys([*unsharded, *(name for own, _ in of_all.values() for name in own)]):
+            of_ranks = {rank: own[name] for rank, (own, _) in of_all.items() if name in own}
+            if (
+                of_ranks
+                and name in wants
+                and self._is_unsharded_loss(wants[name])
+                and all(map(_is_loss, of_ranks.values()))
+            ):
+                continue  # it is compared as the loss
+            if name not in unsharded:
+                found.not_checked[name] = "the unsharded model returns nothing there"
+            elif lacking := [rank for rank in of_all if rank not in of_ranks]:
+                who = f"on {named_ranks(lacking, MAX_LISTED)}" if of_ranks else "on any rank"
+                found.not_checked[name] = f"the sharded model returns no tensor there {who}"
+            elif name not in wants or None in of_ranks.values():
+                found.not_checked[name] = UNREADABLE
+            elif why := self._place(found, name, wants[name], _present(of_ranks), mine.get(name, ())):
+                unplaced[name] = why
+        found.not_checked |= self._not_of_rows(unplaced, mine)
+        for returned in self.step.returned[:1]:
+            found.not_checked |= {f"output{at}": f"{UNREAD} {kind}" for at, kind in returned.unread.items()}
+            if returned.num_left_out:
+                found.not_checked["the output"] = f"{counted(returned.num_left_out, 'more tensor')}: {TOO_MANY}"
+        return found
+
+    def _is_silent(self, unsharded: Collection[str], of_all: Collection[int]) -> bool:
+        """Whether there is an output that cannot be compared, and nothing says so yet."""
+        return bool(unsharded) or (not of_all and self.reference.step.output is not None)
+
+    def _mine(self) -> tuple[dict[str, list[torch.Tensor]], str]:
+        """Return this rank's tensors, each for every micro-batch, by name; or why they cannot be told apart."""
+        calls, runs = self.step.returned, self.runs
+        in_turn = len(calls) == runs or not runs
+        if not in_turn and not hasattr(self.on.probe, "STAGE_AXES") and not self._is_in_parts():
+            return {}, f"the model ran {len(calls)} times per step, but the unsharded model ran {runs} times"
+        return named_calls(calls, runs or 1), ""
+
+    def _is_in_parts(self) -> bool:
+        """Whether the calls made up this rank's part of the batch, one after the other."""
+        calls, rows = self.step.returned, self.step.sizes[0] if self.step.sizes else 0
+        sizes = [
+            [len(call.tensors[path]) for call in calls if path in call.tensors]
+            for path, tensor in calls[0].tensors.items()
+            if tensor.ndim
+        ]
+        return self.runs == 1 and any(own[-1] != rows == sum(own) for own in sizes)
+
+    def _offer(self, values: Sequence[torch.Tensor], wanted: Wanted | None) -> Offer | None:
+        """Return what this rank tells the others of a tensor; None if its numbers cannot be read."""
+        parts = [own for value in values if (own := numbers_of(value)) is not None]
+        own = joined(parts, 0) if len(parts) == len(values) else None
+        if own is None or wanted is None:
+            return None
+        loss = is_loss(parts, self.step.loss, wanted.near(self.precision))
+        if len(values) == 1 and is_split(values[0]):
+            shape = tuple(values[0].shape)
+            is_labelled = shape != tuple(wanted.whole.shape) or not self._is_of_rows(values[0])
+            return Offer(shape, is_labelled=is_labelled, is_loss=loss)
+        may_be_of_rows = parts[0].shape == wanted.parts[0].shape and parts[0].numel() <= MAX_EXCHANGED
+        of_rows = tuple(part.cpu() for part in parts) if may_be_of_rows else ()
+        is_one = len(parts) == 1 or own.ndim > 0 or all(torch.equal(part, own) for part in parts)
+        fits = tuple(self._fitting(own, wanted)) if is_one else ()
+        return Offer(tuple(own.shape), fits, of_rows, is_loss=loss)
+
+    def _is_unsharded_loss(self, wanted: Wanted) -> bool:
+        return is_loss(wanted.parts, self.reference.step.loss, wanted.near(self.precision))
+
+    def _fitting(self, own: torch.Tensor, wanted: Wanted) -> Iterator[Placements]:
+        """Yield the placements that give this rank the values that it has, fewest splits first."""
+        shape, near = tuple(wanted.whole.shape), wanted.near(self.precision)
+        for placements, region in placements_of(shape, tuple(own.shape), self.on.job.mesh, self.on.capture.rank):
+            if is_near(own, part_of(wanted.whole, region), near):
+                yield placements
+
+    def _is_of_rows(self, tensor: torch.Tensor) -> bool:
+        """Whether axes that split the batch are outside a DTensor's mesh, so that each rank may have its rows' own."""
+        assert isinstance(tensor, DTensor)
+        own = plain_mesh(tensor.device_mesh).axes
+        return any(axis not in own for axis in self.batch_axes)
+
+    def _place(
+        self,
+        found: Outputs,
+        name: str,
+        wanted: Wanted,
+        of_ranks: Mapping[int, Offer],
+        values: Sequence[torch.Tensor],
+    ) -> str:
+        """Add a tensor with its layout, the same on every rank; return why not if nothing shows one."""
+        offers, mesh, shape = list(of_ranks.values()), self.on.job.mesh, tuple(wanted.whole.shape)
+        if all(offer.is_labelled for offer in offers):
+            found.add(name, [self._claimed(name, value, wanted) for value in values], wanted.whole)
+            return ""
+        own = joined([part for value in values if (part := numbers_of(value)) is not None], 0)
+        if fits := [one for one in offers[0].fits if all(one in offer.fits for offer in offers)]:
+            if bool(torch.isfinite(wanted.whole).all()):
+                held = [] if own is None else [Local(name, "output", shape, own, (mesh, fits[0]))]
+                found.add(name, held, wanted.whole)
+            return ""
+        if (op := reduction_of(wanted, of_ranks, mesh, self.batch_axes, self.precision)) is not None:
+            by_axis = [Partial(op) if axis in self.batch_axes else Replicate() for axis in mesh.axes]
+            mine = [REDUCTIONS[op](torch.stack([*of_ranks[self.on.capture.rank].parts]))] if values else []
+            locals_ = [Local(name, "output", tuple(one.shape), one, (mesh, tuple(by_axis))) for one in mine]
+            found.add(name, locals_, REDUCTIONS[op](torch.stack(wanted.parts)))
+            return ""
+        if why := self._doubt(wanted, offers):
+            return why
+        found.add(name, [] if own is None else [self._claimed(name, own, wanted)], wanted.whole)
+        return ""
+
+    def _doubt(self, wanted: Wanted, offers: Sequence[Offer]) -> str:
+        """Return why values that are not the unsharded model's may still be right; empty if they are an output's."""
+        shape = tuple(wanted.whole.shape)
+        if hasattr(self.on.probe, "whole_output"):
+            return WHOLE_OUTPUT
+        is_shared_out = bool(self.batch_axes) or any(len(offer.parts) > 1 for offer in offers)
+        if is_shared_out and any(offer.shape == shape or self._is_of_part(offer, wanted) for offer in offers):
+            return OF_ROWS
+        due = [self._claimed("", torch.empty(offer.shape, device="meta"), wanted).shape for offer in offers]
+        if any(one != shape for one in due):
+            return f"no placements give a rank {list(offers[0].shape)} of the unsharded model's {list(shape)}"
+        is_narrow = self.reference.moved is not None and not wanted.whole.is_floating_point()
+        return NARROW_INTEGERS if is_narrow else ""
+
+    def _is_of_part(self, offer: Offer, wanted: Wanted) -> bool:
+        """Whether a shape is that of each part of the batch, and has not the part's rows."""
+        has_rows = offer.shape[:1] == self.step.sizes[:1]
+        return len(wanted.parts) > 1 and offer.shape == tuple(wanted.parts[0].shape) and not has_rows
+
+    def _claimed(self, name: str, tensor: torch.Tensor, wanted: Wanted) -> Local:
+        """Return a tensor with the layout of an output."""
+        axes, mesh = self.setting.axes, self.on.job.mesh
+        due = due_placements(tuple(tensor.shape), tuple(wanted.whole.shape), self.step.sizes, axes, mesh)
+        return claimed_as(name, "output", tensor, mesh, due)
+
+    def _not_of_rows(self, unplaced: Mapping[str, str], mine: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
+        """Return those that are not what the unsharded model returns for each rank's rows. Every rank calls this."""
+        if not unplaced:
+            return {}
+        theirs = self._on_own_rows()
+        equal = {name for name in unplaced if self._is_equal(mine.get(name, ()), theirs.get(name, ()))}
+        of_all = [one for one in of_all_ranks(equal if self.step.returned else None) if one is not None]
+        held = set.intersection(*of_all) if of_all else set()
+        return {name: why for name, why in unplaced.items() if name not in held}
+
+    def _is_equal(self, mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
+        if len(mine) != 1 or len(theirs) != 1 or is_split(mine[0]):
+            return False
+        own, due = numbers_of(mine[0]), numbers_of(theirs[0])
+        if own is None or due is None or own.shape != due.shape:
+            return False
+        return is_near(own, due, Wanted(due, (due,)).near(self.precision))
+
+    def _on_own_rows(self) -> dict[str, list[torch.Tensor]]:
+        """Return what the unsharded model returns for this rank's part of the batch; nothing if it cannot run on it."""
+        own = own_batch(self.setting.batch, self.setting.axes, self.on.device_mesh)
+        model = self.reference.mode(self.setting.build())
+        torch.manual_seed(2)
+        with torch.no_grad(), observed(model) as seen, suppress(Exception):
+            loss_of(self.on.probe, model, own)
+        return named_calls(seen.returned, self.runs)
+
+
+def _is_loss(offer: Offer | None) -> bool:
+    return offer is not None and offer.is_loss
+
+
+def _present(offers: Mapping[int, Offer | None]) -> dict[int, Offer]:
+    return {rank: offer for rank, offer in offers.items() if offer is not None}

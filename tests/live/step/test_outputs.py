@@ -1,0 +1,286 @@
+"""Every tensor that a model returns is compared with the unsharded model's, or not checked by name."""
+
+import pytest
+import torch
+
+from shardviz.cli import main
+from shardviz.live.step.returned import MAX_TENSORS, Returned, named_calls
+from tests.live.probing import HEAD, checked
+
+MODEL = """
+from dataclasses import dataclass
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
+FAULT = ""
+class Cache:
+    def __init__(self, keys): self.layers, self.is_full = [{"keys": keys}], True
+@dataclass
+class Out:
+    y: object
+    more: object
+    cache: object
+    none: object = None
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.fault = nn.Linear(6, 8), nn.Linear(8, 6), ""
+    def off(self, place): return int(self.fault == place)
+    def forward(self, x):
+        h = self.up(x)
+        y = self.down(h.relu())
+        more = [
+            y + self.off("rows"),
+            h + self.off("features"),
+            {"deep": ((y.argmax(-1) + self.off("integers"), None),)},
+            (y > 0) ^ bool(self.off("booleans")),
+            torch.complex(y, y + self.off("complex")),
+            y.square().mean() + self.off("mean"),
+            (y > 0).sum(0) + self.off("counts"),
+            y.abs().max() + self.off("largest"),
+            y.std() + self.off("of rows"),
+            len(x) + self.off("number"),
+            "text",
+            torch.full((4, 4), float("-inf")).triu(1) + self.off("constant"),
+            torch.ones(3 if self.off("shape") else 2),
+            None if self.off("none") else y * 2,
+            *([y] if self.off("extra") else []),
+        ]
+        return Out(y, more, Cache(h * 2 + self.off("object")))
+def build(): return M()
+def parallelize(model, mesh):
+    model.fault = FAULT
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+def loss(model, batch): return model(batch).y.square().mean()
+"""
+
+
+def faulty(place: str) -> str:
+    return MODEL.replace('FAULT = ""', f"FAULT = {place!r}")
+
+
+def test_what_a_right_model_returns_is_in_order(tmp_path):
+    report = checked(MODEL, "dp=2,tp=2", tmp_path)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("rows", "output.more[0]"),
+        ("integers", "output.more[2].deep[0][0]"),
+        ("booleans", "output.more[3]"),
+        ("complex", "output.more[4]"),
+    ],
+)
+def test_a_fault_that_only_one_returned_tensor_has_is_a_finding(place, name, tmp_path):
+    report = checked(faulty(place), "dp=2,tp=2", tmp_path)
+    assert [(finding.kind, finding.tensor) for finding in report.findings] == [("wrong-value", name)]
+    assert report.not_checked == ()
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("features", "output.more[1]: no placements give a rank [6, 4] of the unsharded model's [12, 8]"),
+        ("mean", "output.more[5]: the ranks' values are not the unsharded model's"),
+        ("counts", "output.more[6]: the ranks' values are not the unsharded model's"),
+        ("largest", "output.more[7]: the ranks' values are not the unsharded model's"),
+        ("of rows", "output.more[8]: the ranks' values are not the unsharded model's"),
+        ("number", "output.more[9]: the ranks' values are not the unsharded model's"),
+        ("constant", "output.more[11]: the ranks' values are not the unsharded model's"),
+        ("shape", "output.more[12]: no placements give a rank [3] of the unsharded model's [2]"),
+        ("none", "output.more[13]: the sharded model returns no tensor there on any rank"),
+        ("extra", "output.more[14]: the unsharded model returns nothing there"),
+        ("object", "output.cache.layers[0].keys: no placements give a rank [6, 4]"),
+    ],
+)
+def test_a_returned_tensor_that_no_layout_fits_is_not_checked_by_name(place, why, tmp_path):
+    report = checked(faulty(place), "dp=2,tp=2", tmp_path)
+    assert report.findings == ()
+    (reason,) = [unchecked.why for unchecked in report.not_checked]
+    assert reason.startswith(why)
+
+
+PAIR = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.off = nn.Linear(6, 6), nn.Linear(6, 6), 0.0
+    def forward(self, x): return self.a(x), {returned}
+def build(): return M()
+def parallelize(model, mesh):
+    model.off = 0.5
+    fully_shard(model, mesh=mesh["dp"])
+def loss(model, batch): return sum(one.square().mean() for one in model(batch)[:1])
+"""
+
+
+@pytest.mark.parametrize(("returned", "code"), [("self.b(x) + self.off", 1), ("self.b(x)", 0), ("self.off", 1)])
+def test_strict_fails_for_a_fault_in_what_a_tuple_has(returned, code, tmp_path, capsys):
+    probe = tmp_path / "pair.py"
+    probe.write_text(HEAD + PAIR.replace("{returned}", returned))
+    assert main(["probe", str(probe), "--mesh", "dp=2", "--strict", "-o", str(tmp_path / "dump")]) == code
+    assert ("output[1]" in capsys.readouterr().out) == bool(code)
+
+
+def test_a_sum_that_is_pending_in_a_tuple_is_a_finding(tmp_path):
+    text = """
+from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8, bias=False), nn.Linear(8, 6, bias=False)
+    def forward(self, x):
+        h, weight = self.up(x), self.down.weight
+        weight = weight.to_local() if isinstance(weight, DTensor) else weight
+        return self.down(h), nn.functional.linear(h, weight)
+BATCH_AXES = ()
+def build(): return M()
+def parallelize(model, mesh): parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+def loss(model, batch): return model(batch)[0].square().mean()
+"""
+    (finding,) = checked(text, "tp=2", tmp_path).findings
+    assert (finding.kind, finding.tensor) == ("unreduced-output", "output[1]")
+
+
+IN_TURN = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.off = nn.Linear(6, 6), 0.0
+    def forward(self, x):
+        y = self.a(x)
+        return (y, y + self.off, y.mean() + 0 * self.off)
+def build(): return M()
+def parallelize(model, mesh):
+    model.off = FAULT
+    fully_shard(model, mesh=mesh["dp"])
+def loss(model, batch): return model(batch)[0].square().mean()
+def step(model, batch, mesh):
+    losses = [loss(model, part) / 2 for part in batch.chunk(2)]
+    for one in losses: one.backward()
+    return sum(losses).detach()
+"""
+
+
+@pytest.mark.parametrize(("fault", "tensors"), [(0.0, []), (0.5, ["output[1]"])])
+def test_micro_batches_of_a_tuple_are_put_together(fault, tensors, tmp_path):
+    report = checked(f"FAULT = {fault}\n{IN_TURN}", "dp=2", tmp_path)
+    assert ([finding.tensor for finding in report.findings], report.not_checked) == (tensors, ())
+
+
+TWICE = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.off = nn.Linear(6, 6), 0.0
+    def forward(self, x, off=0.0): return self.a(x) + self.off * off
+def build(): return M()
+def parallelize(model, mesh):
+    model.off = FAULT
+    fully_shard(model, mesh=mesh["dp"])
+def loss(model, batch):
+    model(batch * 2, 1.0)
+    return model(batch).square().mean()
+"""
+
+
+@pytest.mark.parametrize(("fault", "reasons"), [(0.0, 0), (0.5, 1)])
+@pytest.mark.parametrize("axes", [(), ("dp",)])
+def test_a_number_of_each_micro_batch_counts_in_all_of_them(axes, fault, reasons, tmp_path):
+    text = f"FAULT = {fault}\n{IN_TURN}\nBATCH_AXES = {axes}\n"
+    text = text.replace("(y, y + self.off, y.mean() + 0 * self.off)", "(y, y.mean() + self.off * self.count())")
+    text = text.replace(
+        "    def forward",
+        "    def count(self): self.calls = getattr(self, 'calls', -1) + 1; return self.calls\n    def forward",
+    )
+    report = checked(text, "dp=2", tmp_path)
+    assert (report.findings, len(report.not_checked)) == ((), reasons)
+
+
+@pytest.mark.parametrize(("fault", "tensors"), [(0.0, []), (0.5, ["output of call 1"])])
+def test_the_output_of_every_call_is_compared(fault, tensors, tmp_path):
+    report = checked(f"FAULT = {fault}\n{TWICE}", "dp=2", tmp_path)
+    assert ([finding.tensor for finding in report.findings], report.not_checked) == (tensors, ())
+
+
+def test_a_step_that_never_calls_the_model_has_no_output_to_compare(tmp_path):
+    text = """
+def parallelize(model, mesh): pass
+BATCH_AXES = ()
+def loss(model, batch): return model(batch).square().mean()
+def step(model, batch, mesh):
+    loss = model[2](model[1](model[0](batch))).square().mean()
+    loss.backward()
+    return loss
+"""
+    report = checked(text, "dp=2", tmp_path)
+    assert [unchecked.why for unchecked in report.not_checked] == [
+        "the output: the sharded step never calls the model as a whole, and the unsharded step does"
+    ]
+
+
+LOSS = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.factor = nn.Linear(6, 6), 1.0
+    def forward(self, x): return {returned}
+def build(): return M()
+def parallelize(model, mesh):
+    model.factor = 2.0
+    fully_shard(model, mesh=mesh["dp"])
+def loss(model, batch):
+    found = model(batch)
+    return found if torch.is_tensor(found) else found["loss"]
+"""
+
+
+@pytest.mark.parametrize("axes", [(), ("dp",)])
+@pytest.mark.parametrize("returned", ["{}", "{'loss': {}}"])
+def test_a_loss_that_the_model_returns_is_compared_once_as_the_loss(returned, axes, tmp_path):
+    number = "self.a(x).square().mean() * self.factor"
+    text = LOSS.replace("{returned}", returned.replace("{}", number))
+    report = checked(f"{text}\nBATCH_AXES = {axes}\n", "dp=2", tmp_path)
+    assert [(finding.kind, finding.tensor) for finding in report.findings] == [("wrong-scale", "loss")]
+    assert not any("output" in unchecked.why for unchecked in report.not_checked)
+
+
+DRAWN = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+    def forward(self, x):
+        y = self.a(x)
+        return y, y + torch.rand_like(y) if self.training else y
+def build(): return M()
+def parallelize(model, mesh):
+    seed = 1 + mesh.get_local_rank("tp")
+    if FAULT: model.register_forward_pre_hook(lambda *_: torch.manual_seed(seed) and None)
+BATCH_AXES = ()
+def loss(model, batch): return model(batch)[0].square().mean()
+"""
+
+
+@pytest.mark.parametrize(("fault", "tensors"), [(False, []), (True, ["output[1]"])])
+def test_copies_of_a_tuple_agree_in_training_mode(fault, tensors, tmp_path):
+    report = checked(f"FAULT = {fault}\n{DRAWN}", "tp=2", tmp_path)
+    assert [finding.tensor for finding in report.findings] == tensors
+
+
+def test_containers_are_followed_by_path_and_not_without_end():
+    loop: list[object] = [torch.ones(2)]
+    loop.append(loop)
+    assert list(Returned.of({"a": (1, None), "b": loop}).tensors)[:3] == [".a[0]", ".b[0]", ".b[1][0]"]
+    many = Returned.of([torch.ones(1)] * (MAX_TENSORS + 3))
+    assert (len(many.tensors), many.num_left_out) == (MAX_TENSORS, 3)
+    assert Returned.of([object(), (one for one in ())]).unread == {"[0]": "object", "[1]": "generator"}
+
+
+def test_only_an_array_of_the_last_run_is_left_to_the_output():
+    calls = [Returned.of(torch.ones(2)), Returned.of(torch.zeros(2))]
+    assert list(named_calls(calls, 2)) == ["output of call 1"]
+    assert list(named_calls([Returned.of(torch.ones(()))], 1)) == ["output"]
