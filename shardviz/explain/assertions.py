@@ -27,7 +27,9 @@ class CopiesNotClaimed(Cause):
 
 @dataclass(frozen=True)
 class UnexpectedDtype(Cause):
-    """A tensor has another dtype than the test expects, and the layout that it expects.
+    """A tensor has the layout that the test expects, and another dtype.
+
+    A mixed-precision policy, or a cast before or after the wrapper, decides in which dtype parameters are kept.
 
     Attributes:
         dtype: The dtype that is expected.
@@ -43,6 +45,8 @@ class UnexpectedDtype(Cause):
 @dataclass(frozen=True)
 class UnexpectedShape(Cause):
     """The layout that the test expects does not fit the shape of the tensor.
+
+    The model has other sizes than the test was written for, or the pattern of the rule also matches this tensor.
 
     Attributes:
         held: The tensor's own layout.
@@ -86,6 +90,8 @@ class UnexpectedPlainTensor(Cause):
 @dataclass(frozen=True)
 class UnexpectedPlacement(Cause):
     """A tensor has other placements than the test expects.
+
+    Axes in another order, another dim or a missing axis still make a valid layout, so sharding raises nothing.
 
     Attributes:
         placements: What makes the placements that are expected.
@@ -226,6 +232,9 @@ class PartWithoutPlacements(Cause):
 class PartAsReference(Cause):
     """A reference is smaller than the tensor in one dim.
 
+    A reference of one rank's rows, or of a part of the batch, compares equal to nothing that is whole. On the sharded
+    side, copies that are concatenated instead of added make a tensor too long.
+
     Attributes:
         dim: The dim.
         size: The tensor's size there.
@@ -249,7 +258,7 @@ class PartAsReference(Cause):
 
 
 @dataclass(frozen=True)
-class OddElementsComputed(Cause):
+class FewElementsDiffer(Cause):
     """A few elements of a computed tensor are not the reference's, and the others are.
 
     The seed, the weights and most of the batch are right, so one sample, position or row differs.
@@ -264,7 +273,7 @@ class OddElementsComputed(Cause):
 
 
 @dataclass(frozen=True)
-class OddElementsZero(Cause):
+class FewElementsZero(Cause):
     """A few elements of a weight are zero, and the others are the reference's.
 
     The tensor was allocated with zeros and only a part of it was written.
@@ -276,7 +285,7 @@ class OddElementsZero(Cause):
 
 
 @dataclass(frozen=True)
-class OddElementsChanged(Cause):
+class FewElementsChanged(Cause):
     """A few elements of a weight are not the reference's, and the others are.
 
     Something wrote to a part of the tensor: to a slice, to padding, to some rows of an embedding.
@@ -288,8 +297,8 @@ class OddElementsChanged(Cause):
 
 
 @dataclass(frozen=True)
-class ComputedOtherwise(Cause):
-    """A gradient or output differs from the reference's in most elements, and no known mistake explains it.
+class UnexplainedDifference(Cause):
+    """Most elements of a gradient or output differ from the reference's, without a known mistake.
 
     Other weights, another batch or another program all look like this. Comparing weights first, and then modules one by
     one, tells which.
@@ -332,7 +341,7 @@ class OnlyZeros(Cause):
 
 
 @dataclass(frozen=True)
-class ValuesOfSomeRanks(Cause):
+class SomeRanksDiffer(Cause):
     """Some ranks' weights differ from the reference's, and the other ranks' do not.
 
     These ranks alone drew, loaded or changed them: with another seed, from another file, or without the broadcast.
@@ -344,7 +353,7 @@ class ValuesOfSomeRanks(Cause):
 
 
 @dataclass(frozen=True)
-class ValuesOfNoReference(Cause):
+class AllRanksDiffer(Cause):
     """No rank's weights are the reference's.
 
     The two sides do not start from the same weights, or one of them has taken a step.

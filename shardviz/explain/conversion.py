@@ -163,7 +163,7 @@ class RepeatedParts(Cause):
 
 @dataclass(frozen=True)
 class WrongQuantizationScales(Cause):
-    """A weight in eight bits is not the nearest that its scales allow to the other side's weight.
+    """Values in eight bits are not the nearest that their scales allow to the other side's.
 
     Values and scales are two tensors. If one of them comes from another step or is in another order, the product is
     wrong and nothing raises.

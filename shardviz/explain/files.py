@@ -137,7 +137,7 @@ class MixedChunkTypes(Cause):
 
 @dataclass(frozen=True)
 class UntiedCheckpointHead(Cause):
-    """The settings tie the output embedding to the input embedding, but both are saved and differ.
+    """The settings tie the output embedding to the input embedding, but the two differ.
 
     Sharding or a conversion gave the head a parameter of its own, and training changed one of the two. A loader that
     follows the settings uses one of them for both and drops the other without a word.
@@ -180,7 +180,7 @@ class DamagedHeader(Cause):
 
 @dataclass(frozen=True)
 class MixedZeroFiles(Cause):
-    """Buffers in the optimizer files of DeepSpeed's ranks do not have the sizes that the model's file needs.
+    """Buffers of DeepSpeed's ranks do not have the sizes that the model's file needs.
 
     The files of a save all have fixed names, so those of an earlier save with another model stay beside the new ones.
     """

@@ -8,7 +8,7 @@ from shardviz.explain.cause import Cause
 
 
 @dataclass(frozen=True)
-class StepUnlikeOther(Cause):
+class UnexplainedJobStep(Cause):
     """A module's result in one job is not the other job's, and nothing more is known of it.
 
     shardviz looks for the cause at the first module that differs. This is what remains if no rule fits.
@@ -19,10 +19,11 @@ class StepUnlikeOther(Cause):
 
 @dataclass(frozen=True)
 class UnequalLossCounts(Cause):
-    """Ranks divide their losses by different counts, and the mean of these losses is not the loss of the whole batch.
+    """Ranks divide their losses by unequal counts, and the losses are then averaged.
 
-    A mean over the labels that are not ignored counts other numbers on each rank. Averaging the ranks' gradients then
-    weights tokens by the rank that they are on. Every number is finite and nearly right.
+    The mean of the ranks' means is not the loss of the whole batch. A mean over the labels that are not ignored counts
+    other numbers on each rank. Averaging the ranks' gradients then weights tokens by the rank that they are on. Every
+    number is finite and nearly right.
     """
 
     kinds = ("wrong-scale",)
@@ -112,7 +113,7 @@ class MisplacedWeights(Cause):
 
 @dataclass(frozen=True)
 class WeightsDrawnAfterSharding(Cause):
-    """Two runs on different meshes start from different weights, because these were drawn after sharding.
+    """Two runs on different meshes start from weights that were drawn after sharding.
 
     A random tensor that each rank draws for its own shard depends on how many ranks there are. Neither run is wrong.
     """

@@ -269,7 +269,7 @@ def _asking_first(fix: str, doubt: str) -> str:
 
 @dataclass(frozen=True)
 class OutlierCheckpoint(Cause):
-    """A tensor is the same in the checkpoints of earlier and later steps, and different in this one.
+    """A tensor is the same in an earlier and a later checkpoint, and different in this one.
 
     The tensor is frozen, or training had ended for it, so this one checkpoint has it wrong.
 

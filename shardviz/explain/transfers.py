@@ -84,9 +84,10 @@ class WriteIntoCopies(Cause):
 
 @dataclass(frozen=True)
 class SkippedRole(Cause):
-    """No tensor of one role (parameters, buffers, optimizer state) was written, and the others were.
+    """No tensor of one role was written, and the others were.
 
-    A transfer over named_parameters() has no buffers, and one over a module's state_dict no optimizer state.
+    The roles are parameters, buffers and optimizer state. A transfer over named_parameters() has no buffers, and one
+    over a module's state_dict no optimizer state.
 
     Attributes:
         role: `param`, `buffer` or `optim`.
@@ -187,7 +188,7 @@ class PartTakenForWhole(Cause):
 
 
 @dataclass(frozen=True)
-class ResetAfterwards(Cause):
+class ResetWithoutWrite(Cause):
     """A tensor is one number throughout, zero for instance, and what was sent is not.
 
     It was allocated or reset for the transfer, and the write that should follow did not reach it.

@@ -15,16 +15,16 @@ from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.errors import ShardvizError
 from shardviz.explain.assertions import (
-    ComputedOtherwise,
-    OddElementsChanged,
-    OddElementsComputed,
-    OddElementsZero,
+    AllRanksDiffer,
+    FewElementsChanged,
+    FewElementsDiffer,
+    FewElementsZero,
     OnlyZeros,
     PartAsReference,
     PartWithoutPlacements,
+    SomeRanksDiffer,
+    UnexplainedDifference,
     UnrelatedShapes,
-    ValuesOfNoReference,
-    ValuesOfSomeRanks,
     WrongLocalShape,
 )
 from shardviz.layout.ids import region_of
@@ -154,20 +154,20 @@ def _off(one: Compared, far: Far) -> NDArray[np.bool_]:
 def _of_part(one: Compared, far: Far) -> Cause:
     """Return the likely cause of a difference in few elements: neither seed nor file nor batch is another."""
     if one.role not in WEIGHTS:
-        return OddElementsComputed()
+        return FewElementsDiffer()
     if all(not one.reduced[rank][elements].any() for rank, elements in far.items()):
-        return OddElementsZero()
-    return OddElementsChanged()
+        return FewElementsZero()
+    return FewElementsChanged()
 
 
 def _of_values(one: Compared, far: Far) -> Cause:
     """Return the likely cause of a difference that no rule explains, and how to distinguish such causes."""
     ranks = "these ranks" if len(far) < len(one.reduced) else "all ranks"
     if one.role not in WEIGHTS:
-        return ComputedOtherwise(ranks)
+        return UnexplainedDifference(ranks)
     if all(not one.reduced[rank].any() for rank in far):
         return OnlyZeros(ranks)
-    return ValuesOfSomeRanks() if len(far) < len(one.reduced) else ValuesOfNoReference()
+    return SomeRanksDiffer() if len(far) < len(one.reduced) else AllRanksDiffer()
 
 
 def _apart(one: Compared, rank: int) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from shardviz.explain.transfers import (
     PartialWrite,
     PartTakenForWhole,
     ReplacedDtype,
-    ResetAfterwards,
+    ResetWithoutWrite,
     RoundedInTransfer,
     SkippedKey,
     SkippedRanks,
@@ -238,7 +238,7 @@ def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
         number = next((part.why for part in parts if part.why), "")
         what = f"all of its values are {number}" if number else "it has zeros"
         text = f"{what} on {_where(received, name, parts)}, where {words.sender} has other values"
-        return _finding(ResetAfterwards(words.trip), received, name, parts, text)
+        return _finding(ResetWithoutWrite(words.trip), received, name, parts, text)
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     text = f"{count:,} of {size:,} elements are not those of {words.sender} on {_where(received, name, parts)}"
     cause = FileOfAnotherRank() if name in received.each else ChangedInTransfer()

@@ -12,7 +12,7 @@ from shardviz.check.step.run import explained
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number
 from shardviz.explain.finding import Finding
-from shardviz.explain.jobs import StepUnlikeOther, UnequalLossCounts
+from shardviz.explain.jobs import UnequalLossCounts, UnexplainedJobStep
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence, othe
         return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
     ranks = tuple(sorted(call.points))
     name = first.module or "the model itself"
-    base = StepUnlikeOther().finding(name, ranks, f"its step is not that of {other}", generic=True)
+    base = UnexplainedJobStep().finding(name, ranks, f"its step is not that of {other}", generic=True)
     return of_output(evidence, first, base)
 
 
