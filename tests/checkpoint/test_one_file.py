@@ -129,6 +129,7 @@ def test_a_safetensors_file_of_another_save_is_named(tmp_path):
     but = "but 2 of its scales and biases, and nothing of its other files. "
     where = f"What differs is all of a.safetensors of the second {but}"
     assert {outcome.cause for outcome in found} == {where + WholeFileDiffers.why}
+    assert {outcome.to_json()["cause_id"] for outcome in found} == {"whole-file-differs"}
     assert {outcome.verdict for outcome in found} == {"other"}
     of_a_step = compared(one, mixed, [other])
     assert {outcome.verdict for outcome in of_a_step} == {"stale"}

@@ -59,10 +59,10 @@ class Outcome:
         ranks: tuple[int, ...] = (),
     ) -> Outcome:
         """Return it with another verdict, for another cause."""
+        cause, fix = ("", "") if explanation is None else (explanation.cause, explanation.fix)
         named = self.other if other is None else other
-        outcome = replace(self, verdict=verdict, why=why, other=named, ranks=ranks, explanation=explanation)
-        words = ("", "") if explanation is None else (explanation.cause, explanation.fix)
-        return replace(outcome, cause=words[0], fix=words[1])
+        changed = replace(self, verdict=verdict, why=why, cause=cause, fix=fix, other=named, ranks=ranks)
+        return replace(changed, explanation=explanation)
 
     @property
     def cause_id(self) -> str:
