@@ -61,8 +61,9 @@ class Outcome:
         """Return it with another verdict, for another cause."""
         cause, fix = ("", "") if explanation is None else (explanation.cause, explanation.fix)
         named = self.other if other is None else other
-        changed = replace(self, verdict=verdict, why=why, cause=cause, fix=fix, other=named, ranks=ranks)
-        return replace(changed, explanation=explanation)
+        return replace(
+            self, verdict=verdict, why=why, cause=cause, fix=fix, other=named, ranks=ranks, explanation=explanation
+        )
 
     @property
     def cause_id(self) -> str:
