@@ -146,7 +146,7 @@ class PaddedParts(Cause):
 
 
 @dataclass(frozen=True)
-class RepeatedParts(Cause):
+class RepeatedHeads(Cause):
     """One side has every block of a dim several times.
 
     With grouped queries, or more ranks than heads of k and v, a framework repeats heads so that each rank has one. A

@@ -13,7 +13,7 @@ TO_LOAD = (
 
 
 @dataclass(frozen=True)
-class StateNotLoaded(Cause):
+class StateLostInLoad(Cause):
     """The optimizer lacks a state after a load that it had when it was saved.
 
     Optimizers make missing states at the next step, from zero. Training goes on, with a bump in the loss at most.
@@ -41,7 +41,7 @@ class StateOfStatelessParameter(Cause):
 
 
 @dataclass(frozen=True)
-class StepNotLoaded(Cause):
+class StepLostInLoad(Cause):
     """The optimizer's number of steps is not the saved one after a load.
 
     The step is a number beside the moments. A save of tensors alone leaves it out.
@@ -53,7 +53,7 @@ class StepNotLoaded(Cause):
 
 
 @dataclass(frozen=True)
-class SettingNotLoaded(Cause):
+class SettingLostInLoad(Cause):
     """A hyperparameter of the optimizer is not the saved one after a load.
 
     The learning rate and the like are in param_groups, which a save of the states alone leaves out.

@@ -11,10 +11,10 @@ from torch import distributed
 from shardviz.explain.loads import (
     NameLostInLoad,
     ReplacedParameters,
-    SettingNotLoaded,
-    StateNotLoaded,
+    SettingLostInLoad,
+    StateLostInLoad,
     StateOfStatelessParameter,
-    StepNotLoaded,
+    StepLostInLoad,
     ThawedByLoad,
     TieLostInLoad,
 )
@@ -85,10 +85,10 @@ def check_states(saved: Facts, before: Contents, after: Contents, of: Collection
 
 
 CAUSES: Mapping[str, type[Cause]] = {
-    "state": StateNotLoaded,
+    "state": StateLostInLoad,
     "extra": StateOfStatelessParameter,
-    "number": StepNotLoaded,
-    "setting": SettingNotLoaded,
+    "number": StepLostInLoad,
+    "setting": SettingLostInLoad,
     "tie": TieLostInLoad,
     "stranger": ReplacedParameters,
     "name": NameLostInLoad,

@@ -15,7 +15,7 @@ from shardviz.explain.conversion import (
     NarrowedOnTheWay,
     PaddedEnd,
     PaddedParts,
-    RepeatedParts,
+    RepeatedHeads,
 )
 from shardviz.reference.lookup import is_alike
 
@@ -117,7 +117,7 @@ def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -
         once = short.reshape(-1, 1, block, *short.shape[1:])
         if (long.reshape(-1, times, block, *short.shape[1:]) == once).all():
             why = f"{names[is_longer]} has every {block:,} indices of dim {dim} {times} times, one after the other"
-            return Words(why, RepeatedParts(times))
+            return Words(why, RepeatedHeads(times))
     return None
 
 
