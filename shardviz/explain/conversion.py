@@ -60,6 +60,7 @@ class NarrowedOnTheWay(Cause):
     dtype: str
     to: str = ""
     span: str = ""
+    kinds = ("wrong-value",)
     why = "They went through {narrow}."
     how = "keep {dtype}{span}"
 
@@ -77,6 +78,7 @@ class CutOffDigits(Cause):
     a digit is small enough to pass a loose comparison.
     """
 
+    kinds = ("wrong-value",)
     why = "The upper half of each value was taken."
     how = "cast with Tensor.to(torch.bfloat16), which rounds"
 
@@ -92,6 +94,7 @@ class OverflowInFloat16(Cause):
     """
 
     dtype: str
+    kinds = ("wrong-value",)
     why = "{dtype} ends at 65,504."
     how = "save in bfloat16, which has the range of float32, or in the wider type"
 
@@ -103,6 +106,7 @@ class CutOffEnd(Cause):
     A vocabulary that was cut to the size of its tokenizer looks like this, and so does a last shard that was lost.
     """
 
+    kinds = ("missing",)
     why = "The end was cut off."
     how = "keep it, unless it is padding"
 
@@ -119,6 +123,7 @@ class PaddedEnd(Cause):
     """
 
     is_plain: bool
+    kinds = ("wrong-shape",)
     how = "cut the padding off in the conversion, or load it into a model of that size"
 
     @property
@@ -141,6 +146,7 @@ class PaddedParts(Cause):
     """
 
     ranks: int
+    kinds = ("misordered",)
     why = "Each of {ranks} ranks padded its own part, and the padded parts were put one after the other."
     how = "cut each rank's padding off before the parts are joined, or pad the whole at its end"
 
@@ -157,6 +163,7 @@ class RepeatedHeads(Cause):
     """
 
     times: int
+    kinds = ("duplicated",)
     why = "Parts were repeated, as heads of k and v are for the ranks or queries that share them."
     how = "take one of each {times}, or repeat them on load and not in the file"
 
@@ -169,6 +176,7 @@ class WrongQuantizationScales(Cause):
     wrong and nothing raises.
     """
 
+    kinds = ("wrong-value",)
     why = "Values or scales are of another tensor or step, in another order, or the scales are the inverse."
     how = "quantize again, and save values and scales together"
 
@@ -181,6 +189,7 @@ class AveragedWeights(Cause):
     numbers.
     """
 
+    kinds = ("wrong-value",)
     why = (
         "It is a mean of both: checkpoints were averaged, or a change, such as a LoRA, was merged with a smaller scale."
     )
@@ -194,6 +203,7 @@ class AdapterMergedAgain(Cause):
     change, so any number of merges succeeds.
     """
 
+    kinds = ("wrong-value",)
     why = "What was added, such as a LoRA, was merged again or with another scale."
     how = "merge what was added once, with the scale that it was trained with, into weights that do not have it"
 
@@ -209,6 +219,7 @@ class RenumberedLayers(Cause):
     """
 
     what: str
+    kinds = ("foreign",)
     why = "The numbers of {what} were changed."
     how = "number {what} as the first does"
 
@@ -225,6 +236,7 @@ class CollidingNumbers(Cause):
     """
 
     what: str
+    kinds = ("foreign", "missing")
     why = "Some {what} were written several times and others not at all, as where ranks count their own from 0."
     how = "number {what} over all ranks"
 
@@ -241,6 +253,7 @@ class OneSidedTie(Cause):
     """
 
     of_job: bool = False
+    kinds = ("untied",)
     why = "The two are tied in the first, and in the second one of them was changed alone."
     how = "tie them before the save, or leave out the one that is not used"
 
@@ -264,6 +277,7 @@ class UnsavedHead(Cause):
     they are not tied, the head's own weights are lost.
     """
 
+    kinds = ("incomplete",)
     how = "write it too: a loader makes it up, or ties it to the other"
 
 
@@ -281,6 +295,7 @@ class FunctionLeftOut(Cause):
 
     function: str
     in_torch: str = ""
+    kinds = ("misordered",)
     why = "The conversion left out {function}."
     how = "apply {function} in the conversion{in_torch}"
 
@@ -299,6 +314,7 @@ class FunctionReversed(Cause):
 
     function: str
     in_torch: str = ""
+    kinds = ("misordered",)
     why = "The conversion applied {function} the other way round."
     how = "apply {function}{in_torch}"
 
@@ -314,6 +330,7 @@ class FunctionRepeated(Cause):
     """
 
     function: str
+    kinds = ("misordered",)
     why = "The conversion applied {function} twice."
     how = "apply {function} once"
 
@@ -330,6 +347,7 @@ class WrongMapNumber(Cause):
     """
 
     function: str
+    kinds = ("misordered",)
     why = "The conversion has another number in {function}."
     how = "use the numbers of the map"
 
@@ -350,6 +368,7 @@ class PartsJoinedOtherwise(Cause):
     manner: str
     function: str
     dim: int
+    kinds = ("misordered",)
     why = "The conversion joined the parts {manner}."
     how = "join them as {function} along dim {dim}"
 
@@ -361,6 +380,7 @@ class PartsInAnotherOrder(Cause):
     The whole has the same shape in any order.
     """
 
+    kinds = ("misordered",)
     why = "The conversion joined the parts in another order."
     how = "join them in the map's order"
 
@@ -379,6 +399,7 @@ class FusedShardsJoined(Cause):
 
     ranks: int
     dim: int
+    kinds = ("misordered",)
     why = "The fused shards of {ranks} ranks were put behind each other, each with its piece of every part."
     how = "take each rank's shard apart, and join each part's pieces, before the parts, along dim {dim}"
 
@@ -390,6 +411,7 @@ class TransposedInConversion(Cause):
     Some layers store (in, out) and others (out, in). For a square matrix both load.
     """
 
+    kinds = ("misordered",)
     why = "The tensor is transposed."
     how = "transpose it in the conversion"
 
@@ -405,6 +427,7 @@ class RenumberedParts(Cause):
     """
 
     expression: str
+    kinds = ("misordered",)
     why = "The parts were numbered in another order."
     how = "make it as {expression}"
 
@@ -420,5 +443,6 @@ class AnotherSourceTensor(Cause):
     """
 
     expression: str
+    kinds = ("foreign",)
     why = "The conversion took another tensor, or joined them in another order."
     how = "make it as {expression}"

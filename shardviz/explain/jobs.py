@@ -88,6 +88,7 @@ class DifferentWeights(Cause):
     """
 
     of_jobs: bool = False
+    kinds = ("wrong-value",)
     why = "another seed, another order of drawing, or another checkpoint: start both from the same weights"
 
     @property
@@ -108,6 +109,7 @@ class MisplacedWeights(Cause):
     One of them loads or shards rows in another order than its placements say.
     """
 
+    kinds = ("misordered",)
     why = "A loader or the sharding puts rows elsewhere than placements say: shardviz check finds the order"
 
 
@@ -118,6 +120,7 @@ class WeightsDrawnAfterSharding(Cause):
     A random tensor that each rank draws for its own shard depends on how many ranks there are. Neither run is wrong.
     """
 
+    kinds = ("wrong-value",)
     why = (
         "They were drawn after sharding, so that their values depend on the mesh: no step is at fault. To compare the "
         "steps, load the same weights into both"
@@ -135,6 +138,7 @@ class DifferentBatch(Cause):
     """
 
     of_jobs: bool = False
+    kinds = ("wrong-value",)
     why = "another batch: give both runs the same rows"
 
     @property
@@ -155,6 +159,7 @@ class DifferentProgram(Cause):
     Sharding has no part in it. Options, dtypes, kernels and versions of torch change what a module computes.
     """
 
+    kinds = ("wrong-value",)
     why = (
         "both are unsharded models, so no sharding is at fault: another program, other options, another kernel or "
         "another torch"

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from shardviz.explain.cause import Cause
 from shardviz.text import counted, printable
 
-WRITE_AGAIN = "write {odd.file} again, from the step of the others"
+WRITE_AGAIN = "write {file} again, from the step of the others"
 NOT_TRAINED = "its rank did not load or train its parts"
 
 
 @dataclass(frozen=True)
 class OddFile:
-    """One file that has all differences between two checkpoints, or none of them.
+    """One file that has all differences between two checkpoints, or none of them; a cause has it as a field.
 
     Attributes:
         at: Whose file it is: 0 or 1.
@@ -58,16 +58,19 @@ class FileOfAnotherSave(Cause):
     left from an earlier save, or its rank did not take part. The shapes are the same, and it loads.
 
     Attributes:
+        file: The file's name, as it is printed.
         odd: The file, with what was compared.
         side: What its side is called.
         other: What the other side is called.
         ranks: The ranks of a job that may not have loaded it; empty between two checkpoints.
     """
 
+    file: str
     odd: OddFile
     side: str
     other: str
     ranks: str = ""
+    kinds = ("wrong-value",)
     how = WRITE_AGAIN
 
     @property
@@ -90,14 +93,17 @@ class FileOfOtherSide(Cause):
     its rank did not write in one of them.
 
     Attributes:
+        file: The file's name, as it is printed.
         odd: The file, with what was compared.
         side: What its side is called.
         other: What the other side is called, whose save it is of.
     """
 
+    file: str
     odd: OddFile
     side: str
     other: str
+    kinds = ("wrong-value",)
     how = WRITE_AGAIN
 
     @property
@@ -124,6 +130,7 @@ class FileOnEitherSide(Cause):
     side: str
     other: str
     twin: str
+    kinds = ("wrong-value",)
     how = (
         "shardviz check each: where steps of the optimizer differ between files, it names the file; then write that "
         "one again, from the step of the others"
@@ -145,16 +152,19 @@ class FileOfAnotherStep(Cause):
     mixes weights of two steps.
 
     Attributes:
+        file: The file's name, as it is printed.
         odd: The file, with what was compared.
         side: What its side is called.
         other: What the other side is called.
         step: The checkpoint of the other step, as it is printed.
     """
 
+    file: str
     odd: OddFile
     side: str
     other: str
     step: str
+    kinds = ("wrong-value",)
     how = WRITE_AGAIN
 
     @property
@@ -182,6 +192,7 @@ class WholeFileDiffers(Cause):
     side: str
     small: int = 0
     rest: Cause | None = None
+    kinds = ("wrong-value",)
     why = "That file is of another save, or its tensors alone were changed."
     how = "take {file} from the save of the others; compare it with theirs by `shardviz diff`"
 
@@ -214,6 +225,7 @@ class LeftOverFromStep(Cause):
     step: str
     doubt: str = ""
     of_job: bool = False
+    kinds = ("write-not-applied",)
     why = "It was not gathered, written or loaded again after {step}."
     how = "write it again, from the weights of this step"
 
@@ -244,6 +256,7 @@ class TakenFromLaterStep(Cause):
 
     step: str
     doubt: str = ""
+    kinds = ("wrong-value",)
     why = "It was taken from {step}, a later step."
     how = "write it again, from the weights of this step"
 
@@ -278,6 +291,7 @@ class OutlierCheckpoint(Cause):
     """
 
     side: str
+    kinds = ("wrong-value",)
     why = "Only the {side} has it otherwise."
 
 
@@ -289,6 +303,7 @@ class NeverLoaded(Cause):
     it was filled again afterwards.
     """
 
+    kinds = ("write-not-applied",)
     why = (
         "It was never loaded, or was filled afterwards; or the job's dump is of before training, and the checkpoint of "
         "after."
