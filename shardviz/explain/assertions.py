@@ -298,7 +298,7 @@ class FewElementsChanged(Cause):
 
 @dataclass(frozen=True)
 class UnexplainedDifference(Cause):
-    """Most elements of a gradient or output differ from the reference's, without a known mistake.
+    """Most elements of a gradient or output differ from the reference's, and no rule says why.
 
     Other weights, another batch or another program all look like this. Comparing weights first, and then modules one by
     one, tells which.
