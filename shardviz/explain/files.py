@@ -68,7 +68,7 @@ class OverlappingChunks(Cause):
     """Elements of a tensor are in several parts of the checkpoint.
 
     Two ranks saved the same indices, or a second save on a different mesh wrote into the folder of the first. The
-    load takes one of the two values, and which one depends on the order of the files.
+    load takes one of the two values, and which one depends on the order in which parts are read.
     """
 
     kinds = ("duplicated",)
@@ -110,7 +110,8 @@ class UnknownPickledType(Cause):
 class UnlistedChunk(Cause):
     """The metadata has a part of a tensor and does not say which file it is in.
 
-    The metadata was written before all ranks had reported what they stored, as when a save is interrupted.
+    Metadata and files are written at different times. A save that is interrupted in between leaves entries without a
+    file.
     """
 
     kinds = ("incomplete",)

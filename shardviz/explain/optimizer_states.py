@@ -105,8 +105,8 @@ class NegativeSquares(Cause):
 class LostStepCounter(Cause):
     """The optimizer's step is 0 and its moments are not zero.
 
-    Moments and step are separate entries of a state. Without the step, bias correction divides trained moments by a
-    small number, and the first updates after the load are far too large.
+    Moments and step are separate entries of a state. Without the step, bias correction treats trained moments as if
+    they were of the first step, and the updates after the load have a wrong size.
     """
 
     kinds = ("wrong-value",)
