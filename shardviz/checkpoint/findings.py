@@ -16,6 +16,18 @@ from shardviz.checkpoint.optimizer import check_optimizer
 from shardviz.checkpoint.spans import check_spans
 from shardviz.checkpoint.states import check_states
 from shardviz.errors import DumpError
+from shardviz.explain.files import (
+    ChunkOutOfBounds,
+    DamagedChunk,
+    MixedChunkTypes,
+    OverlappingChunks,
+    StaleFileIndex,
+    TruncatedFile,
+    UnknownPickledType,
+    UnlistedChunk,
+    UnsavedShard,
+    UntiedCheckpointHead,
+)
 from shardviz.explain.finding import Finding
 from shardviz.text import counted, listed, natural_key, printable
 
@@ -27,9 +39,6 @@ if TYPE_CHECKING:
 MAX_NAMES = 3
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "tok_embeddings.weight", "word_embeddings.weight", "shared.weight")
 HEADS = ("lm_head.weight", "output.weight", "embed_out.weight")
-
-_COPY = "copy the checkpoint again, and compare the sizes of its files"
-_SAVE = "save the checkpoint again; load none of this one before it is understood"
 
 
 def are_embeddings(one: str, other: str) -> bool:
@@ -78,8 +87,8 @@ def _unread(checkpoint: Checkpoint) -> Iterator[NotChecked]:
 def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     """Yield what the reader of its format found."""
     for one in checkpoint.problems:
-        if one.kind:
-            yield Finding(one.kind, "error", one.name, (), one.text, cause=one.cause, fix=one.fix)
+        if one.explanation is not None:
+            yield one.explanation.finding(one.name, (), one.text)
         else:
             yield NotChecked(one.name, one.text, "run")
 
@@ -103,27 +112,25 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
             has = "is missing" if size is None else f"has {size:,} bytes of at least {max(ends.values()):,}"
             what = f"{printable(file)} {has}: {counted(len(cut), 'entry' if len(cut) == 1 else 'entrie')} in it cannot"
             others = listed((printable(name) for name in cut if name not in checkpoint.names), MAX_NAMES)
-            text, cause = f"{what} be read{': ' * bool(others)}{others}", "A copy or a save that ended early"
-            finding = Finding("incomplete", "error", "", (), text, cause=cause, fix=_COPY)
-            yield of_tensors(finding, [name for name in cut if name in checkpoint.names])
+            text = f"{what} be read{': ' * bool(others)}{others}"
+            yield of_tensors(TruncatedFile().finding("", (), text), [name for name in cut if name in checkpoint.names])
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield tensors that the index names and no file has, or another file than it says, and the other way round."""
     if not checkpoint.indexed:
         return
-    cause = "The index was written for other files, or edited by hand"
     for name, file in checkpoint.indexed.items():
         if checkpoint.file_sizes[file] is not None:
             tensor = checkpoint.tensors.get(name)
             if tensor is None or file not in tensor.files:
                 where = f"{printable(tensor.files[0])} has it" if tensor else "no file has it"
                 text = f"the index says that it is in {printable(file)}, but {where}"
-                yield Finding("incomplete", "error", name, (), text, cause=cause, fix="write the index again")
+                yield StaleFileIndex().finding(name, (), text)
     for name, tensor in checkpoint.tensors.items():
         if name not in checkpoint.indexed:
             text = f"{printable(tensor.files[0])} has it, but the index does not name it: loaders leave it out"
-            yield Finding("incomplete", "error", name, (), text, cause=cause, fix="write the index again")
+            yield StaleFileIndex().finding(name, (), text)
 
 
 def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
@@ -138,29 +145,25 @@ def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
         first = found.outside[0]
         text = f"{len(found.outside)} of {chunks} reach beyond its shape {list(tensor.shape)}: the one at "
         text += f"{list(first.offsets)} has shape {list(first.sizes)}"
-        cause = "Ranks saved shards of another global shape, such as a padded one"
-        yield Finding("wrong-shape", "error", tensor.name, (), text, cause=cause, fix=_SAVE)
+        yield ChunkOutOfBounds().finding(tensor.name, (), text)
     if found.missing:
         where = "not in its only chunk" if len(tensor.chunks) == 1 else f"in none of its {chunks}"
         text = f"{found.missing:,} of {tensor.size:,} elements are {where}, the first at {found.gap}"
-        cause = "A rank did not save its shard, or shards of different runs are in one folder"
-        yield Finding("missing", "error", tensor.name, (), text, cause=cause, fix=_SAVE)
+        yield UnsavedShard().finding(tensor.name, (), text)
     if found.repeated:
         text = f"{found.repeated:,} of {tensor.size:,} elements are in several of its {chunks}, the first at "
         text += f"{found.overlap}: which of them is loaded is chance"
-        cause = "Ranks saved overlapping shards, or files of two saves are in one folder"
-        yield Finding("duplicated", "error", tensor.name, (), text, cause=cause, fix=_SAVE)
+        yield OverlappingChunks().finding(tensor.name, (), text)
 
 
 def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
     """Return that a chunk cannot be read: a tensor subclass is not one of the types that are read as data."""
     if not isinstance(error, UnknownTypeError):
-        return Finding("incomplete", "error", name, (), error.message, cause="A damaged file", fix=_COPY)
+        return DamagedChunk().finding(name, (), error.message)
     if error.is_subclass:
         why = "what is stored of it: a tensor subclass, as quantized weights are, is pickled as code, which is not run"
         return NotChecked(name, why, "run")
-    cause = "It was not written by torch.distributed.checkpoint alone, or was made to run code"
-    return Finding("incomplete", "error", name, (), error.message, cause=cause, fix=error.hint)
+    return UnknownPickledType(error.hint).finding(name, (), error.message)
 
 
 def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> Iterator[Finding | NotChecked]:
@@ -172,7 +175,7 @@ def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> I
     for chunk in tensor.chunks:
         if chunk.place is None:
             text = f"the checkpoint does not say which file has {chunk.region}"
-            yield Finding("incomplete", "error", tensor.name, (), text, cause="A save that ended early", fix=_SAVE)
+            yield UnlistedChunk().finding(tensor.name, (), text)
         elif not (chunk.place.transformed or chunk.place.file in foreign) and _is_there(checkpoint, chunk):
             try:
                 stored = tensor.stored(chunk)
@@ -187,9 +190,7 @@ def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> I
             f"{len(others)} of {counted(len(tensor.chunks), 'chunk')} are not {tensor.dtype} of the shape they claim: "
         )
         text += f"the one at {list(chunk.offsets)} is {has}, not {tensor.dtype}{list(chunk.sizes)}"
-        cause = "Ranks saved the tensor in different element types or shapes"
-        fix = f"cast to torch.{tensor.dtype} on every rank before saving"
-        yield Finding("wrong-shape", "error", tensor.name, (), text, cause=cause, fix=fix)
+        yield MixedChunkTypes(tensor.dtype).finding(tensor.name, (), text)
 
 
 def _is_there(checkpoint: Checkpoint, chunk: Chunk) -> bool:
@@ -214,6 +215,4 @@ def _ties(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         return
     if not same:
         text = f"config.json ties it to {printable(inputs[0])}, but both are saved and they differ"
-        cause = "The tie was lost in training or conversion: one of the two was trained alone"
-        fix = "find out which of them the model used; save that one, or set tie_word_embeddings to false"
-        yield Finding("untied", "error", heads[0], (), text, cause=cause, fix=fix)
+        yield UntiedCheckpointHead().finding(heads[0], (), text)

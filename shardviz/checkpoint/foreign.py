@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.formats.pickled import UnknownTypeError
 from shardviz.errors import DumpError
-from shardviz.explain.finding import Finding
+from shardviz.explain.files import ForeignFile
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
+    from shardviz.explain.finding import Finding
 
     Entries = dict[str, list[tuple[Saved, Chunk]]]
 
@@ -63,9 +64,7 @@ def _finding(file: str, size: int, end: int, entries: list[tuple[Saved, Chunk]])
         f"{printable(file)} has {size:,} bytes, the metadata describes {end:,} of them, and nothing is where it says: "
     )
     text += f"{few} of its {counted(len(entries), 'part')} of tensors were tried"
-    cause = "The file is of another save, with other shards: two saves are in one folder, or files were mixed in a copy"
-    fix = f"take {printable(file)} from the save that the metadata is of; write each save to a folder of its own"
-    finding = Finding("incomplete", "error", "", (), text, cause=cause, fix=fix)
+    finding = ForeignFile(printable(file)).finding("", (), text)
     return of_tensors(finding, dict.fromkeys(tensor.name for tensor, _ in entries))
 
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from shardviz.check.report import NotChecked
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.errors import DumpError
-from shardviz.explain.finding import Finding
+from shardviz.explain.optimizer_states import AbsentState, LostParamGroup, MisshapenState, OrphanState, PartialState
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.explain.finding import Finding
 
 MAX_NAMES = 3
 IN_BUCKETS = (
@@ -212,14 +213,11 @@ def _orphans(optimizer: _Optimizer, before: str, checkpoint: Checkpoint) -> Iter
             key, state = states[0]
             text = f"{printable(state.name)} is optimizer state ({key}, {list(state.shape)}) of a parameter that the "
             text += f"checkpoint does not have: {printable(before + name)}"
-            cause = "The model and its optimizer were saved at different times, or the parameter was renamed"
-            fix = "save both from one state dict, with torch.distributed.checkpoint.state_dict.get_state_dict"
-            yield Finding("foreign", "error", state.name, (), text, cause=cause, fix=fix)
+            yield OrphanState().finding(state.name, (), text)
         for key, state in states:
             if parameter is not None and key in KEYS and state.shape != parameter.shape:
                 text = f"the state has shape {list(state.shape)}, its parameter {list(parameter.shape)}"
-                cause = "The state is of another parameter, or a shard of it was saved as the whole"
-                yield Finding("wrong-shape", "error", state.name, (), text, cause=cause, fix="save both as DTensors")
+                yield MisshapenState().finding(state.name, (), text)
 
 
 def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
@@ -231,9 +229,7 @@ def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
     has = "has" if len(missing) == 1 else "have"
     text = f"{counted(len(missing), 'parameter')} {has} optimizer state, and no group names them: {some}; "
     text += f"the groups name {len(optimizer.grouped):,} others"
-    cause = "A group was lost, with its learning rate and weight decay"
-    fix = "save all of optimizer.state_dict()['param_groups'], as get_state_dict does"
-    yield Finding("incomplete", "error", "", (), text, cause=cause, fix=fix)
+    yield LostParamGroup().finding("", (), text)
 
 
 def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
@@ -245,14 +241,7 @@ def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
             if key in NUMBERS or (key not in OPTIONAL and counts[own] == 1 and counts[fuller] >= SURE):
                 text = f"the optimizer has {listed(sorted(own), MAX_NAMES)} of {printable(name)} and no {key}"
                 text += f"; {counts[fuller]:,} other parameters have one"
-                cause = "Its state was saved only in part, or was put together from another checkpoint"
-                fix = (
-                    "save the whole state of each parameter (torch.distributed.checkpoint.state_dict.get_state_dict); "
-                )
-                fix += "where it was saved whole, copy all files of the checkpoint again, or convert it again from them"
-                yield Finding(
-                    "incomplete", "warning", optimizer.states[name][0][1].name, (), text, cause=cause, fix=fix
-                )
+                yield PartialState().finding(optimizer.states[name][0][1].name, (), text, severity="warning")
 
 
 def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> Iterator[Finding | NotChecked]:
@@ -263,9 +252,7 @@ def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> It
         if name in optimizer.grouped:
             others = f"{len(optimizer.states):,} others have some"
             text = f"the optimizer's groups name it, but there is no state of it; {others}"
-            cause = "A rank did not save its states, or the parameter never had a gradient"
-            fix = "load with care: the optimizer starts this parameter from nothing"
-            yield Finding("incomplete", "warning", before + name, (), text, cause=cause, fix=fix)
+            yield AbsentState().finding(before + name, (), text, severity="warning")
     if missing and not optimizer.grouped:
         some = listed(map(printable, missing), MAX_NAMES)
         why = f"whether {counted(len(missing), 'tensor')} without optimizer state are frozen, or buffers: {some}"

@@ -6,7 +6,7 @@ import math
 import stat
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from shardviz.explain.cause import Cause
 
 MAX_SIZE = 1 << 53
 """The largest number of a shape or of a place in a file that is believed."""
@@ -197,18 +199,14 @@ class Problem:
     """Something that a reader found wrong with a checkpoint while it laid out its files.
 
     Attributes:
-        kind: The kind of finding; empty for what cannot be read, which is a note and not a finding.
         name: The tensor that it is about; empty for the checkpoint.
         text: What is wrong, with the numbers.
-        cause: The most likely cause.
-        fix: What to do.
+        explanation: The most likely cause; None for what cannot be read, which is a note and not a finding.
     """
 
-    kind: Literal["", "incomplete", "wrong-shape", "misordered"]
     name: str
     text: str
-    cause: str = ""
-    fix: str = ""
+    explanation: Cause | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
-from shardviz.explain.finding import Finding
+from shardviz.explain.files import DamagedHeader
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import counted, listed, printable
 
@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.checkpoint.records import Checkpoint
+    from shardviz.explain.finding import Finding
 
     Span = tuple[int, int, str]
 
 MAX_NAMES = 3
-
-_CAUSE = "A header that was damaged, or written by hand"
-_FIX = "write the file again with safetensors, which opens none like this"
 
 
 def check_spans(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
@@ -53,7 +51,7 @@ def _overlaps(file: str, spans: list[Span]) -> Iterator[Finding]:
     for start, stop, name in spans:
         if start < end:
             text = f"bytes {start:,} to {min(end, stop):,} of {printable(file)} are {printable(owner)}'s too"
-            yield Finding("duplicated", "error", name, (), text, cause=_CAUSE, fix=_FIX)
+            yield DamagedHeader().finding(name, (), text, kind="duplicated")
         if stop > end:
             end, owner = stop, name
 
@@ -69,4 +67,4 @@ def _unused(file: str, spans: list[Span], size: int | None) -> Iterator[Finding]
     if holes:
         lost = sum(stop - start for start, stop in holes)
         text = f"{lost:,} bytes of {printable(file)} are of no tensor, the first at byte {holes[0][0]:,}"
-        yield Finding("incomplete", "error", "", (), text, cause=_CAUSE, fix=_FIX)
+        yield DamagedHeader().finding("", (), text, kind="incomplete")

@@ -12,7 +12,13 @@ from shardviz.check.report import NotChecked
 from shardviz.checkpoint.comparing.casts import cast, is_whole
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError
-from shardviz.explain.finding import Finding
+from shardviz.explain.optimizer_states import (
+    EmptyMoments,
+    LostStepCounter,
+    MixedStepFiles,
+    NegativeSquares,
+    NotFiniteState,
+)
 from shardviz.text import counted, folded_names, listed, printable
 
 if TYPE_CHECKING:
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.explain.finding import Finding
 
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col")
 """States that are means of squares."""
@@ -95,14 +102,10 @@ def _wrong_numbers(name: str, key: str, values: NDArray[np.float64]) -> Iterator
     of_all = f"of the {len(values):,} values that were looked at are"
     if count := int((~np.isfinite(values)).sum()):
         text = f"{count:,} {of_all} nan or infinite: they stay so in every later step, and its weights become nan"
-        cause = "A gradient was nan or infinite, or memory was saved that nothing was written to"
-        fix = "resume from an earlier step; skip steps whose gradients are not finite"
-        yield Finding("wrong-value", "error", name, (), text, cause=cause, fix=fix)
+        yield NotFiniteState().finding(name, (), text)
     if count := int((values < 0).sum()) if key in SQUARES else 0:
         text = f"{count:,} {of_all} negative, and it is a mean of squares"
-        cause = "First and second moments were exchanged, or another tensor was written here"
-        fix = "find out which tensor it is: `shardviz diff` with the step before; do not resume from this one"
-        yield Finding("wrong-value", "error", name, (), text, cause=cause, fix=fix)
+        yield NegativeSquares().finding(name, (), text)
 
 
 def _beside_steps(known: list[_Known]) -> Iterator[Finding | NotChecked]:
@@ -111,16 +114,12 @@ def _beside_steps(known: list[_Known]) -> Iterator[Finding | NotChecked]:
     for step, counter, _, is_some in both:
         if step == 0 and is_some:
             text = "the optimizer has taken 0 steps of this parameter, and its squares are not zero"
-            cause = "The counter was lost or set back, by a conversion or by a save that left it out"
-            fix = "write the counter of the step that the moments are of: Adam divides by 1 - beta**step"
-            yield Finding("wrong-value", "error", counter.name, (), text, cause=cause, fix=fix)
+            yield LostStepCounter().finding(counter.name, (), text)
     trained = [(step, squares, is_some) for step, _, squares, is_some in both if step >= FEWEST]
     zero = [squares.name for _, squares, is_some in trained if not is_some and _is_zero(squares)]
     if zero and len(zero) == len(trained) >= FEWEST:
         text = f"the squares of all {len(zero):,} parameters are zero, after up to {max(one[0] for one in trained):g} "
-        cause = "The moments were not gathered or not loaded before this save, or no parameter had a gradient"
-        fix = "save them as they are during training, with torch.distributed.checkpoint.state_dict.get_state_dict"
-        yield Finding("wrong-value", "warning", zero[0], (), f"{text}steps", cause=cause, fix=fix)
+        yield EmptyMoments().finding(zero[0], (), f"{text}steps", severity="warning")
     elif zero:
         names = printable(folded_names(zero, MAX_NAMES))
         whose = counted(len(zero), "parameter")
@@ -156,6 +155,4 @@ def _of_another_save(file: str, value: float, other: float, by_file: Mapping[str
     rest = listed((printable(one) for one in by_file if one != file), 3)
     has = f"the {by_file[file][value]:,} optimizer steps in {printable(file)} are {value:g}"
     text = f"{has}, and all of those in {counted(len(by_file) - 1, 'other file')} ({rest}) are {other:g}"
-    cause = "The file is of another save, or has a stage whose training began later"
-    fix = "lay the checkpoint beside another step's: `shardviz diff` shows whether all that is odd is in this file"
-    return Finding("wrong-value", "warning", "", (), text, cause=cause, fix=fix)
+    return MixedStepFiles().finding("", (), text, severity="warning")

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
-from shardviz.checkpoint.comparing.elsewhere.merged import MEAN
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.explain.conversion import AveragedWeights
 
 NAMES = [f"layers.{at}.q_proj.weight" for at in range(3)]
 
@@ -52,7 +52,7 @@ def test_an_adapter_that_was_merged_again_is_named_beside_its_base(merged, sides
 def test_a_mean_of_two_checkpoints_is_no_adapter_merged_again(merged):
     found = causes(*map(merged, (0, 0.5, 1)))
     assert {text for text, _ in found} == {"it is the first and 0.5 times what 1.safetensors adds to that"}
-    assert {cause for _, cause in found} == {MEAN}
+    assert {cause for _, cause in found} == {AveragedWeights.why}
 
 
 def test_without_its_base_nothing_is_said(merged):

@@ -12,10 +12,9 @@ from safetensors.numpy import save_file
 from shardviz.checkpoint.beside.compare import compare_with_job
 from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
-from shardviz.checkpoint.comparing.elsewhere.one_file import UNKNOWN, WHICH
-from shardviz.checkpoint.comparing.elsewhere.whole_file import CAUSE
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.commands.common.dumps import read_dump
+from shardviz.explain.odd_files import NOT_TRAINED, FileOnEitherSide, WholeFileDiffers
 from shardviz.layout.region import Region
 
 ODD = "__1_0.distcp"
@@ -47,7 +46,7 @@ def test_a_file_of_another_save_is_named(step, tmp_path):
     assert {outcome.verdict for outcome in found} == {"other"}
     assert all(f"All that differs is in {ODD} of the second, all " in outcome.cause for outcome in found)
     assert all(f"so it is in {ODD} of the first: one of the two is of another save" in one.cause for one in found)
-    assert all(one.fix == WHICH for one in found)
+    assert all(one.fix == FileOnEitherSide.how for one in found)
 
 
 def test_a_file_of_the_first_is_named_where_a_step_says_that_it_is_the_odd_one(step, tmp_path):
@@ -66,9 +65,8 @@ def test_a_file_beside_a_checkpoint_that_is_not_cut_into_such_files_is_the_odd_o
     found = compared(tmp_path / "whole.safetensors", trained(step, tmp_path / "mixed", ODD.__eq__))
     found = [one for one in found if one.verdict == "other"]
     assert found
-    assert all(one.cause.endswith(f"nothing in its 3 other files: {UNKNOWN}.") for one in found), [
-        (one.verdict, one.why, one.cause) for one in found
-    ]
+    end = f"nothing in its 3 other files: that file is of another save, or {NOT_TRAINED}."
+    assert all(one.cause.endswith(end) for one in found), [(one.verdict, one.why, one.cause) for one in found]
 
 
 def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):
@@ -130,7 +128,8 @@ def test_a_safetensors_file_of_another_save_is_named(tmp_path):
     assert {outcome.name for outcome in found} == {*MATRICES["a.safetensors"]}
     but = "but 2 of its scales and biases, and nothing of its other files. "
     where = f"What differs is all of a.safetensors of the second {but}"
-    assert {outcome.cause for outcome in found} == {where + CAUSE}
+    assert {outcome.cause for outcome in found} == {where + WholeFileDiffers.why}
+    assert {outcome.to_json()["cause_id"] for outcome in found} == {"whole-file-differs"}
     assert {outcome.verdict for outcome in found} == {"other"}
     of_a_step = compared(one, mixed, [other])
     assert {outcome.verdict for outcome in of_a_step} == {"stale"}

@@ -15,6 +15,8 @@ from shardviz.checkpoint.comparing.agreement import can_cast
 from shardviz.checkpoint.comparing.casts import cast, is_narrower
 from shardviz.checkpoint.comparing.changed.numbers import NARROW, WIDE
 from shardviz.errors import DumpError
+from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
+from shardviz.explain.odd_files import LeftOverFromStep, NeverLoaded
 from shardviz.layout.region import index_of
 from shardviz.text import counted, named_ranks, printable
 
@@ -115,14 +117,6 @@ def _nothing_wrong(outcome: Outcome, live: Live, entry: Tensor, found: Sorted) -
     return outcome
 
 
-FILLED = (
-    "It was never loaded, or was filled afterwards; or the job's dump is of before training, and the checkpoint of "
-    "after.",
-    "load it after it is made and filled; if the job did not load this checkpoint, compare with the one that it loaded",
-)
-"""Cause and fix where ranks hold one number, as a norm's ones, and the checkpoint does not."""
-
-
 def _something_wrong(
     outcome: Outcome, live: Live, entry: Tensor, dump: Dump, search: Search, reader: Reader, found: Sorted
 ) -> Outcome:
@@ -136,24 +130,23 @@ def _something_wrong(
     if all(piece.is_alike for piece in wrong) and any(math.prod(piece.shape) > 1 for piece in wrong):
         does = "hold" if len(ranks) > 1 else "holds"
         what = f"{named_ranks(ranks)} {does} a single number throughout, the checkpoint does not"
-        return outcome.became("other", what + but, *FILLED, ranks=ranks)
+        return outcome.became("other", what + but, NeverLoaded(), ranks=ranks)
     parts = search.regions(live, wrong, reader)
     outcome = replace(outcome, parts=tuple(sorted(parts.items())))
     if len(parts) == len(wrong) and (named := name_places(live, parts, dump)):
-        return outcome.became("permuted", named.why + but, named.cause, named.fix, ranks=ranks)
+        placed = outcome.became("permuted", named.why + but, named.explanation, ranks=ranks)
+        return replace(placed, cause=named.cause, fix=named.fix)
     if name := _other_name(live, wrong, entry, search):
         words = f"{holding(wrong, live)} the checkpoint's {printable(name)}{but}"
         if not any(name.endswith(tied) for tied in live.tied):
             return outcome.became("moved", words, ranks=ranks)
-        cause = "The two are tied in the job, and the checkpoint has one of them otherwise."
-        return outcome.became("other", words, cause, "save both again, or leave one of them out", ranks=ranks)
+        return outcome.became("other", words, OneSidedTie(of_job=True), ranks=ranks)
     if step := search.step_of(live, wrong, entry):
         what = f"{in_words(wrong, live)} {'have' if len(ranks) > 1 else 'has'} what {step.path} has{but}"
-        cause = f"It was not loaded, gathered or written again after {step.path.name}."
-        return outcome.became("stale", what, cause, "load or write it again, from this step", ranks=ranks)
+        return outcome.became("stale", what, LeftOverFromStep(step.path.name, of_job=True), ranks=ranks)
     if narrow := _through(live, wrong, entry):
         what = f"the job has {live.dtype} values that were rounded to {narrow} on the way{but}"
-        return outcome.became("cast", what, f"They went through {narrow}.", f"keep {live.dtype}", ranks=ranks)
+        return outcome.became("cast", what, NarrowedOnTheWay(narrow, live.dtype), ranks=ranks)
     return outcome.became("other", _counted(live, wrong, reader, parts) + but, ranks=ranks)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.elsewhere.one_file import cause_of, is_open, odd_file
+from shardviz.checkpoint.comparing.elsewhere.one_file import is_open, odd_file
 from shardviz.checkpoint.records import Saved
-from shardviz.text import named_ranks, printable
+from shardviz.explain.odd_files import FileOfAnotherSave
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +30,9 @@ def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
     if odd is None or not odd.differs:
         return [outcome for outcome, _, _ in judged]
     ranks = named_ranks({rank for outcome, _, _ in judged for rank in outcome.ranks}, MAX_RANKS)
-    cause = f"{cause_of(odd, 'checkpoint', 'job')}: that file is of another save, or {ranks} did not load it."
-    fix = f"write {printable(odd.name)} again, from the step of the others, or load it on {ranks}"
+    cause = FileOfAnotherSave(odd.file, odd, "checkpoint", "job", ranks)
     return [
-        outcome.became("other", outcome.why, cause, fix, ranks=outcome.ranks) if is_open(outcome) else outcome
+        outcome.became("other", outcome.why, cause, ranks=outcome.ranks) if is_open(outcome) else outcome
         for outcome, _, _ in judged
     ]
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.beside.job import Live, Piece
     from shardviz.dump.dump import Dump
+    from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.region import Region
 
@@ -32,11 +33,13 @@ class Named:
         why: In words.
         cause: The most likely cause.
         fix: What to do.
+        explanation: The cause in the catalogue; None where it has no name.
     """
 
     why: str
     cause: str = ""
     fix: str = ""
+    explanation: Cause | None = None
 
 
 def ranks_of(pieces: Iterable[Piece]) -> tuple[int, ...]:
@@ -76,7 +79,7 @@ def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> Named | 
         return Named(f"{listed(texts, MOST_PARTS)} of the checkpoint's")
     fix = f"{found.fix}; if the job is right, write the checkpoint again" if found.fix else ""
     where = f"the job claims {found.claimed}, and holds {found.held} of the checkpoint"
-    return Named(f"{where}: {found.summary}", found.cause, fix)
+    return Named(f"{where}: {found.summary}", found.cause, fix, found.explanation)
 
 
 def _findings(live: Live, parts: Mapping[int, Region], dump: Dump) -> list[Finding]:

@@ -25,6 +25,7 @@ from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import Made
 from shardviz.checkpoint.maps.wrong import instead_of
 from shardviz.errors import DumpError, ShardvizError
+from shardviz.explain.conversion import OverflowInFloat16
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
@@ -154,13 +155,13 @@ def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Cont
     if agree(one, other):
         return outcome if one.dtype == other.dtype else _cast(outcome, one, other)
     if (change := padded_otherwise(one, other)) is not None:
-        return outcome.became(change.verdict, change.why, change.cause, change.fix)
+        return outcome.became(change.verdict, change.why, change.explanation)
     one, other = _of_both(cut)
     for at, (made, held) in enumerate(((one, other), (other, one))):
         if isinstance(made, Made) and (instead := instead_of(made, held, sides[at])) is not None:
-            return outcome.became(instead.verdict, _which(1 - at, instead.why), instead.cause, instead.fix)
+            return outcome.became(instead.verdict, _which(1 - at, instead.why), instead.explanation)
     change = change_of(one, other)
-    return outcome.became(change.verdict, change.why, change.cause, change.fix)
+    return outcome.became(change.verdict, change.why, change.explanation)
 
 
 def _of_both(pair: Pair) -> tuple[Tensor, Tensor]:
@@ -175,8 +176,7 @@ def _cast(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:
     wide = other if is_narrower(one.dtype, other.dtype) else one
     narrow = narrower(one.dtype, other.dtype)
     if lost := overflown(wide.bits, wide.dtype, narrow) if narrow in OVERFLOWING else "":
-        fix = "save in bfloat16, which has the range of float32, or in the wider type"
-        return outcome.became("cast", f"{why}; {lost}", f"{narrow} ends at 65,504.", fix)
+        return outcome.became("cast", f"{why}; {lost}", OverflowInFloat16(narrow))
     return outcome.became("cast", why)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardviz.text import listed
 
 if TYPE_CHECKING:
+    from shardviz.explain.cause import Cause
     from shardviz.layout.region import Region
 
 Verdict = Literal[
@@ -34,6 +35,7 @@ class Outcome:
         ranks: The ranks of a job that have it otherwise; empty between two checkpoints.
         parts: Which part of the checkpoint's tensor each of these ranks holds, where that was found.
         is_made: Whether it is compared with what a map makes.
+        explanation: The cause in the catalogue; None where none is known.
     """
 
     name: str
@@ -45,24 +47,34 @@ class Outcome:
     ranks: tuple[int, ...] = ()
     parts: tuple[tuple[int, Region], ...] = ()
     is_made: bool = False
+    explanation: Cause | None = None
 
     def became(
         self,
         verdict: Verdict,
         why: str,
-        cause: str = "",
-        fix: str = "",
+        explanation: Cause | None = None,
+        *,
         other: str | None = None,
         ranks: tuple[int, ...] = (),
     ) -> Outcome:
-        """Return it with another verdict."""
+        """Return it with another verdict, for another cause."""
+        cause, fix = ("", "") if explanation is None else (explanation.cause, explanation.fix)
         named = self.other if other is None else other
-        return replace(self, verdict=verdict, why=why, cause=cause, fix=fix, other=named, ranks=ranks)
+        return replace(
+            self, verdict=verdict, why=why, cause=cause, fix=fix, other=named, ranks=ranks, explanation=explanation
+        )
+
+    @property
+    def cause_id(self) -> str:
+        """The name of its cause in the catalogue, for programs: `shardviz explain CAUSE` prints its page."""
+        return self.explanation.name if self.explanation is not None else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return its fields; each part in words."""
-        known = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**known, "parts": {str(rank): str(region) for rank, region in self.parts}}
+        """Return its fields; each part in words, and the cause by its name too."""
+        known = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "explanation"}
+        parts = {str(rank): str(region) for rank, region in self.parts}
+        return {**known, "parts": parts, "cause_id": self.cause_id}
 
 
 @dataclass(frozen=True, slots=True)

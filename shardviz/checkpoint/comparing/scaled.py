@@ -17,6 +17,7 @@ from shardviz.checkpoint.comparing.casts import cast, numbers_of
 from shardviz.checkpoint.comparing.eight_bits import EIGHT_BITS, EightBits
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.errors import DumpError
+from shardviz.explain.conversion import WrongQuantizationScales
 from shardviz.layout.region import index_of
 from shardviz.text import listed, printable
 
@@ -128,8 +129,7 @@ def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
         return outcome.became("cast", why)
     at, size = index_of(best.first, shape), math.prod(shape)
     why = f"{best.wrong:,} of {size:,} values are not the nearest that their scales allow, the first at {at}; {how}"
-    cause = "Values or scales are of another tensor or step, in another order, or the scales are the inverse."
-    return outcome.became("other", why, cause, "quantize again, and save values and scales together")
+    return outcome.became("other", why, WrongQuantizationScales())
 
 
 def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:

@@ -81,7 +81,7 @@ def read_deepspeed(path: Path) -> Checkpoint:
         problems += found.problems
     if others := [name for name in names if _OTHER.fullmatch(name)]:
         some = listed(map(printable, others), 3)
-        problems.append(Problem("", "", f"{counted(len(others), 'file')} of pipeline layers or experts: {some}"))
+        problems.append(Problem("", f"{counted(len(others), 'file')} of pipeline layers or experts: {some}"))
     return Checkpoint(folder, "DeepSpeed ZeRO", tensors, problems=tuple(problems))
 
 

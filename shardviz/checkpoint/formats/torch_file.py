@@ -50,7 +50,7 @@ def read_torch_file(path: Path) -> Checkpoint:
         if saved is not None:
             tensors[name] = saved
         elif archive.tensor(made, name) is not None:
-            problems.append(Problem("", name, "it is not stored row by row: save it with .contiguous()"))
+            problems.append(Problem(name, "it is not stored row by row: save it with .contiguous()"))
     if not tensors and not problems:
         raise DumpError(f"{path} has no tensor in a state dict", "save model.state_dict(), not the model itself")
     return Checkpoint(path, "torch.save", tensors, values=values, problems=tuple(problems))

@@ -13,6 +13,7 @@ from shardviz.checkpoint.formats.archive import open_archive
 from shardviz.checkpoint.formats.zero_buffers import MASTER, chunks_of
 from shardviz.checkpoint.records import Place, Problem, Saved
 from shardviz.errors import DumpError
+from shardviz.explain.files import UnfinishedUniversalCheckpoint
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
@@ -94,5 +95,4 @@ def _missing(shapes: Shapes, known: Mapping[str, Saved]) -> Iterator[Problem]:
     lost = [name for name in shapes if printable(name) not in known]
     if lost:
         text = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
-        cause = "The conversion ended early, or not all files were copied"
-        yield Problem("incomplete", "", text + listed(map(printable, lost), 3), cause, "convert the checkpoint again")
+        yield Problem("", text + listed(map(printable, lost), 3), UnfinishedUniversalCheckpoint())

@@ -14,6 +14,7 @@ from shardviz.checkpoint.formats.flat import boxes
 from shardviz.checkpoint.formats.machine import Made
 from shardviz.checkpoint.records import Chunk, Place, Problem
 from shardviz.errors import DumpError
+from shardviz.explain.files import MissingZeroFile, MixedWorldSizes, MixedZeroFiles, RoundRobinGradients
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import counted, listed, printable
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.formats.archive import Archive, Stored
 
 MASTER = "fp32"
-_COPY = "copy the checkpoint again, all of its files; or save it again with engine.save_checkpoint on every rank"
-_ROUND_ROBIN = (
-    "It was saved with round_robin_gradients: DeepSpeed 0.19.8 links fragments in the model's order, and lays buffers "
-    "out in another. ds_to_universal.py goes by the links, and writes other parameters' elements"
-)
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -110,7 +106,7 @@ def laid_out(
     if lacking:
         has = len(next(one for one in ranks.values() if one.file == lacking[0]).buffers)
         text = f"{printable(lacking[0])} has {counted(has, 'buffer')}, param_shapes {counted(len(groups), 'group')}"
-        layout.problems.append(Problem("wrong-shape", "", text, "Files of different saves are in one folder", _COPY))
+        layout.problems.append(Problem("", text, MixedZeroFiles()))
         return layout
     if any(one.stage == 3 for one in ranks.values()):
         _lay_out_3(layout, ranks, groups, world)
@@ -122,27 +118,24 @@ def laid_out(
 
 def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | None) -> Iterator[Problem]:
     """Yield files of ranks that are not there, or are of another number of ranks."""
-    cause = "A rank did not save, or not all files were copied"
     if not ranks:
-        yield Problem(
-            "incomplete", "", "no zero_pp_rank_*_optim_states.pt: masters and moments are missing", cause, _COPY
-        )
+        text = "no zero_pp_rank_*_optim_states.pt: masters and moments are missing"
+        yield Problem("", text, MissingZeroFile())
         return
     absent = [rank for rank in range(min(world, 1 << 16)) if rank not in ranks]
     if absent:
         text = f"{len(absent):,} of {world:,} ranks have no optimizer file: {listed(absent, 8)}"
-        yield Problem("incomplete", "", text, cause, _COPY)
+        yield Problem("", text, MissingZeroFile())
     if models is not None and (gone := [rank for rank in range(min(world, 1 << 16)) if rank not in models]):
         text = f"{len(gone):,} of {world:,} ranks have no model file: {listed(gone, 8)}"
-        yield Problem("incomplete", "", text, cause, _COPY)
+        yield Problem("", text, MissingZeroFile())
     others = {one.file: one.world for one in ranks.values() if one.world not in (0, world)}
     extra = [one.file for rank, one in ranks.items() if rank >= world]
     if others or extra:
         file = next(iter(others), extra[0] if extra else "")
         says = f"says that there are {others[file]} ranks" if others else f"is of a rank beyond the {world} there are"
         text = f"{printable(file)} {says}, the model's file {world}"
-        why = "Files of saves with different numbers of ranks are in one folder"
-        yield Problem("incomplete", "", text, why, "keep the files of one save only")
+        yield Problem("", text, MixedWorldSizes())
 
 
 def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, number: int, world: int) -> None:
@@ -155,7 +148,7 @@ def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, nu
     has = sum(kinds.get(MASTER, 0) for kinds in lengths.values())
     if len(ranks) >= world and not 0 <= has - wanted < 2 * world + part * (has > wanted):
         text = f"group {number} has {has:,} elements in its ranks' buffers, and {wanted:,} in param_shapes"
-        layout.problems.append(Problem("wrong-shape", "", text, "Files of different saves are in one folder", _COPY))
+        layout.problems.append(Problem("", text, MixedZeroFiles()))
         return
     for rank, file in ranks.items():
         for kind, stored in file.buffers[number].items():
@@ -192,8 +185,7 @@ def _unlike(
                 f"{printable(file.file)} links its fragment to elements {start} to {start + size - 1} of group {number}"
             )
             text += f", and param_shapes give it {has} there"
-            fix = "save without round_robin_gradients before it is converted; zero_to_fp32.py reads this one right"
-            yield Problem("misordered", name, text, _ROUND_ROBIN, fix)
+            yield Problem(name, text, RoundRobinGradients())
 
 
 def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int) -> None:
@@ -208,8 +200,7 @@ def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[S
                 text = (
                     f"{printable(file.file)} has {has:,} elements of {kind}, and its part of param_shapes is {wanted:,}"
                 )
-                why = "Files of different saves are in one folder"
-                layout.problems.append(Problem("wrong-shape", "", text, why, _COPY))
+                layout.problems.append(Problem("", text, MixedZeroFiles()))
                 continue
             _lay_out_rank(layout, (rank, world), file.file, kind, spans, shapes)
 

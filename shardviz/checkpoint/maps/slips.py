@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE
 from shardviz.checkpoint.maps.made import Op
 from shardviz.checkpoint.maps.views import MisfitError
+from shardviz.explain.conversion import (
+    FunctionLeftOut,
+    FunctionRepeated,
+    FunctionReversed,
+    FusedShardsJoined,
+    PartsInAnotherOrder,
+    PartsJoinedOtherwise,
+    TransposedInConversion,
+    WrongMapNumber,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.checkpoint.maps.made import Node
+    from shardviz.explain.cause import Cause
 
 MAX_TRIED = 24
 """Numbers that are tried in the place of one."""
@@ -24,17 +35,17 @@ MOST_PARTS = 3
 """Operands that are changed one at a time."""
 
 
-def variants(node: Op) -> Iterator[tuple[Node, tuple[str, str]]]:
-    """Yield what a slip makes of an expression, each with a cause and a fix."""
-    for variant, words in _slips(node):
+def variants(node: Op) -> Iterator[tuple[Node, Cause]]:
+    """Yield what a slip makes of an expression, each with its cause."""
+    for variant, cause in _slips(node):
         if _fits(variant):
-            yield variant, words
+            yield variant, cause
     for turned in _transposed(node):
         if _fits(turned):
-            yield turned, ("The tensor is transposed.", "transpose it in the conversion")
+            yield turned, TransposedInConversion()
 
 
-def _slips(node: Node) -> Iterator[tuple[Node, tuple[str, str]]]:
+def _slips(node: Node) -> Iterator[tuple[Node, Cause]]:
     """Yield a function and its operands, changed in one place; what is the same in all operands is changed in all."""
     if not isinstance(node, Op):
         return
@@ -44,8 +55,8 @@ def _slips(node: Node) -> Iterator[tuple[Node, tuple[str, str]]]:
         for column in zip(*inner, strict=True):
             yield replace_parts(node, tuple(one for one, _ in column)), column[0][1]
     for at, slips in enumerate(inner) if 1 < len(inner) <= MOST_PARTS else ():
-        for one, words in slips:
-            yield replace_parts(node, (*node.parts[:at], one, *node.parts[at + 1 :])), words
+        for one, cause in slips:
+            yield replace_parts(node, (*node.parts[:at], one, *node.parts[at + 1 :])), cause
 
 
 def replace_parts(node: Op, parts: tuple[Node, ...]) -> Op:
@@ -53,20 +64,18 @@ def replace_parts(node: Op, parts: tuple[Node, ...]) -> Op:
     return Op(node.function, parts, node.numbers)
 
 
-def _own_slips(node: Op) -> Iterator[tuple[Node, tuple[str, str]]]:
+def _own_slips(node: Op) -> Iterator[tuple[Node, Cause]]:
     name = node.function
     is_single = len(node.parts) == 1 and FUNCTIONS[name].views is not None
     if is_single:
-        fix = f"apply {name} in the conversion{_in_torch(node)}"
-        yield node.parts[0], (f"The conversion left out {name}.", fix)
+        yield node.parts[0], FunctionLeftOut(name, _in_torch(node))
     if name in INVERSE:
         back = Op(INVERSE[name], node.parts, node.numbers)
-        yield back, (f"The conversion applied {name} the other way round.", f"apply {name}{_in_torch(node)}")
+        yield back, FunctionReversed(name, _in_torch(node))
     if is_single:
-        yield Op(name, (node,), node.numbers), (f"The conversion applied {name} twice.", f"apply {name} once")
+        yield Op(name, (node,), node.numbers), FunctionRepeated(name)
     for numbers in _other_numbers(node):
-        fix = "use the numbers of the map"
-        yield Op(name, node.parts, numbers), (f"The conversion has another number in {name}.", fix)
+        yield Op(name, node.parts, numbers), WrongMapNumber(name)
     yield from _other_joins(node)
     yield from _by_shards(node)
 
@@ -96,36 +105,31 @@ def _other_numbers(node: Op) -> Iterator[tuple[int, ...]]:
         yield from ((other, *node.numbers[1:]) for other in range(min(size, MAX_TRIED)) if other != node.numbers[0])
 
 
-def _other_joins(node: Op) -> Iterator[tuple[Node, tuple[str, str]]]:
+def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
     """Yield parts beside each other where they should be in turns, and the other way round; and along other dims."""
     if node.function not in ("cat", "interleave") or len(node.parts) < 2:
         return
     dim = node.numbers[0] if node.numbers else 0
     dims = [dim, *(other for other in range(len(node.parts[0].shape)) if other != dim)]
-    fix = f"join them as {node.function} along dim {dim}"
     other = "cat" if node.function == "interleave" else "interleave"
     how = "one after the other" if other == "cat" else "in turns"
-    yield Op(other, node.parts, (dim,)), (f"The conversion joined the parts {how}.", fix)
+    yield Op(other, node.parts, (dim,)), PartsJoinedOtherwise(how, node.function, dim)
     if len({part.shape for part in node.parts}) > 1 and len(node.parts) <= MOST_ORDERED:
         for order in list(permutations(node.parts))[1:]:
-            yield (
-                Op(node.function, order, node.numbers),
-                ("The conversion joined the parts in another order.", "join them in the map's order"),
-            )
+            yield Op(node.function, order, node.numbers), PartsInAnotherOrder()
     for along in dims[1:]:
-        yield Op(node.function, node.parts, (along,)), (f"The conversion joined the parts along dim {along}.", fix)
+        manner = f"along dim {along}"
+        yield Op(node.function, node.parts, (along,)), PartsJoinedOtherwise(manner, node.function, dim)
 
 
-def _by_shards(node: Op) -> Iterator[tuple[Node, tuple[str, str]]]:
+def _by_shards(node: Op) -> Iterator[tuple[Node, Cause]]:
     """Yield parts that were cut over ranks together, and whose shards were put behind each other."""
     if node.function != "cat" or len(node.parts) < 2:
         return
     dim = node.numbers[0] if node.numbers else 0
     sizes = [part.shape[dim] for part in node.parts]
     for ranks in [size for size in range(2, min(sizes)) if not any(one % size for one in sizes)][:MAX_TRIED]:
-        cause = f"The fused shards of {ranks} ranks were put behind each other, each with its piece of every part."
-        fix = f"take each rank's shard apart, and join each part's pieces, before the parts, along dim {dim}"
-        yield Op("interleave", node.parts, (dim, ranks)), (cause, fix)
+        yield Op("interleave", node.parts, (dim, ranks)), FusedShardsJoined(ranks, dim)
 
 
 def _transposed(node: Op) -> Iterator[Op]:

@@ -18,6 +18,7 @@ from shardviz.checkpoint.comparing.changed.changes import change_of
 from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
 from shardviz.checkpoint.maps.slips import variants
+from shardviz.explain.conversion import AnotherSourceTensor, RenumberedParts
 from shardviz.reference.lookup import is_alike, read_region
 from shardviz.text import counted, listed, printable
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.outcome import Verdict
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.tensor import Tensor
+    from shardviz.explain.cause import Cause
     from shardviz.layout.region import Region
 
 MAX_NAMED = 3
@@ -42,14 +44,12 @@ class Instead:
 
     Attributes:
         why: That in words, the same for every layer.
-        cause: What the conversion did; empty where that is not clear.
-        fix: What to do.
+        explanation: What the conversion did; None where that is not clear.
         verdict: That in a word.
     """
 
     why: str
-    cause: str = ""
-    fix: str = ""
+    explanation: Cause | None = None
     verdict: Verdict = "permuted"
 
 
@@ -84,9 +84,9 @@ def instead_of(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
     """
     if is_alike(tensor.bits):
         return None
-    for variant, words in variants(made.node):
+    for variant, cause in variants(made.node):
         if variant.shape == tensor.shape and _is(variant, made, tensor):
-            return _in_words(made, variant, words)
+            return Instead(f"it is {_short(variant)}, where the map makes {printable(made.text)}", cause)
     return _by_parts(made, tensor, known) if made.shape == tensor.shape else None
 
 
@@ -101,11 +101,6 @@ def _short(node: Node) -> str:
         return starred(printable(node.name))
     parts = list(dict.fromkeys(map(_short, node.parts)))
     return f"{node.function}({', '.join((*parts, *map(str, node.numbers)))})"
-
-
-def _in_words(made: Made, variant: Node, words: tuple[str, str]) -> Instead:
-    cause, fix = words
-    return Instead(f"it is {_short(variant)}, where the map makes {printable(made.text)}", cause, fix)
 
 
 def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
@@ -144,19 +139,18 @@ def _with_others(made: Made, tensor: Tensor) -> Instead | None:
     if isinstance(part, Op):
         return Instead(what, verdict="other")
     change = change_of(part, piece, ("the map's", "it"))
-    return Instead(f"{what}: {change.why}", change.cause, change.fix, change.verdict)
+    return Instead(f"{what}: {change.why}", change.explanation, change.verdict)
 
 
 def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead:
     """Say where each part is that is not in its place."""
     names = [leaf.name for leaf in leaves(made.node)]
     order = renumbering(names, {part.name: found.name for part, found in odd})
-    fix = f"make it as {made.text}"
     if order is not None:
         at, numbers = order
         _, words, _ = name_order(np.array(numbers), 0)
         words = _of_parts(words, around(names[0], at))
-        return Instead(f"its parts come in another order: {words}", "The parts were numbered in another order.", fix)
+        return Instead(f"its parts come in another order: {words}", RenumberedParts(made.text))
     shown = [
         f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
     ]
@@ -164,9 +158,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
         f", and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
     )
     several = f" in {len(odd)} of its {counted(num, 'part')}" if num > len(odd) else ""
-    return Instead(
-        f"it has {words}{several}", "The conversion took another tensor, or joined them in another order.", fix
-    )
+    return Instead(f"it has {words}{several}", AnotherSourceTensor(made.text))
 
 
 def _of_parts(words: str, what: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.values.copies import check_copies
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
+from shardviz.explain.assertions import CopiesNotClaimed
 from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
 
@@ -37,15 +38,12 @@ def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
             continue
         what = "split" if axis in layout.split_axes else "a pending sum"
         for name in tensor.names:
-            yield Finding(
-                "wrong-placement",
-                "error",
+            yield CopiesNotClaimed(axis).finding(
                 name,
                 tuple(tensor.shards),
                 f"it is {what} over {axis}, but equal copies are intended",
                 claimed=write(layout, tensor.dtype),
                 intended=f"={axis}",
-                fix=f"replicate it along {axis}, or assert another axis",
             )
 
 

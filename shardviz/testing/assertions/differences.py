@@ -14,7 +14,19 @@ from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.errors import ShardvizError
-from shardviz.explain.finding import Finding
+from shardviz.explain.assertions import (
+    AllRanksDiffer,
+    FewElementsChanged,
+    FewElementsDiffer,
+    FewElementsZero,
+    OnlyZeros,
+    PartAsReference,
+    PartWithoutPlacements,
+    SomeRanksDiffer,
+    UnexplainedDifference,
+    UnrelatedShapes,
+    WrongLocalShape,
+)
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
 from shardviz.layout.region import box_of, index_of
@@ -29,6 +41,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
 WEIGHTS = ("param", "buffer", "optim")
 
@@ -61,46 +75,27 @@ def _of_step(one: Compared, role: str) -> Finding | None:
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
     """Return the finding for a tensor whose shape is not its reference's, with the side that must be wrong."""
-    cause, fix = _of_shapes(tensor, tuple(shape))
-    return Finding(
-        "wrong-shape",
-        "error",
+    return _of_shapes(tensor, tuple(shape)).finding(
         name,
         tuple(tensor.shards),
         f"its shape is {list(tensor.shape)} ({list(tensor.first.body.local_shape)} on rank {tensor.first.rank}), but "
         f"the reference's is {list(shape)}",
         claimed=write(tensor.claimed) if tensor.claimed else "",
-        cause=cause,
-        fix=fix,
     )
 
 
-def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> tuple[str, str]:
-    """Return the cause and the fix of a shape: which side is the other's part, or has local shapes of its own."""
+def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
+    """Return the cause of a shape: which side is the other's part, or has local shapes of its own."""
     own = tensor.shape
     if own == shape:
-        return (
-            "The sharded side is wrong: a local tensor does not have the shape that its placements give this rank",
-            "give DTensor.from_local the shape and stride of the whole, and local tensors cut as torch.chunk cuts them",
-        )
+        return WrongLocalShape()
     odd = [dim for dim, (one, other) in enumerate(zip(own, shape, strict=False)) if one != other]
     if len(own) != len(shape) or len(odd) != 1 or not min(own[odd[0]], shape[odd[0]]):
-        return (
-            "Neither is a part of the other: they are not the same tensor, or one was reshaped or transposed",
-            "compare tensors that mean the same, in the same order of dims",
-        )
+        return UnrelatedShapes()
     dim = odd[0]
     if own[dim] < shape[dim]:
-        side = "sharded side" if tensor.claimed is None else "sharded side's whole"
-        return (
-            f"The {side} is smaller: dim {dim} has {own[dim]} of the reference's {shape[dim]}, as one rank's part has",
-            "attach placements to the local tensor with DTensor.from_local, so that its part is known",
-        )
-    return (
-        f"The reference is smaller: dim {dim} has {shape[dim]} of the sharded side's {own[dim]}. Either the reference "
-        "is one rank's part or of a part of the batch, or copies were put one after the other on the sharded side",
-        "give the whole as reference; where it is, label equal copies Replicate() or add them instead of concatenating",
-    )
+        return PartWithoutPlacements(dim, own[dim], shape[dim], is_plain=tensor.claimed is None)
+    return PartAsReference(dim, own[dim], shape[dim])
 
 
 def misplaced(dump: Dump, tensor: Tensor, one: Compared) -> list[Finding]:
@@ -137,18 +132,14 @@ def _value(one: Compared, far: Far, tolerance: str) -> Finding:
     at = int(np.argmax(apart[rank]))
     got, wanted = one.reduced[rank].ravel()[at], one.wanted_of(rank).ravel()[at]
     box, is_part = box_of(off), all(2 * elements.sum() < elements.size for elements in far.values())
-    cause, fix = _of_part(one, far) if is_part else _of_values(one, far)
-    return Finding(
-        "wrong-value",
-        "error",
+    cause = _of_part(one, far) if is_part else _of_values(one, far)
+    return cause.finding(
         one.name,
         tuple(far),
         f"{off.sum():,} of {counted(off.size, 'element')} {'is' if off.sum() == 1 else 'are'} not the reference's"
         f"{f', all of {box}' if box else ''}, on {len(far):,} of {counted(len(one.reduced), 'rank')}: at "
         f"{_index(one, rank, at)} rank {rank} has {got:.6g}, the reference has {wanted:.6g} ({tolerance})",
         claimed=write(one.claimed) if one.claimed else "",
-        cause=cause,
-        fix=fix,
     )
 
 
@@ -160,47 +151,23 @@ def _off(one: Compared, far: Far) -> NDArray[np.bool_]:
     return off
 
 
-def _of_part(one: Compared, far: Far) -> tuple[str, str]:
-    """Return likely causes of a difference in few elements: neither the seed nor the file nor the batch is another."""
-    rest = "Most elements are the reference's on these ranks, too"
+def _of_part(one: Compared, far: Far) -> Cause:
+    """Return the likely cause of a difference in few elements: neither seed nor file nor batch is another."""
     if one.role not in WEIGHTS:
-        return (
-            f"{rest}: it is only what the others are computed from that differs",
-            "look at what they have in common: a sample, a position or a mask; a row of a weight or an index",
-        )
+        return FewElementsDiffer()
     if all(not one.reduced[rank][elements].any() for rank, elements in far.items()):
-        return f"{rest}, and the others are zero: nothing was written there", "write the whole tensor, on every rank"
-    return (
-        f"{rest}: the others were written or changed by themselves",
-        "look at what writes a part of it: a slice or index that is assigned, padding, a step of an embedding's rows",
-    )
+        return FewElementsZero()
+    return FewElementsChanged()
 
 
-def _of_values(one: Compared, far: Far) -> tuple[str, str]:
-    """Return likely causes of a difference that no rule explains, and how to distinguish them."""
+def _of_values(one: Compared, far: Far) -> Cause:
+    """Return the likely cause of a difference that no rule explains, and how to distinguish such causes."""
     ranks = "these ranks" if len(far) < len(one.reduced) else "all ranks"
     if one.role not in WEIGHTS:
-        return (
-            f"On {ranks} it was computed from other weights, from another batch, or in another way than the reference",
-            'assert_same(model, reference, of=("param", "buffer")) before the step, and give both the same batch; if '
-            "that passes, compare the outputs of modules, first to last: the first that differs is at fault",
-        )
+        return UnexplainedDifference(ranks)
     if all(not one.reduced[rank].any() for rank in far):
-        return (
-            f"{ranks.capitalize()} hold only zeros: nothing was written there",
-            "read every rank's file, and write with param.to_local().copy_() under torch.no_grad(): .data of a "
-            "temporary and full_tensor() are copies",
-        )
-    if len(far) < len(one.reduced):
-        return (
-            "The other ranks have the reference's values: these ranks drew, loaded or changed theirs by themselves",
-            "look at what fills it on these ranks alone: their seed, their file, a broadcast that leaves them out",
-        )
-    return (
-        "No rank has the reference's values: they were drawn from another seed, loaded from another file, or one side "
-        "was stepped since",
-        "load both from one state dict, and compare them before either is trained",
-    )
+        return OnlyZeros(ranks)
+    return SomeRanksDiffer() if len(far) < len(one.reduced) else AllRanksDiffer()
 
 
 def _apart(one: Compared, rank: int) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of
 from shardviz.dump.whole import whole_values
-from shardviz.explain.finding import Finding
+from shardviz.explain.assertions import UnequalGradientCopies
 from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
     from shardviz.live.capture.capture import Capture
 
 
@@ -90,23 +91,14 @@ def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
     """Return the finding for copies that differ; without a reference, the right result may be their sum or mean."""
     axes = " and ".join(differing)
     low, high, worst = max(_pairs(one, differing), key=lambda pair: pair[2])
-    calls = " and ".join(f"all_reduce(grad, group=mesh.get_group({axis!r}))" for axis in differing)
-    others = next((axis for axis in one.mesh.axes if axis not in differing), None)
-    by_hand = f"; for a parameter split over {axes} by hand, compare axis={others!r} alone" if others else ""
-    return Finding(
-        "unreduced-gradient",
-        "error",
+    others = next((axis for axis in one.mesh.axes if axis not in differing), "")
+    return UnequalGradientCopies(differing, "" if one.claimed else others).finding(
         one.name,
         _ranks(one, differing),
         f"the gradient differs along {axes}: {apart_text(low, high, worst)}",
         claimed=write(one.claimed, equal=True) if one.claimed else "",
         held=f"each rank's own part (+{', +'.join(differing)})",
         intended=" ".join(f"={axis}" for axis in differing),
-        cause=f"Nothing reduced this gradient over {axes}: backward ran under no_sync(), the parameter is outside what "
-        "FSDP, DDP or a tensor-parallel style manages there, or the reduction ran over a group of one",
-        fix=f"after backward, {calls}, with op=ReduceOp.AVG for a mean; or give the parameter to the wrapper whose "
-        f"mesh has {axes}{'' if one.claimed else by_hand}",
-        refs=("pytorch#154888", "Megatron-LM#1446"),
     )
 
 

@@ -10,7 +10,8 @@ from shardviz.check.order.rules.intent import intended_text
 from shardviz.dump.find import fits, meant
 from shardviz.dump.validate import mesh_of
 from shardviz.errors import MeshError
-from shardviz.explain.finding import MOST_NAMES, Finding
+from shardviz.explain.assertions import UnexpectedDtype, UnexpectedPlacement, UnexpectedPlainTensor, UnexpectedShape
+from shardviz.explain.finding import MOST_NAMES
 from shardviz.layout.notation import parse, write
 from shardviz.plan.lock import read_lock
 from shardviz.testing.assertions.message import ShardAssertionError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
     from shardviz.layout.notation import Pattern
 
@@ -121,15 +124,12 @@ def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator
             continue
         own = write(layout, tensor.dtype) if layout else f"{tensor.dtype}{list(local)}, plain"
         does = f"claim {own}" if layout else "have a plain tensor"
-        yield Finding(
-            "wrong-placement",
-            "error",
+        yield _unlike(tensor, layout, local, pattern).finding(
             name,
             ranks,
             f"{len(ranks):,} of {len(tensor.shards):,} ranks {does}, not the intended {text}",
             claimed=own,
             intended=text,
-            fix=_remedy(tensor, layout, local, pattern),
         )
 
 
@@ -138,16 +138,15 @@ def _is_whole(pattern: Pattern, shape: Sequence[int]) -> bool:
     return not any(pattern.chains) and not pattern.partial and not pattern.flat and pattern.fits_shape(shape)
 
 
-def _remedy(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern: Pattern) -> str:
-    """Return the fix: change the dtype, the expected sizes, or the placements."""
+def _unlike(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern: Pattern) -> Cause:
+    """Return what is not as intended: the dtype, the shape, or the placements."""
     own = write(layout) if layout else str(list(local))
     same = replace(pattern, dtype="")
     if pattern.dtype and (same.matches(layout) if layout else _is_whole(same, local)):
-        return f"make it {pattern.dtype}, or expect {tensor.dtype}{own}"
+        return UnexpectedDtype(pattern.dtype, f"{tensor.dtype}{own}")
     if not pattern.fits_shape(tensor.shape):
-        return f"expect {own}: {pattern} does not fit the shape {list(tensor.shape)}"
+        return UnexpectedShape(own, str(pattern), tuple(tensor.shape))
     if layout is None:
-        gathered = " (FSDP2 gathers a root's weights for forward and keeps them until backward, or its reshard())"
-        return f"shard it{gathered if tensor.role == 'param' else ''}, or expect {own}"
+        return UnexpectedPlainTensor(own, is_param=tensor.role == "param")
     wanted = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
-    return f"place it by {right_label(wanted)}, or expect {own}"
+    return UnexpectedPlacement(right_label(wanted), own)

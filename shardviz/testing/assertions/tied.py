@@ -11,9 +11,10 @@ from shardviz.check.values.ties import check_ties
 from shardviz.dump.dump import Dump
 from shardviz.dump.find import meant
 from shardviz.dump.records.tensors import Stamp
+from shardviz.explain.assertions import NeverTied
 from shardviz.explain.finding import Finding
 from shardviz.testing.assertions.message import ShardAssertionError
-from shardviz.text import continued, counted
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +44,5 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
 def _reworded(finding: Finding, first: str) -> Finding:
     """Leave out the state before sharding, which an assertion cannot know, and the name that it was told first."""
     sentence = f"it does not share storage with {first} on {counted(len(finding.ranks), 'rank')}"
-    cause = f"They were never tied; or they were, and then: {continued(finding.cause)}"
-    fix = f"tie them after the model is sharded, under one layout: {finding.fix.rpartition(': ')[2]}"
-    return replace(finding, sentence=sentence, cause=cause, fix=fix, members=())
+    cause = NeverTied(finding.tensor, first, finding.cause)
+    return replace(finding, sentence=sentence, members=()).because(cause)

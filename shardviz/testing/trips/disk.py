@@ -11,7 +11,7 @@ from shardviz.checkpoint.comparing.changed.orders import name_change
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.explain.finding import Finding
+from shardviz.explain.transfers import WrongOnDisk
 from shardviz.layout.region import Region, index_of
 from shardviz.reference.names import matched
 from shardviz.text import counted, listed
@@ -23,13 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.records import Saved
+    from shardviz.explain.finding import Finding
     from shardviz.reference.files import Entry
 
 MOST = 3
-TO_SAVE = (
-    "save every tensor under its own name, whole, or cut and labelled by its placements; where the format is meant to "
-    "have it in another order, say so with names={...}"
-)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -125,15 +122,12 @@ def _slices(region: Region) -> tuple[slice, ...]:
 def _finding(name: str, saved: Saved, text: str, trips: str, sent: Mapping[str, Entry]) -> Finding:
     whose = _owner(saved, sent)
     text = f"it has the values of {whose}" if whose and whose != name else text
-    return Finding(
-        "foreign" if whose else "misordered" if "elements are wrong" not in text else "wrong-value",
-        "error",
+    return WrongOnDisk().finding(
         name,
         (),
         f"on disk{'' if saved.name == name else f', as {saved.name}'}, {text}",
+        kind="foreign" if whose else "misordered" if "elements are wrong" not in text else "wrong-value",
         details=(trips,),
-        cause="The save wrote it so; a load that makes the same mistake backwards would hide it from every round trip",
-        fix=TO_SAVE,
     )
 
 

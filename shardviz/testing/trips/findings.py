@@ -6,15 +6,36 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.grouping import grouped
-from shardviz.explain.finding import Finding
+from shardviz.explain.transfers import (
+    TO_PLACE,
+    ChangedInTransfer,
+    CutBeforePadding,
+    ExchangedStates,
+    FileOfAnotherRank,
+    FusedCutInOnePiece,
+    PartialWrite,
+    PartTakenForWhole,
+    ReplacedDtype,
+    ResetWithoutWrite,
+    RoundedInTransfer,
+    SkippedKey,
+    SkippedRanks,
+    SkippedRole,
+    StateByNumber,
+    SwappedTensors,
+    WriteIntoCopies,
+)
 from shardviz.testing.assertions.message import in_words
 from shardviz.testing.trips.judging import with_parts
-from shardviz.text import continued, listed
+from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from shardviz.checkpoint.comparing.changed.words import Words as Changed
     from shardviz.dump.records.base import Role
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
     from shardviz.testing.trips.judging import Part
 
 MOST = 4
@@ -24,13 +45,6 @@ MOST_IN_FULL = 8
 """Causes that are printed in full."""
 WRONG = "wrong: "
 """What the clause with the ranks and rows of a finding begins with."""
-CHANGED = "They were computed on the way, come from elsewhere, or were changed since"
-TO_KEEP = "find what computes or writes it on the way or afterwards, and leave the values as they were sent"
-TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
-TO_CUT_PADDED = "put the padding where the map says that it is, and compare which rows each rank cuts from the whole"
-TO_MATCH = "match by name, and move each name with its tensor; never by position"
-WHOLE = {"param": "Parameters are", "buffer": "Buffers are", "optim": "The optimizer's state is"}
-"""How a sentence about all tensors of a role begins."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +54,11 @@ class Words:
     Attributes:
         trip: What should have written the values: `load`, `sync`.
         sender: Where they come from: `what was saved`, `the source`.
-        to_write: What to do where a whole model was not written.
-        to_place: What to do where values are in the wrong places.
         trips: Where it went, in words: `saved on (fsdp=2, tp=2), loaded on (fsdp=4)`.
     """
 
     trip: str
     sender: str
-    to_write: str
-    to_place: str
     trips: str = ""
 
 
@@ -85,10 +95,10 @@ class Received:
         wrong = [part.padded for part in self.parts[name] if part.fate != "right"]
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
-    def change(self, name: str) -> tuple[str, str, str]:
-        """Return what was done to all values of every wrong part of a tensor; empty where that is not one thing."""
+    def change(self, name: str) -> Changed | None:
+        """Return what was done to all values of every wrong part of a tensor; None where that is not one thing."""
         changes = {part.change for part in self.parts[name] if part.fate != "right"}
-        return changes.pop() if len(changes) == 1 else ("", "", "")
+        return changes.pop() if len(changes) == 1 else None
 
     @property
     def unplaced(self) -> list[str]:
@@ -96,7 +106,7 @@ class Received:
         known = self.wrong("kept", "rounded", "dtype", "shape")
         wrong = self.wrong("other", "swapped")
         found = [name for name in wrong if name not in known and name not in self.each and not self.owner(name)]
-        return [name for name in found if not self.is_padded(name) and not self.change(name)[0]]
+        return [name for name in found if not self.is_padded(name) and not self.change(name)]
 
 
 def message_of(findings: Iterable[Finding]) -> str:
@@ -160,12 +170,10 @@ def _rows(parts: Sequence[Part]) -> str:
     return listed((part.text for part in parts), MOST)
 
 
-def _finding(
-    kind: str, received: Received, name: str, parts: Sequence[Part], text: str, why: tuple[str, str]
-) -> Finding:
+def _finding(cause: Cause, received: Received, name: str, parts: Sequence[Part], text: str) -> Finding:
+    """Return the finding with the rows of each rank, and with the kind that its cause has in a trip."""
     details = (f"{WRONG}{_rows(parts)}", *([received.words.trips] if received.words.trips else []))
-    ranks = tuple(part.rank for part in parts)
-    return Finding(kind, "error", name, ranks, text, details=details, cause=why[0], fix=why[1])  # type: ignore[arg-type]
+    return cause.finding(name, tuple(part.rank for part in parts), text, details=details)
 
 
 def _padded(received: Received, name: str) -> Finding:
@@ -173,11 +181,7 @@ def _padded(received: Received, name: str) -> Finding:
     one = next(part.padded for part in parts if part.padded is not None and part.padded.first)
     what = "rows" if one.dim == 0 else f"indices of dim {one.dim}"
     text = f"each rank's own {what} are padded, {one.size:,} and {one.more:,} more, where the map pads the whole"
-    why = (
-        "The tensor was cut for the ranks before it was padded",
-        "pad the whole at its end, and cut that for the ranks",
-    )
-    return _finding("misordered", received, name, parts, f"{text}: on {_where(received, name, parts)}", why)
+    return _finding(CutBeforePadding(), received, name, parts, f"{text}: on {_where(received, name, parts)}")
 
 
 def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
@@ -185,35 +189,22 @@ def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     much = "" if count == size else f"{count:,} of {size:,} elements of "
     text = f"the {words.trip} did not write {much}it on {_where(received, name, parts)}: what was there before is there"
-    return _finding("write-not-applied", received, name, parts, text, _why_kept(received, name, parts))
+    return _finding(_why_kept(received, name, parts), received, name, parts, text)
 
 
-def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> tuple[str, str]:
-    """Return the cause and the fix of old values: the whole trip, a rank, a kind of tensor or this one."""
-    words, kept, role = received.words, received.wrong("kept"), received.roles[name]
+def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
+    """Return the cause of old values: the whole trip, a rank, a kind of tensor or this one."""
+    trip, kept, role = received.words.trip, received.wrong("kept"), received.roles[name]
     if any(part.wrong < part.size for part in parts):
-        return (
-            "Only a part of these ranks' shards is written: the pieces that arrive are fewer or smaller than the shard",
-            f"compare the offsets and lengths of the pieces that arrive with the rows named here; {words.to_place}",
-        )
+        return PartialWrite(trip)
     if {part.rank for part in parts} < _ranks_of(received, name):
-        return (
-            f"The {words.trip} left it alone on these ranks, and wrote it on the others",
-            f"run the {words.trip} on every rank, with the same keys, or broadcast from a rank that did",
-        )
+        return SkippedRanks(trip)
     if set(kept) >= set(received.parts):
-        return f"The {words.trip} wrote into copies, under other names, or not at all", words.to_write
+        return WriteIntoCopies(trip)
     same = [other for other in received.parts if received.roles[other] == role]
     if len(same) > 1 and all(one in kept for one in same):
-        return f"{WHOLE[role]} left out: none of them was written", (
-            "save and load model.state_dict(), which has persistent buffers too, not named_parameters()"
-            if role == "buffer"
-            else words.to_write
-        )
-    return (
-        "It is not among what was written: a filter, a missing or renamed key with strict=False, or it was not sent",
-        "list the keys that were missing or unexpected (load_state_dict returns them; strict=True raises), and send it",
-    )
+        return SkippedRole(trip, role)
+    return SkippedKey()
 
 
 def _ranks_of(received: Received, name: str) -> set[int]:
@@ -223,48 +214,35 @@ def _ranks_of(received: Received, name: str) -> set[int]:
 def _rounded(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     dtype = parts[0].why
     text = f"its values were rounded to {dtype} on the way on {_where(received, name, parts)}"
-    cause = f"They were saved, sent or received in {dtype} and cast back without a word"
-    if received.words.trip == "sync":
-        fix = f"send it in its own dtype, or, if {dtype} is meant, let the target be {dtype} too"
-    else:
-        fix = "save in the dtype of the model and its optimizer, and load into tensors of that dtype"
-    return _finding("wrong-value", received, name, parts, text, (cause, fix))
+    return _finding(RoundedInTransfer(received.words.trip, dtype), received, name, parts, text)
 
 
 def _retyped(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     text = (
         f"it is {parts[0].why} on {_where(received, name, parts)} after the {received.words.trip}, and was not before"
     )
-    cause = f"The {received.words.trip} put a tensor of another element type in its place"
-    fix = "load into tensors of the dtype that was saved: copy_ into those that are there, or cast what is put there"
-    return _finding("wrong-value", received, name, parts, text, (cause, fix))
+    return _finding(ReplacedDtype(received.words.trip), received, name, parts, text)
 
 
 def _misshapen(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
-    cause = "One rank's part was taken for the whole, another tensor has its name, or one of them is padded"
-    if received.words.trip == "sync":
-        cause += ', which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is'
-    return _finding("wrong-shape", received, name, parts, text, (cause, received.words.to_place))
+    return _finding(PartTakenForWhole(received.words.trip), received, name, parts, text)
 
 
 def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     words = received.words
-    if (change := received.change(name))[0]:
-        text = f"{change[0]}, on {_where(received, name, parts)}"
-        return _finding("wrong-value", received, name, parts, text, change[1:])
+    if change := received.change(name):
+        text = f"{change.why}, on {_where(received, name, parts)}"
+        return _finding(change.explanation, received, name, parts, text)
     if all(part.fate == "zeros" for part in parts):
         number = next((part.why for part in parts if part.why), "")
         what = f"all of its values are {number}" if number else "it has zeros"
         text = f"{what} on {_where(received, name, parts)}, where {words.sender} has other values"
-        cause = "It was made or reset, and never written"
-        return _finding("foreign", received, name, parts, text, (cause, words.to_write))
+        return _finding(ResetWithoutWrite(words.trip), received, name, parts, text)
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     text = f"{count:,} of {size:,} elements are not those of {words.sender} on {_where(received, name, parts)}"
-    if name in received.each:
-        cause = "Every rank has values of its own under this name, and these ranks have another's"
-        return _finding("foreign", received, name, parts, text, (cause, "give each rank the file that it saved itself"))
-    return _finding("foreign", received, name, parts, text, (CHANGED, TO_KEEP))
+    cause = FileOfAnotherRank() if name in received.each else ChangedInTransfer()
+    return _finding(cause, received, name, parts, text)
 
 
 def _advised(finding: Finding, received: Received) -> Finding:
@@ -272,33 +250,29 @@ def _advised(finding: Finding, received: Received) -> Finding:
     words = received.words
     details = (*finding.details, *([words.trips] if words.trips else []))
     if finding.kind not in ("foreign", "name-collision"):
-        return replace(finding, details=details, fix=words.to_place, refs=())
+        return replace(finding, details=details, fix=TO_PLACE[words.trip], refs=())
     text = f"{finding.sentence} {finding.held} "
     others = [name for name in received.parts if name != finding.tensor and f"{name} " in text]
     whose = max(others, key=len, default="")
-    cause, fix = _why_swapped(received, finding.tensor, whose) if whose else (CHANGED, TO_KEEP)
-    if not whose and finding.tensor in received.padded:
-        cause, fix = f"It is padding in the place of rows. If not: {continued(CHANGED)}", TO_CUT_PADDED
+    changed = ChangedInTransfer(is_padded=finding.tensor in received.padded)
+    cause = _why_swapped(received, finding.tensor, whose) if whose else changed
     sentence = finding.sentence.replace("tensors of the unsharded model", "tensors")
-    return replace(finding, sentence=sentence, details=details, cause=cause, fix=fix, refs=())
+    return replace(finding, sentence=sentence, details=details).because(cause)
 
 
 def _swapped(received: Received, name: str, parts: Sequence[Part], whose: str) -> Finding:
     text = f"it has the values of {whose} on {_where(received, name, parts)}"
-    return _finding("foreign", received, name, parts, text, _why_swapped(received, name, whose))
+    return _finding(_why_swapped(received, name, whose), received, name, parts, text)
 
 
-def _why_swapped(received: Received, name: str, whose: str) -> tuple[str, str]:
-    """Return the cause and the fix where one tensor has another's values."""
+def _why_swapped(received: Received, name: str, whose: str) -> Cause:
+    """Return the cause where one tensor has another's values."""
     mine, _, own_key = name.partition(" ")
     theirs, _, key = whose.partition(" ")
     if received.roles[name] != "optim" and own_key and mine == theirs:
-        return "The fused tensor is cut in one piece, or its parts are in another order", TO_CUT
+        return FusedCutInOnePiece()
     if received.roles[name] == "optim" and mine == theirs:
-        return f"States of one parameter were exchanged: {' and '.join(sorted((own_key, key)))}", TO_MATCH
+        return ExchangedStates(*sorted((own_key, key)))
     if received.roles[name] == "optim" and own_key == key:
-        return (
-            "The optimizer's state is matched by position: its numbers are of parameters in another order, or of "
-            "others that are left out"
-        ), TO_MATCH
-    return "Another tensor was written under this name: names were matched by position, or two exchanged", TO_MATCH
+        return StateByNumber()
+    return SwappedTensors()

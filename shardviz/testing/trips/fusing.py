@@ -11,7 +11,7 @@ import numpy as np
 
 from shardviz.checkpoint.maps.views import interleave_views
 from shardviz.errors import ShardvizError
-from shardviz.explain.finding import Finding
+from shardviz.explain.transfers import FusedCutInOnePiece, InterleavedParts, ReorderedParts
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits
 from shardviz.live.capture.stamp import bits_of_tensor
@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
     from shardviz.live.capture.locals import Local
     from shardviz.testing.trips.cutting import Cut, Piece
     from shardviz.testing.trips.judging import Part
+
+    Fused = tuple[str, Cause] | None
+    """What a rank has in the place of a fused tensor, in words, and why."""
 
 MOST_ORDERED = 4
 """Parts that are tried in every order."""
 
 MOST_BLOCKS = 256
 MOST_ROWS = 12
-TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
 
 
 def fused_findings(
@@ -53,7 +57,7 @@ def fused_findings(
         if piece.of[1] is not None:
             own.setdefault(piece.of[0], {})[name] = piece
     mine = {name: (_as(cut, theirs[name], each), tuple(each)) for name, each in own.items() if wrong & each.keys()}
-    found: dict[str, dict[int, tuple[tuple[str, str], tuple[str, ...]]]] = {}
+    found: dict[str, dict[int, tuple[Fused, tuple[str, ...]]]] = {}
     for rank, of_rank in enumerate(of_all_ranks(mine)):
         for name, one in of_rank.items():
             found.setdefault(name, {})[rank] = one
@@ -69,23 +73,24 @@ def fused_findings(
 def _agreed(
     name: str,
     names: set[str],
-    ranks: Mapping[int, tuple[tuple[str, str], tuple[str, ...]]],
+    ranks: Mapping[int, tuple[Fused, tuple[str, ...]]],
     parts: Mapping[str, Sequence[Part]],
 ) -> Finding | None:
     """Return the finding of a fused tensor that has one thing on all ranks that have it wrong."""
     hit = sorted({one.rank for each in names for one in parts[each] if one.fate != "right"})
     words = {ranks[rank][0] for rank in hit if rank in ranks}
-    if len(words) != 1 or not (what := words.pop())[0]:
+    if len(words) != 1 or (what := words.pop()) is None:
         return None
+    held, cause = what
     total = len({one.rank for each in names for one in parts[each]})
     where = [f"{_part(each)} {one.text}" for each in sorted(names) for one in parts[each] if one.fate != "right"]
-    text = f"{what[0]}, on {len(hit):,} of {total:,} ranks"
+    text = f"{held}, on {len(hit):,} of {total:,} ranks"
     details = (f"wrong: {listed(where, MOST_ROWS)}",)
-    return Finding("misordered", "error", name, tuple(hit), text, details=details, cause=what[1], fix=TO_CUT)
+    return cause.finding(name, tuple(hit), text, kind="misordered", details=details)
 
 
-def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> tuple[str, str]:
-    """Return what a rank has in the place of a fused tensor, and why; empty where that cannot be named."""
+def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
+    """Return what a rank has in the place of a fused tensor, and why; None where that cannot be named."""
     got = bits_of_tensor(local.values)
     name = next(iter(pieces.values())).of[0]
     whole = None
@@ -93,13 +98,13 @@ def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> tuple[str, str]:
         whole = cut.fused(name, local)
     wanted = part_of(whole, cut.entry(name, None)) if whole is not None else None
     if wanted is not None and _equal(wanted, got, cut.entry(name, None).dtype, local):
-        return "the rank's rows are those of the whole, cut in one piece", "The fused tensor is cut in one piece"
+        return "the rank's rows are those of the whole, cut in one piece", FusedCutInOnePiece(is_seen=True)
     right = [_right(cut, piece) for piece in pieces.values()]
     dim = cut.dim(name, local)
     if any(one is None for one in right):
-        return "", ""
+        return None
     known = [one for one in right if one is not None]
-    return next(_joined(known, got, dim, list(pieces)), ("", ""))
+    return next(_joined(known, got, dim, list(pieces)), None)
 
 
 def _right(cut: Cut, piece: Piece) -> NDArray[Any] | None:
@@ -112,18 +117,18 @@ def _equal(wanted: NDArray[Any], got: NDArray[Any], dtype: str, local: Local) ->
     return np.array_equal(cast_bits(wanted, dtype, local.values.dtype), got)
 
 
-def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, str]]:
+def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:
     """Yield the way in which a rank's right parts are put together: in turns, or in another order."""
     sizes = [part.shape[dim] for part in parts]
     for blocks in [one for one in range(2, math.gcd(*sizes) + 1) if math.gcd(*sizes) % one == 0][:MOST_BLOCKS]:
         views = interleave_views(got, [part.shape for part in parts], (dim, blocks))
         if all(np.array_equal(view.reshape(part.shape), part) for view, part in zip(views, parts, strict=True)):
             rows = " and ".join(dict.fromkeys(f"{size // blocks:,}" for size in sizes))
-            yield f"its parts come in turns, in blocks of {rows} along dim {dim}", "The parts were interleaved"
+            yield f"its parts come in turns, in blocks of {rows} along dim {dim}", InterleavedParts()
     for order in list(permutations(range(len(parts))))[1:] if len(parts) <= MOST_ORDERED else ():
         if np.array_equal(np.concatenate([parts[at] for at in order], dim), got):
             of = ", ".join(_part(names[at]) for at in order)
-            yield f"its parts come in the order {of}", "Its parts were joined in another order"
+            yield f"its parts come in the order {of}", ReorderedParts()
 
 
 def _part(name: str) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.checkpoint.comparing.changed.words import Words
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
@@ -85,7 +86,7 @@ class Part:
         wrong: How many elements are wrong.
         size: How many it has.
         padded: How its own part was padded, where a map pads the whole; None where it was not.
-        change: What was done to all of its values, why, and what to do; empty where that is not one thing.
+        change: What was done to all of its values, and why; None where that is not one thing.
     """
 
     rank: int
@@ -95,7 +96,7 @@ class Part:
     wrong: int = 0
     size: int = 0
     padded: Padded | None = None
-    change: tuple[str, str, str] = ("", "", "")
+    change: Words | None = None
 
     @property
     def text(self) -> str:
@@ -124,13 +125,8 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
     fate, why = _fate(local, target, got, wrong)
     padded = target.padded() if target.padded is not None else None
-    change = _change(wanted, got, own) if fate == "other" else ("", "", "")
+    change = shifted(wanted, got, own, ("what was sent", "it")) if fate == "other" else None
     return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
-
-
-def _change(wanted: NDArray[Any], got: NDArray[Any], dtype: str) -> tuple[str, str, str]:
-    """Return by which factor or number all values are off, with a cause and a fix; empty where by none."""
-    return shifted(wanted, got, dtype, ("what was sent", "it")) or ("", "", "")
 
 
 def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:

@@ -8,20 +8,27 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
-from shardviz.explain.finding import Finding
+from shardviz.explain.loads import (
+    NameLostInLoad,
+    ReplacedParameters,
+    SettingLostInLoad,
+    StateLostInLoad,
+    StateOfStatelessParameter,
+    StepLostInLoad,
+    ThawedByLoad,
+    TieLostInLoad,
+)
 from shardviz.live.capture.agreement import of_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
     from shardviz.testing.trips.contents import Contents
 
 ROUNDING = 1e-6
 """How far a hyperparameter may be off, relative to itself: some formats store float32."""
-TO_LOAD = (
-    "load the optimizer's state by parameter, with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, "
-    "or in place with the optimizer's own load_state_dict"
-)
 
 
 @dataclass(frozen=True)
@@ -73,56 +80,21 @@ def check_states(saved: Facts, before: Contents, after: Contents, of: Collection
             found.setdefault((name, kind, text), []).append(rank)
     size = distributed.get_world_size()
     for (name, kind, text), ranks in found.items():
-        cause, fix = ADVICE[kind]
         sentence = f"{text}, on {len(ranks):,} of {size:,} ranks"
-        yield Finding(_KINDS[kind], "error", name, tuple(ranks), sentence, details=(trips,), cause=cause, fix=fix)  # type: ignore[arg-type]
+        yield CAUSES[kind]().finding(name, tuple(ranks), sentence, details=(trips,))
 
 
-_KINDS = {
-    "state": "incomplete",
-    "extra": "foreign",
-    "number": "write-not-applied",
-    "setting": "write-not-applied",
-    "tie": "untied",
-    "stranger": "wrong-value",
-    "name": "incomplete",
-    "frozen": "wrong-value",
+CAUSES: Mapping[str, type[Cause]] = {
+    "state": StateLostInLoad,
+    "extra": StateOfStatelessParameter,
+    "number": StepLostInLoad,
+    "setting": SettingLostInLoad,
+    "tie": TieLostInLoad,
+    "stranger": ReplacedParameters,
+    "name": NameLostInLoad,
+    "frozen": ThawedByLoad,
 }
-ADVICE = {
-    "state": (
-        "The optimizer's state was not loaded, or what was loaded has none of this parameter: saved by number, under "
-        "another name, or of another stage",
-        TO_LOAD,
-    ),
-    "extra": (
-        "The optimizer's state is matched by position: this parameter had none when it was saved",
-        TO_LOAD,
-    ),
-    "number": (
-        "The step is not among what was saved, or the load left the one that was there: bias correction starts again",
-        "save the whole state of each parameter, with its numbers, and load all of it",
-    ),
-    "setting": (
-        "The groups' hyperparameters were not saved, or the load kept those that the optimizer was built with",
-        "save and load param_groups beside the state; if the new run is to set its own, leave 'setting' out of `of`",
-    ),
-    "tie": (
-        "The load put a new tensor in the place of one of them (assign=True, setattr): they drift apart from now on",
-        "load in place, or tie them again after the load, before the optimizer is made",
-    ),
-    "stranger": (
-        "The load put new parameters into the model (assign=True, setattr), and the optimizer still steps the old ones",
-        "load the model before the optimizer is made, or load in place: copy_ into the parameters that are there",
-    ),
-    "frozen": (
-        "The load put a new parameter in its place, or set requires_grad: a new nn.Parameter is always trained",
-        "load in place, or set requires_grad again after the load, before the optimizer is made",
-    ),
-    "name": (
-        "The load replaced the model by one that lacks it, or renamed it",
-        "load into a model with the same modules",
-    ),
-}
+"""The cause of each thing that a load did not bring, or broke."""
 
 
 def _thawed(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:

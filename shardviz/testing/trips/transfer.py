@@ -47,9 +47,6 @@ MOST = 3
 WORDS = Words(
     trip="sync",
     sender="the source",
-    to_write="copy what arrives into the target's own tensors, on every rank, and wait for the transfer to finish",
-    to_place="cut what is sent by the target's layout: the whole tensor, or each part of a fused one, narrowed to this "
-    "rank's rows",
 )
 
 

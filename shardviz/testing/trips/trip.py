@@ -214,10 +214,6 @@ def _words(trips: str) -> Words:
     return Words(
         trip="load",
         sender="what was saved",
-        to_write="write what was read into the tensors that are there: load_state_dict(...), set_state_dict(...) or "
-        "copy_ under torch.no_grad(), on every rank",
-        to_place="save and load DTensors, whose placements say which rows a rank has (torch.distributed.checkpoint), "
-        "or the whole tensor, cut by distribute_tensor(whole, mesh, placements)",
         trips=trips,
     )
 

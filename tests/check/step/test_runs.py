@@ -119,6 +119,7 @@ def test_weights_drawn_after_sharding_are_no_fault_of_a_step(tmp_path):
     (one,) = step.departures
     assert (one.kind, one.module) == ("drawn", "head.weight")
     assert "depend on the mesh" in one.why
+    assert [one["cause_id"] for one in step.to_json()["departures"]] == ["weights-drawn-after-sharding"]
     assert any("start from different weights" in unchecked.why for unchecked in step.not_compared)
 
 

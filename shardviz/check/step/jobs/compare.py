@@ -18,9 +18,10 @@ from shardviz.check.step.jobs.judging import Judging
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, other_weights, rows_of
 from shardviz.check.step.jobs.traces import counts_per_forward, trace_of, with_first_module
 from shardviz.check.step.jobs.whole_job import WholeJob
-from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
+from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.unread import without_trace
 from shardviz.explain.finding import Finding
+from shardviz.explain.jobs import DifferentBatch, DifferentWeights, MisplacedWeights
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.starts import OtherWeight
     from shardviz.check.step.jobs.traces import JobTrace, Place, Point
     from shardviz.dump.dump import Dump
+    from shardviz.explain.cause import Cause
 
 MAX_LISTED = 3
 MAX_ROWS = 1 << 24
@@ -124,8 +126,7 @@ def _compare(one: WholeJob, job: WholeJob) -> Attempt:
         return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS, is_of_jobs=True))
     rows = _rows_of(one, job)
     if rows.problem:
-        why = "another batch, another order of data or another batch size per rank: give both jobs the same rows in all"
-        departure = Departure("batch", "", "", f"{job.name}: {rows.problem}", why)
+        departure = departure_for(DifferentBatch(of_jobs=True), "batch", "", f"{job.name}: {rows.problem}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
     judging = _judging(one, job, rows.order)
     return _beside(one, job, judging, Weights(params, grads, belongings))
@@ -147,15 +148,12 @@ def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Depart
     )
     if first.is_permuted:
         sentence += f"{first.name} has numbers of the other job's {first.name}, at other places"
-        why = "A loader or the sharding puts rows elsewhere than placements say: shardviz check finds the order"
+        cause: Cause = MisplacedWeights()
     else:
         far = f"is up to {first.apart:.2g} of its size off" if np.isfinite(first.apart) else "fits no part of it"
         sentence += f"{first.name} {far}"
-        why = (
-            "another seed, another order of drawing (as where weights are drawn after sharding) or another checkpoint: "
-            "start both jobs from the same weights; the step was not compared"
-        )
-    return Departure("weights", first.name, "", sentence, why)
+        cause = DifferentWeights(of_jobs=True)
+    return departure_for(cause, "weights", first.name, sentence)
 
 
 def _judging(one: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> Judging:
@@ -257,4 +255,4 @@ def _departure(finding: Finding, judging: Judging, one: WholeJob, job: WholeJob)
     if not one.is_of_one:
         first, why = (text.replace(UNSHARDED, one.name) for text in (first, why))
         why += f". {WHICH_IS_RIGHT}"
-    return Departure("sharded", module, "", first, why, max(following, 0))
+    return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation)

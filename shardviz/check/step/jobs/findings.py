@@ -12,6 +12,7 @@ from shardviz.check.step.run import explained
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number
 from shardviz.explain.finding import Finding
+from shardviz.explain.jobs import UnequalLossCounts, UnexplainedJobStep
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence, othe
         return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
     ranks = tuple(sorted(call.points))
     name = first.module or "the model itself"
-    base = Finding("wrong-value", "error", name, ranks, f"its step is not that of {other}", generic=True)
+    base = UnexplainedJobStep().finding(name, ranks, f"its step is not that of {other}", generic=True)
     return of_output(evidence, first, base)
 
 
@@ -70,15 +71,9 @@ def _of_unequal_losses(judging: Judging) -> Finding | None:
     if len(set(scales.values())) < 2:
         return None
     text = listed([f"{number(scale)} on rank {rank}" for rank, scale in sorted(scales.items())], MAX_LISTED)
-    return Finding(
-        "wrong-scale",
-        "error",
+    return UnequalLossCounts().finding(
         "loss",
         tuple(sorted(scales)),
         f"all outputs are right, and backward begins with the other job's gradient times a number of the rank's own: "
         f"{text}",
-        cause="The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels "
-        "that are not ignored, tokens), and these counts are unequal",
-        fix="divide each rank's sum by the count of all ranks, all_reduced, and multiply by the number of ranks over "
-        "which gradients are averaged",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.traces import Place
-from shardviz.explain.finding import Finding
+from shardviz.explain.jobs import CopiesDropDifferently, PartsDropAlike
 from shardviz.layout.placements import Replicate, Shard
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.judging import Judging
+    from shardviz.explain.finding import Finding
 
 LEAST_ELEMENTS = 64
 """Masks of fewer elements may be equal by chance."""
@@ -69,25 +70,7 @@ def _mask(judging: Judging, rank: int, given: Place, returned: Place) -> NDArray
 def _finding(module: str, axis: str, pair: tuple[int, int], *, is_same: bool) -> Finding:
     low, high = pair
     if is_same:
-        return Finding(
-            "wrong-value",
-            "error",
-            module,
-            pair,
-            f"ranks {low} and {high} along {axis} are given the same and drop different elements of it",
-            cause=f"Each rank along {axis} draws a mask of its own for what all of them hold alike: the ranks are "
-            "seeded differently there",
-            fix=f"seed ranks along {axis} alike where they hold copies, and by their coordinate only where {axis} "
-            "splits what is dropped",
-            module=module,
-        )
-    return Finding(
-        "identical-shards",
-        "error",
-        module,
-        pair,
-        f"ranks {low} and {high} along {axis} have different parts and drop the same elements of each",
-        cause=f"The ranks along {axis} are seeded alike, though {axis} splits what is dropped",
-        fix=f"seed by the coordinate along {axis} where an activation is split over it",
-        module=module,
-    )
+        sentence = f"ranks {low} and {high} along {axis} are given the same and drop different elements of it"
+        return CopiesDropDifferently(axis).finding(module, pair, sentence, module=module)
+    sentence = f"ranks {low} and {high} along {axis} have different parts and drop the same elements of each"
+    return PartsDropAlike(axis).finding(module, pair, sentence, module=module)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.jobs.compare import compare_jobs
-from shardviz.check.step.runs.departure import Departure, StepDifference
+from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
 from shardviz.check.step.runs.unsharded import first_parting, has_sketches, pairs_of
 from shardviz.check.step.words import number
 from shardviz.check.unread import without_trace
+from shardviz.explain.jobs import DifferentBatch, DifferentProgram, DifferentWeights, WeightsDrawnAfterSharding
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -19,13 +20,10 @@ if TYPE_CHECKING:
     from shardviz.check.step.runs.departure import Kind
     from shardviz.check.step.runs.unsharded import Pair, Parting, Place
     from shardviz.dump.dump import Dump
+    from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
 MAX_LISTED = 3
-PROGRAM = (
-    "both are unsharded models, so no sharding is at fault: another program, other options, another kernel or another "
-    "torch"
-)
 ODD = ("odd", "repeated", "cut", "none")
 
 
@@ -83,29 +81,26 @@ def _of_weights(weights: Mapping[Place, Pair]) -> list[Departure]:
     other = [(name, pair) for name, pair in differ if (name, pair) not in drawn]
     found = []
     if other:
-        why = "another seed, another order of drawing, or another checkpoint: start both from the same weights"
-        found.append(_weights("weights", other, len(weights), why))
+        found.append(_weights("weights", other, len(weights), DifferentWeights()))
     if drawn:
-        why = (
-            "They were drawn after sharding, so that their values depend on the mesh: no step is at fault. To compare "
-            "the steps, load the same weights into both"
-        )
-        found.append(_weights("drawn", drawn, len(weights), why))
+        found.append(_weights("drawn", drawn, len(weights), WeightsDrawnAfterSharding()))
     return found
 
 
 def _of_batch(points: Mapping[Place, Pair]) -> list[Departure]:
     """Return that the models are given other rows."""
     pairs = [pair for (name, what, _, _), pair in points.items() if not name and what == "input" and pair.differs]
-    sentence = f"the model's inputs differ: {_apart(pairs[0])}" if pairs else ""
-    return [Departure("batch", "", "forward", sentence, "another batch: give both runs the same rows")] if pairs else []
+    if not pairs:
+        return []
+    sentence = f"the model's inputs differ: {_apart(pairs[0])}"
+    return [departure_for(DifferentBatch(), "batch", "", sentence, direction="forward")]
 
 
-def _weights(kind: Kind, differ: Sequence[tuple[str, Pair]], total: int, why: str) -> Departure:
+def _weights(kind: Kind, differ: Sequence[tuple[str, Pair]], total: int, cause: Cause) -> Departure:
     name, pair = differ[0]
     names = listed([one for one, _ in differ], MAX_LISTED)
     sentence = f"{len(differ):,} of {total:,} weights differ before the step: {names}; {_apart(pair)}"
-    return Departure(kind, name, "", sentence, why)
+    return departure_for(cause, kind, name, sentence)
 
 
 def _apart(pair: Pair) -> str:
@@ -125,11 +120,18 @@ def _of_parting(first: Parting) -> Departure:
     how = _apart(first.pair) + (f" ({' beside '.join(dtypes)})" if len(dtypes) > 1 else "")
     if first.what == "input":
         sentence = f"{name} is the first module whose input differs: {how}"
-        return Departure("unsharded", first.module, first.direction, sentence, PROGRAM, first.following)
-    of_equal = {"output": "its inputs are equal", "gradient of input": "the gradients of its output are equal"}
-    equal = f", although {of_equal[first.what]}" if first.what in of_equal else ""
-    sentence = f"{name} is the first module whose {first.what} differs{equal}: {how}"
-    return Departure("unsharded", first.module, first.direction, sentence, PROGRAM, first.following)
+    else:
+        of_equal = {"output": "its inputs are equal", "gradient of input": "the gradients of its output are equal"}
+        equal = f", although {of_equal[first.what]}" if first.what in of_equal else ""
+        sentence = f"{name} is the first module whose {first.what} differs{equal}: {how}"
+    return departure_for(
+        DifferentProgram(),
+        "unsharded",
+        first.module,
+        sentence,
+        direction=first.direction,
+        following=first.following,
+    )
 
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
@@ -140,11 +142,15 @@ def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> li
         if own is not None and (other is None or other.module != own.module):
             run = ("first", "second")[number_]
             where = f"only in the {run} run, on {dump.files.mesh}: {own.summary}"
-            found.append(Departure("sharded", own.module, "", where, own.cause, _num_odd(dump) - 1))
+            found.append(_departure(own, where, dump))
     if ours is not None and theirs is not None and ours.module == theirs.module:
-        sentence = f"in both runs: {ours.summary}"
-        found.append(Departure("sharded", ours.module, "", sentence, ours.cause, _num_odd(before) - 1))
+        found.append(_departure(ours, f"in both runs: {ours.summary}", before))
     return found
+
+
+def _departure(finding: Finding, sentence: str, dump: Dump) -> Departure:
+    following = _num_odd(dump) - 1
+    return Departure("sharded", finding.module, "", sentence, finding.cause, following, finding.explanation)
 
 
 def _first_wrong(report: Report) -> Finding | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from shardviz.check.report import NotChecked
     from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
 Kind = Literal["weights", "drawn", "batch", "unsharded", "sharded"]
@@ -26,6 +27,7 @@ class Departure:
         sentence: What is there, with the numbers.
         why: What that comes of, or what to look at.
         following: How many modules' calls differ after it, which is a consequence.
+        explanation: The cause in the catalogue; None where none is known.
     """
 
     kind: Kind
@@ -34,11 +36,33 @@ class Departure:
     sentence: str
     why: str
     following: int = 0
+    explanation: Cause | None = None
 
     @property
     def is_expected(self) -> bool:
         """Whether it comes of the runs' meshes, and no step is at fault."""
         return self.kind == "drawn"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its fields, with the name of its cause in the catalogue as `cause_id`."""
+        known = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "explanation"}
+        return {**known, "cause_id": self.explanation.name if self.explanation is not None else ""}
+
+
+def departure_for(
+    cause: Cause, kind: Kind, module: str, sentence: str, *, direction: str = "", following: int = 0
+) -> Departure:
+    """Return the departure that has a cause of the catalogue.
+
+    Args:
+        cause: The cause.
+        kind: In what the steps differ.
+        module: The first module, or the first weight.
+        sentence: What is there, with the numbers.
+        direction: Forward or backward; empty for weights and the batch.
+        following: How many modules' calls differ after it.
+    """
+    return Departure(kind, module, direction, sentence, cause.cause, following, cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,5 +112,5 @@ class StepDifference:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints of the steps."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "beside"}
-        lists = {name: [asdict(one) for one in found[name]] for name in ("departures", "not_compared")}
-        return found | lists
+        departures = [one.to_json() for one in self.departures]
+        return found | {"departures": departures, "not_compared": [asdict(one) for one in self.not_compared]}

@@ -16,6 +16,7 @@ from shardviz.checkpoint.records import Saved
 if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.outcome import Verdict
     from shardviz.checkpoint.tensor import Tensor
+    from shardviz.explain.cause import Cause
 
 SIDES = ("the first", "the second")
 
@@ -27,14 +28,12 @@ class Change:
     Attributes:
         verdict: That in a word.
         why: In words, with the numbers.
-        cause: What was done; empty where that is not known.
-        fix: What to do about it.
+        explanation: What was done; None where that is not known.
     """
 
     verdict: Verdict
     why: str
-    cause: str = ""
-    fix: str = ""
+    explanation: Cause | None = None
 
 
 def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Change:
@@ -58,11 +57,11 @@ def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Cha
         return Change("permuted", f"{change}{types}")
     if found := repeated(mine, theirs, names):
         shapes = f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
-        return Change("other", f"{shapes}: {found.why}", found.cause, found.fix)
+        return Change("other", f"{shapes}: {found.why}", found.explanation)
     if found := padding(mine, theirs, names):
-        return Change("padded", f"{found.why}{types}", found.cause, found.fix)
+        return Change("padded", f"{found.why}{types}", found.explanation)
     if found := rounded(one, other, names):
         return Change("cast", *found)
     if found := shifted(mine, theirs, narrow, names):
-        return Change("other", f"{found.why}{types}", found.cause, found.fix)
+        return Change("other", f"{found.why}{types}", found.explanation)
     return Change("other", counted_differences(one, other, mine, theirs, names))

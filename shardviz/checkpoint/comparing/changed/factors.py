@@ -9,6 +9,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.changed.words import Words
+from shardviz.explain.conversion import ForgottenFactor, ForgottenOffset
 from shardviz.reference.lookup import is_alike
 
 if TYPE_CHECKING:
@@ -63,16 +64,13 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
 
 def _multiplied(factor: float, names: tuple[str, str]) -> Words:
     why = f"every value of {names[1]} is {factor_text(factor)} times that of {names[0]}"
-    return Words(
-        why, "A factor was multiplied in, or left out.", f"multiply by {factor_text(1 / factor)} in the conversion"
-    )
+    return Words(why, ForgottenFactor(factor_text(1 / factor)))
 
 
 def _added(added: float, names: tuple[str, str]) -> Words:
     size, (how, undo) = factor_text(abs(added)), ("more", "subtract") if added > 0 else ("less", "add")
     why = f"every value of {names[1]} is {size} {how} than in {names[0]}"
-    cause = "A number was added, or left out, as the 1 of a norm's weights that are stored around 0."
-    return Words(why, cause, f"{undo} {size} in the conversion")
+    return Words(why, ForgottenOffset(undo, size))
 
 
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:

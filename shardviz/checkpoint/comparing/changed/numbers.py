@@ -9,6 +9,14 @@ import numpy as np
 from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.changed.factors import blocks
 from shardviz.checkpoint.comparing.changed.words import Words
+from shardviz.explain.conversion import (
+    CutOffDigits,
+    CutOffEnd,
+    NarrowedOnTheWay,
+    PaddedEnd,
+    PaddedParts,
+    RepeatedHeads,
+)
 from shardviz.reference.lookup import is_alike
 
 if TYPE_CHECKING:
@@ -47,15 +55,10 @@ def _narrowed(own: _Bits, new: _Bits, name: str) -> Words | None:
     for narrow in NARROW if dtype in WIDE and to in (dtype, *NARROW) else ():
         if narrow != to and _is_through(mine, theirs, dtype, narrow, to):
             after = "" if dtype == to else f" to {to}"
-            fix = f"keep {dtype} from load to save" if dtype == to else f"round once, from {dtype} to {to}"
             why = f"{name} has {dtype} values that were rounded to {narrow} on the way{after}"
-            return Words(why, f"They went through {narrow}.", fix)
+            return Words(why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to, " from load to save"))
     if to == "bfloat16" and dtype in CUT and _is_cut_off(mine, theirs, CUT[dtype]):
-        why, cause = (
-            f"{name} has {dtype} cut off to bfloat16, where torch rounds",
-            "The upper half of each value was taken.",
-        )
-        return Words(why, cause, "cast with Tensor.to(torch.bfloat16), which rounds")
+        return Words(f"{name} has {dtype} cut off to bfloat16, where torch rounds", CutOffDigits())
     return None
 
 
@@ -84,10 +87,8 @@ def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) ->
     what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
     why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
     if not is_longer:
-        return Words(why, "The end was cut off.", "keep it, unless it is padding")
-    is_plain = what != "not alike"
-    cause = "It was padded, as a vocabulary is that has to shard evenly" + ("." if is_plain else ", or made longer.")
-    return Words(why, cause, "cut the padding off in the conversion, or load it into a model of that size")
+        return Words(why, CutOffEnd())
+    return Words(why, PaddedEnd(is_plain=what != "not alike"))
 
 
 def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Words | None:
@@ -100,9 +101,7 @@ def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: st
         if part < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
             more = "1 more index" if room - part == 1 else f"{room - part:,} more indices"
             why = f"{name} has {more} of dim {dim} behind every {part:,}"
-            cause = f"Each of {ranks} ranks padded its own part, and the padded parts were put one after the other."
-            fix = "cut each rank's padding off before the parts are joined, or pad the whole at its end"
-            return Words(why, cause, fix)
+            return Words(why, PaddedParts(ranks))
     return None
 
 
@@ -118,8 +117,7 @@ def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -
         once = short.reshape(-1, 1, block, *short.shape[1:])
         if (long.reshape(-1, times, block, *short.shape[1:]) == once).all():
             why = f"{names[is_longer]} has every {block:,} indices of dim {dim} {times} times, one after the other"
-            cause = "Parts were repeated, as heads of k and v are for the ranks or queries that share them."
-            return Words(why, cause, f"take one of each {times}, or repeat them on load and not in the file")
+            return Words(why, RepeatedHeads(times))
     return None
 
 

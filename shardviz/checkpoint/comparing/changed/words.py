@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shardviz.explain.cause import Cause
 
 
 class Words(NamedTuple):
@@ -10,10 +13,8 @@ class Words(NamedTuple):
 
     Attributes:
         why: That, with the numbers.
-        cause: What was done.
-        fix: What to do about it.
+        explanation: What was done.
     """
 
     why: str
-    cause: str
-    fix: str
+    explanation: Cause

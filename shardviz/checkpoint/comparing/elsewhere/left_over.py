@@ -13,6 +13,7 @@ from shardviz.checkpoint.comparing.elsewhere import stale
 from shardviz.checkpoint.comparing.elsewhere.merged import with_merged
 from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open, with_odd_file
 from shardviz.checkpoint.comparing.elsewhere.whole_file import with_whole_file
+from shardviz.explain.odd_files import LeftOverFromStep, OutlierCheckpoint, TakenFromLaterStep
 from shardviz.reference.lookup import is_alike
 from shardviz.text import listed
 
@@ -29,9 +30,6 @@ SHARED = ("equal", "cast", "permuted", "padded")
 """Verdicts on tensors whose values both checkpoints have."""
 
 MAX_STEPS = 3
-FIX = "write it again, from the weights of this step"
-UNSURE = " Or training does not change it, and the {own} is wrong: only a third step would show that."
-TELL = "name a third step with --also; then write it again, from the weights of this step"
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def _judged(
     if number is not None and numbers and min(every) < number < max(every):
         names = listed(dict.fromkeys([*(one.path.name for one in there), steps.sides[held].path.name]), MAX_STEPS)
         why = f"{outcome.why}; {names} have the same, before and after it"
-        return outcome.became("other", why, f"Only the {SIDES[own]} has it otherwise.")
+        return outcome.became("other", why, OutlierCheckpoint(SIDES[own]))
     earlier = last is None or not numbers or min(numbers) < last
     if earlier and (steps.is_same_step(own, step) or (last is None and (held, id(step)) in whole)):
         return _stale(outcome, steps, pair, held, step)
@@ -123,11 +121,9 @@ def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpo
     own = 1 - held
     number, other = (steps.number(one, own) for one in (steps.sides[own], step))
     is_later = number is not None and other is not None and other > number
-    cause = f"It was not gathered, written or loaded again after {step.path.name}."
-    if is_later:
-        cause = f"It was taken from {step.path.name}, a later step."
     mine = (pair.one, pair.other)[own]
     thirds = (one for one in steps.others[own] if one is not step)
     is_sure = mine is not None and any(stale.tensor_in(one, mine) is not None for one in thirds)
-    cause += "" if is_sure else UNSURE.format(own=SIDES[own])
-    return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause, FIX if is_sure else TELL)
+    doubt = "" if is_sure else SIDES[own]
+    cause = TakenFromLaterStep(step.path.name, doubt) if is_later else LeftOverFromStep(step.path.name, doubt)
+    return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause)

@@ -11,6 +11,7 @@ from shardviz.checkpoint.comparing.changed.factors import DIGITS, blocks, factor
 from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open
 from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.errors import DumpError
+from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
 from shardviz.reference.lookup import is_alike
 from shardviz.text import printable
 
@@ -36,10 +37,6 @@ CLEAR = 16
 NEAR = 0.02
 """How near a factor is to one that says something else: none of the change, or all of it."""
 
-MEAN = "It is a mean of both: checkpoints were averaged, or a change, such as a LoRA, was merged with a smaller scale."
-
-FIX = "merge what was added once, with the scale that it was trained with, into weights that do not have it"
-
 
 def with_merged(found: Found, also: Sequence[Checkpoint]) -> Found:
     """Say of tensors that differ how often they have what lies between the other side and a third checkpoint."""
@@ -60,9 +57,7 @@ def _named(outcome: Outcome, times: float, third: str) -> Outcome:
     """Name the two that a change lies between: the first and the third, in the order in which it grows."""
     base, other, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
     why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {other} adds to that"
-    if by < 1:
-        return outcome.became("other", why, MEAN)
-    return outcome.became("other", why, "What was added, such as a LoRA, was merged again or with another scale.", FIX)
+    return outcome.became("other", why, AveragedWeights() if by < 1 else AdapterMergedAgain())
 
 
 def _times(sides: list[Tensor]) -> float | None:

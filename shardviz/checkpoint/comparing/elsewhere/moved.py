@@ -11,6 +11,7 @@ from shardviz.checkpoint.findings import are_embeddings
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.numbering import against, renumbered
 from shardviz.checkpoint.records import Saved
+from shardviz.explain.conversion import CollidingNumbers, OneSidedTie, RenumberedLayers, UnsavedHead
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.maps.numbering import Renumbered
     from shardviz.checkpoint.tensor import Tensor
+    from shardviz.explain.cause import Cause
 
     Found = list[tuple[Outcome, Pair]]
 
@@ -84,8 +86,8 @@ def _with_numbers(found: Found, sources: Mapping[str, str]) -> Found:
     ]
 
 
-def _in_words(one: Renumbered) -> tuple[str, str, str]:
-    """Return what became of layers or experts, the cause and the fix."""
+def _in_words(one: Renumbered) -> tuple[str, Cause]:
+    """Return what became of layers or experts, and why."""
     what, few = one.what, [*one.numbers.items()][:MAX_NUMBERS]
     more = ", ..." if len(one.numbers) > len(few) else ""
     mine, theirs = (" ".join(str(pair[at]) for pair in few) for at in (0, 1))
@@ -93,9 +95,8 @@ def _in_words(one: Renumbered) -> tuple[str, str, str]:
     if len(few) == 1:
         why = f"{what}.{mine} of the second is {what}.{theirs} of the first"
     if one.is_again:
-        cause = f"Some {what} were written several times and others not at all, as where ranks count their own from 0."
-        return f"{why}, which it has elsewhere, too", cause, f"number {what} over all ranks"
-    return why, f"The numbers of {what} were changed.", f"number {what} as the first does"
+        return f"{why}, which it has elsewhere, too", CollidingNumbers(what)
+    return why, RenumberedLayers(what)
 
 
 def _with_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
@@ -130,8 +131,7 @@ def _gone(outcome: Outcome, pair: Pair, where: _Whereabouts) -> Outcome:
     if id(target) not in where.kept or not are_embeddings(outcome.name, target.name):
         return outcome.became("moved", f"the first has here the second's {name}")
     why = f"{outcome.why}; in the first it is a copy of {name}, which did not change"
-    cause = "The two are tied in the first, and in the second one of them was changed alone."
-    return outcome.became("other", why, cause, "tie them before the save, or leave out the one that is not used")
+    return outcome.became("other", why, OneSidedTie())
 
 
 def with_ties(found: Found) -> Found:
@@ -164,7 +164,7 @@ def _untied(outcome: Outcome, own: Tensor | None, side: Contents) -> Outcome:
     if len(like) != 1 or own is None or own.dtype != like[0].dtype or outcome.verdict != "missing":
         return outcome
     words = f"{outcome.why}; it is not a copy of {printable(like[0].name)}, which has its shape"
-    return outcome.became("missing", words, "", "write it too: a loader makes it up, or ties it to the other")
+    return outcome.became("missing", words, UnsavedHead())
 
 
 def with_fused(found: Found) -> Found:

@@ -6,7 +6,6 @@ Training changes all parts of a tensor. Where several differ only in the parts t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.agreement import can_cast, equal, narrower
@@ -14,7 +13,8 @@ from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError
-from shardviz.text import counted, printable
+from shardviz.explain.odd_files import FileOfAnotherSave, FileOfAnotherStep, FileOfOtherSide, FileOnEitherSide, OddFile
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,38 +32,8 @@ SIDES = ("first", "second")
 FEWEST = 2
 """Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
 
-NEITHER = "its rank did not load or train its parts"
-UNKNOWN = f"that file is of another save, or {NEITHER}"
-
-WHICH = (
-    "shardviz check each: where steps of the optimizer differ between files, it names the file; then write that one "
-    "again, from the step of the others"
-)
-"""The fix where each of two checkpoints has one file that may be the odd one."""
-
 SAME = ("equal", "tied")
 LONE = ("missing", "added", "not-compared")
-
-
-@dataclass(frozen=True, slots=True)
-class OddFile:
-    """One file that all differences are in, or none.
-
-    Attributes:
-        at: Whose file it is: 0 or 1.
-        name: The file.
-        differs: Whether it has all differences; else it has none.
-        parts: How many parts of tensors it has of those that were compared.
-        odd: How many of them are different.
-        others: How many other files there are.
-    """
-
-    at: int
-    name: str
-    differs: bool
-    parts: int
-    odd: int
-    others: int
 
 
 def with_odd_file(found: Found, others: tuple[Sequence[Checkpoint], Sequence[Checkpoint]]) -> Found:
@@ -83,7 +53,7 @@ def with_odd_file(found: Found, others: tuple[Sequence[Checkpoint], Sequence[Che
 
 def is_open(outcome: Outcome) -> bool:
     """Whether a tensor has other values, and not ones that a factor or a rounding makes of its own."""
-    return outcome.verdict == "other" and not outcome.cause
+    return outcome.verdict == "other" and outcome.explanation is None
 
 
 def find_odd_file(found: Found, at: int) -> OddFile | None:
@@ -150,35 +120,18 @@ def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[
         step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
         if odd.differs and step is not None:
             return _of_step(outcome, odd, step)
-    odd, side, name = sides[0], SIDES[sides[0].at], printable(sides[0].name)
-    cause = cause_of(odd, side, SIDES[1 - odd.at])
+    odd, names = sides[0], (SIDES[sides[0].at], SIDES[1 - sides[0].at])
     if not odd.differs:
-        fix = f"write {name} again, from the step of the others"
-        return outcome.became("other", outcome.why, f"{cause}: that file is of the {SIDES[1 - odd.at]}'s save.", fix)
+        return outcome.became("other", outcome.why, FileOfOtherSide(odd.file, odd, *names))
     if len(sides) == 1 or not sides[1].differs:
-        fix = f"write {name} again, from the step of the others"
-        return outcome.became("other", outcome.why, f"{cause}: {UNKNOWN}.", fix)
-    twin = f"so it is in {printable(sides[1].name)} of the first"
-    return outcome.became(
-        "other", outcome.why, f"{cause}; {twin}: one of the two is of another save, or {NEITHER}.", WHICH
-    )
+        return outcome.became("other", outcome.why, FileOfAnotherSave(odd.file, odd, *names))
+    return outcome.became("other", outcome.why, FileOnEitherSide(odd, *names, sides[1].file))
 
 
 def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
-    side, name = SIDES[odd.at], printable(odd.name)
+    side, other = SIDES[odd.at], SIDES[1 - odd.at]
     why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
-    known = f"that file is of {printable(step.path.name)}, or its rank did not train its parts since"
-    cause = f"{cause_of(odd, side, SIDES[1 - odd.at])}: {known}."
-    return outcome.became("stale", why, cause, f"write {name} again, from the step of the others")
-
-
-def cause_of(odd: OddFile, side: str, other: str) -> str:
-    """Say that a side's file is the odd one, without the end of the sentence."""
-    name, rest = printable(odd.name), counted(odd.others, "other file")
-    if not odd.differs:
-        return f"Everything in {name} of the {side} is as in the {other}, and most of its {rest} is not"
-    parts = f"all {odd.parts:,}" if odd.odd == odd.parts else f"{odd.odd:,} of {odd.parts:,}"
-    return f"All that differs is in {name} of the {side}, {parts} parts of it, and nothing in its {rest}"
+    return outcome.became("stale", why, FileOfAnotherStep(odd.file, odd, side, other, printable(step.path.name)))
 
 
 def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:

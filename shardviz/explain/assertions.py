@@ -1,0 +1,367 @@
+"""What a test asserts and does not hold: layouts, copies, ties, and values that differ from a reference's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+from shardviz.text import continued
+
+# Layouts
+
+
+@dataclass(frozen=True)
+class CopiesNotClaimed(Cause):
+    """A tensor is split over an axis, or pending there, and the test expects equal copies.
+
+    A split tensor has nothing along this axis that could be compared.
+
+    Attributes:
+        axis: The axis.
+    """
+
+    axis: str
+    kinds = ("wrong-placement",)
+    how = "replicate it along {axis}, or assert another axis"
+
+
+@dataclass(frozen=True)
+class UnexpectedDtype(Cause):
+    """A tensor has the layout that the test expects, and another dtype.
+
+    A mixed-precision policy, or a cast before or after the wrapper, decides in which dtype parameters are kept.
+
+    Attributes:
+        dtype: The dtype that is expected.
+        held: The tensor's own dtype and layout.
+    """
+
+    dtype: str
+    held: str
+    kinds = ("wrong-placement",)
+    how = "make it {dtype}, or expect {held}"
+
+
+@dataclass(frozen=True)
+class UnexpectedShape(Cause):
+    """The layout that the test expects does not fit the shape of the tensor.
+
+    The model has other sizes than the test was written for, or the pattern of the rule also matches this tensor.
+
+    Attributes:
+        held: The tensor's own layout.
+        expected: The layout that is expected.
+        shape: The tensor's shape.
+    """
+
+    held: str
+    expected: str
+    shape: tuple[int, ...]
+    kinds = ("wrong-placement",)
+
+    @property
+    def fix(self) -> str:
+        """Expect a layout of that shape."""
+        return f"expect {self.held}: {self.expected} does not fit the shape {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class UnexpectedPlainTensor(Cause):
+    """A tensor is plain, and the test expects it to be sharded.
+
+    The wrapper left it out, or it is looked at while FSDP has it gathered.
+
+    Attributes:
+        held: The tensor's own shape.
+        is_param: Whether it is a parameter, which FSDP gathers.
+    """
+
+    held: str
+    is_param: bool
+    kinds = ("wrong-placement",)
+
+    @property
+    def fix(self) -> str:
+        """Shard it, or expect it as it is."""
+        gathered = " (FSDP2 gathers a root's weights for forward and keeps them until backward, or its reshard())"
+        return f"shard it{gathered if self.is_param else ''}, or expect {self.held}"
+
+
+@dataclass(frozen=True)
+class UnexpectedPlacement(Cause):
+    """A tensor has other placements than the test expects.
+
+    Axes in another order, another dim or a missing axis still make a valid layout, so sharding raises nothing.
+
+    Attributes:
+        placements: What makes the placements that are expected.
+        held: The tensor's own layout.
+    """
+
+    placements: str
+    held: str
+    kinds = ("wrong-placement",)
+    how = "place it by {placements}, or expect {held}"
+
+
+# Copies and ties
+
+
+@dataclass(frozen=True)
+class UnequalGradientCopies(Cause):
+    """Copies of a gradient differ along an axis after backward.
+
+    Every rank computes the gradient of its own part of the batch. If nothing reduces it, each rank steps by its own,
+    and the copies of the weight drift apart.
+
+    Attributes:
+        axes: The axes along which copies differ.
+        other: An axis along which they may be equal, if the parameter may be split by hand; else empty.
+    """
+
+    axes: tuple[str, ...]
+    other: str = ""
+    kinds = ("unreduced-gradient",)
+    references = ("pytorch#154888", "Megatron-LM#1446")
+
+    @property
+    def cause(self) -> str:
+        """What did not reduce it."""
+        return (
+            f"Nothing reduced this gradient over {' and '.join(self.axes)}: backward ran under no_sync(), the "
+            "parameter is outside what FSDP, DDP or a tensor-parallel style manages there, or the reduction ran over a "
+            "group of one"
+        )
+
+    @property
+    def fix(self) -> str:
+        """Reduce it over each axis."""
+        axes = " and ".join(self.axes)
+        calls = " and ".join(f"all_reduce(grad, group=mesh.get_group({axis!r}))" for axis in self.axes)
+        by_hand = f"; for a parameter split over {axes} by hand, compare axis={self.other!r} alone"
+        return (
+            f"after backward, {calls}, with op=ReduceOp.AVG for a mean; or give the parameter to the wrapper whose "
+            f"mesh has {axes}{by_hand if self.other else ''}"
+        )
+
+
+@dataclass(frozen=True)
+class NeverTied(Cause):
+    """Two names that should be tied do not share storage.
+
+    Sharding module by module gives each name a parameter of its own. Both begin with the same values, and each is
+    trained by itself from then on.
+
+    Attributes:
+        tensor: The name that has storage of its own.
+        owner: The name whose storage it should share.
+        loss: How a tie is usually lost.
+    """
+
+    tensor: str
+    owner: str
+    loss: str
+    kinds = ("untied",)
+    how = "tie them after the model is sharded, under one layout: model.{tensor} = model.{owner}"
+    references = ("foundation-model-stack#331",)
+
+    @property
+    def cause(self) -> str:
+        """That they were not tied, or how the tie was lost."""
+        return f"They were never tied; or they were, and then: {continued(self.loss)}"
+
+
+# Shapes beside a reference's
+
+
+@dataclass(frozen=True)
+class WrongLocalShape(Cause):
+    """A local tensor does not have the shape that its placements give the rank.
+
+    DTensor.from_local takes any local tensor, and by default infers the whole shape from it.
+    """
+
+    kinds = ("wrong-shape",)
+    why = "The sharded side is wrong: a local tensor does not have the shape that its placements give this rank"
+    how = "give DTensor.from_local the shape and stride of the whole, and local tensors cut as torch.chunk cuts them"
+
+
+@dataclass(frozen=True)
+class UnrelatedShapes(Cause):
+    """A tensor and its reference have shapes of which neither is a part of the other.
+
+    They are found under one name, and may be different tensors.
+    """
+
+    kinds = ("wrong-shape",)
+    why = "Neither is a part of the other: they are not the same tensor, or one was reshaped or transposed"
+    how = "compare tensors that mean the same, in the same order of dims"
+
+
+@dataclass(frozen=True)
+class PartWithoutPlacements(Cause):
+    """A tensor is smaller than its reference in one dim, like one rank's part of it.
+
+    A local tensor without placements counts as the whole.
+
+    Attributes:
+        dim: The dim.
+        size: The tensor's size there.
+        wanted: The reference's.
+        is_plain: Whether the tensor has no placements.
+    """
+
+    dim: int
+    size: int
+    wanted: int
+    is_plain: bool
+    kinds = ("wrong-shape",)
+    how = "attach placements to the local tensor with DTensor.from_local, so that its part is known"
+
+    @property
+    def cause(self) -> str:
+        """Which side is smaller."""
+        side = "sharded side" if self.is_plain else "sharded side's whole"
+        return (
+            f"The {side} is smaller: dim {self.dim} has {self.size} of the reference's {self.wanted}, as one rank's "
+            "part has"
+        )
+
+
+@dataclass(frozen=True)
+class PartAsReference(Cause):
+    """A reference is smaller than the tensor in one dim.
+
+    A reference of one rank's rows, or of a part of the batch, compares equal to nothing that is whole. On the sharded
+    side, copies that are concatenated instead of added make a tensor too long.
+
+    Attributes:
+        dim: The dim.
+        size: The tensor's size there.
+        wanted: The reference's.
+    """
+
+    dim: int
+    size: int
+    wanted: int
+    kinds = ("wrong-shape",)
+    why = (
+        "The reference is smaller: dim {dim} has {wanted} of the sharded side's {size}. Either the reference is one "
+        "rank's part or of a part of the batch, or copies were put one after the other on the sharded side"
+    )
+    how = (
+        "give the whole as reference; where it is, label equal copies Replicate() or add them instead of concatenating"
+    )
+
+
+# Values that no rule explains
+
+
+@dataclass(frozen=True)
+class FewElementsDiffer(Cause):
+    """A few elements of a computed tensor are not the reference's, and the others are.
+
+    The seed, the weights and most of the batch are right, so one sample, position or row differs.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "Most elements are the reference's on these ranks, too: it is only what the others are computed from that "
+        "differs"
+    )
+    how = "look at what they have in common: a sample, a position or a mask; a row of a weight or an index"
+
+
+@dataclass(frozen=True)
+class FewElementsZero(Cause):
+    """A few elements of a weight are zero, and the others are the reference's.
+
+    The tensor was allocated with zeros and only a part of it was written.
+    """
+
+    kinds = ("wrong-value",)
+    why = "Most elements are the reference's on these ranks, too, and the others are zero: nothing was written there"
+    how = "write the whole tensor, on every rank"
+
+
+@dataclass(frozen=True)
+class FewElementsChanged(Cause):
+    """A few elements of a weight are not the reference's, and the others are.
+
+    Something wrote to a part of the tensor: to a slice, to padding, to some rows of an embedding.
+    """
+
+    kinds = ("wrong-value",)
+    why = "Most elements are the reference's on these ranks, too: the others were written or changed by themselves"
+    how = "look at what writes a part of it: a slice or index that is assigned, padding, a step of an embedding's rows"
+
+
+@dataclass(frozen=True)
+class UnexplainedDifference(Cause):
+    """Most elements of a gradient or output differ from the reference's, and no rule says why.
+
+    Other weights, another batch or another program all look like this. Comparing weights first, and then modules one by
+    one, tells which.
+
+    Attributes:
+        ranks: Which ranks differ: `these ranks` or `all ranks`.
+    """
+
+    ranks: str
+    kinds = ("wrong-value",)
+    why = "On {ranks} it was computed from other weights, from another batch, or in another way than the reference"
+    how = (
+        'assert_same(model, reference, of=("param", "buffer")) before the step, and give both the same batch; if that '
+        "passes, compare the outputs of modules, first to last: the first that differs is at fault"
+    )
+
+
+@dataclass(frozen=True)
+class OnlyZeros(Cause):
+    """Ranks hold only zeros where the reference has values.
+
+    The weight was allocated (to_empty, zeros_like) and not written. A write into `.data` of a temporary or into
+    full_tensor() changes a copy.
+
+    Attributes:
+        ranks: Which ranks: `these ranks` or `all ranks`.
+    """
+
+    ranks: str
+    kinds = ("wrong-value",)
+    how = (
+        "read every rank's file, and write with param.to_local().copy_() under torch.no_grad(): .data of a temporary "
+        "and full_tensor() are copies"
+    )
+
+    @property
+    def cause(self) -> str:
+        """Which ranks were not written."""
+        return f"{self.ranks.capitalize()} hold only zeros: nothing was written there"
+
+
+@dataclass(frozen=True)
+class SomeRanksDiffer(Cause):
+    """Some ranks' weights differ from the reference's, and the other ranks' do not.
+
+    These ranks alone drew, loaded or changed them: with another seed, from another file, or without the broadcast.
+    """
+
+    kinds = ("wrong-value",)
+    why = "The other ranks have the reference's values: these ranks drew, loaded or changed theirs by themselves"
+    how = "look at what fills it on these ranks alone: their seed, their file, a broadcast that leaves them out"
+
+
+@dataclass(frozen=True)
+class AllRanksDiffer(Cause):
+    """No rank's weights are the reference's.
+
+    The two sides do not start from the same weights, or one of them has taken a step.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "No rank has the reference's values: they were drawn from another seed, loaded from another file, or one side "
+        "was stepped since"
+    )
+    how = "load both from one state dict, and compare them before either is trained"

@@ -1,0 +1,448 @@
+"""Conversions between checkpoints that did something else to a tensor than their map, or the other side, says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+
+
+@dataclass(frozen=True)
+class ForgottenFactor(Cause):
+    """All values of a tensor are those of the original times one number.
+
+    A scale that one format stores in its weights and the other applies in its code was converted twice or not at all.
+
+    Attributes:
+        undo: One over the factor, as it is printed.
+    """
+
+    undo: str
+    kinds = ("wrong-value",)
+    why = "A factor was multiplied in, or left out."
+    how = "multiply by {undo} in the conversion"
+
+
+@dataclass(frozen=True)
+class ForgottenOffset(Cause):
+    """All values of a tensor are those of the original plus one number.
+
+    Some models store the weights of a norm around 0 and add 1 when they compute, others store them around 1. The shapes
+    are the same, so a conversion that forgets this loads.
+
+    Attributes:
+        undo: What takes it back: `add` or `subtract`.
+        size: The number, as it is printed.
+    """
+
+    undo: str
+    size: str
+    kinds = ("wrong-value",)
+    why = "A number was added, or left out, as the 1 of a norm's weights that are stored around 0."
+    how = "{undo} {size} in the conversion"
+
+
+@dataclass(frozen=True)
+class NarrowedOnTheWay(Cause):
+    """Values were rounded to a narrower dtype somewhere between load and save, and cast back.
+
+    A cast to a wider dtype succeeds without a warning, and the digits that were lost are zeros. The dtype of the result
+    is right.
+
+    Attributes:
+        narrow: The dtype that they went through.
+        dtype: The dtype that they had before.
+        to: The dtype that they have now; empty if it is the same.
+        span: From when to when to keep the dtype, as the end of a sentence.
+    """
+
+    narrow: str
+    dtype: str
+    to: str = ""
+    span: str = ""
+    kinds = ("wrong-value",)
+    why = "They went through {narrow}."
+    how = "keep {dtype}{span}"
+
+    @property
+    def fix(self) -> str:
+        """Keep the dtype, or round once."""
+        return f"round once, from {self.dtype} to {self.to}" if self.to else super().fix
+
+
+@dataclass(frozen=True)
+class CutOffDigits(Cause):
+    """A float32 became a bfloat16 by its upper half instead of by rounding.
+
+    The upper 16 bits of a float32 are a bfloat16 that is nearly the value, but always nearer to zero. The bias of half
+    a digit is small enough to pass a loose comparison.
+    """
+
+    kinds = ("wrong-value",)
+    why = "The upper half of each value was taken."
+    how = "cast with Tensor.to(torch.bfloat16), which rounds"
+
+
+@dataclass(frozen=True)
+class OverflowInFloat16(Cause):
+    """Values became infinite in a cast to float16.
+
+    float16 has more digits than bfloat16 and a much smaller range. torch casts without a warning.
+
+    Attributes:
+        dtype: The dtype that is too small.
+    """
+
+    dtype: str
+    kinds = ("wrong-value",)
+    why = "{dtype} ends at 65,504."
+    how = "save in bfloat16, which has the range of float32, or in the wider type"
+
+
+@dataclass(frozen=True)
+class CutOffEnd(Cause):
+    """One side lacks the last indices of a dim, and is equal in all others.
+
+    A vocabulary that was cut to the size of its tokenizer looks like this, and so does a last shard that was lost.
+    """
+
+    kinds = ("missing",)
+    why = "The end was cut off."
+    how = "keep it, unless it is padding"
+
+
+@dataclass(frozen=True)
+class PaddedEnd(Cause):
+    """One side has more indices at the end of a dim, and is equal in all others.
+
+    Frameworks round a vocabulary up to a multiple that shards evenly. Tokens never point at the padding, so it does no
+    harm until a model of the other size loads it.
+
+    Attributes:
+        is_plain: Whether all that was added is one number, as padding is.
+    """
+
+    is_plain: bool
+    kinds = ("wrong-shape",)
+    how = "cut the padding off in the conversion, or load it into a model of that size"
+
+    @property
+    def cause(self) -> str:
+        """That it was padded; if the end has values, that it may have been made longer."""
+        return "It was padded, as a vocabulary is that has to shard evenly" + (
+            "." if self.is_plain else ", or made longer."
+        )
+
+
+@dataclass(frozen=True)
+class PaddedParts(Cause):
+    """Each rank's own part of a tensor has padding at its end.
+
+    Ranks padded their shards to one size, and the shards were joined as they were. The shape is that of a tensor padded
+    at its end, but rows behind the first shard are shifted.
+
+    Attributes:
+        ranks: How many ranks padded their parts.
+    """
+
+    ranks: int
+    kinds = ("misordered",)
+    why = "Each of {ranks} ranks padded its own part, and the padded parts were put one after the other."
+    how = "cut each rank's padding off before the parts are joined, or pad the whole at its end"
+
+
+@dataclass(frozen=True)
+class RepeatedHeads(Cause):
+    """One side has every block of a dim several times.
+
+    With grouped queries, or more ranks than heads of k and v, a framework repeats heads so that each rank has one. A
+    save that does not undo this makes the tensor longer.
+
+    Attributes:
+        times: How often each part is there.
+    """
+
+    times: int
+    kinds = ("duplicated",)
+    why = "Parts were repeated, as heads of k and v are for the ranks or queries that share them."
+    how = "take one of each {times}, or repeat them on load and not in the file"
+
+
+@dataclass(frozen=True)
+class WrongQuantizationScales(Cause):
+    """Values in eight bits are not the nearest that their scales allow to the other side's.
+
+    Values and scales are two tensors. If one of them comes from another step or is in another order, the product is
+    wrong and nothing raises.
+    """
+
+    kinds = ("wrong-value",)
+    why = "Values or scales are of another tensor or step, in another order, or the scales are the inverse."
+    how = "quantize again, and save values and scales together"
+
+
+@dataclass(frozen=True)
+class AveragedWeights(Cause):
+    """A tensor lies between those of two other checkpoints.
+
+    Averaging checkpoints is a method of its own, and a LoRA that is merged with a smaller scale does the same to the
+    numbers.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "It is a mean of both: checkpoints were averaged, or a change, such as a LoRA, was merged with a smaller scale."
+    )
+
+
+@dataclass(frozen=True)
+class AdapterMergedAgain(Cause):
+    """A tensor has the change between two checkpoints more than once.
+
+    A LoRA was merged into weights that already have it, or with another scale than it was trained with. Shapes do not
+    change, so any number of merges succeeds.
+    """
+
+    kinds = ("wrong-value",)
+    why = "What was added, such as a LoRA, was merged again or with another scale."
+    how = "merge what was added once, with the scale that it was trained with, into weights that do not have it"
+
+
+@dataclass(frozen=True)
+class RenumberedLayers(Cause):
+    """Layers or experts have other numbers in the second checkpoint than in the first.
+
+    All layers have the same shapes, so any order of them loads.
+
+    Attributes:
+        what: What is numbered: `layers`, `experts`.
+    """
+
+    what: str
+    kinds = ("foreign",)
+    why = "The numbers of {what} were changed."
+    how = "number {what} as the first does"
+
+
+@dataclass(frozen=True)
+class CollidingNumbers(Cause):
+    """Some layers or experts are in the second checkpoint several times, and others are lost.
+
+    Each pipeline stage or expert-parallel rank numbers its own from 0. Without the offset of the rank they write under
+    the same names, and the last one stays.
+
+    Attributes:
+        what: What is numbered: `layers`, `experts`.
+    """
+
+    what: str
+    kinds = ("foreign", "missing")
+    why = "Some {what} were written several times and others not at all, as where ranks count their own from 0."
+    how = "number {what} over all ranks"
+
+
+@dataclass(frozen=True)
+class OneSidedTie(Cause):
+    """Two names are one tensor on one side, and two different tensors on the other.
+
+    Tied embeddings share their values as long as both names lead to one parameter. Sharding, or a load of one name
+    alone, gives each its own, and they drift apart.
+
+    Attributes:
+        of_job: Whether the tie is in a job, compared with a checkpoint.
+    """
+
+    of_job: bool = False
+    kinds = ("untied",)
+    why = "The two are tied in the first, and in the second one of them was changed alone."
+    how = "tie them before the save, or leave out the one that is not used"
+
+    @property
+    def cause(self) -> str:
+        """Which side has the tie."""
+        in_job = "The two are tied in the job, and the checkpoint has one of them otherwise."
+        return in_job if self.of_job else super().cause
+
+    @property
+    def fix(self) -> str:
+        """Save them again, or leave one out."""
+        return "save both again, or leave one of them out" if self.of_job else super().fix
+
+
+@dataclass(frozen=True)
+class UnsavedHead(Cause):
+    """The second checkpoint lacks a matrix that is not a copy of another tensor.
+
+    A save leaves out the head of a model whose embeddings are tied, because a loader makes it from the embedding. If
+    they are not tied, the head's own weights are lost.
+    """
+
+    kinds = ("incomplete",)
+    how = "write it too: a loader makes it up, or ties it to the other"
+
+
+@dataclass(frozen=True)
+class FunctionLeftOut(Cause):
+    """A conversion did not apply a function that its map has.
+
+    Functions such as rotary only reorder rows. Without them every shape is right, and the model computes something
+    else.
+
+    Attributes:
+        function: The function's name in the map.
+        in_torch: The same in torch's own words, behind a colon; empty for what has a name there.
+    """
+
+    function: str
+    in_torch: str = ""
+    kinds = ("misordered",)
+    why = "The conversion left out {function}."
+    how = "apply {function} in the conversion{in_torch}"
+
+
+@dataclass(frozen=True)
+class FunctionReversed(Cause):
+    """A conversion applied the inverse of a function that its map has.
+
+    A function that reorders rows and its inverse have the same shapes. Conversions in both directions are easily taken
+    for each other.
+
+    Attributes:
+        function: The function's name in the map.
+        in_torch: The same in torch's own words, behind a colon; empty for what has a name there.
+    """
+
+    function: str
+    in_torch: str = ""
+    kinds = ("misordered",)
+    why = "The conversion applied {function} the other way round."
+    how = "apply {function}{in_torch}"
+
+
+@dataclass(frozen=True)
+class FunctionRepeated(Cause):
+    """A conversion applied a function of its map twice.
+
+    It was run on a checkpoint that was already converted, or two steps of it both reorder.
+
+    Attributes:
+        function: The function's name in the map.
+    """
+
+    function: str
+    kinds = ("misordered",)
+    why = "The conversion applied {function} twice."
+    how = "apply {function} once"
+
+
+@dataclass(frozen=True)
+class WrongMapNumber(Cause):
+    """A conversion applied a function of its map with another number.
+
+    The size of a head, the number of parts or an index was taken from another model's settings. Any number that divides
+    the rows gives the right shape.
+
+    Attributes:
+        function: The function's name in the map.
+    """
+
+    function: str
+    kinds = ("misordered",)
+    why = "The conversion has another number in {function}."
+    how = "use the numbers of the map"
+
+
+@dataclass(frozen=True)
+class PartsJoinedOtherwise(Cause):
+    """A conversion joined the parts of a fused tensor in another way than its map says.
+
+    Parts one after the other, and parts in turns, have the same shape. So have parts along another dim if the tensor is
+    square.
+
+    Attributes:
+        manner: How it joined them.
+        function: The function's name in the map.
+        dim: The dim along which the map joins them.
+    """
+
+    manner: str
+    function: str
+    dim: int
+    kinds = ("misordered",)
+    why = "The conversion joined the parts {manner}."
+    how = "join them as {function} along dim {dim}"
+
+
+@dataclass(frozen=True)
+class PartsInAnotherOrder(Cause):
+    """A conversion joined the parts of a fused tensor in another order than its map says.
+
+    The whole has the same shape in any order.
+    """
+
+    kinds = ("misordered",)
+    why = "The conversion joined the parts in another order."
+    how = "join them in the map's order"
+
+
+@dataclass(frozen=True)
+class FusedShardsJoined(Cause):
+    """The shards of a fused tensor were joined without taking them apart into its parts.
+
+    Each rank's shard of a fused weight has a piece of every part (q, k and v). Joined as they are, the pieces of the
+    ranks come in turns, and the shape is right.
+
+    Attributes:
+        ranks: How many ranks' shards were joined.
+        dim: The dim along which the parts are joined.
+    """
+
+    ranks: int
+    dim: int
+    kinds = ("misordered",)
+    why = "The fused shards of {ranks} ranks were put behind each other, each with its piece of every part."
+    how = "take each rank's shard apart, and join each part's pieces, before the parts, along dim {dim}"
+
+
+@dataclass(frozen=True)
+class TransposedInConversion(Cause):
+    """A conversion transposed a matrix, or did not where its map does.
+
+    Some layers store (in, out) and others (out, in). For a square matrix both load.
+    """
+
+    kinds = ("misordered",)
+    why = "The tensor is transposed."
+    how = "transpose it in the conversion"
+
+
+@dataclass(frozen=True)
+class RenumberedParts(Cause):
+    """The parts of a stacked tensor, such as experts, are in another order than its map says.
+
+    All parts have one shape, so any order of them loads.
+
+    Attributes:
+        expression: How the map makes the tensor.
+    """
+
+    expression: str
+    kinds = ("misordered",)
+    why = "The parts were numbered in another order."
+    how = "make it as {expression}"
+
+
+@dataclass(frozen=True)
+class AnotherSourceTensor(Cause):
+    """A conversion made a tensor of other tensors than its map says.
+
+    Tensors of different layers or projections often have the same shape.
+
+    Attributes:
+        expression: How the map makes the tensor.
+    """
+
+    expression: str
+    kinds = ("foreign",)
+    why = "The conversion took another tensor, or joined them in another order."
+    how = "make it as {expression}"

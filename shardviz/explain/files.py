@@ -1,0 +1,244 @@
+"""Checkpoints whose files are damaged, incomplete or of several saves, as their headers and metadata show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+
+COPY_AGAIN = "copy the checkpoint again, and compare the sizes of its files"
+SAVE_AGAIN = "save the checkpoint again; load none of this one before it is understood"
+OF_DEEPSPEED = "copy the checkpoint again, all of its files; or save it again with engine.save_checkpoint on every rank"
+
+
+@dataclass(frozen=True)
+class TruncatedFile(Cause):
+    """A file of a checkpoint is missing, or shorter than the checkpoint's metadata says.
+
+    A copy that was interrupted or a disk that was full leaves such a file. Whoever lists the folder sees nothing wrong;
+    only a load of the tensors at its end raises.
+    """
+
+    kinds = ("incomplete",)
+    why = "A copy or a save that ended early"
+    how = COPY_AGAIN
+
+
+@dataclass(frozen=True)
+class StaleFileIndex(Cause):
+    """The index of a sharded checkpoint does not name the files in which the tensors are.
+
+    The index (`model.safetensors.index.json`) is a file of its own, so one of another save fits in the folder. Loaders
+    go by it alone: a tensor that it does not name is left out.
+    """
+
+    kinds = ("incomplete",)
+    why = "The index was written for other files, or edited by hand"
+    how = "write the index again"
+
+
+@dataclass(frozen=True)
+class ChunkOutOfBounds(Cause):
+    """A part of a tensor was saved for indices that the tensor does not have.
+
+    Each rank saves its own part with the offsets that it believes in. If ranks disagree on the global shape, one of
+    them with padding for example, the parts reach beyond the shape that the metadata has.
+    """
+
+    kinds = ("wrong-shape",)
+    why = "Ranks saved shards of another global shape, such as a padded one"
+    how = SAVE_AGAIN
+
+
+@dataclass(frozen=True)
+class UnsavedShard(Cause):
+    """Elements of a tensor are in no file of the checkpoint.
+
+    A rank crashed, was filtered out or wrote to another folder while the others saved their parts. A load into a
+    tensor that already has values leaves those in the gap.
+    """
+
+    kinds = ("missing",)
+    why = "A rank did not save its shard, or shards of different runs are in one folder"
+    how = SAVE_AGAIN
+
+
+@dataclass(frozen=True)
+class OverlappingChunks(Cause):
+    """Elements of a tensor are in several parts of the checkpoint.
+
+    Two ranks saved the same indices, or a second save on a different mesh wrote into the folder of the first. The
+    load takes one of the two values, and which one depends on the order in which parts are read.
+    """
+
+    kinds = ("duplicated",)
+    why = "Ranks saved overlapping shards, or files of two saves are in one folder"
+    how = SAVE_AGAIN
+
+
+@dataclass(frozen=True)
+class DamagedChunk(Cause):
+    """A part of a tensor cannot be read, although its file is long enough.
+
+    Bytes were changed or lost within the file, for instance by a copy. The metadata is in another file and still
+    looks right.
+    """
+
+    kinds = ("incomplete",)
+    why = "A damaged file"
+    how = COPY_AGAIN
+
+
+@dataclass(frozen=True)
+class UnknownPickledType(Cause):
+    """A part of a tensor was pickled as a type that torch.distributed.checkpoint does not write.
+
+    A pickle may run any code when it is loaded. shardviz reads a list of known types as data and runs nothing, so it
+    does not know what else is in there.
+
+    Attributes:
+        hint: What to do about this type.
+    """
+
+    hint: str
+    kinds = ("incomplete",)
+    why = "It was not written by torch.distributed.checkpoint alone, or was made to run code"
+    how = "{hint}"
+
+
+@dataclass(frozen=True)
+class UnlistedChunk(Cause):
+    """The metadata has a part of a tensor and does not say which file it is in.
+
+    Metadata and files are written at different times. A save that is interrupted in between leaves entries without a
+    file.
+    """
+
+    kinds = ("incomplete",)
+    why = "A save that ended early"
+    how = SAVE_AGAIN
+
+
+@dataclass(frozen=True)
+class MixedChunkTypes(Cause):
+    """Parts of one tensor were saved in different dtypes or shapes.
+
+    Each rank writes its own part as it has it. A rank on which a module was cast or reshaped writes a different type
+    than the metadata of the whole tensor says.
+
+    Attributes:
+        dtype: The dtype that the metadata has.
+    """
+
+    dtype: str
+    kinds = ("wrong-shape",)
+    why = "Ranks saved the tensor in different element types or shapes"
+    how = "cast to torch.{dtype} on every rank before saving"
+
+
+@dataclass(frozen=True)
+class UntiedCheckpointHead(Cause):
+    """The settings tie the output embedding to the input embedding, but the two differ.
+
+    Sharding or a conversion gave the head a parameter of its own, and training changed one of the two. A loader that
+    follows the settings uses one of them for both and drops the other without a word.
+    """
+
+    kinds = ("untied",)
+    why = "The tie was lost in training or conversion: one of the two was trained alone"
+    how = "find out which of them the model used; save that one, or set tie_word_embeddings to false"
+
+
+@dataclass(frozen=True)
+class ForeignFile(Cause):
+    """A file of the checkpoint is not the one that the metadata describes.
+
+    Two saves into one folder, or a copy that mixes two, leave a file under the right name with other shards in it. It
+    is long enough, so a check of sizes passes.
+
+    Attributes:
+        file: The file's name, as it is printed.
+    """
+
+    file: str
+    kinds = ("incomplete",)
+    why = "The file is of another save, with other shards: two saves are in one folder, or files were mixed in a copy"
+    how = "take {file} from the save that the metadata is of; write each save to a folder of its own"
+
+
+@dataclass(frozen=True)
+class DamagedHeader(Cause):
+    """Tensors of a safetensors file share bytes, or bytes of it belong to no tensor.
+
+    safetensors itself writes each tensor behind the one before it and refuses any other file. Tools that read the
+    header on their own, without that check, load the shared bytes twice.
+    """
+
+    kinds = ("duplicated", "incomplete")
+    why = "A header that was damaged, or written by hand"
+    how = "write the file again with safetensors, which opens none like this"
+
+
+@dataclass(frozen=True)
+class MixedZeroFiles(Cause):
+    """Buffers of DeepSpeed's ranks do not have the sizes that the model's file needs.
+
+    The files of a save all have fixed names, so those of an earlier save with another model stay beside the new ones.
+    """
+
+    kinds = ("wrong-shape",)
+    why = "Files of different saves are in one folder"
+    how = OF_DEEPSPEED
+
+
+@dataclass(frozen=True)
+class MissingZeroFile(Cause):
+    """Files of some of DeepSpeed's ranks are not in the checkpoint.
+
+    Every data-parallel rank writes a file with its part of the optimizer's buffers. engine.save_checkpoint has to run
+    on all of them, and a copy from local disks has to fetch the files of all nodes.
+    """
+
+    kinds = ("incomplete",)
+    why = "A rank did not save, or not all files were copied"
+    how = OF_DEEPSPEED
+
+
+@dataclass(frozen=True)
+class MixedWorldSizes(Cause):
+    """Files of DeepSpeed's ranks were written by jobs with different numbers of ranks.
+
+    A job with fewer ranks overwrites only the first files of a larger one, and the others stay in the folder.
+    """
+
+    kinds = ("incomplete",)
+    why = "Files of saves with different numbers of ranks are in one folder"
+    how = "keep the files of one save only"
+
+
+@dataclass(frozen=True)
+class RoundRobinGradients(Cause):
+    """DeepSpeed linked parameters to places in its buffers at which other parameters are.
+
+    With round_robin_gradients the buffers are laid out in another order than the links are computed for. All sizes
+    add up, so the conversion to a universal checkpoint succeeds with exchanged weights.
+    """
+
+    kinds = ("misordered",)
+    why = (
+        "It was saved with round_robin_gradients: DeepSpeed 0.19.8 links fragments in the model's order, and lays "
+        "buffers out in another. ds_to_universal.py goes by the links, and writes other parameters' elements"
+    )
+    how = "save without round_robin_gradients before it is converted; zero_to_fp32.py reads this one right"
+
+
+@dataclass(frozen=True)
+class UnfinishedUniversalCheckpoint(Cause):
+    """Parameters of the model have no folder in DeepSpeed's universal checkpoint.
+
+    ds_to_universal.py writes one folder a parameter. What it wrote before it ended looks like a whole checkpoint.
+    """
+
+    kinds = ("incomplete",)
+    why = "The conversion ended early, or not all files were copied"
+    how = "convert the checkpoint again"

@@ -1,0 +1,314 @@
+"""Two checkpoints that differ in one file alone, or in what another step's checkpoint has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+from shardviz.text import counted, printable
+
+WRITE_AGAIN = "write {file} again, from the step of the others"
+NOT_TRAINED = "its rank did not load or train its parts"
+
+
+@dataclass(frozen=True)
+class OddFile:
+    """One file that has all differences between two checkpoints, or none of them; a cause has it as a field.
+
+    Attributes:
+        at: Whose file it is: 0 or 1.
+        name: The file.
+        differs: Whether it has all differences; else it has none.
+        parts: How many parts of tensors it has of those that were compared.
+        odd: How many of them are different.
+        others: How many other files there are.
+    """
+
+    at: int
+    name: str
+    differs: bool
+    parts: int
+    odd: int
+    others: int
+
+    @property
+    def file(self) -> str:
+        """The file's name, as it is printed."""
+        return printable(self.name)
+
+    def among_others(self, side: str, other: str) -> str:
+        """Say that it is the odd file of a side, without the end of the sentence.
+
+        Args:
+            side: What its side is called: `second`, `checkpoint`.
+            other: What the other side is called.
+        """
+        rest = counted(self.others, "other file")
+        if not self.differs:
+            return f"Everything in {self.file} of the {side} is as in the {other}, and most of its {rest} is not"
+        parts = f"all {self.parts:,}" if self.odd == self.parts else f"{self.odd:,} of {self.parts:,}"
+        return f"All that differs is in {self.file} of the {side}, {parts} parts of it, and nothing in its {rest}"
+
+
+@dataclass(frozen=True)
+class FileOfAnotherSave(Cause):
+    """All differences between two checkpoints are in one file of one of them.
+
+    Training changes every part of a tensor, so a difference that stops at the boundary of a file is the file's: it was
+    left from an earlier save, or its rank did not take part. The shapes are the same, and it loads.
+
+    Attributes:
+        file: The file's name, as it is printed.
+        odd: The file, with what was compared.
+        side: What its side is called.
+        other: What the other side is called.
+        ranks: The ranks of a job that may not have loaded it; empty between two checkpoints.
+    """
+
+    file: str
+    odd: OddFile
+    side: str
+    other: str
+    ranks: str = ""
+    kinds = ("wrong-value",)
+    how = WRITE_AGAIN
+
+    @property
+    def cause(self) -> str:
+        """The file, and what it may be."""
+        instead = f"{self.ranks} did not load it" if self.ranks else NOT_TRAINED
+        return f"{self.odd.among_others(self.side, self.other)}: that file is of another save, or {instead}."
+
+    @property
+    def fix(self) -> str:
+        """Write the file again, or load it."""
+        return super().fix + (f", or load it on {self.ranks}" if self.ranks else "")
+
+
+@dataclass(frozen=True)
+class FileOfOtherSide(Cause):
+    """One file is equal in two checkpoints of which most other files differ.
+
+    The two are of different steps, and this file of the one is also in the other: it was copied with the wrong save, or
+    its rank did not write in one of them.
+
+    Attributes:
+        file: The file's name, as it is printed.
+        odd: The file, with what was compared.
+        side: What its side is called.
+        other: What the other side is called, whose save it is of.
+    """
+
+    file: str
+    odd: OddFile
+    side: str
+    other: str
+    kinds = ("wrong-value",)
+    how = WRITE_AGAIN
+
+    @property
+    def cause(self) -> str:
+        """The file, and whose it is."""
+        return f"{self.odd.among_others(self.side, self.other)}: that file is of the {self.other}'s save."
+
+
+@dataclass(frozen=True)
+class FileOnEitherSide(Cause):
+    """All differences between two checkpoints are in one file, in both of them.
+
+    One of the two files is of another save. The tensors' values do not show which, but the optimizer's step within the
+    file often does.
+
+    Attributes:
+        odd: The file of the second, with what was compared.
+        side: What its side is called.
+        other: What the other side is called.
+        twin: The file of the other side, as it is printed.
+    """
+
+    odd: OddFile
+    side: str
+    other: str
+    twin: str
+    kinds = ("wrong-value",)
+    how = (
+        "shardviz check each: where steps of the optimizer differ between files, it names the file; then write that "
+        "one again, from the step of the others"
+    )
+
+    @property
+    def cause(self) -> str:
+        """Both files, and that one of them is odd."""
+        twin = f"so it is in {self.twin} of the first"
+        between = self.odd.among_others(self.side, self.other)
+        return f"{between}; {twin}: one of the two is of another save, or {NOT_TRAINED}."
+
+
+@dataclass(frozen=True)
+class FileOfAnotherStep(Cause):
+    """One file of a checkpoint has what a checkpoint of another step has in it.
+
+    A rank that did not write keeps its file of the step before, under the same name. All shapes fit, and the load
+    mixes weights of two steps.
+
+    Attributes:
+        file: The file's name, as it is printed.
+        odd: The file, with what was compared.
+        side: What its side is called.
+        other: What the other side is called.
+        step: The checkpoint of the other step, as it is printed.
+    """
+
+    file: str
+    odd: OddFile
+    side: str
+    other: str
+    step: str
+    kinds = ("wrong-value",)
+    how = WRITE_AGAIN
+
+    @property
+    def cause(self) -> str:
+        """The file, and the step that it is of."""
+        known = f"that file is of {self.step}, or its rank did not train its parts since"
+        return f"{self.odd.among_others(self.side, self.other)}: {known}."
+
+
+@dataclass(frozen=True)
+class WholeFileDiffers(Cause):
+    """The tensors that differ between two checkpoints are exactly those of one file.
+
+    A file of whole tensors ends anywhere within a layer, and nothing else of a model ends just there. Most likely the
+    file was taken from another save.
+
+    Attributes:
+        file: The file's name, as it is printed.
+        side: What its side is called.
+        small: Scales and biases in it that do not differ.
+        rest: Why its tensors are as they are, if that is known besides.
+    """
+
+    file: str
+    side: str
+    small: int = 0
+    rest: Cause | None = None
+    kinds = ("wrong-value",)
+    why = "That file is of another save, or its tensors alone were changed."
+    how = "take {file} from the save of the others; compare it with theirs by `shardviz diff`"
+
+    @property
+    def cause(self) -> str:
+        """The file, and what it may be."""
+        but = f" but {self.small:,} of its scales and biases" if self.small else ""
+        where = f"What differs is all of {self.file} of the {self.side}{but}, and nothing of its other files"
+        return f"{where}. {self.rest.cause if self.rest is not None and self.rest.cause else super().cause}"
+
+    @property
+    def fix(self) -> str:
+        """What to do about the known cause, else about the file."""
+        return self.rest.fix if self.rest is not None and self.rest.fix else super().fix
+
+
+@dataclass(frozen=True)
+class LeftOverFromStep(Cause):
+    """A tensor has the values that a checkpoint of an earlier step has.
+
+    It was left out when weights were gathered, written or loaded, so it kept its old values. Names, shapes and dtypes
+    are right, and training goes on with one stale tensor.
+
+    Attributes:
+        step: The name of the checkpoint that has the same.
+        doubt: The side that may be the wrong one instead; empty if a third step shows that it is not.
+        of_job: Whether a job has it, compared with a checkpoint.
+    """
+
+    step: str
+    doubt: str = ""
+    of_job: bool = False
+    kinds = ("write-not-applied",)
+    why = "It was not gathered, written or loaded again after {step}."
+    how = "write it again, from the weights of this step"
+
+    @property
+    def cause(self) -> str:
+        """The step that it is left over from."""
+        if self.of_job:
+            return f"It was not loaded, gathered or written again after {self.step}."
+        return super().cause + _doubt_of(self.doubt)
+
+    @property
+    def fix(self) -> str:
+        """Write it again; if another side may be wrong, find that out first."""
+        return "load or write it again, from this step" if self.of_job else _asking_first(super().fix, self.doubt)
+
+
+@dataclass(frozen=True)
+class TakenFromLaterStep(Cause):
+    """A tensor has the values that a checkpoint of a later step has.
+
+    The checkpoint was put together, or written again, after training had gone on. Only a comparison with both steps
+    shows it.
+
+    Attributes:
+        step: The name of the checkpoint that has the same.
+        doubt: The side that may be the wrong one instead; empty if a third step shows that it is not.
+    """
+
+    step: str
+    doubt: str = ""
+    kinds = ("wrong-value",)
+    why = "It was taken from {step}, a later step."
+    how = "write it again, from the weights of this step"
+
+    @property
+    def cause(self) -> str:
+        """The step that it is taken from."""
+        return super().cause + _doubt_of(self.doubt)
+
+    @property
+    def fix(self) -> str:
+        """Write it again; if another side may be wrong, find that out first."""
+        return _asking_first(super().fix, self.doubt)
+
+
+def _doubt_of(side: str) -> str:
+    changes = "Or training does not change it"
+    return f" {changes}, and the {side} is wrong: only a third step would show that." if side else ""
+
+
+def _asking_first(fix: str, doubt: str) -> str:
+    return f"name a third step with --also; then {fix}" if doubt else fix
+
+
+@dataclass(frozen=True)
+class OutlierCheckpoint(Cause):
+    """A tensor is the same in an earlier and a later checkpoint, and different in this one.
+
+    The tensor is frozen, or training had ended for it, so this one checkpoint has it wrong.
+
+    Attributes:
+        side: Which side has it otherwise.
+    """
+
+    side: str
+    kinds = ("wrong-value",)
+    why = "Only the {side} has it otherwise."
+
+
+@dataclass(frozen=True)
+class NeverLoaded(Cause):
+    """A rank's shard is one number throughout, and the checkpoint's is not.
+
+    The initializer filled it, with ones for a norm, and no load overwrote it: its key was missing with strict=False, or
+    it was filled again afterwards.
+    """
+
+    kinds = ("write-not-applied",)
+    why = (
+        "It was never loaded, or was filled afterwards; or the job's dump is of before training, and the checkpoint of "
+        "after."
+    )
+    how = (
+        "load it after it is made and filled; if the job did not load this checkpoint, compare with the one that it "
+        "loaded"
+    )

@@ -1,0 +1,368 @@
+"""Values that a trip (a checkpoint's load, a sync of weights) did not bring, changed, or put in the wrong places.
+
+The field `trip` of these causes is the word for what should have written the values: `load` or `sync`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+from shardviz.text import continued
+
+TO_WRITE = {
+    "sync": "copy what arrives into the target's own tensors, on every rank, and wait for the transfer to finish",
+    "load": "write what was read into the tensors that are there: load_state_dict(...), set_state_dict(...) or "
+    "copy_ under torch.no_grad(), on every rank",
+}
+"""What to do if a whole model was not written, by the kind of trip."""
+
+TO_PLACE = {
+    "sync": "cut what is sent by the target's layout: the whole tensor, or each part of a fused one, narrowed to this "
+    "rank's rows",
+    "load": "save and load DTensors, whose placements say which rows a rank has (torch.distributed.checkpoint), "
+    "or the whole tensor, cut by distribute_tensor(whole, mesh, placements)",
+}
+"""What to do if values are in the wrong places, by the kind of trip."""
+
+TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
+TO_MATCH = "match by name, and move each name with its tensor; never by position"
+
+WHOLE = {"param": "Parameters are", "buffer": "Buffers are", "optim": "The optimizer's state is"}
+"""How a sentence about all tensors of a role begins."""
+
+
+@dataclass(frozen=True)
+class PartialWrite(Cause):
+    """Only some elements of a rank's shard were written.
+
+    Tensors travel in pieces. If pieces are computed for another size or offset than the receiver has, the rest of the
+    shard keeps what was there before.
+    """
+
+    trip: str
+    kinds = ("write-not-applied",)
+    why = "Only a part of these ranks' shards is written: the pieces that arrive are fewer or smaller than the shard"
+
+    @property
+    def fix(self) -> str:
+        """What to compare, and how to place values."""
+        compare = "compare the offsets and lengths of the pieces that arrive with the rows named here"
+        return f"{compare}; {TO_PLACE[self.trip]}"
+
+
+@dataclass(frozen=True)
+class SkippedRanks(Cause):
+    """A tensor was written on some ranks and not on the others.
+
+    The write ran under a condition on the rank, or a rank had other keys. Each rank by itself sees no error.
+    """
+
+    trip: str
+    kinds = ("write-not-applied",)
+    why = "The {trip} left it alone on these ranks, and wrote it on the others"
+    how = "run the {trip} on every rank, with the same keys, or broadcast from a rank that did"
+
+
+@dataclass(frozen=True)
+class WriteIntoCopies(Cause):
+    """No tensor of the model has what it should have been given.
+
+    `full_tensor()`, `.to(...)` and a state_dict of another wrapper return copies. A write into them succeeds and
+    reaches no parameter.
+    """
+
+    trip: str
+    kinds = ("write-not-applied",)
+    why = "The {trip} wrote into copies, under other names, or not at all"
+
+    @property
+    def fix(self) -> str:
+        """Write into the model's own tensors."""
+        return TO_WRITE[self.trip]
+
+
+@dataclass(frozen=True)
+class SkippedRole(Cause):
+    """No tensor of one role was written, and the others were.
+
+    The roles are parameters, buffers and optimizer state. A transfer over named_parameters() has no buffers, and one
+    over a module's state_dict no optimizer state.
+
+    Attributes:
+        role: `param`, `buffer` or `optim`.
+    """
+
+    trip: str
+    role: str
+    kinds = ("write-not-applied",)
+
+    @property
+    def cause(self) -> str:
+        """Which role was left out."""
+        return f"{WHOLE[self.role]} left out: none of them was written"
+
+    @property
+    def fix(self) -> str:
+        """Send that role too."""
+        if self.role == "buffer":
+            return "save and load model.state_dict(), which has persistent buffers too, not named_parameters()"
+        return TO_WRITE[self.trip]
+
+
+@dataclass(frozen=True)
+class SkippedKey(Cause):
+    """One tensor was not written, and others of its role were.
+
+    Its key was filtered out or renamed. load_state_dict with strict=False reports that only in what it returns.
+    """
+
+    kinds = ("write-not-applied",)
+    why = "It is not among what was written: a filter, a missing or renamed key with strict=False, or it was not sent"
+    how = (
+        "list the keys that were missing or unexpected (load_state_dict returns them; strict=True raises), and send it"
+    )
+
+
+@dataclass(frozen=True)
+class RoundedInTransfer(Cause):
+    """Values were rounded to a narrower dtype on their way.
+
+    A buffer for sending, a file or a staging copy had a narrower dtype. copy_ casts in both directions without a
+    warning.
+
+    Attributes:
+        dtype: The dtype that they went through.
+    """
+
+    trip: str
+    dtype: str
+    kinds = ("wrong-value",)
+    why = "They were saved, sent or received in {dtype} and cast back without a word"
+
+    @property
+    def fix(self) -> str:
+        """Keep the dtype all the way."""
+        if self.trip == "sync":
+            return f"send it in its own dtype, or, if {self.dtype} is meant, let the target be {self.dtype} too"
+        return "save in the dtype of the model and its optimizer, and load into tensors of that dtype"
+
+
+@dataclass(frozen=True)
+class ReplacedDtype(Cause):
+    """A tensor has another dtype than before.
+
+    assign=True and setattr put the tensor that arrived in the place of the model's, with the dtype that it was sent in.
+    """
+
+    trip: str
+    kinds = ("wrong-value",)
+    why = "The {trip} put a tensor of another element type in its place"
+    how = "load into tensors of the dtype that was saved: copy_ into those that are there, or cast what is put there"
+
+
+@dataclass(frozen=True)
+class PartTakenForWhole(Cause):
+    """A tensor does not have the shape of what was sent.
+
+    One side has a rank's shard and the other the whole, or one of them is padded. With assign=True, or by hand, nothing
+    compares the shapes.
+    """
+
+    trip: str
+    kinds = ("wrong-shape",)
+    why = "One rank's part was taken for the whole, another tensor has its name, or one of them is padded"
+
+    @property
+    def cause(self) -> str:
+        """How shapes come to differ, and what a map may say of padding."""
+        of_maps = (
+            ', which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is'
+        )
+        return super().cause + (of_maps if self.trip == "sync" else "")
+
+    @property
+    def fix(self) -> str:
+        """Cut it for the rank."""
+        return TO_PLACE[self.trip]
+
+
+@dataclass(frozen=True)
+class ResetWithoutWrite(Cause):
+    """A tensor is one number throughout, zero for instance, and what was sent is not.
+
+    It was allocated or reset for the transfer, and the write that should follow did not reach it.
+    """
+
+    trip: str
+    kinds = ("foreign",)
+    why = "It was made or reset, and never written"
+
+    @property
+    def fix(self) -> str:
+        """Write into the model's own tensors."""
+        return TO_WRITE[self.trip]
+
+
+@dataclass(frozen=True)
+class FileOfAnotherRank(Cause):
+    """A rank has the values that another rank saved under this name.
+
+    Some tensors are each rank's own, such as the state of a random generator. If files are numbered otherwise after a
+    restart, ranks read each other's.
+    """
+
+    kinds = ("foreign",)
+    why = "Every rank has values of its own under this name, and these ranks have another's"
+    how = "give each rank the file that it saved itself"
+
+
+@dataclass(frozen=True)
+class ChangedInTransfer(Cause):
+    """A tensor has values that are neither what was sent nor what was there before.
+
+    Something computed them on the way or afterwards, or they come from elsewhere.
+
+    Attributes:
+        is_padded: Whether a map pads the tensor, so that they may be padding.
+    """
+
+    is_padded: bool = False
+    kinds = ("foreign", "name-collision")
+    why = "They were computed on the way, come from elsewhere, or were changed since"
+    how = "find what computes or writes it on the way or afterwards, and leave the values as they were sent"
+
+    @property
+    def cause(self) -> str:
+        """Where the values may come from."""
+        text = super().cause
+        return f"It is padding in the place of rows. If not: {continued(text)}" if self.is_padded else text
+
+    @property
+    def fix(self) -> str:
+        """What to look for."""
+        if self.is_padded:
+            return "put the padding where the map says that it is, and compare which rows each rank cuts from the whole"
+        return super().fix
+
+
+@dataclass(frozen=True)
+class CutBeforePadding(Cause):
+    """Each rank's own part of a tensor is padded, and the map pads the whole.
+
+    Padding each shard and padding the whole give local tensors of the same shape. Only the rows differ.
+    """
+
+    kinds = ("misordered",)
+    why = "The tensor was cut for the ranks before it was padded"
+    how = "pad the whole at its end, and cut that for the ranks"
+
+
+@dataclass(frozen=True)
+class FusedCutInOnePiece(Cause):
+    """A fused tensor was cut for the ranks as a whole, and not part by part.
+
+    A rank of a tensor-parallel layer needs a piece of each part (of q, k and v). A plain chunk of the fused tensor has
+    the same shape and, for instance, only rows of q.
+
+    Attributes:
+        is_seen: Whether the rank's rows show that; else another order of the parts would fit too.
+    """
+
+    is_seen: bool = False
+    kinds = ("foreign", "misordered", "name-collision")
+    how = TO_CUT
+
+    @property
+    def cause(self) -> str:
+        """How it was cut."""
+        text = "The fused tensor is cut in one piece"
+        return text if self.is_seen else f"{text}, or its parts are in another order"
+
+
+@dataclass(frozen=True)
+class InterleavedParts(Cause):
+    """The parts of a fused tensor come in turns, block by block.
+
+    One side keeps the parts one after the other, and the other keeps the blocks of each head or rank together. The
+    shapes are the same.
+    """
+
+    kinds = ("misordered",)
+    why = "The parts were interleaved"
+    how = TO_CUT
+
+
+@dataclass(frozen=True)
+class ReorderedParts(Cause):
+    """The parts of a fused tensor are in another order.
+
+    Parts of one shape fit in any order, as gate and up of an MLP do.
+    """
+
+    kinds = ("misordered",)
+    why = "Its parts were joined in another order"
+    how = TO_CUT
+
+
+@dataclass(frozen=True)
+class ExchangedStates(Cause):
+    """Two states of one parameter were exchanged.
+
+    The states of a parameter, such as Adam's two moments, have one shape and dtype. In a list without names any order
+    loads.
+
+    Attributes:
+        one: The first state's key.
+        other: The second's.
+    """
+
+    one: str
+    other: str
+    kinds = ("foreign", "name-collision")
+    why = "States of one parameter were exchanged: {one} and {other}"
+    how = TO_MATCH
+
+
+@dataclass(frozen=True)
+class StateByNumber(Cause):
+    """A parameter has the optimizer state of another parameter.
+
+    torch.optim numbers parameters in the order in which they were passed. After a reshard, a freeze or another grouping
+    the numbers mean other parameters, and equal shapes load.
+    """
+
+    kinds = ("foreign", "name-collision")
+    why = (
+        "The optimizer's state is matched by position: its numbers are of parameters in another order, or of others "
+        "that are left out"
+    )
+    how = TO_MATCH
+
+
+@dataclass(frozen=True)
+class SwappedTensors(Cause):
+    """A tensor has the values of another tensor.
+
+    Lists of tensors and lists of names were walked side by side and were not in one order. Equal shapes load.
+    """
+
+    kinds = ("foreign", "name-collision")
+    why = "Another tensor was written under this name: names were matched by position, or two exchanged"
+    how = TO_MATCH
+
+
+@dataclass(frozen=True)
+class WrongOnDisk(Cause):
+    """A save wrote other values than the model has.
+
+    A load with the same mistake in reverse restores the model, so a test that only compares before and after passes.
+    Anyone else who reads the checkpoint gets wrong weights.
+    """
+
+    kinds = ("wrong-value", "misordered", "foreign")
+    why = "The save wrote it so; a load that makes the same mistake backwards would hide it from every round trip"
+    how = (
+        "save every tensor under its own name, whole, or cut and labelled by its placements; where the format is meant "
+        "to have it in another order, say so with names={{...}}"
+    )
