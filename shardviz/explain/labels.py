@@ -10,7 +10,7 @@ from shardviz.explain.splits import FUSED_QKV
 
 @dataclass(frozen=True)
 class GuessedGlobalShape(Disorder):
-    """A DTensor's global shape is the local shape times the number of ranks, and that is not the tensor's.
+    """A DTensor's global shape is the local shape times the ranks, and that is wrong.
 
     from_local computes the global shape if it is not given one. With uneven shards, or a local tensor that is the
     whole, the result is too large, and ranks may even disagree on it.

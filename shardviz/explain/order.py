@@ -52,7 +52,7 @@ class ReversedDim(Disorder):
 
 @dataclass(frozen=True)
 class RotatedDim(Disorder):
-    """The indices of a dim are moved along, and those that leave at one end come in at the other.
+    """The indices of a dim are rolled: those that leave at one end come in at the other.
 
     torch.roll, or two stretches that were concatenated in the wrong order, does this to the whole tensor before it is
     split. Shapes stay as they are, so nothing raises.
@@ -113,7 +113,7 @@ class Blocks(Disorder):
 
 @dataclass(frozen=True)
 class AsText(Disorder):
-    """Parts with numbers in their names are in the order of these numbers as text: 0, 1, 10, 11, 2.
+    """Numbered parts are in the order of their numbers as text: 0, 1, 10, 11, 2.
 
     The order is right for fewer than ten parts, so a small test passes. With more, each part is complete and has the
     right shape, and only its place is wrong.
@@ -281,7 +281,7 @@ class Slices(Disorder):
 
 @dataclass(frozen=True)
 class OddCopies(Disorder):
-    """The copies at some positions of an axis hold other elements than the copies at the rest of them.
+    """Copies at some positions of an axis hold other elements than the copies elsewhere.
 
     The tensor is replicated along the axis, so the position on it should change nothing. A loader or a permutation
     that depends on the position does, and no collective compares copies.
@@ -302,7 +302,7 @@ class OddCopies(Disorder):
 
 @dataclass(frozen=True)
 class SequenceOrder(Disorder):
-    """Two tensors of one sequence are split in different orders, so a rank reads tokens beside other tokens' labels.
+    """Two tensors of one sequence are split in different orders: tokens meet wrong labels.
 
     Context parallel reorders its buffers to balance causal attention. A tensor that was left out of it, or was cut by
     hand, has the same shape and other positions.
@@ -338,7 +338,7 @@ class SequenceRestart(Disorder):
 
 @dataclass(frozen=True)
 class SequenceShift(Disorder):
-    """A tensor of a sequence is some positions ahead of the others, or behind them, on every rank.
+    """A tensor of a sequence is shifted against the others, by one number on every rank.
 
     Labels are the next tokens, so they are compared with their declared offset. A shift by one more or one less keeps
     every shape, and the loss still falls.
@@ -378,7 +378,7 @@ class OrderNotApplied(Disorder):
 
 @dataclass(frozen=True)
 class UnreadOrder(Disorder):
-    """Ranks hold elements that they do not claim, and too few files were read to say by which rule.
+    """Ranks hold elements that they do not claim, and too few files were read to say why.
 
     Files of some ranks are missing from the dump. An order, or the rule by which ranks exchange shards, usually shows
     only if all of them are there.

@@ -118,7 +118,7 @@ class Reversed(Disorder):
 
 @dataclass(frozen=True)
 class Rotated(Disorder):
-    """Every rank holds the shard of a rank that is a fixed number of positions further along an axis.
+    """Every rank holds the shard of a rank a fixed number of positions further along an axis.
 
     A ring exchange that stops one step early or late leaves shards with a neighbor, and so does an offset in the
     coordinate. Equal shards fit everywhere.

@@ -77,7 +77,7 @@ class Flattened(Disorder):
 
 @dataclass(frozen=True)
 class MeshOrder(Mislabel):
-    """The placements say that the inner axis split first, but the shards were cut in the order of the mesh.
+    """The placements say that the inner axis split first, but the mesh's first axis did.
 
     FSDP2 over tensor parallel labels its shards with _StridedShard. A loader that cuts by the global rank, or a
     checkpoint from another mesh, knows nothing of that label. All shards have equal shapes.
@@ -97,7 +97,7 @@ class MeshOrder(Mislabel):
 
 @dataclass(frozen=True)
 class Segments(Mislabel):
-    """Each segment of a fused weight was split, but the placements say that the dim was split as a whole.
+    """Each segment of a fused weight was split, but the placements say one split of the dim.
 
     A rank then holds a part of q, of k and of v, as its attention needs. Whoever gathers by the placements puts these
     parts together as if each rank had one stretch of rows.
@@ -137,7 +137,7 @@ class SegmentsUnderFsdp(Disorder):
 
 @dataclass(frozen=True)
 class UnequalSegments(Disorder):
-    """Segments of different sizes were each split, but the placements say that the dim was split as a whole.
+    """Segments of different sizes were each split, but the placements say one split.
 
     With grouped-query attention, k and v have fewer rows than q. No placements say how such a weight is split, so it
     is labeled with plain Shard, whose shards have the same shapes.
@@ -229,7 +229,7 @@ class Split(Mislabel):
 
 @dataclass(frozen=True)
 class RoundRobin(Mislabel):
-    """Rows were dealt out to ranks in turn, but the placements say that each rank has one stretch.
+    """Rows were dealt out to ranks in turn, but the placements say one stretch a rank.
 
     weight[rank::size] gives as many rows as torch.chunk does. Shapes agree, and only gathering shows the other order.
     """
@@ -292,7 +292,7 @@ class HeadTail(Disorder):
 
 @dataclass(frozen=True)
 class Balanced(Disorder):
-    """The dim was cut into parts whose sizes differ by at most one, but Shard means full chunks first.
+    """The dim was cut as evenly as possible, but Shard means full chunks first.
 
     numpy.array_split and tensor_split cut ten rows on four ranks into 3, 3, 2, 2; torch.chunk cuts 3, 3, 3, 1. The
     two agree whenever the size divides, so the difference shows on odd sizes only.

@@ -47,7 +47,7 @@ class MisplacedMaster(Cause):
 
 @dataclass(frozen=True)
 class RankDependentOffsets(Cause):
-    """Ranks do not divide a weight among their flat buffers: elements are on several ranks or on none.
+    """Elements of a weight are in several ranks' flat buffers, or in none.
 
     The offsets of fragments differ from what deepspeed.initialize computed, on some ranks. Each rank's buffer is
     complete in itself.
@@ -151,7 +151,7 @@ class StateOfAnotherRank(Cause):
 
 @dataclass(frozen=True)
 class UnexplainedState(Cause):
-    """An optimizer's state differs from the unsharded model's after the step, by no rule that shardviz knows.
+    """An optimizer's state differs from the unsharded model's after the step, by no known rule.
 
     All gradients of the step are right, so the difference was there before it or is made by the optimizer. A state of
     any content has the right shape.

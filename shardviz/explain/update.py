@@ -99,7 +99,7 @@ class AnotherDecay(Cause):
 
 @dataclass(frozen=True)
 class UnexplainedWeight(Cause):
-    """A weight differs from the unsharded model's after the step, by no rule that shardviz knows.
+    """A weight differs from the unsharded model's after the step, by no known rule.
 
     The gradients of the step are right, so the optimizer does something else with them. Each rank's optimizer runs by
     itself, and nothing compares its result.
@@ -214,7 +214,7 @@ class OptimizerOfOtherParameters(Cause):
 
 @dataclass(frozen=True)
 class StepNotKept(Cause):
-    """Some weights are as they were before the step, although they have gradients and others moved.
+    """Some weights did not move in the step, although they have gradients and others moved.
 
     An optimizer that divides weights among ranks must send each result to all of them. If the wrong rank's copy is
     sent, the step is overwritten by the old value.
@@ -244,7 +244,7 @@ class BufferOfParts(Cause):
 
 @dataclass(frozen=True)
 class UnreducedStatistics(Cause):
-    """Each rank's buffer has the statistics of its own part of the batch, and a reduction would give the whole's.
+    """Each rank's buffer has the statistics of its own part of the batch only.
 
     Running statistics, such as a maximum, are updated from local rows. Without a reduction every rank normalizes or
     scales by its own numbers.
@@ -268,7 +268,7 @@ class UnreducedStatistics(Cause):
 
 @dataclass(frozen=True)
 class UnexplainedBuffer(Cause):
-    """A buffer differs from the unsharded model's after the step, by no rule that shardviz knows.
+    """A buffer differs from the unsharded model's after the step, by no known rule.
 
     Its module updates it from activations, and on each rank these can be a part of the batch or of the features. No
     axis splits the batch here, so all ranks should have the same value.

@@ -61,7 +61,7 @@ class TensorAbsentEverywhere(Cause):
 
 @dataclass(frozen=True)
 class MeshNotRising(Cause):
-    """The mesh lists its ranks in an order that does not rise, and process groups number them by rank.
+    """The mesh lists its ranks in an order that does not rise; process groups go by rank.
 
     Placements count along the mesh, and collectives count along the group. If both differ, every gather along the axis
     comes back permuted, with the right shape.
