@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
 
+if TYPE_CHECKING:
+    from shardviz.explain.finding import Kind
+
 SWIGLU = ("Megatron-LM#2769", "ROCm/Megatron-LM#63")
+
+OF_PLACES: tuple[Kind, ...] = (
+    "misordered",
+    "misordered-within-shard",
+    "wrong-placement",
+    "wrong-shape",
+    "missing",
+    "duplicated",
+)
+"""The kinds that any disorder can have: which one depends on the claim and on how often each element is held."""
+
+
+def usually(*first: Kind) -> tuple[Kind, ...]:
+    """Return the kinds of a disorder with the usual ones first."""
+    return (*first, *(kind for kind in OF_PLACES if kind not in first))
 
 
 @dataclass(frozen=True)
@@ -21,6 +40,7 @@ class Disorder(Cause, abstract=True):
 
     _: KW_ONLY
     or_if: tuple[str, Disorder] | None = None
+    kinds = OF_PLACES
 
     @property
     def fix(self) -> str:
@@ -45,7 +65,6 @@ class ReversedDim(Disorder):
     """
 
     dim: int
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement")
     why = "The dim was reversed before it was split"
     how = "undo it: full_tensor().flip({dim}) is the tensor in order"
 
@@ -60,7 +79,6 @@ class RotatedDim(Disorder):
 
     undo: int
     dim: int
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement")
     why = "The dim was rolled before it was split"
     how = "undo it: full_tensor().roll({undo}, {dim}) is the tensor in order"
 
@@ -74,7 +92,6 @@ class Interleaved(Disorder):
     """
 
     undo: str
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement", "wrong-segment")
     why = "The segments of a fused weight (gate/up, q/k/v) or of shards were interleaved on load"
     how = "undo it where the weight is loaded: {undo}"
     references = SWIGLU
@@ -89,7 +106,6 @@ class Rotary(Disorder):
     """
 
     undo: str
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement")
     why = (
         "The weight has the rotary order of the other convention: Hugging Face's halves where the model reads "
         "interleaved pairs, or the other way round: permuted on load"
@@ -106,7 +122,6 @@ class Blocks(Disorder):
     be exchanged without any change of shape, so nothing raises.
     """
 
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement", "wrong-segment")
     why = "Segments of the dim (gate and up; q, k, v; experts) were put together in another order than the model reads"
     how = "put the segments together in the order that the model reads"
 
@@ -119,7 +134,6 @@ class AsText(Disorder):
     right shape, and only its place is wrong.
     """
 
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement")
     why = (
         "Names that end in numbers were sorted as text, where 10 comes before 2: sorted(names), glob and os.listdir "
         "put experts, layers and files of shards in that order"
@@ -136,7 +150,6 @@ class Grouped(Disorder):
     """
 
     undo: str
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement")
     why = (
         "All groups of this size were reordered by one and the same index: the rows of a head, of an expert or of a "
         "block where it was before the split, or those of every shard where it was after it"
@@ -152,7 +165,7 @@ class WithinShards(Disorder):
     elements, so shapes, counts and checksums over a shard are right.
     """
 
-    kinds = ("misordered-within-shard", "misordered", "wrong-placement")
+    kinds = usually("misordered-within-shard")
     why = (
         "Shards were reordered after the split, by an index that is not the same on all ranks: one that was drawn, "
         "sorted or computed on each rank by itself"
@@ -168,7 +181,7 @@ class AlikeWithinShards(Disorder):
     checksums over a shard are right.
     """
 
-    kinds = ("misordered-within-shard", "misordered", "wrong-placement")
+    kinds = usually("misordered-within-shard")
     why = (
         "Shards were reordered after the split, each one that is out of order by the same rule; or these stretches of "
         "the dim were before it"
@@ -184,7 +197,7 @@ class OneShard(Disorder):
     shape and the right elements, so nothing raises.
     """
 
-    kinds = ("misordered-within-shard", "misordered", "wrong-placement")
+    kinds = usually("misordered-within-shard")
     why = (
         "One shard was reordered after the split: by what only its ranks run or read, or by a sort that finds others "
         "in order; or this stretch of the dim was before it"
@@ -203,7 +216,6 @@ class PermutedDim(Disorder):
     right, so nothing raises.
     """
 
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement")
     why = "The dim was reordered before it was split, and no simple rule fits the order"
     how = "look for the index or gather that reorders this dim where the weight is loaded"
 
@@ -218,7 +230,7 @@ class Transposed(Disorder):
 
     first: int
     second: int
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement", "foreign")
+    kinds = usually("misordered", "foreign")
     why = "The weight was transposed before it was split: Conv1D and Linear store theirs the other way round"
     how = "transpose it where it is loaded: weight.transpose({first}, {second})"
 
@@ -231,7 +243,7 @@ class TransposedShards(Disorder):
     does not check others.
     """
 
-    kinds = ("misordered-within-shard", "wrong-shape", "misordered", "foreign")
+    kinds = usually("misordered-within-shard", "foreign")
     why = "Each local shard was transposed after the split"
     how = "give DTensor.from_local the local tensor transposed back"
 
@@ -244,7 +256,7 @@ class WithoutStrides(Disorder):
     with its shape and its elements, in another order.
     """
 
-    kinds = ("misordered-within-shard", "misordered", "foreign")
+    kinds = usually("misordered-within-shard", "foreign")
     why = "The memory of a transposed tensor was read or written as if it were contiguous, without its strides"
     how = "call .contiguous() on the tensor before its memory is read, or copy it by Tensor.copy_, which heeds strides"
 
@@ -257,7 +269,7 @@ class Padded(Disorder):
     one, and what no longer fits is cut off.
     """
 
-    kinds = ("foreign", "missing", "misordered")
+    kinds = usually("foreign")
     why = "Padding was put before the content, so that every index moved up"
     how = "pad at the end of the dim, and cut the padding off before the tensor is labelled"
 
@@ -271,7 +283,7 @@ class Slices(Disorder):
     """
 
     undo: str
-    kinds = ("misordered", "misordered-within-shard", "foreign")
+    kinds = usually("misordered", "foreign")
     why = (
         "Some slices of a stack (experts, heads, layers) were loaded in another way than the rest: from a file of "
         "another convention, or through code that only they go through"
@@ -289,7 +301,6 @@ class OddCopies(Disorder):
 
     axis: str
     right: int
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement", "missing", "duplicated")
     why = (
         "Copies of one shard were not made by the same code: what loaded or changed these depends on the coordinate "
         "along an axis that does not split the tensor"
@@ -371,7 +382,6 @@ class OrderNotApplied(Disorder):
     """
 
     dim: int
-    kinds = ("misordered", "misordered-within-shard", "wrong-placement", "missing", "duplicated")
     why = "It is in the unsharded model's own order: nothing put dim {dim} into the one that is expected"
     how = "reorder it where the others are, or leave the order out of what is expected of it"
 
@@ -384,7 +394,6 @@ class UnreadOrder(Disorder):
     only if all of them are there.
     """
 
-    kinds = ("misordered", "misordered-within-shard", "wrong-shape", "wrong-placement")
     why = "No rule shows in what was read: most orders are seen only with the files of all ranks"
     how = (
         "check again with the files of all ranks, or start from the first differences above: which code wrote these "
@@ -400,6 +409,5 @@ class Scrambled(Disorder):
     shapes can still be right, so nothing raises.
     """
 
-    kinds = ("misordered", "misordered-within-shard", "missing", "duplicated", "wrong-placement", "wrong-shape")
     why = "Nothing that shardviz knows fits: shards were written by ranks or in an order that follow no simple rule"
     how = "start from the first differences above: which code wrote these elements?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardviz.explain.order import Disorder
+from shardviz.explain.order import Disorder, usually
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class SameShard(Disorder):
     """
 
     axes: tuple[str, ...]
-    kinds = ("duplicated", "missing", "misordered", "wrong-placement", "wrong-shape")
+    kinds = usually("duplicated")
     why = (
         "The loader chose the shard without the rank's coordinate on the axis: a tp_rank left at its default, or one "
         "file that all ranks read"
@@ -39,7 +39,7 @@ class RepeatedShards(Disorder):
     """
 
     coordinate: str
-    kinds = ("duplicated", "missing", "misordered", "wrong-placement", "wrong-shape")
+    kinds = usually("duplicated")
     why = (
         "Several ranks read the same part: the shard was chosen by less than the whole coordinate, as where a "
         "file that several ranks share is read from its start, or the coordinate was divided or wrapped by the number "
@@ -59,7 +59,7 @@ class SharedShards(Disorder):
     ranks one shard. It has the right shape, so nothing raises.
     """
 
-    kinds = ("duplicated", "missing", "misordered", "wrong-placement", "wrong-shape")
+    kinds = usually("duplicated")
     why = (
         "A few ranks read another rank's part: an index that was clamped or is off by one at its end, a part that was "
         "saved or copied under several names"
@@ -78,7 +78,6 @@ class ExchangedRanks(Disorder):
     gathering shows it.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-shape")
     why = "A few ranks have each other's parts: files or hosts were exchanged, or entries of a list of files or hosts"
     how = "look for the list or the file names by which these ranks find their parts"
 
@@ -91,7 +90,6 @@ class UnreadShards(Disorder):
     shapes.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-shape", "duplicated", "missing")
     why = (
         "A few ranks have the parts of ranks that were not read: files or hosts were exchanged, or entries of a list "
         "of them, or a part was copied under several names"
@@ -111,7 +109,6 @@ class Reversed(Disorder):
     """
 
     axis: str
-    kinds = ("misordered", "wrong-placement", "wrong-shape")
     why = "The loader counts the coordinate from the other end, or the mesh was built from ranks in falling order"
     how = "choose the shard by mesh.get_local_rank({axis!r}), and build the mesh by init_device_mesh"
 
@@ -125,7 +122,6 @@ class Rotated(Disorder):
     """
 
     axis: str
-    kinds = ("misordered", "wrong-placement", "wrong-shape")
     why = "Shards were sent on to a neighbour, as in a ring, or the coordinate has an offset"
     how = "choose the shard by mesh.get_local_rank({axis!r})"
 
@@ -139,7 +135,6 @@ class GlobalRank(Disorder):
     """
 
     axis: str
-    kinds = ("misordered", "duplicated", "missing", "wrong-placement", "wrong-shape")
     why = "The shard was chosen by the global rank, where the coordinate on one axis of the mesh was meant"
     how = "choose the shard by mesh.get_local_rank({axis!r}), not by torch.distributed.get_rank()"
 
@@ -152,7 +147,6 @@ class PermutedRanks(Disorder):
     there, with the right shapes, so only gathering shows it.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-shape", "duplicated", "missing")
     why = "The loader numbers the ranks in another order than the mesh, as with a DeviceMesh whose ranks are not rising"
     how = "choose the shard by mesh.get_coordinate(), not by the global rank, or build the mesh by init_device_mesh"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardviz.explain.order import SWIGLU, Disorder
+from shardviz.explain.order import SWIGLU, Disorder, usually
 
 FSDP_OVER_TP = ("pytorch#129229", "pytorch#129206", "pytorch#130760")
 FUSED_QKV = ("Automodel#1324", "pytorch#140069", "DeepSpeed#3844")
@@ -29,7 +29,6 @@ class AnotherOrder(Mislabel):
     shapes in both orders, so nothing raises until rows are gathered.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-shape")
     why = (
         "One library split the dim over the inner axis first and another split each part again, while the placements "
         "read as if the axes had been applied left to right: FSDP2 over tensor parallel before torch 2.5 did so"
@@ -46,7 +45,6 @@ class CutInnerFirst(Mislabel):
     order. Both give shards of equal shapes, so from_local accepts either.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-shape")
     why = (
         "The shards were cut over the inner axis first, as FSDP2 over tensor parallel does or a number that counts the "
         "outer axis fastest, while the placements, written by hand, read as if the axes had been applied left to right"
@@ -67,7 +65,6 @@ class Flattened(Disorder):
     """
 
     number: str
-    kinds = ("misordered", "wrong-placement", "wrong-shape")
     why = (
         "The shard was chosen by a number that was computed from the coordinates on the axes that were flattened, and "
         "not as flattening counts them: the last axis fastest"
@@ -83,7 +80,6 @@ class MeshOrder(Mislabel):
     checkpoint from another mesh, knows nothing of that label. All shards have equal shapes.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-shape")
     why = (
         "The parts were cut, read or put together by the rank's number, the mesh's first axis first, while the "
         "placements are those of FSDP2 over tensor parallel, which split the dim over the inner axis first: a "
@@ -103,7 +99,6 @@ class Segments(Mislabel):
     parts together as if each rank had one stretch of rows.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-segment", "wrong-shape")
     why = "A fused weight (q,k,v or gate/up) was split segment by segment, but labelled as one dim"
     how = "label the local tensors by {placements}, or split the dim as a whole"
     references = SWIGLU
@@ -118,7 +113,6 @@ class SegmentsUnderFsdp(Disorder):
     """
 
     free_dim: int | None
-    kinds = ("misordered", "wrong-placement", "wrong-segment", "wrong-shape")
     why = (
         "FSDP2 splits what each rank has of a fused weight (q,k,v or gate/up) as one stretch. No placements say that: "
         "its label has one split_factor for the ranks and one for the segments, which torch reads as another order"
@@ -143,7 +137,6 @@ class UnequalSegments(Disorder):
     is labeled with plain Shard, whose shards have the same shapes.
     """
 
-    kinds = ("misordered", "wrong-segment", "wrong-placement", "wrong-shape")
     why = (
         "A fused weight whose segments differ in size (q,k,v with fewer key and value heads) was split segment by "
         "segment, but labelled as one dim; no placements say such a split"
@@ -163,7 +156,6 @@ class AcrossSegments(Mislabel):
     the same in both cases.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-segment", "wrong-shape")
     why = "The placements say that the dim was split segment by segment, but it was split as a whole"
     how = "label the local tensors by {placements}, or split each segment with torch.chunk by itself"
     references = FUSED_QKV
@@ -177,7 +169,6 @@ class OneFactor(Disorder):
     exactly only if every size divides the dim.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-shape")
     why = (
         "FSDP2 splits a dim that several axes split unevenly before it; its label has one split_factor for all of "
         "them, which says the same only where every size divides"
@@ -193,7 +184,7 @@ class AnotherDim(Mislabel):
     the shapes differ only if somebody compares them with the label.
     """
 
-    kinds = ("wrong-shape", "misordered", "wrong-placement")
+    kinds = usually("wrong-shape")
     why = (
         "The tensor was split on another dim than its placements name, as when ColwiseParallel and RowwiseParallel "
         "are confused or the weight is stored transposed"
@@ -209,7 +200,7 @@ class Replicated(Mislabel):
     large by the number of ranks.
     """
 
-    kinds = ("wrong-placement", "wrong-shape")
+    kinds = usually("wrong-placement")
     why = "The whole tensor was given to DTensor.from_local where a shard was wanted"
     how = "label the local tensors by {placements}, or use distribute_tensor, which cuts the shards itself"
 
@@ -222,7 +213,7 @@ class Split(Mislabel):
     if they were one tensor.
     """
 
-    kinds = ("wrong-placement", "wrong-shape")
+    kinds = usually("wrong-placement")
     why = "Local shards were given to DTensor.from_local with Replicate(), which does not look at them"
     how = "label the local tensors by {placements}"
 
@@ -234,7 +225,6 @@ class RoundRobin(Mislabel):
     weight[rank::size] gives as many rows as torch.chunk does. Shapes agree, and only gathering shows the other order.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-segment", "wrong-shape")
     why = (
         "The dim was dealt out in turn, as by weight[rank::size], or segment by segment, where Shard means one stretch"
     )
@@ -250,7 +240,7 @@ class AnotherAxis(Mislabel):
     """
 
     axis: str
-    kinds = ("wrong-placement", "wrong-shape")
+    kinds = usually("wrong-placement")
     why = (
         "The shard was chosen by the coordinate on another axis than the one that the placements name: the axes were "
         "confused, or the coordinate was computed from the global rank"
@@ -266,7 +256,7 @@ class AnotherLayout(Mislabel):
     label with the elements.
     """
 
-    kinds = ("wrong-placement", "misordered", "wrong-shape")
+    kinds = usually("wrong-placement")
     why = "The tensor was split in another way than its placements say"
     how = "label the local tensors by {placements}, or redistribute after labelling"
 
@@ -279,7 +269,6 @@ class HeadTail(Disorder):
     gives the sequence in this order.
     """
 
-    kinds = ("misordered", "wrong-placement", "wrong-shape")
     why = (
         "The dim is in the head-tail order that balances causal attention in context parallel, but is labelled as if "
         "it were in its own order"
@@ -298,7 +287,7 @@ class Balanced(Disorder):
     two agree whenever the size divides, so the difference shows on odd sizes only.
     """
 
-    kinds = ("wrong-shape", "misordered", "wrong-placement")
+    kinds = usually("wrong-shape")
     why = (
         "The dim was split as evenly as possible (numpy.array_split, tensor_split), where Shard means torch.chunk: "
         "full chunks first, the remainder last"
