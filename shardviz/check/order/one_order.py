@@ -32,7 +32,7 @@ Order = dict[int, int]
 def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -> list[Finding | NotChecked]:
     """Return results in which tensors that one permutation of the ranks explains have it for their cause."""
     places = [one for one in results if isinstance(one, Finding) and is_of_places(one)]
-    if len({one.cause for one in places}) < 2:
+    if len({type(one.explanation) for one in places}) < 2:
         return list(results)
     wrong = {one.tensor for one in places}
     cases = _cases(laid_out)
