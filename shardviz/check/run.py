@@ -51,6 +51,7 @@ from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
+from shardviz.explain.order import OrderNotApplied
 from shardviz.layout.intended import split_order
 from shardviz.text import natural_key
 
@@ -215,9 +216,8 @@ def _not_reordered(own: Case, found: list[Result], order: DimOrder | None) -> li
     """Give findings their cause where an order is expected of a tensor that is still in its own."""
     if order is None or not own.as_claimed:
         return found
-    cause = f"It is in the unsharded model's own order: nothing put dim {order.dim} into the one that is expected"
-    fix = "reorder it where the others are, or leave the order out of what is expected of it"
-    return [replace(one, cause=cause, fix=fix, refs=()) if isinstance(one, Finding) else one for one in found]
+    cause = OrderNotApplied(order.dim)
+    return [result.because(cause) if isinstance(result, Finding) else result for result in found]
 
 
 def _as_intended(finding: Finding, intended: str) -> Finding:

@@ -50,8 +50,8 @@ def test_the_same_order_in_every_head_is_reported_once(
 
 def test_the_fix_of_an_order_in_groups_undoes_it() -> None:
     index = grouped([2, 0, 3, 1], 3)
-    _, _, fix = name_order(np.array(index), 0)
-    assert "index_select(1, torch.tensor([1, 3, 0, 2]))" in fix
+    cause, _ = name_order(np.array(index), 0)
+    assert "index_select(1, torch.tensor([1, 3, 0, 2]))" in cause.fix
     content = np.array(index).reshape(-1, 4)[:, [1, 3, 0, 2]].ravel()
     assert content.tolist() == list(range(12))
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.hiding import is_of_places
-from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.ranks import few_of, holders, permutation_in_words
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
+from shardviz.explain.ranks import PermutedRanks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ Order = dict[int, int]
 def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -> list[Finding | NotChecked]:
     """Return results in which tensors that one permutation of the ranks explains have it for their cause."""
     places = [one for one in results if isinstance(one, Finding) and is_of_places(one)]
-    if len({one.cause for one in places}) < 2:
+    if len({type(one.explanation) for one in places}) < 2:
         return list(results)
     wrong = {one.tensor for one in places}
     cases = _cases(laid_out)
@@ -88,16 +88,12 @@ def _fits(case: Case, order: Mapping[int, int]) -> bool:
 
 def _explained(finding: Finding, order: Mapping[int, int]) -> Finding:
     few, ranks = few_of(order), sorted(order)
-    advice = CATALOGUE[few or "permuted-ranks"]
     held = holders(order, "rank ") if few else permutation_in_words(ranks, [order[rank] for rank in ranks])
     return replace(
-        finding,
+        finding.because(few or PermutedRanks()),
         kind="misordered",
         sentence=f"{finding.sentence.partition(':')[0]}: each has another rank's shard, by one rule for all tensors",
         details=(),
         held=held,
-        cause=advice.cause,
-        fix=advice.fix,
         also=(),
-        refs=advice.refs,
     )

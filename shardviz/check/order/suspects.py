@@ -6,13 +6,13 @@ instead. As long as the step is right, they are right.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.rules.rewritten import check_recomputed, check_zeros
 from shardviz.check.report import NotChecked
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
+from shardviz.explain.whole import UncheckedWeights
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -73,10 +73,4 @@ def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
 
 def _blamed(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) -> Finding | NotChecked:
     assert isinstance(result, Finding)
-    odd = listed((f"{name} is {what}" for name, what, _ in suspects), MAX_LISTED)
-    first = listed((f"{name}'s {what}" for name, _, what in suspects), MAX_LISTED)
-    return replace(
-        result,
-        cause=f"{result.cause}, of weights that could not all be checked: {odd}",
-        fix=f"compare first {first}; where that is right, {result.fix}",
-    )
+    return result.because(UncheckedWeights(tuple(suspects), result.cause, result.fix))

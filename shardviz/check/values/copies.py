@@ -10,13 +10,20 @@ own) are not compared.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.as_claimed import claimed_dims
 from shardviz.check.report import NotChecked
 from shardviz.check.values.numbers import first_difference, same_step
-from shardviz.explain.finding import Finding
+from shardviz.explain.values import (
+    FirstRankAlone,
+    OddRanksAlone,
+    PlainAmongShards,
+    RankDependentSeed,
+    ShardedOnSomeRanks,
+    UnsynchronizedBuffer,
+)
 from shardviz.layout.notation import write
 from shardviz.text import named_ranks
 
@@ -24,11 +31,26 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping
 
     from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
 
 Groups = list[list["Shard"]]
 
-OF_REPLICAS = ("OLMo-core#319", "composer#2812")
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What is wrong with copies.
+
+    Attributes:
+        cause: The most likely cause.
+        sentence: What is wrong, in numbers.
+        held: Which ranks have other values, in words.
+    """
+
+    cause: Cause
+    sentence: str
+    held: str
 
 
 def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
@@ -117,24 +139,21 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     is_first = _are_first(mesh, differing, others)
     about = _about_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
     first = first_difference(*pair)
-    return replace(
-        _in_part_sharded(tensor, about),
-        tensor=tensor.names[index],
-        ranks=_ranks(others),
+    return (_in_part_sharded(tensor) or about.cause).finding(
+        tensor.names[index],
+        _ranks(others),
+        about.sentence,
         details=(first,) if first else (),
         claimed=write(claimed, equal=True) if claimed else "",
+        held=about.held,
     )
 
 
-def _in_part_sharded(tensor: Tensor, about: Finding) -> Finding:
-    """Name the cause where some ranks have a DTensor and others a plain tensor."""
+def _in_part_sharded(tensor: Tensor) -> Cause | None:
+    """Return the cause if some ranks have a DTensor and others a plain tensor; None otherwise."""
     plain = tensor.claims.get(None, ())
     others = sorted(set(tensor.shards) - set(plain))
-    if not plain or not others:
-        return about
-    cause = f"It is a DTensor on {named_ranks(others)} and a plain tensor on {named_ranks(plain)}: what shards it ran "
-    fix = "shard it on all ranks alike (distribute_tensor, parallelize_module, fully_shard), or on none"
-    return replace(about, cause=f"{cause}on some ranks only", fix=fix, refs=())
+    return ShardedOnSomeRanks(tuple(others), tuple(plain)) if plain and others else None
 
 
 def _ranks(groups: Groups) -> tuple[int, ...]:
@@ -147,24 +166,25 @@ def _are_first(mesh: Mesh, differing: Groups, others: Groups) -> bool:
     return alone and min(mesh.ranks) in _ranks(others)
 
 
-def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> Finding:
+def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> _About:
     """Say what is wrong where most copies agree."""
     count = len(_ranks(others))
     apart = _apart(*pair) if count == 1 else ""
     verb = "has" if count == 1 else "have"
     sentence = f"copies differ from the start: {odd} {verb} other values than the other copies{apart}"
-    cause, fix = _advice_on_odd(odd, count, is_first=is_first)
-    held = f"other values on {odd}"
-    return Finding("unreplicated", "error", "", (), sentence, held=held, cause=cause, fix=fix, refs=OF_REPLICAS)
+    cause = FirstRankAlone(odd, count) if is_first else OddRanksAlone(odd, count)
+    return _About(cause, sentence, f"other values on {odd}")
 
 
-def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index: int) -> Finding:
+def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index: int) -> _About:
     """Say what is wrong where copies differ from one position of an axis to the next."""
     axes = _axes(mesh, differing, index)
     sentence = f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {_count(differing, index)}"
-    cause, fix, refs = _advice(tensor.role, axes, is_beside_shards=_is_beside_shards(dump, tensor))
     held = f"different values along {' and '.join(axes)}" if axes else "different values"
-    return Finding("unreplicated", "error", "", (), sentence, held=held, cause=cause, fix=fix, refs=refs)
+    if tensor.role == "buffer":
+        return _About(UnsynchronizedBuffer(tuple(axes)), sentence, held)
+    is_plain = _is_beside_shards(dump, tensor)
+    return _About((PlainAmongShards if is_plain else RankDependentSeed)(tuple(axes)), sentence, held)
 
 
 def _is_beside_shards(dump: Dump, tensor: Tensor) -> bool:
@@ -217,54 +237,3 @@ def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
                 found.append(axis)
                 break
     return found
-
-
-def _advice(role: str, axes: list[str], *, is_beside_shards: bool) -> tuple[str, str, tuple[str, ...]]:
-    """Return cause, fix and references."""
-    where = f"along {' and '.join(axes)}" if axes else "on all ranks"
-    these = "these axes" if len(axes) > 1 else "that axis"
-    if role == "buffer":
-        return (
-            "Buffers are neither sharded nor synchronised: each rank computes with its own",
-            f"torch.distributed.broadcast it {where} once it is made, or give all ranks one seed before",
-            ("LlamaFactory#10820",),
-        )
-    if is_beside_shards:
-        return (
-            "It is a plain tensor beside sharded ones, as FSDP's ignored_params are, and what no fully_shard takes: "
-            "nothing broadcasts it and nothing reduces its gradient, so each rank keeps its own values",
-            f"where ranks should have copies, torch.distributed.broadcast it {where} before training and all_reduce "
-            f"its gradient; where each should have its own, make it a DTensor that is split over {these}: of "
-            "plain copies a checkpoint keeps one",
-            (),
-        )
-    return (
-        "Each replica drew or loaded its own values, by a seed or a file that depends on the rank, and nothing makes "
-        "them agree: gradients are averaged, weights are not",
-        f"give all ranks {where} one seed before the weights are drawn, or torch.distributed.broadcast the weights "
-        "from the first of these ranks before training",
-        OF_REPLICAS,
-    )
-
-
-def _advice_on_odd(odd: str, count: int, *, is_first: bool) -> tuple[str, str]:
-    """Return cause and fix where most copies agree: what seeds and files depend on is not each rank's own number.
-
-    Args:
-        odd: The ranks whose copies are others.
-        count: How many they are.
-        is_first: Whether they are the first ranks that have the parts.
-    """
-    copy, does = ("its copy", "runs or reads") if count == 1 else ("their copies", "run or read")
-    if is_first:
-        return (
-            f"Only {odd} loaded, drew or changed {copy}, as where the first rank reads a checkpoint or has another "
-            "seed, and nothing sent it on",
-            f"torch.distributed.broadcast it from {odd} to the ranks with the same part, or load it on every rank",
-        )
-    return (
-        f"All other copies agree, so {odd} alone loaded, drew or changed {copy}: another seed there, code that runs "
-        "only there, another file on that machine, or a broadcast without it",
-        f"look for what only {odd} {does}, and the random state it begins with; torch.distributed.broadcast from a "
-        "rank that has the same part and agrees with the others makes the copies equal",
-    )

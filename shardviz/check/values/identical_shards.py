@@ -12,22 +12,17 @@ from typing import TYPE_CHECKING
 from shardviz.check.order.as_claimed import claimed_dims
 from shardviz.check.values.numbers import is_constant
 from shardviz.dump.digests import hash_of_nan
-from shardviz.explain.finding import Finding
+from shardviz.explain.states import SameOptimizerFile
+from shardviz.explain.values import RepeatedDraw
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
-
-OF_WEIGHTS = (
-    "Every rank drew its own shard, with one seed on all of them, or all of them loaded the same shard; where parts of "
-    "the weight are meant to start alike, as experts that are copied from one network, it is right"
-)
-OF_STATES = "Ranks loaded the same rank's optimizer file"
-OWN_STATES = "load each rank's own optimizer file (zero_pp_rank_*), with the number of ranks that saved it"
 
 Lines = list[list["Shard"]]
 
@@ -105,30 +100,12 @@ def _alike(lines: Lines, num_names: int) -> Iterator[int]:
 
 def _finding(tensor: Tensor, layout: Layout, name: str, axes: list[str]) -> Finding:
     along = " and ".join(axes)
-    return Finding(
-        "identical-shards",
-        "error",
+    cause = SameOptimizerFile() if tensor.role == "optim" else RepeatedDraw(along, tensor.first.body.device)
+    return cause.finding(
         name,
         tuple(tensor.shards),
         f"different shards along {along} hold bitwise the same {list(tensor.first.body.local_shape)} values: the whole "
         "tensor repeats one shard",
         claimed=write(layout),
         held=f"the same values along {along}",
-        cause=OF_STATES if tensor.role == "optim" else OF_WEIGHTS,
-        fix=OWN_STATES if tensor.role == "optim" else _fix(tensor.first.body.device, along),
-        refs=() if tensor.role == "optim" else ("OLMo-core#307", "torchtitan#3106"),
-    )
-
-
-def _fix(device: str, along: str) -> str:
-    """Return what helps: only on accelerators does torch give each shard of a DTensor random numbers of its own."""
-    by_hand = f"seed each rank by its coordinate along {along}"
-    if device.startswith("cpu"):
-        return (
-            f"draw the weights before they are sharded, or {by_hand}: on CPUs torch draws every shard from one stream; "
-            "or load the file or the slice of the rank's own coordinate"
-        )
-    return (
-        "initialise the DTensors themselves, not their local tensors, after torch.manual_seed: each shard then has its "
-        f"own stream; or {by_hand}; or load the file or the slice of the rank's own coordinate"
     )

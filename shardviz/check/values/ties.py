@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
-from shardviz.explain.finding import Finding
+from shardviz.explain.values import BrokenTie
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.files import RankRecord
     from shardviz.dump.records.tensors import Stamp
+    from shardviz.explain.finding import Finding
 
 
 def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
@@ -63,16 +64,9 @@ def _finding(stamp: Stamp, ranks: tuple[int, ...], num_both: int) -> Finding:
 
 def _of_name(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> Finding:
     other = stamp.tied_to if name == stamp.name else stamp.name
-    return Finding(
-        "untied",
-        "error",
+    return BrokenTie(stamp.name, stamp.tied_to).finding(
         name,
         ranks,
         f"{name} shared storage with {other} before sharding, and no longer does on "
         f"{'all' if len(ranks) == num_both else f'{len(ranks):,} of the'} {num_both:,} ranks that have both",
-        cause="Something gave the names parameters of their own: sharding or to_empty() module by module, "
-        "load_state_dict(assign=True), a copy of one module",
-        fix=f"tie them again after the model is sharded, under one layout, or shard the module that owns both as one "
-        f"unit: model.{stamp.name} = model.{stamp.tied_to}",
-        refs=("foundation-model-stack#331",),
     )

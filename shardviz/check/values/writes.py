@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.explain.finding import Finding
+from shardviz.explain.values import LostWrite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
 
 
 def check_writes(dump: Dump) -> Iterator[Finding]:
@@ -23,12 +24,4 @@ def check_writes(dump: Dump) -> Iterator[Finding]:
         for name, reason in record.not_applied:
             said.setdefault((name, reason), []).append(rank)
     for (name, reason), ranks in said.items():
-        yield Finding(
-            "write-not-applied",
-            "error",
-            name,
-            tuple(ranks),
-            f"an in-place fill did not take: {reason}",
-            cause="The tensor is a view or a subclass whose copy_ writes elsewhere than its elements are read from",
-            fix="load through the parameter that owns the memory, or make the tensor contiguous before it is filled",
-        )
+        yield LostWrite().finding(name, tuple(ranks), f"an in-place fill did not take: {reason}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.explain.finding import Finding
+from shardviz.explain.whole import DamagedFile, ModuleAbsentOnRanks, RankWithoutFile, TensorAbsentEverywhere
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.read import DumpFiles
     from shardviz.dump.records.tensors import Stamp
+    from shardviz.explain.finding import Finding
 
 MAX_LISTED = 8
 
@@ -27,18 +28,14 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
     for rank, why in sorted(files.damaged.items()):
         said = why.replace(f"{files.path}/", "")
         lost = ("nothing of what this rank holds was checked",)
-        fix = "copy the rank's files again, or write the dump again"
-        yield Finding("incomplete", "warning", "", (rank,), said, details=lost, fix=fix)
+        yield DamagedFile().finding("", (rank,), said, severity="warning", details=lost)
     missing = tuple(rank for rank in files.missing_ranks if rank not in files.damaged)
     if missing:
-        yield Finding(
-            "incomplete",
-            "warning",
+        yield RankWithoutFile().finding(
             "",
             missing,
             f"{len(missing):,} of {files.run.num_ranks:,} ranks wrote no file: {listed(missing, MAX_LISTED)}",
-            cause="A rank died, hung or wrote to a disk that was not collected",
-            fix="copy the rank_* files of every rank into the folder, or run again",
+            severity="warning",
         )
     known = {name for record in files.ranks.values() for name, _ in record.not_checked}
     for tensor in dump.tensors:
@@ -56,10 +53,7 @@ def _absent_shards(files: DumpFiles, tensor: Tensor, known: Collection[str]) -> 
     for name in [name for name in tensor.names if name not in known] if absent else ():
         ranks = listed(absent, MAX_LISTED)
         what = f"{len(absent):,} of {len(wanted):,} ranks of its mesh have no {tensor.moment} shard of it: {ranks}"
-        cause = "The module was dropped or renamed on these ranks"
-        yield Finding(
-            "incomplete", "warning", name, absent, what, cause=cause, fix="build the same modules on every rank"
-        )
+        yield ModuleAbsentOnRanks().finding(name, absent, what, severity="warning")
 
 
 def _absent_tensors(dump: Dump) -> Iterator[Finding]:
@@ -73,15 +67,8 @@ def _absent_tensors(dump: Dump) -> Iterator[Finding]:
     elsewhere = _ids_elsewhere(dump, unseen.values())
     for name, stamp in unseen.items():
         if name not in said and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
-            yield Finding(
-                "incomplete",
-                "warning",
-                name,
-                (),
-                f"no rank has it, where the unsharded model has {list(stamp.shape)}",
-                cause="The module was renamed, replaced or dropped when the model was sharded",
-                fix="keep the module's name, or leave it out of the model that is stamped",
-            )
+            what = f"no rank has it, where the unsharded model has {list(stamp.shape)}"
+            yield TensorAbsentEverywhere().finding(name, (), what, severity="warning")
 
 
 def _ids_elsewhere(dump: Dump, stamps: Iterable[Stamp]) -> set[str]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.rules.intent import intended_text, is_intended
 from shardviz.check.report import NotChecked
-from shardviz.explain.finding import Finding
+from shardviz.explain.labels import AnotherPlan, UnevenPlan
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
     from shardviz.plan.ranks import PlannedRanks
 
 NO_VALUES = "a plan has no values, so it does not show where elements go"
@@ -59,16 +60,10 @@ def _of_shape(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
     claimed = shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).shape
     found, given = list(shard.body.local_shape), list(claimed)
     what = f"rank {shard.rank} would hold {found}, where its placements give {given}"
-    cause = "torch does not split it there as its placements say, or somebody split it by hand"
-    fix = "choose sizes that divide evenly, or split it over fewer axes"
-    layout = write(shard.layout)
-    return Finding("wrong-shape", "error", name, tuple(wrong), what, claimed=layout, cause=cause, fix=fix)
+    return UnevenPlan().finding(name, tuple(wrong), what, claimed=write(shard.layout))
 
 
 def _of_layout(tensor: Tensor, name: str, text: str) -> Finding:
     layout = write(tensor.claimed) if tensor.claimed else "no layout: every rank has a plain tensor"
     what = f"its planned layout is {layout}, not the intended {text}"
-    cause = "The plan shards this tensor in another way than its author expects"
-    fix = f"change how it is parallelized, or expect {layout}"
-    ranks = tuple(tensor.shards)
-    return Finding("wrong-placement", "error", name, ranks, what, claimed=layout, intended=text, cause=cause, fix=fix)
+    return AnotherPlan(layout).finding(name, tuple(tensor.shards), what, claimed=layout, intended=text)

@@ -16,30 +16,19 @@ from shardviz.check.report import NotChecked
 from shardviz.check.verdicts import is_of_model
 from shardviz.dump.read import mesh_of
 from shardviz.dump.validate import mesh_of as mesh_from
-from shardviz.explain.finding import Finding
+from shardviz.explain.whole import GroupAgainstMesh, MeshNotRising
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import MeshRecord
+    from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
 Places = dict[tuple["MeshRecord", int], dict[int, tuple[int, int]]]
 """For a mesh and one of its axes: the ranks that differ, with their coordinate and their number in the group."""
-
-
-BY_RANK = (
-    "The mesh was built from ranks that do not rise, and process groups number their ranks by rank",
-    "build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis",
-)
-BY_HAND = (
-    "The process group along {axis} was made from its ranks in another order than the mesh has them, as by new_group "
-    "with sort_ranks=False or a group that was handed to DeviceMesh.from_group",
-    "build the mesh by init_device_mesh, which makes its groups itself, or make the group along {axis} from its ranks "
-    "in the order of the mesh",
-)
 
 
 IN_QUESTION = "what collectives along {axis} make of it: the process group has its ranks in another order than the mesh"
@@ -51,16 +40,12 @@ def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
     for (record, axis), ranks in differing(dump).items():
         rank, (position, in_group) = next(iter(ranks.items()))
         name = record.axes[axis]
-        cause, fix = BY_RANK if _is_by_rank(record, axis, ranks) else BY_HAND
-        yield Finding(
-            "rank-order",
-            "error",
+        cause = MeshNotRising() if _is_by_rank(record, axis, ranks) else GroupAgainstMesh(name)
+        yield cause.finding(
             "",
             tuple(sorted(ranks)),
             f"{len(ranks):,} ranks have a number in the group along {name} that is not their coordinate on mesh "
             f"{mesh_of(record)}: rank {rank} is {name}={position} but number {in_group} of its group",
-            cause=cause.format(axis=name),
-            fix=fix.format(axis=name),
         )
         own = _groups(mesh_from(record), name)
         groups.setdefault(name, set()).update(group for group in own if not ranks.keys().isdisjoint(group))

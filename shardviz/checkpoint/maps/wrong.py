@@ -148,7 +148,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
     order = renumbering(names, {part.name: found.name for part, found in odd})
     if order is not None:
         at, numbers = order
-        _, words, _ = name_order(np.array(numbers), 0)
+        _, words = name_order(np.array(numbers), 0)
         words = _of_parts(words, around(names[0], at))
         return Instead(f"its parts come in another order: {words}", RenumberedParts(made.text))
     shown = [

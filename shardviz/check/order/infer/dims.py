@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.infer.explanation import Disorder, Explanation
+from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.orders import blocks_of, name_order, transposed_digits
+from shardviz.explain.ranks import PermutedRanks
+from shardviz.explain.splits import Segments
 from shardviz.layout.region import Ranges, indices, length
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.explain.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
     from shardviz.layout.region import Region
@@ -25,7 +28,7 @@ MAX_SIZE = 1 << 24
 FEW_SEGMENTS = 3
 """Whole shards that are exchanged are blocks of a dim in another order too; as few as q, k and v may be just that."""
 
-SHARDS_OR_ROWS = ("permuted-ranks", "segments")
+SHARDS_OR_ROWS = (PermutedRanks, Segments)
 """What rows in another order look like where a shard, or a rank's part of a segment, is a single row."""
 
 LEAST_HEAD = 8
@@ -35,9 +38,7 @@ Pairs = set[tuple[Ranges, Ranges]]
 """For places in a dim, what is held there."""
 
 
-def explain_dims(
-    claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequence[Explanation] = ()
-) -> Iterator[Explanation]:
+def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequence[Fit] = ()) -> Iterator[Fit]:
     """Yield the one explanation there is if every dim of the tensor is its own indices in another order.
 
     Args:
@@ -55,14 +56,13 @@ def explain_dims(
         if order is None:
             return
         if not np.array_equal(order, np.arange(size)):
-            if besides and not _is_made_by_loaders(order, besides[0].name):
+            if besides and not _is_made_by_loaders(order, besides[0].cause):
                 return
             found.append(name_order(order, dim, _shards(pairs)))
     if not found:
         return
-    name, _, fix = found[0]
-    words = " and ".join(words for _, words, _ in found)
-    yield Explanation(name, words, fix, words)
+    words = " and ".join(words for _, words in found)
+    yield Fit(found[0][0], words, words)
 
 
 def _is_made_by_loaders(order: NDArray[np.int64], beside: Disorder) -> bool:
@@ -70,9 +70,9 @@ def _is_made_by_loaders(order: NDArray[np.int64], beside: Disorder) -> bool:
     if len(blocks_of(order)[1]) <= FEW_SEGMENTS:
         return True
     outer, rows, columns, inner = transposed_digits(order) or (0, 0, 0, 0)
-    if beside not in SHARDS_OR_ROWS or inner != 1 or 2 not in (rows, columns) or rows * columns < LEAST_HEAD:
+    if not isinstance(beside, SHARDS_OR_ROWS) or inner != 1 or 2 not in (rows, columns) or rows * columns < LEAST_HEAD:
         return False
-    return outer > 1 or beside == "permuted-ranks"
+    return outer > 1 or isinstance(beside, PermutedRanks)
 
 
 def _pairs(claimed: Layout, held: Mapping[Coord, Region], dim: int) -> Pairs:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.slices import explain_slices
 from shardviz.check.order.infer.transpositions import transpositions
+from shardviz.explain.order import Padded, Transposed, TransposedShards, WithoutStrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 SAMPLE = 64
 
 
-def explain_elements(case: Case) -> Iterator[Explanation]:
+def explain_elements(case: Case) -> Iterator[Fit]:
     """Yield transpositions and paddings that give every rank the ids it holds."""
     found = False
-    for explanation in _moved(case):
+    for fit in _moved(case):
         found = True
-        yield explanation
+        yield fit
     if not found:
         yield from _without_strides(case)
 
 
-def _moved(case: Case) -> Iterator[Explanation]:
+def _moved(case: Case) -> Iterator[Fit]:
     claimed = case.claimed
     assert claimed is not None
     sizes = [(math.prod(shard.body.local_shape), claimed.region(coord).size) for coord, shard in case.shards.items()]
@@ -47,12 +47,11 @@ def _moved(case: Case) -> Iterator[Explanation]:
     yield from _transposed_shards(case)
 
 
-def _transposed(case: Case) -> Iterator[Explanation]:
+def _transposed(case: Case) -> Iterator[Fit]:
     for one, other, text, content in transpositions(case.shape):
         if _everywhere(case, content):
-            fix = CATALOGUE["transposed"].fix.format(undo=f"weight.transpose({one}, {other})")
             words = f"the tensor's own {text}"
-            yield Explanation("transposed", f"the shards are those of {words}", fix, words)
+            yield Fit(Transposed(one, other), f"the shards are those of {words}", words)
             return
 
 
@@ -66,7 +65,7 @@ def _everywhere(case: Case, content: Callable[[Ids], Ids]) -> bool:
     return True
 
 
-def _padded(case: Case) -> Iterator[Explanation]:
+def _padded(case: Case) -> Iterator[Fit]:
     """Zeros in front push the content along one dim; what does not fit any more is lost."""
     first = next((coord for coord in case.ids if np.any(case.ids[coord] > 0)), None)
     if first is None:
@@ -80,7 +79,7 @@ def _padded(case: Case) -> Iterator[Explanation]:
             by = moved // stride
             if all(_is_shifted(case, coord, dim, by) for coord in case.shards):
                 words = f"dim {dim} moved up by {by}, with {by} zeros before it"
-                yield Explanation("padded", f"padding comes first: {words}", CATALOGUE["padded"].fix, words)
+                yield Fit(Padded(), f"padding comes first: {words}", words)
                 return
 
 
@@ -91,7 +90,7 @@ def _is_shifted(case: Case, coord: Coord, dim: int, by: int) -> bool:
     return np.array_equal(case.local_ids(coord).ravel(), np.where(padding, 0, wanted - by * stride))
 
 
-def _transposed_shards(case: Case) -> Iterator[Explanation]:
+def _transposed_shards(case: Case) -> Iterator[Fit]:
     assert case.claimed is not None
     if case.claimed.flat is not None or len(case.shape) < 2:
         return
@@ -101,10 +100,10 @@ def _transposed_shards(case: Case) -> Iterator[Explanation]:
         if not np.array_equal(case.local_ids(coord).T, case.claimed_ids(coord)):
             return
     words = "each shard transposed"
-    yield Explanation("transposed-shards", f"the ranks hold {words}", CATALOGUE["transposed-shards"].fix, words)
+    yield Fit(TransposedShards(), f"the ranks hold {words}", words)
 
 
-def _without_strides(case: Case) -> Iterator[Explanation]:
+def _without_strides(case: Case) -> Iterator[Fit]:
     """Yield a transposition of every shard whose elements were read in the order of its memory."""
     assert case.claimed is not None
     if case.claimed.flat is not None or len(case.shape) < 2:
@@ -115,6 +114,5 @@ def _without_strides(case: Case) -> Iterator[Explanation]:
     for one, other in combinations(range(len(case.shape)), 2):
         if all(np.array_equal(own.ravel(), wanted.swapaxes(one, other).ravel()) for own, wanted in parts):
             words = f"each shard's own transpose({one}, {other}), in the order of its memory"
-            advice = CATALOGUE["without-strides"]
-            yield Explanation("without-strides", f"the ranks hold {words}", advice.fix, words)
+            yield Fit(WithoutStrides(), f"the ranks hold {words}", words)
             return

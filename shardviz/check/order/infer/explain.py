@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.dims import explain_dims
 from shardviz.check.order.infer.elements import explain_elements
-from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.flattened import explain_flattened
 from shardviz.check.order.infer.labels import explain_label
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.infer.splits import explain_splits
+from shardviz.explain.order import Interleaved, OddCopies, Rotary, Scrambled
+from shardviz.explain.ranks import PermutedRanks
 from shardviz.layout.region import MAX_LAID_OUT
 from shardviz.text import listed
 
@@ -31,22 +32,22 @@ MAX_ELEMENTS = 1 << 26
 MAX_DIFFERENCES = 3
 
 
-def explain(case: Case) -> list[Explanation]:
+def explain(case: Case) -> list[Fit]:
     """Return everything that explains what the ranks of a case hold, simplest first.
 
     Returns:
-        At least one explanation; the one called `scrambled`, with the first differences, where nothing else fits.
+        At least one fit: `Scrambled`, with the first differences, if nothing else fits.
     """
     assert case.claimed is not None, "a plain tensor claims nothing"
     found = _by_ranges(case)
-    if not found or found[0].name == "permuted-ranks":
+    if not found or isinstance(found[0].cause, PermutedRanks):
         found = list(_odd_copies(case)) or found
     if not found and _num_held(case) <= MAX_ELEMENTS:
         found = list(explain_elements(case))
     return found or [_scrambled(case)]
 
 
-def _by_ranges(case: Case) -> list[Explanation]:
+def _by_ranges(case: Case) -> list[Fit]:
     assert case.claimed is not None
     found = []
     if case.held is not None:
@@ -63,17 +64,19 @@ def _by_ranges(case: Case) -> list[Explanation]:
     return found
 
 
-def _are_rows(by_dims: list[Explanation], by_shards: list[Explanation], claimed: Layout) -> bool:
+def _are_rows(by_dims: list[Fit], by_shards: list[Fit], claimed: Layout) -> bool:
     """Whether rows in another order are likelier than shards.
 
     No mesh or split gives the order of rotary pairs, and if the axes of a mesh were exchanged, a layout would say so.
     """
-    names = {one.name for one in by_dims}
-    is_numbering = bool(by_shards) and by_shards[0].name == "permuted-ranks"
-    return "rotary" in names or ("interleaved" in names and is_numbering and claimed.mesh.ndim > 1)
+    causes = [fit.cause for fit in by_dims]
+    is_numbering = bool(by_shards) and isinstance(by_shards[0].cause, PermutedRanks)
+    if any(isinstance(cause, Rotary) for cause in causes):
+        return True
+    return is_numbering and claimed.mesh.ndim > 1 and any(isinstance(cause, Interleaved) for cause in causes)
 
 
-def _odd_copies(case: Case) -> Iterator[Explanation]:
+def _odd_copies(case: Case) -> Iterator[Fit]:
     """Yield what the copies at some positions of an axis hold, where those at the others are as claimed."""
     assert case.claimed is not None
     claimed = case.claimed
@@ -90,8 +93,7 @@ def _odd_copies(case: Case) -> Iterator[Explanation]:
             text = (
                 f"the copies on {axis}={listed(others, MAX_DIFFERENCES)} are in order, but on {where} {fits.sentence}"
             )
-            fix = CATALOGUE["odd-copies"].fix.format(axis=axis, right=others[0])
-            yield Explanation("odd-copies", text, fix, f"on {where}: {fits.held}", details=fits.details)
+            yield Fit(OddCopies(axis, others[0]), text, f"on {where}: {fits.held}", details=fits.details)
             return
 
 
@@ -99,12 +101,11 @@ def _num_held(case: Case) -> int:
     return sum(region.size for region in case.regions.values()) + sum(ids.size for ids in case.ids.values())
 
 
-def _scrambled(case: Case) -> Explanation:
+def _scrambled(case: Case) -> Fit:
     differences = "; ".join(first_differences(case))
-    return Explanation(
-        "scrambled",
+    return Fit(
+        Scrambled(),
         "no known pattern fits",
-        CATALOGUE["scrambled"].fix,
         f"scrambled: {differences}" if differences else "scrambled",
         details=(f"first differences: {differences}",) if differences else (),
     )

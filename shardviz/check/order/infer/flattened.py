@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.layout import infer_layout
+from shardviz.explain.splits import Flattened
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardviz.layout.region import Region
 
 
-def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) -> Iterator[Explanation]:
+def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) -> Iterator[Fit]:
     """Yield the layout over the run's own axes that is held where one is claimed over an axis flattened from several.
 
     Args:
@@ -36,8 +36,7 @@ def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) 
         return
     made = " and ".join(f"{axis} is {' and '.join(parts[axis])} flattened" for axis in flat)
     words = f"{made}, and the ranks hold {write(layout)}"
-    fix = CATALOGUE["flattened"].fix.format(number=_number(parts[flat[0]], run))
-    yield Explanation("flattened", words, fix, write(layout), layout)
+    yield Fit(Flattened(_number(parts[flat[0]], run)), words, write(layout), layout)
 
 
 def flattened_from(mesh: Mesh, axis: str, run: Mesh) -> tuple[str, ...]:

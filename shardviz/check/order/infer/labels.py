@@ -6,8 +6,23 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.infer.explanation import Disorder, Explanation
+from shardviz.check.order.infer.fit import Fit
+from shardviz.explain.splits import (
+    AcrossSegments,
+    AnotherAxis,
+    AnotherDim,
+    AnotherLayout,
+    AnotherOrder,
+    CutInnerFirst,
+    MeshOrder,
+    Mislabel,
+    OneFactor,
+    Replicated,
+    RoundRobin,
+    Segments,
+    SegmentsUnderFsdp,
+    Split,
+)
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Replicate, spell
 from shardviz.layout.splits import JOIN
@@ -15,6 +30,7 @@ from shardviz.layout.splits import JOIN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardviz.explain.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
 
@@ -24,7 +40,7 @@ LABELS_FSDP_OVER_TP = (2, 5)
 NO_LABEL = "no placements (torch has none for this layout: split the tensor again)"
 
 
-def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Explanation:
+def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Fit:
     """Name the difference between the claimed and the held layout.
 
     Args:
@@ -32,14 +48,21 @@ def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Explanation
         held: What the ranks hold.
         torch: The version of torch that wrote the placements; empty where it is not known.
     """
-    name = disorder_between(claimed, held)
-    if name == "another-order" and _version(torch) >= LABELS_FSDP_OVER_TP:
-        name = "cut-inner-first"
-    axis = next((axis for axis in claimed.split_axes if axis in splitting(claimed) - splitting(held)), "")
-    fix = CATALOGUE[name].fix.format(
-        placements=right_label(held, claimed.own_axes), axis=axis, way=_other_dim(claimed, held)
-    )
-    return Explanation(name, _SENTENCES[name], fix, write(held), held)
+    kind = disorder_between(claimed, held)
+    if kind is AnotherOrder and _version(torch) >= LABELS_FSDP_OVER_TP:
+        kind = CutInnerFirst
+    return Fit(_cause(kind, claimed, held), _SENTENCES[kind], write(held), held)
+
+
+def _cause(kind: type[Disorder], claimed: Layout, held: Layout) -> Disorder:
+    """Return the difference between two layouts with what its fix must know of them."""
+    placements = right_label(held, claimed.own_axes)
+    if kind is AnotherAxis:
+        axis = next((axis for axis in claimed.split_axes if axis in splitting(claimed) - splitting(held)), "")
+        return AnotherAxis(placements, axis)
+    if issubclass(kind, Mislabel):
+        return kind(placements)
+    return SegmentsUnderFsdp(_free_dim(claimed, held)) if kind is SegmentsUnderFsdp else OneFactor()
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -48,28 +71,28 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0, 0)
 
 
-def _other_dim(claimed: Layout, held: Layout) -> str:
-    """Say how FSDP2 can be kept off a dim that has segments; empty where there is no dim that would do."""
+def _free_dim(claimed: Layout, held: Layout) -> int | None:
+    """Return a dim that FSDP2 can split instead of one that has segments; None if there is no such dim."""
     for dim, chain in enumerate(held.chains):
         if not chain and claimed.shape[dim] > 1:
-            return f"let FSDP2 split another dim (fully_shard(..., shard_placement_fn=lambda param: Shard({dim}))), or "
-    return ""
+            return dim
+    return None
 
 
-_SENTENCES: dict[Disorder, str] = {
-    "cut-inner-first": "the axes split the dim in another order",
-    "another-order": "the axes split the dim in another order",
-    "mesh-order": "the axes split the dim in the order of the mesh",
-    "segments": "the dim is split segment by segment",
-    "segments-under-fsdp": "FSDP2 split each rank's segments as one block, which the label's split_factor cannot say",
-    "across-segments": "the dim is split across its segments",
-    "round-robin": "the dim is dealt out in turn, or segment by segment",
-    "one-factor": "the label has one split_factor for several splits, which is right only for equal parts",
-    "another-dim": "another dim is split",
-    "another-axis": "the dim is split over another axis",
-    "replicated": "copies are held where shards are claimed",
-    "split": "shards are held where copies are claimed",
-    "another-layout": "the tensor is split in another way",
+_SENTENCES: dict[type[Disorder], str] = {
+    CutInnerFirst: "the axes split the dim in another order",
+    AnotherOrder: "the axes split the dim in another order",
+    MeshOrder: "the axes split the dim in the order of the mesh",
+    Segments: "the dim is split segment by segment",
+    SegmentsUnderFsdp: "FSDP2 split each rank's segments as one block, which the label's split_factor cannot say",
+    AcrossSegments: "the dim is split across its segments",
+    RoundRobin: "the dim is dealt out in turn, or segment by segment",
+    OneFactor: "the label has one split_factor for several splits, which is right only for equal parts",
+    AnotherDim: "another dim is split",
+    AnotherAxis: "the dim is split over another axis",
+    Replicated: "copies are held where shards are claimed",
+    Split: "shards are held where copies are claimed",
+    AnotherLayout: "the tensor is split in another way",
 }
 
 
@@ -93,30 +116,30 @@ def splitting(layout: Layout) -> set[str]:
     return {axis for axis in layout.split_axes if layout.mesh.axis_size(axis) > 1}
 
 
-def disorder_between(claimed: Layout, held: Layout) -> Disorder:
-    """Return the name of the difference between two layouts of one tensor on one mesh."""
+def disorder_between(claimed: Layout, held: Layout) -> type[Disorder]:
+    """Return the class of the difference between two layouts of one tensor on one mesh."""
     ours, theirs = _axes_by_dim(claimed), _axes_by_dim(held)
     if splitting(held) < splitting(claimed) and not _numbers(held):
-        return "replicated"
+        return Replicated
     if splitting(held) > splitting(claimed) and not _numbers(held):
-        return "split"
+        return Split
     if splitting(held) != splitting(claimed):
-        return "another-axis" if list(map(len, ours)) == list(map(len, theirs)) else "another-layout"
+        return AnotherAxis if list(map(len, ours)) == list(map(len, theirs)) else AnotherLayout
     if [set(axes) for axes in ours] != [set(axes) for axes in theirs]:
-        return "another-dim"
+        return AnotherDim
     if any(map(_has_segments_under_fsdp, claimed.chains)) or any(map(_is_split_again, held.chains)):
-        return "segments-under-fsdp"
+        return SegmentsUnderFsdp
     if any(JOIN in chain for chain in claimed.chains) and not _numbers(held):
-        return "one-factor"
+        return OneFactor
     if not _numbers(claimed) and _is_dealt_out(held):
-        return "round-robin"
+        return RoundRobin
     if _numbers(claimed) and not _numbers(held):
-        return "across-segments"
+        return AcrossSegments
     if _numbers(held) != _numbers(claimed):
-        return "segments"
+        return Segments
     if ours == theirs:
-        return "another-layout"
-    return "mesh-order" if _is_in_mesh_order(held, theirs) and not _is_in_mesh_order(claimed, ours) else "another-order"
+        return AnotherLayout
+    return MeshOrder if _is_in_mesh_order(held, theirs) and not _is_in_mesh_order(claimed, ours) else AnotherOrder
 
 
 def _is_in_mesh_order(layout: Layout, axes_by_dim: list[list[str]]) -> bool:

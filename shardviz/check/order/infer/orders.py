@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE
+from shardviz.explain.order import (
+    AlikeWithinShards,
+    AsText,
+    Blocks,
+    Grouped,
+    Interleaved,
+    OneShard,
+    PermutedDim,
+    ReversedDim,
+    Rotary,
+    RotatedDim,
+    WithinShards,
+)
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -20,10 +32,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.order.infer.explanation import Disorder
+    from shardviz.explain.order import Disorder
 
     Order = NDArray[np.int64]
-    Named = tuple[Disorder, str, str]
+    Named = tuple[Disorder, str]
 
 MAX_LISTED = 8
 
@@ -38,7 +50,7 @@ FIRST_OF_TWO_DIGITS = 10
 
 
 def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -> Named:
-    """Return the disorder that a dim's order is, the words for it, and its fix.
+    """Return the disorder that a dim's order is, and the words for it.
 
     Args:
         order: The index that each place of the dim holds: all of them once, not in order.
@@ -54,34 +66,34 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
     if len(shards) > 1 and _is_within(order, shards):
         return _name_within(order, dim, shards)
     block, blocks = blocks_of(order)
-    name: Disorder = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
+    cause = Blocks() if len(blocks) <= MAX_LISTED else PermutedDim()
     words = f"dim {dim}'s {_pieces(block)} come in the order {_listed(blocks)}"
-    digits = permuted_digits(order) if name == "permuted-dim" else None
+    digits = permuted_digits(order) if isinstance(cause, PermutedDim) else None
     if digits is not None:
         words += f": view({', '.join(map(str, digits[0]))}).permute({', '.join(map(str, digits[1]))})"
-    return name, words, CATALOGUE[name].fix
+    return cause, words
 
 
 def _regular(order: Order, dim: int) -> Named | None:
     """Name an order that is a rule of the index."""
     size = len(order)
     if np.array_equal(order, np.arange(size)[::-1]):
-        return "reversed-dim", f"dim {dim} is reversed", CATALOGUE["reversed-dim"].fix.format(dim=dim)
+        return ReversedDim(dim), f"dim {dim} is reversed"
     if np.array_equal(order, (np.arange(size) + order[0]) % size):
         return _name_rotation(int(order[0]), size, dim)
     if (text := as_text(order)) is not None:
         block, blocks = text, order[::text] // text
         words = f"dim {dim}'s {_pieces(block)} are in the order of their numbers as text: {_listed(blocks)}"
-        return "as-text", words, CATALOGUE["as-text"].fix
+        return AsText(), words
     digits = transposed_digits(order)
     return _name_digits(dim, order, *digits) if digits is not None else None
 
 
 def _name_rotation(first: int, size: int, dim: int) -> Named:
     if 2 * first == size:
-        return "blocks", f"dim {dim}'s halves are exchanged", CATALOGUE["blocks"].fix
+        return Blocks(), f"dim {dim}'s halves are exchanged"
     undo = first if 2 * first < size else first - size
-    return "rotated-dim", f"dim {dim} is rolled by {-undo}", CATALOGUE["rotated-dim"].fix.format(undo=undo, dim=dim)
+    return RotatedDim(undo, dim), f"dim {dim} is rolled by {-undo}"
 
 
 def as_text(order: Order) -> int | None:
@@ -120,7 +132,7 @@ def _name_period(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
     inverse = order.argsort().tolist()
     index = f"torch.tensor({inverse})" if size <= MAX_UNDONE else f"the inverse of the order of {size} indices"
     undo = f"weight.unflatten({dim}, (-1, {size})).index_select({dim + 1}, {index}).flatten({dim}, {dim + 1})"
-    return "grouped", f"within every {size} indices{group}, {words}", CATALOGUE["grouped"].fix.format(undo=undo)
+    return Grouped(undo), f"within every {size} indices{group}, {words}"
 
 
 def _is_within(order: Order, shards: Sequence[tuple[int, int]]) -> bool:
@@ -133,18 +145,18 @@ def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
     odd = [(start, stop) for start, stop in shards if np.any(np.diff(order[start:stop]) != 1)]
     own = sorted((order[start:stop] - start for start, stop in odd), key=len, reverse=True)
     which = f"shard{'s' * (len(odd) > 1)} {listed((f'[{start}:{stop}]' for start, stop in odd), MAX_LISTED)}"
-    name: Disorder = "one-shard" if len(odd) == 1 else "alike-within-shards"
+    cause: Disorder = OneShard() if len(odd) == 1 else AlikeWithinShards()
     words = _rule_of_all(own, dim)
     if not words:
-        name = "within-shards"
+        cause = WithinShards()
         words = f"dim {dim} is reordered, by another order on each: {_listed(order[slice(*odd[0])])} in the first"
     are_all_read = sum(stop - start for start, stop in shards) == len(order)
     if len(odd) == sum(stop - start > 1 for start, stop in shards):
-        return name, f"within every shard{'' if are_all_read else ' that was read'}, {words}", CATALOGUE[name].fix
+        return cause, f"within every shard{'' if are_all_read else ' that was read'}, {words}"
     others = "the other is in order" if len(shards) - len(odd) == 1 else "the others are in order"
     count = len(odd) if len(odd) > 1 else "one"
     which += f", {count} of {len(shards)}{'' if are_all_read else ' that were read'}"
-    return name, f"within {which}, {words}; {others}", CATALOGUE[name].fix
+    return cause, f"within {which}, {words}; {others}"
 
 
 def _rule_of_all(own: Sequence[Order], dim: int) -> str:
@@ -221,11 +233,12 @@ def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | N
 
 
 def _name_digits(dim: int, order: Order, outer: int, rows: int, columns: int, inner: int) -> Named:
-    name: Disorder = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "interleaved"
     view = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
     words = f"dim {dim} is in the order of {view}: its {_pieces(inner)} come as {_listed(order[::inner] // inner)}"
     indices_in_order = f"torch.arange({len(order)}).view({outer}, {columns}, {rows}, {inner}).transpose(1, 2).flatten()"
-    return name, words, CATALOGUE[name].fix.format(undo=f"weight.index_select({dim}, {indices_in_order})")
+    undo = f"weight.index_select({dim}, {indices_in_order})"
+    is_rotary = outer > 1 and inner == 1 and 2 in (rows, columns)
+    return (Rotary(undo) if is_rotary else Interleaved(undo)), words
 
 
 def blocks_of(order: Order) -> tuple[int, Order]:

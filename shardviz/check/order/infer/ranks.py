@@ -6,9 +6,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.infer.explanation import Disorder, Explanation
+from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.orders import as_text
+from shardviz.explain.order import AsText
+from shardviz.explain.ranks import (
+    ExchangedRanks,
+    GlobalRank,
+    PermutedRanks,
+    RepeatedShards,
+    Reversed,
+    Rotated,
+    SameShard,
+    SharedShards,
+    UnreadShards,
+)
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -16,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.explain.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Region
@@ -34,10 +46,13 @@ REPEATING: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
 }
 """How ranks come to share a shard: whose a number i has."""
 
-OF_FEW = frozenset({"exchanged-ranks", "shared-shards", "unread-shards"})
+OF_FEW = (ExchangedRanks, SharedShards, UnreadShards)
+
+BY_COORDINATE = RepeatedShards("mesh.get_coordinate()")
+"""The cause if ranks share shards, and not by a position along one axis."""
 
 
-def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
+def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit]:
     """Yield the rules by which ranks hold each other's shards, axis by axis first, then by rank."""
     sources = _sources(claimed, held)
     if sources is None:
@@ -86,17 +101,15 @@ def _by_axis(claimed: Layout, sources: Mapping[Coord, Coord]) -> Maps | None:
     return maps or None
 
 
-def _explain_axes(claimed: Layout, sources: Mapping[Coord, Coord], maps: Maps) -> Explanation:
-    named = {axis: _rule(claimed.mesh, axis, seen) for axis, seen in maps.items()}
-    name = next(iter(named.values()))[0]
-    axis = next(axis for axis, (disorder, _) in named.items() if disorder == name)
-    words = " and ".join(words for _, words in named.values())
-    fix = CATALOGUE[name].fix.format(axis=axis, coordinate=f"mesh.get_local_rank({axis!r})")
-    if {disorder for disorder, _ in named.values()} <= OF_FEW:
+def _explain_axes(claimed: Layout, sources: Mapping[Coord, Coord], maps: Maps) -> Fit:
+    named = [_rule(claimed.mesh, axis, seen) for axis, seen in maps.items()]
+    cause = named[0][0]
+    words = " and ".join(words for _, words in named)
+    if all(isinstance(disorder, OF_FEW) for disorder, _ in named):
         words += _others("positions", claimed.mesh, sources)
-        return Explanation(name, words, fix, words)
+        return Fit(cause, words, words)
     are_all = len(sources) == claimed.mesh.size and all(coord != source for coord, source in sources.items())
-    return Explanation(name, f"each rank holds another rank's shard: {words}" if are_all else words, fix, words)
+    return Fit(cause, f"each rank holds another rank's shard: {words}" if are_all else words, words)
 
 
 def _others(what: str, mesh: Mesh, sources: Mapping[Coord, Coord]) -> str:
@@ -107,20 +120,20 @@ def _others(what: str, mesh: Mesh, sources: Mapping[Coord, Coord]) -> str:
 
 
 def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str]:
-    """Name the map of one axis's positions, with the words for it."""
+    """Return why one axis's positions are mapped so, with the words for it."""
     sources, size = set(seen.values()), mesh.axis_size(axis)
     if len(seen) == 1:
-        return "unread-shards", holders(seen, f"{axis}=")
+        return UnreadShards(), holders(seen, f"{axis}=")
     if len(sources) == 1:
         read = " that was read" * (len(seen) < size)
-        return "same-shard", f"every rank along {axis}{read} holds the shard of {axis}={next(iter(sources))}"
+        return SameShard((axis,)), f"every rank along {axis}{read} holds the shard of {axis}={next(iter(sources))}"
     if all(source == size - 1 - position for position, source in seen.items()):
         falling = listed(sorted(mesh.ranks, reverse=True), MAX_LISTED)
         backwards = f", as on a mesh given as [{falling}]" if mesh.ndim == 1 else ""
-        return "reversed", f"{axis}=i holds the shard of {axis}={size - 1}-i{backwards}"
+        return Reversed(axis), f"{axis}=i holds the shard of {axis}={size - 1}-i{backwards}"
     steps = {(source - position) % size for position, source in seen.items()}
     if len(steps) == 1:
-        return "rotated", f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
+        return Rotated(axis), f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
     order = listed((seen.get(position, "?") for position in range(size)), MAX_LISTED)
     repeated = _repeated(np.arange(size), seen)
     if not repeated and (few := few_of(seen)):
@@ -128,10 +141,11 @@ def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str
     if repeated or len(sources) < len(seen):
         again = ", some of them more than once" * (len(sources) < len(seen))
         rule = f": {axis}=i holds the shard of {axis}={repeated}" if repeated else ""
-        return "repeated-shards", f"along {axis} the ranks hold the shards [{order}]{again}{rule}"
+        cause = RepeatedShards(f"mesh.get_local_rank({axis!r})")
+        return cause, f"along {axis} the ranks hold the shards [{order}]{again}{rule}"
     if len(seen) == size and as_text(np.array([seen[position] for position in range(size)])) == 1:
-        return "as-text", f"along {axis} the shards are in the order of their numbers as text: [{order}]"
-    return "permuted-ranks", f"along {axis} the shards stand in the order [{order}]"
+        return AsText(), f"along {axis} the shards are in the order of their numbers as text: [{order}]"
+    return PermutedRanks(), f"along {axis} the shards stand in the order [{order}]"
 
 
 def _odd(seen: Mapping[int, int]) -> list[tuple[int, int]]:
@@ -145,14 +159,14 @@ def holders(seen: Mapping[int, int], what: str) -> str:
 
 
 def few_of(seen: Mapping[int, int]) -> Disorder | None:
-    """Name what happened where only a few hold another's shard; None where more do."""
+    """Return what happened if only a few hold another's shard; None if more do."""
     odd = _odd(seen)
     if len(odd) > FEW or 2 * len(odd) >= len(seen):
         return None
     sources = {source for _, source in odd}
     if {at for at, _ in odd} == sources:
-        return "exchanged-ranks"
-    return "shared-shards" if sources <= seen.keys() else "unread-shards"
+        return ExchangedRanks()
+    return SharedShards() if sources <= seen.keys() else UnreadShards()
 
 
 def _repeated(own: Numbers, seen: Mapping[int, int]) -> str:
@@ -189,7 +203,7 @@ def _least_count(
     return least
 
 
-def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Explanation]:
+def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
     """Yield the rule by which one axis's position follows from the global rank, if all other positions are right."""
     mesh = claimed.mesh
     for column, axis in enumerate(mesh.axes):
@@ -200,7 +214,7 @@ def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator
                 for coord, source in sources.items()
             ):
                 words = f"each rank holds the shard of {axis} = {text} of its global rank"
-                yield Explanation("global-rank", words, CATALOGUE["global-rank"].fix.format(axis=axis), words)
+                yield Fit(GlobalRank(axis), words, words)
 
 
 def _of_rank(size: int, others: int) -> Iterator[tuple[str, Callable[[int], int]]]:
@@ -208,27 +222,24 @@ def _of_rank(size: int, others: int) -> Iterator[tuple[str, Callable[[int], int]
     yield f"rank // {others}", lambda rank: rank // others
 
 
-def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Explanation]:
+def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
     """Yield whose shard each rank holds, where a position along one axis does not tell."""
     mesh = claimed.mesh
     seen = dict(sorted((mesh.rank_at(coord), mesh.rank_at(source)) for coord, source in sources.items()))
     ranks = sorted(mesh.ranks)
     if repeated := _repeated_by_rank(claimed, seen):
         words = f"rank i holds the shard of rank {repeated}"
-        fix = CATALOGUE["repeated-shards"].fix.format(coordinate="mesh.get_coordinate()")
-        yield Explanation("repeated-shards", words, fix, words)
+        yield Fit(BY_COORDINATE, words, words)
     elif few := few_of(seen):
         words = holders(seen, "rank ")
-        yield Explanation(few, words + _others("ranks", mesh, sources), CATALOGUE[few].fix, words)
+        yield Fit(few, words + _others("ranks", mesh, sources), words)
     elif len(seen) == len(set(seen.values())) == mesh.size:
         words = permutation_in_words(ranks, list(seen.values()))
-        fix = CATALOGUE["permuted-ranks"].fix
-        yield Explanation("permuted-ranks", f"the ranks are permuted: {words}", fix, words)
+        yield Fit(PermutedRanks(), f"the ranks are permuted: {words}", words)
     elif len(set(seen.values())) < len(seen) and not claimed.replicate_axes:
-        fix = CATALOGUE["repeated-shards"].fix.format(coordinate="mesh.get_coordinate()")
         odd = _odd(seen)
         words = f"{len(odd)} ranks hold others' shards: {holders(dict(odd[:FEW]), 'rank ')}{', ...' * (len(odd) > FEW)}"
-        yield Explanation("repeated-shards", words, fix, words)
+        yield Fit(BY_COORDINATE, words, words)
 
 
 def _repeated_by_rank(claimed: Layout, seen: Mapping[int, int]) -> str:

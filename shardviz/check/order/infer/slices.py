@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.orders import name_order
 from shardviz.check.order.infer.transpositions import transpositions
+from shardviz.explain.order import Slices
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_LISTED = 6
 
 
-def explain_slices(case: Case) -> Iterator[Explanation]:
+def explain_slices(case: Case) -> Iterator[Fit]:
     """Yield what happened to the slices of a dim that are out of order, where other slices are in order."""
     shape = case.shape
     if len(shape) < 2 or any(np.any(ids <= 0) for ids in case.ids.values()):
@@ -45,9 +45,7 @@ def explain_slices(case: Case) -> Iterator[Explanation]:
         if named is not None:
             words, undo = named
             text = f"in slices {listed(wrong.tolist(), MAX_LISTED)} of dim {dim}, {len(wrong)} of {size}, {words}"
-            yield Explanation(
-                "slices", f"{text}; the others are in order", CATALOGUE["slices"].fix.format(undo=undo), text
-            )
+            yield Fit(Slices(undo), f"{text}; the others are in order", text)
             return
 
 
@@ -62,8 +60,8 @@ def _named(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tupl
     for number, other in enumerate(rest):
         order = _order(places, held, other, shape[other])
         if order is not None:
-            _, words, undo = name_order(order, number)
-            return f"each slice's {words}", undo
+            cause, words = name_order(order, number)
+            return f"each slice's {words}", cause.fix
     return None
 
 

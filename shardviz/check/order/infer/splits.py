@@ -7,16 +7,16 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.layout import same_region
+from shardviz.explain.splits import Balanced, HeadTail, UnequalSegments
 from shardviz.layout.region import Ranges, Region, length, merged
 from shardviz.layout.splits import JOIN, Split, bound, chunk, followed, stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.check.order.infer.explanation import Disorder
+    from shardviz.explain.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
     from shardviz.layout.splits import Chain
@@ -48,22 +48,22 @@ def segmented(bounds: Sequence[int]) -> Split:
     return split
 
 
-def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
+def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit]:
     """Yield the axes whose split of a dim is head-tail, balanced or by segments, all else being as claimed."""
     kinds: list[tuple[Disorder, str, Split]] = [
-        ("head-tail", "{axis}=i of {size} holds chunks i and {last}-i of {twice} along dim {dim}", head_tail),
-        ("balanced", "dim {dim} is cut into {size} parts that differ by at most one along {axis}", balanced),
+        (HeadTail(), "{axis}=i of {size} holds chunks i and {last}-i of {twice} along dim {dim}", head_tail),
+        (Balanced(), "dim {dim} is cut into {size} parts that differ by at most one along {axis}", balanced),
     ]
     if claimed.flat is not None:
         return
-    for name, words, split in kinds:
+    for cause, words, split in kinds:
         for dim, chain in enumerate(claimed.chains):
             for axis in chain if _num_pieces(chain) <= MAX_PIECES else ():
                 if isinstance(axis, int) or axis == JOIN or not _fits(claimed, held, dim, axis, split):
                     continue
                 size = claimed.mesh.axis_size(axis)
                 text = words.format(axis=axis, size=size, last=2 * size - 1, twice=2 * size, dim=dim)
-                yield Explanation(name, text, CATALOGUE[name].fix, text)
+                yield Fit(cause, text, text)
     yield from _unequal_segments(claimed, held)
 
 
@@ -71,7 +71,7 @@ def _num_pieces(chain: Chain) -> int:
     return math.prod(link for link in chain if isinstance(link, int))
 
 
-def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
+def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit]:
     """Yield the segments of a dim that one axis splits: they begin where the first rank's pieces begin."""
     for dim, chain in enumerate(claimed.chains):
         axis = chain[0] if len(chain) == 1 else 0
@@ -86,7 +86,7 @@ def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator
             if len(set(sizes)) == 1:
                 continue
             text = f"dim {dim} has segments of {', '.join(map(str, sizes))}, each split over {axis}"
-            yield Explanation("unequal-segments", text, CATALOGUE["unequal-segments"].fix, text)
+            yield Fit(UnequalSegments(), text, text)
 
 
 def _fits(

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.advice import CATALOGUE, FUSED_QKV, Advice
 from shardviz.check.order.infer.explain import explain
+from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.report import NotChecked
 from shardviz.dump.find import fits
 from shardviz.errors import ShardvizError
-from shardviz.explain.finding import Finding, Kind
+from shardviz.explain.labels import AnotherPlan, FusedWeightSplit, OmittedByPlan, SplitAgainstIntent
 from shardviz.layout.intended import parse_intended, split_order
 from shardviz.layout.notation import Pattern, write
 from shardviz.layout.placements import spell
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
     from shardviz.check.order.case import Case
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding, Kind
     from shardviz.layout.intended import DimOrder
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
-
-CAUSE = "The dim was split as a whole, across the segments that the model reads, as ColwiseParallel does a fused weight"
 
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:
@@ -84,21 +83,18 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
         return
     held = write(case.held) if case.held is not None else "no layout of the notation"
     kind = _kind(wanted, case.held)
-    advice = _advice(case, wanted, kind)
-    yield Finding(
-        kind,
-        "error",
+    fit = _fit(case, wanted, kind, held)
+    finding = fit.cause.finding(
         case.name,
         tuple(sorted(wrong)),
-        f"{len(wrong):,} of {len(case.shards):,} ranks do not hold the intended elements{advice.clause}",
-        details=advice.details,
+        f"{len(wrong):,} of {len(case.shards):,} ranks do not hold the intended elements{fit.clause}",
+        kind=kind,
+        details=fit.details,
         claimed=case.claimed_text,
         held=held,
         intended=text,
-        cause=advice.cause,
-        fix=advice.fix,
-        refs=advice.refs,
     )
+    yield finding if isinstance(fit.cause, FusedWeightSplit) else replace(finding, refs=())
 
 
 def wanted_layout(case: Case, text: str) -> Layout | None:
@@ -110,41 +106,33 @@ def wanted_layout(case: Case, text: str) -> Layout | None:
         return None
 
 
-def _advice(case: Case, wanted: Layout, kind: Kind) -> Advice:
+def _fit(case: Case, wanted: Layout, kind: Kind, held: str) -> Fit:
+    """Return why a case is not held as wanted, and how the sentence ends."""
     if kind == "wrong-segment":
-        return Advice(CAUSE, _fix_for_segments(wanted), FUSED_QKV)
+        return Fit(_of_segments(wanted), "", held)
     if case.held is None:
-        first = explain(replace(case, claimed=wanted))[0]
-        return Advice(CATALOGUE[first.name].cause, first.fix, (), f": {first.sentence}", first.details)
-    fix = f"{_placed(wanted)}, or expect {write(case.held)}"
+        return explain(replace(case, claimed=wanted))[0]
+    wanted_placements = wanted.placements()
+    placements = "" if wanted_placements is None else spell(wanted_placements)
     left = [axis for axis in wanted.split_axes if axis not in case.held.split_axes]
     if left and not case.held.split_axes:
-        cause = "Nothing splits this tensor: no entry of the plan matches its name, or the module was left out"
-        return Advice(cause, fix, (), f": every rank has all of it, nothing splits it over {' or '.join(left)}")
+        text = f"every rank has all of it, nothing splits it over {' or '.join(left)}"
+        return Fit(OmittedByPlan(held, placements), text, held)
     if not wanted.split_axes:
-        return Advice("The plan shards this tensor, and its author expects all of it on every rank", fix)
-    return Advice("The plan shards this tensor in another way than its author expects", fix)
+        return Fit(SplitAgainstIntent(held, placements), "", held)
+    return Fit(AnotherPlan(held, placements), "", held)
 
 
-def _placed(wanted: Layout) -> str:
-    """Say how a tensor gets a layout: what nothing splits is kept whole."""
-    placements = wanted.placements()
-    do = "split it" if wanted.split_axes else "keep it whole"
-    return f"{do} by hand" if placements is None else f"{do}, by {spell(placements)}"
-
-
-def _fix_for_segments(wanted: Layout) -> str:
+def _of_segments(wanted: Layout) -> FusedWeightSplit:
     """Say what can be done for a dim of segments: neither FSDP2 nor ColwiseParallel can split each one separately."""
     dim, chain = next((dim, chain) for dim, chain in enumerate(wanted.chains) if _numbers(chain))
     count, axes = _numbers(chain)[0], [link for link in chain if isinstance(link, str) and link != JOIN]
-    fix = f"give each of the {count} segments a Linear of its own, or put the rows in rank order before they are split"
     placements = wanted.placements()
     if len(axes) == 1 and placements is not None:
-        return f"{fix}, or use distribute_tensor(weight, mesh, {spell(placements)}) and not ColwiseParallel"
+        return FusedWeightSplit(count, spell(placements))
     chains = list(wanted.chains)
     chains[dim] = (count, *axes[:-1], JOIN, axes[-1])
-    under_fsdp = write(replace(wanted, chains=tuple(chains)))
-    return f"{fix}; FSDP2 splits what is left to a rank as one: expect {under_fsdp}"
+    return FusedWeightSplit(count, under_fsdp=write(replace(wanted, chains=tuple(chains))))
 
 
 def _layout(case: Case, pattern: Pattern) -> Layout:

@@ -6,12 +6,12 @@ between the two. Where the weight itself is wrong, that is the finding.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
 from shardviz.explain.finding import Finding
+from shardviz.explain.states import MisplacedMaster, RankDependentOffsets, StaleMaster
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -27,24 +27,6 @@ if TYPE_CHECKING:
 MAX_LISTED = 4
 MASTER = ".fp32"
 """How the names of master copies end."""
-
-STALE = (
-    "The weight was written after its master copy was made, as by load_state_dict, or the master copy was loaded "
-    "without the weight: the optimizer's next step writes the master copy over the weight"
-)
-REFRESH = (
-    "load before deepspeed.initialize or by engine.load_checkpoint on every rank; or make the master copies again: "
-    "engine.optimizer.refresh_fp32_params()"
-)
-ELSEWHERE = (
-    "Ranks loaded each other's optimizer files, or the fragment's address (_hp_mapping) is not where its elements are "
-    "in the flat buffer, as with round_robin_gradients in DeepSpeed 0.19.8"
-)
-OWN_FILE = (
-    "load each rank's own zero_pp_rank_* file, with the number of ranks that saved it; while addresses are wrong, "
-    "leave out round_robin_gradients, or read no master by name (safe_get_full_fp32_param)"
-)
-ADDRESS = "The offsets of fragments were computed by a rule that depends on the rank, or were changed on it"
 
 
 def is_master(dump: Dump, name: str) -> bool:
@@ -64,28 +46,20 @@ def check_master(case: Case) -> Iterator[Finding]:
     of = f"{len(ranks):,} of {len(case.shards):,} ranks"
     if found:
         sentence = "; ".join(f"rank {rank} has {text}" for rank, text in sorted(found.items())[:MAX_LISTED])
-        yield Finding(
-            "misordered",
-            "error",
+        yield MisplacedMaster().finding(
             case.name,
             ranks,
             f"{of} do not have the elements in the master copy that they claim: {sentence}",
             claimed=case.claimed_text,
-            cause=ELSEWHERE,
-            fix=OWN_FILE,
         )
         return
     lost = sum(int(np.count_nonzero(ids != _wanted(case, coord))) for coord, ids in wrong.items())
-    yield Finding(
-        "foreign",
-        "error",
+    yield StaleMaster().finding(
         case.name,
         ranks,
         f"the master copy on {of} is not the weight's: cast to its element type, "
         f"{lost:,} of {counted(case.numel, 'element')} differ from it",
         claimed=case.claimed_text,
-        cause=STALE,
-        fix=REFRESH,
     )
 
 
@@ -125,16 +99,16 @@ def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding 
     """
     found = [one for one in results if isinstance(one, Finding)]
     wrong = {one.tensor for one in found}
-    moved = {rank for one in found if one.cause == ELSEWHERE for rank in one.ranks}
+    moved = {rank for one in found if isinstance(one.explanation, MisplacedMaster) for rank in one.ranks}
     return [
-        replace(one, cause=ELSEWHERE, fix=OWN_FILE) if _is_stale(one) and moved & set(one.ranks) else one
+        one.because(MisplacedMaster()) if _is_stale(one) and moved & set(one.ranks) else one
         for one in results
         if not (is_master(dump, one.tensor) and one.tensor.rpartition(".")[0] in wrong)
     ]
 
 
 def _is_stale(one: Finding | NotChecked) -> TypeGuard[Finding]:
-    return isinstance(one, Finding) and one.cause == STALE
+    return isinstance(one, Finding) and isinstance(one.explanation, StaleMaster)
 
 
 def check_fragments(dump: Dump) -> Iterator[Finding]:
@@ -152,14 +126,10 @@ def _undivided(dump: Dump, name: str, spans: dict[int, tuple[int, int]]) -> Find
     numel = dump.stamps[name].last - dump.stamps[name].first + 1
     parts = [f"{_span(start, size)} on rank {rank}" for rank, (start, size) in sorted(spans.items()) if size]
     wrong = _wrong(spans, numel)
-    return Finding(
-        "wrong-placement",
-        "error",
+    return RankDependentOffsets().finding(
         name,
         tuple(sorted(spans)),
         f"ranks say that they have {listed(parts, MAX_LISTED)} of its {counted(numel, 'element')}: {wrong}",
-        cause=ADDRESS,
-        fix="use the addresses that deepspeed.initialize made (param._hp_mapping.lp_fragment_address), on every rank",
     )
 
 

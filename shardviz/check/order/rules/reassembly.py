@@ -18,6 +18,7 @@ from shardviz.check.order.rules.intent import order_of
 from shardviz.check.report import NotChecked
 from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
 from shardviz.explain.finding import Finding
+from shardviz.explain.whole import EvenCollective, UnevenCollective
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 
@@ -29,18 +30,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import GatherRecord, Stamp
     from shardviz.layout.layout import Layout
-
-UNEVEN = (
-    "torch's own collective is wrong for shards of different sizes in this layout, or the process groups are not in "
-    "the mesh's order",
-    "choose sizes that the axes divide",
-)
-"""Cause and fix where ranks have shards of different sizes."""
-EVEN = (
-    "The process groups are not in the mesh's order, or torch's own collective is wrong for this layout",
-    "build the mesh by init_device_mesh, which makes its groups itself",
-)
-"""Cause and fix where all have the same size."""
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 """By name and collective: what the ranks got that is not the tensor in order."""
@@ -118,16 +107,12 @@ def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
 def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
     tensor = dump.stamped.get(name)
     claimed = tensor.claimed if tensor is not None else None
-    cause, fix = UNEVEN if claimed is not None and _is_uneven(claimed) else EVEN
-    return Finding(
-        "collective-mismatch",
-        "error",
+    cause = UnevenCollective() if claimed is not None and _is_uneven(claimed) else EvenCollective()
+    return cause.finding(
         name,
         tuple(ranks),
         f"the shards are as claimed, but {call}(){_along(claimed)} {_said(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
-        cause=cause,
-        fix=f"{fix}, or redistribute one axis at a time; shardviz audit gives a repro to report",
     )
 
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE, Advice
 from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.splits import explain_splits
 from shardviz.check.report import NotChecked
 from shardviz.errors import ShardvizError
-from shardviz.explain.finding import Finding
+from shardviz.explain.order import SequenceOrder, SequenceRestart, SequenceShift
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.region import Ranges, Region, length
@@ -31,20 +30,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.order.infer.explanation import Disorder
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
+    from shardviz.explain.order import Disorder
     from shardviz.layout.mesh import Mesh
 
 MAX_LISTED = 3
-
-SHIFTED = Advice(
-    "Every rank has the right stretch of it, moved along the sequence: it was shifted more or less often than the "
-    "probe's sequence() says, as when labels are shifted both by the data loader and by the model",
-    "shift {name} by {shift:+d} positions, where it is made; "
-    "if it is meant so, add {other:+d} to its offset in sequence()",
-)
-"""Labels are the next tokens: their positions are compared with the tokens' less their offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +127,26 @@ def _compare(dump: Dump, one: Order, usual: Order) -> Iterator[Finding | NotChec
 
 def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
     rank = wrong[0]
-    same = len(one.held) > 1 and len(set(one.held.values())) == 1
-    name: Disorder = "sequence-restart" if same else "sequence-order"
     own, others = _said(one.held[rank]), _said(usual.held[rank])
-    advice, shift = CATALOGUE[name], _shift(one, usual)
-    if shift:
-        advice = Advice(SHIFTED.cause, SHIFTED.fix.format(name=one.name, shift=-shift, other=shift))
-    return Finding(
-        "sequence-order",
-        "error",
+    return _cause(one, usual).finding(
         one.name,
         wrong,
         f"{len(wrong):,} of {len(one.held):,} ranks hold different positions of the sequence here than in "
         f"{usual.name}: rank {rank} has {own} where {usual.name} has {others}",
         held=_in_words(dump.files.mesh, one),
         intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
-        cause=advice.cause,
-        fix=advice.fix.format(name=one.name, other=usual.name),
-        refs=advice.refs,
     )
+
+
+def _cause(one: Order, usual: Order) -> Disorder:
+    """Return why a tensor has other positions than the others of its sequence.
+
+    Labels are the next tokens: their positions are compared with the tokens' less their offset.
+    """
+    if shift := _shift(one, usual):
+        return SequenceShift(one.name, shift)
+    same = len(one.held) > 1 and len(set(one.held.values())) == 1
+    return (SequenceRestart if same else SequenceOrder)(one.name, usual.name)
 
 
 def _shift(one: Order, usual: Order) -> int:

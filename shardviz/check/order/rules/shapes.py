@@ -12,12 +12,18 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.rules.ids.counts import count_ids
 from shardviz.check.order.rules.ids.places import shape_differs
 from shardviz.errors import ShardvizError
-from shardviz.explain.finding import Finding
+from shardviz.explain.labels import (
+    AnotherChunking,
+    GuessedGlobalShape,
+    PaddedAfterBuild,
+    RankDependentDtype,
+    RankDependentPlacements,
+)
+from shardviz.explain.order import Scrambled
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.text import counted, named_ranks
@@ -28,11 +34,11 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Tensor
+    from shardviz.explain.finding import Finding
+    from shardviz.explain.order import Disorder
 
 MOST_SHAPES = 3
 """So many wrong shapes are named, each with its ranks; of more, how many more there are."""
-
-FROM_LOCAL = "DTensor.from_local takes the local shape times the ranks for the global shape"
 
 
 def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator[Finding]:
@@ -50,32 +56,28 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
     seen = " and ".join([*named[:MOST_SHAPES], *more])
     whose = "the unsharded model has" if stamp else "most ranks have"
     claimed = tensor.shards[rank].layout
-    yield replace(
-        _with_label(laid_out, tensor, name, claimed, wanted),
-        tensor=name,
-        ranks=tuple(others),
-        sentence=f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: {seen}, "
+    cause, held = _cause_of_shape(laid_out, tensor, name, claimed, wanted)
+    yield cause.finding(
+        name,
+        tuple(others),
+        f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: {seen}, "
         f"where {whose} {list(wanted)}",
         claimed=write(claimed) if claimed is not None else "",
+        held=held,
     )
 
 
-def _with_label(
+def _cause_of_shape(
     laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
-) -> Finding:
-    """Return what is held of a tensor of the wanted shape, and what to give from_local for it."""
-    strides = tuple(math.prod(wanted[dim + 1 :]) for dim in range(len(wanted)))
-    shape = f"give from_local shape={wanted} and stride={strides}"
-    found = Finding("wrong-shape", "error", "", (), "", cause=FROM_LOCAL)
+) -> tuple[Disorder, str]:
+    """Return why a tensor does not have the wanted shape, and what is held of a tensor of that shape."""
+    stride = tuple(math.prod(wanted[dim + 1 :]) for dim in range(len(wanted)))
+    guessed = GuessedGlobalShape(wanted, stride)
     try:
         case = _relabelled(laid_out, tensor, name, claimed, wanted)
-        held = _held(case, tensor.shape, shape) if case is not None else None
+        return _held(case, tensor.shape, guessed) if case is not None else (guessed, "")
     except ShardvizError:  # ids that cannot be laid out: only the shape is reported
-        held = None
-    if held is None:
-        return replace(found, fix=f"{shape}, or use distribute_tensor on the whole tensor")
-    text, cause, fix = held
-    return replace(found, held=text, cause=cause, fix=fix)
+        return guessed, ""
 
 
 def _relabelled(
@@ -89,17 +91,16 @@ def _relabelled(
     return replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, wanted, placements))
 
 
-def _held(case: Case, shape: tuple[int, ...], fix: str) -> tuple[str, str, str] | None:
-    """Return what is held in the wanted shape, the cause and the fix; None where nothing fits."""
+def _held(case: Case, shape: tuple[int, ...], guessed: GuessedGlobalShape) -> tuple[Disorder, str]:
+    """Return why a case in the wanted shape had another one, and what is held in the wanted one."""
     if case.as_claimed:
-        return case.claimed_text, FROM_LOCAL, fix
+        return replace(guessed, is_placed=True), case.claimed_text
     if _is_padded(case, shape):
-        cause = f"It was padded from {list(case.shape)} to {list(shape)} after the model was built"
-        return "", cause, "pad in build(), before weights are stamped and saved in that shape, or cut the padding off"
-    fits = explain(case)[0]
-    if fits.name == "scrambled":
-        return None
-    return fits.held, f"{CATALOGUE[fits.name].cause}; {FROM_LOCAL}", f"{fix}; {fits.fix}"
+        return PaddedAfterBuild(case.shape, shape), ""
+    fit = explain(case)[0]
+    if isinstance(fit.cause, Scrambled):
+        return guessed, ""
+    return replace(guessed, disorder=fit.cause), fit.held
 
 
 def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
@@ -118,15 +119,11 @@ def check_dtype(tensor: Tensor) -> Iterator[Finding]:
     usual = dtypes.most_common(1)[0][0]
     others = {rank: dtype for rank, dtype in own.items() if dtype != usual}
     rank, dtype = next(iter(others.items()))
-    yield Finding(
-        "wrong-shape",
-        "error",
+    yield RankDependentDtype(usual).finding(
         tensor.names[0],
         tuple(others),
         f"{len(others):,} of {len(tensor.shards):,} ranks have a different element type: {dtype} on rank {rank}, where "
         f"most ranks have {usual}",
-        cause="The tensor was cast, or loaded, by a rule that depends on the rank",
-        fix=f"cast to torch.{usual} on every rank before the model is sharded",
     )
 
 
@@ -146,16 +143,12 @@ def _disagreeing(case: Case) -> Finding:
     others = {shard.rank: shard.layout for shard in case.shards.values() if shard.layout != case.claimed}
     rank, layout = next(iter(others.items()))
     own = write(layout) if layout else "nothing"
-    return Finding(
-        "wrong-placement",
-        "error",
+    return RankDependentPlacements().finding(
         case.name,
         tuple(others),
         f"{len(others):,} of {len(case.shards):,} ranks claim a different layout: {own} on rank {rank}, where most "
         f"claim {case.claimed_text}",
         claimed=case.claimed_text,
-        cause="The placements were chosen by a rule that depends on the rank",
-        fix="give every rank of the mesh the same placements",
     )
 
 
@@ -165,21 +158,16 @@ def _wrong_local_shape(case: Case) -> Finding:
     coord = wrong[0]
     own, wanted = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
     whole = not case.claimed.split_axes
-    fits = explain(case)[0]
-    named = fits.name != "scrambled"
-    return Finding(
-        "wrong-placement" if whole else "wrong-shape",
-        "error",
+    fit = explain(case)[0]
+    named = not isinstance(fit.cause, Scrambled)
+    finding = (fit.cause if named else AnotherChunking()).finding(
         case.name,
         tuple(sorted(case.rank(coord) for coord in wrong)),
         f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
         f"{list(own)} on rank {case.rank(coord)}, where {case.claimed_text} gives {list(wanted)}"
-        + (f": {fits.sentence}" if named else ""),
+        + (fit.clause if named else ""),
+        kind="wrong-placement" if whole else "wrong-shape",
         claimed=case.claimed_text,
-        held=fits.held if named else "",
-        cause=CATALOGUE[fits.name].cause
-        if named
-        else "The shards were cut by another rule than torch.chunk, which "
-        "gives full chunks first and the remainder last",
-        fix=fits.fix if named else "cut the shards with torch.chunk or distribute_tensor",
+        held=fit.held if named else "",
     )
+    return replace(finding, refs=())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from shardviz.explain.finding import Finding
+from shardviz.explain.states import StateOfAnotherLayout
 from shardviz.layout.intended import parse_intended
 from shardviz.layout.notation import write
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
     from shardviz.layout.notation import Pattern
 
 
@@ -47,18 +48,13 @@ def _compared(tensor: Tensor, name: str, text: str) -> Finding | None:
         return None
     first = wrong[0]
     own = write(first.layout) if first.layout is not None else f"{list(first.body.local_shape)}, plain"
-    return Finding(
-        "wrong-placement",
-        "error",
+    return StateOfAnotherLayout().finding(
         name,
         tuple(sorted(shard.rank for shard in wrong)),
         f"the optimizer's state is {own} on {len(wrong):,} of {len(tensor.shards):,} ranks, not the intended {text}",
         claimed=write(first.layout) if first.layout is not None else "",
         held=own,
         intended=text,
-        cause="The state was made of a parameter that is laid out in another way: before sharding, or by an optimizer "
-        "that shards what it keeps, or that does not",
-        fix="make the optimizer once the model is sharded; where this layout is meant, expect it",
     )
 
 

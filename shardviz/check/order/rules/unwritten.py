@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.explain.finding import Finding
+from shardviz.explain.content import NeverInitialized
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.dump.dump import Dump
-
-CAUSE = (
-    "to_empty allocates memory and leaves in it what was there; no reset_parameters, init function or loaded "
-    "checkpoint has reached these parameters since"
-)
-FIX = (
-    "initialise it after to_empty: call reset_parameters of every module that has parameters of its own, or load a "
-    "checkpoint that has its name"
-)
+    from shardviz.explain.finding import Finding
 
 
 def check_unwritten(dump: Dump) -> Iterator[Finding]:
@@ -30,15 +22,11 @@ def check_unwritten(dump: Dump) -> Iterator[Finding]:
             ranks_of.setdefault(name, []).append(rank)
     for name in filter(dump.first_captured.__contains__, ranks_of):
         claimed, ranks = dump.first_captured[name].claimed, ranks_of[name]
-        yield Finding(
-            "foreign",
-            "error",
+        yield NeverInitialized().finding(
             name,
             tuple(ranks),
             "nothing was written to it between to_empty and the model's first call: its values are what was in the "
             "memory before",
             claimed=write(claimed) if claimed else "",
             held="memory that was never written",
-            cause=CAUSE,
-            fix=FIX,
         )

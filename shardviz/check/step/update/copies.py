@@ -6,7 +6,6 @@ though its gradient is not zero, and where an optimizer steps it on some ranks o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,13 @@ from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
 from shardviz.check.step.update.reasons import FIT, factors_of, scaled
 from shardviz.check.step.words import apart_text, claimed_text
-from shardviz.explain.finding import Finding
+from shardviz.explain.update import (
+    AverageNotWritten,
+    CopiesSteppedApart,
+    LeftOutOfOptimizer,
+    OptimizerOfOtherParameters,
+    StepNotKept,
+)
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
 LEAST = 1e-6
 """Gradients are said not to be zero from this size on, relative to the largest one: less may be lost in rounding."""
@@ -87,34 +94,22 @@ def _left_out(one: Compared, idle: tuple[int, ...]) -> Finding:
     everywhere = len(idle) == len(one.values)
     whose = "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(one, idle)}"
     others = "the unsharded model's steps it" if everywhere else "the others step it"
-    return Finding(
-        "write-not-applied",
-        "error",
+    return LeftOutOfOptimizer().finding(
         one.name,
         idle,
         f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}",
         claimed=claimed_text(one),
-        cause="Parameters were collected before the model was sharded, or chosen by a rank, a name or a type that "
-        "sharding changed",
-        fix="make the optimizer of model.parameters() once the model is sharded, with the same groups on every rank",
     )
 
 
 def _not_written(one: Compared, idle: tuple[int, ...]) -> Finding:
     """Return the finding of a weight without a gradient, which something else than the optimizer's groups writes."""
-    return Finding(
-        "write-not-applied",
-        "error",
+    return AverageNotWritten(on_some=len(idle) < len(one.values)).finding(
         one.name,
         idle,
         f"it is as it was before the step{_where(one, idle)}, and the unsharded model's is not; it has no gradient and "
         "is in none of the optimizer's param_groups",
         claimed=claimed_text(one),
-        cause="The code that writes it after the step (a moving average) ran on some ranks only, or wrote to a copy"
-        if len(idle) < len(one.values)
-        else "The code that writes it after the step (a moving average) did not run once the model was sharded, or "
-        "wrote into a copy: a gathered tensor, or the parameters from before sharding",
-        fix="run it on every rank, and write into the local shards: average.to_local().lerp_(weight.to_local(), rate)",
     )
 
 
@@ -123,12 +118,8 @@ def _differing(dump: Dump, one: Compared) -> Finding:
     factors = factors_of(dump, one)
     if factors and max(factors.values()) - min(factors.values()) > FIT * max(map(abs, factors.values())):
         why = scaled(factors)
-        return replace(_apart(one), sentence=f"{_apart(one).sentence}: {why.sentence}", cause=why.cause, fix=why.fix)
-    kinds = _differing_states(dump, one)
-    if kinds:
-        cause = f"Each copy is stepped from an optimizer state of its own: {listed(kinds, MAX_LISTED)} differs along"
-        return replace(_apart(one), cause=f"{cause} {axes} too")
-    return _apart(one)
+        return _apart(one, why.cause, f": {why.sentence}")
+    return _apart(one, CopiesSteppedApart(axes, listed(_differing_states(dump, one), MAX_LISTED)))
 
 
 def _differing_states(dump: Dump, one: Compared) -> list[str]:
@@ -149,22 +140,17 @@ def _named(finding: Finding) -> str:
     return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
 
 
-def _apart(one: Compared) -> Finding:
+def _apart(one: Compared, cause: Cause, clause: str = "") -> Finding:
     axes = " and ".join(one.copies_differ_along)
     low, high, worst = max(_pairs(one), key=lambda pair: pair[2])
-    return Finding(
-        "unreplicated",
-        "error",
+    return cause.finding(
         one.name,
         tuple(sorted({rank for pair in _pairs(one) if not pair[2] <= one.tolerance / 2 for rank in pair[:2]})),
         f"copies differ along {axes} after the optimizer's step: {apart_text(low, high, worst)}, "
-        "although their weights and gradients are equal",
+        f"although their weights and gradients are equal{clause}",
+        kind="unreplicated",
         claimed=claimed_text(one),
         held=f"different values along {axes}",
-        cause="Each copy is stepped from an optimizer state of its own, or only some ranks step it and none of these "
-        "sends it to the others",
-        fix=f"give all ranks along {axes} the same optimizer state, or torch.distributed.broadcast every weight from "
-        "the rank that steps it",
     )
 
 
@@ -181,29 +167,11 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
     if found and whole and len(found) == len(judged) > 1:
         text = f"the optimizer's step changed none of the {len(found)} weights, whose gradients are not zero"
         ranks = tuple(sorted({rank for _, still in found for rank in still}))
-        yield Finding("write-not-applied", "error", "", ranks, text, cause=OF_OTHERS, fix=AFTER_SHARDING)
+        yield OptimizerOfOtherParameters().finding("", ranks, text)
         return
     for one, still in found:
         text = f"the optimizer's step did not change it{_where(one, still)}, though its gradient is not zero"
-        yield Finding(
-            "write-not-applied",
-            "error",
-            one.name,
-            still,
-            text,
-            claimed=claimed_text(one),
-            cause="The rank that stepped it is not the one whose copy was kept or sent to the others, or none did",
-            fix="broadcast every weight from the rank that steps it, and step each on one at least",
-        )
-
-
-OF_OTHERS = (
-    "The optimizer does not step the model's parameters, but those from before it was sharded, or copies of them; or "
-    "its result was overwritten, as by a broadcast from a rank that stepped nothing"
-)
-AFTER_SHARDING = (
-    "make the optimizer of model.parameters() once the model is sharded; broadcast from the rank that stepped"
-)
+        yield StepNotKept().finding(one.name, still, text, claimed=claimed_text(one))
 
 
 def _still(dump: Dump, one: Compared) -> tuple[int, ...]:

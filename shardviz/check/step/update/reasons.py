@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.words import number
+from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank, StateOfOneRank
+from shardviz.explain.update import (
+    AnotherDecay,
+    AnotherLearningRate,
+    RankDependentDecay,
+    RankDependentStep,
+    RepeatedStep,
+)
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
+    from shardviz.explain.cause import Cause
 
 FIT = 1e-4
 """How far what an explanation leaves over may be, relative to the largest that it explains."""
@@ -30,12 +39,6 @@ FEWEST = 4
 """Of fewer elements any number is some multiple of another."""
 
 MAX_LISTED = 4
-NEVER_LOADED = (
-    "The state started from zeros where the unsharded model's did not: it was never loaded, or it was loaded into "
-    "tensors that the optimizer does not use",
-    "load the state into the optimizer of the sharded model, as torch.distributed.checkpoint.state_dict."
-    "set_optimizer_state_dict does, and check that it took",
-)
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,10 @@ class Why:
     Attributes:
         sentence: What is wrong, in numbers.
         cause: The most likely cause.
-        fix: What to change.
     """
 
     sentence: str
-    cause: str
-    fix: str
+    cause: Cause
 
 
 def steps_of(dump: Dump, one: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -101,25 +102,17 @@ def scaled(factors: Mapping[int, float]) -> Why:
         shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
         return Why(
             f"ranks step it by different multiples of the unsharded model's step: {shown}",
-            "Each rank has a learning rate of its own, or divides or clips the gradients by a number of its own before "
-            "the step",
-            "give all ranks the same learning rate and the same factor: print param_groups on two ranks, and clip by "
-            "torch.nn.utils.clip_grad_norm_ on the DTensors",
+            RankDependentStep(),
         )
     whole = round(high)
     if whole >= 2 and abs(high - whole) <= FIT * whole:
         return Why(
             f"the optimizer's step of it is {whole} times the unsharded model's on every rank",
-            f"The optimizer stepped {whole} times on the same gradient ({'twice, ' if whole == 2 else ''}as where a "
-            f"hook or a wrapper steps too), or its learning rate is {whole} times as large once the model is sharded",
-            "call step() once per batch; where it is called once, compare the learning rates in param_groups",
+            RepeatedStep(whole),
         )
     return Why(
         f"the optimizer's step of it is {_times(high)} the unsharded model's on every rank",
-        "The learning rate differs once the model is sharded, or the optimizer scales or clips gradients "
-        "by a different number, such as a norm that is not the whole model's",
-        "compare the learning rates in param_groups, and the norm that gradients are clipped by, with the unsharded "
-        "model's",
+        AnotherLearningRate(),
     )
 
 
@@ -148,15 +141,11 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
         return Why(
             f"on {ranks} its step differs from the unsharded model's by {number(factor)} times the weight itself: "
             f"it is {more} there, and as it should be elsewhere",
-            "Weight decay, or the parameter group, depends on the rank",
-            "give every rank's optimizer the same groups and the same weight_decay: print param_groups on two ranks",
+            RankDependentDecay(),
         )
     return Why(
         f"its step differs from the unsharded model's by {number(factor)} times the weight itself: it is {more}",
-        "Weight decay differs from the unsharded model's: the parameter is in another group, because groups were "
-        "chosen by a shape, a number of dims, a type or a name that sharding changes (shards of FSDP keep their ndim, "
-        "flat parameters do not)",
-        "choose the groups of the optimizer before sharding, by name, or by what sharding leaves alone",
+        AnotherDecay(),
     )
 
 
@@ -174,7 +163,7 @@ def why_state(dump: Dump, one: Compared) -> Why | None:
             return Why(
                 "the optimizer's state is what the first step leaves that starts from zeros; the unsharded model's is "
                 "not",
-                *NEVER_LOADED,
+                StateNotLoaded(),
             )
         if others := _from_others(one, parts):
             return of_others(others)
@@ -224,9 +213,7 @@ def of_another_order(one: Compared, ranks: Sequence[int]) -> Why | None:
     return Why(
         f"the optimizer's state is in another order within its part: {moved:,} of {got.size:,} elements of rank "
         f"{ranks[0]} are out of place",
-        "The state was cut, joined or flattened in another order than its weight: rows of another layout, or a "
-        "permutation of the weight that its state did not go through",
-        "do with the state what was done with the weight: the same permutation, the same split, the same transposition",
+        StateInAnotherOrder(),
     )
 
 
@@ -235,11 +222,5 @@ def of_others(others: Mapping[int, int]) -> Why:
     pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
     if len(set(others.values())) == 1:
         first = next(iter(others.values()))
-        sentence = f"the optimizer's state is of the same part on every rank, rank {first}'s"
-        cause = "The part of the state was chosen without the coordinate on the axis that splits its weight"
-    else:
-        sentence = f"the optimizer's state is of the part of another rank: {pairs}"
-        cause = "The part of the state was chosen by another coordinate or offset than that of its weight"
-    return Why(
-        sentence, cause, "cut the state as its weight: by mesh.get_local_rank() on the axis that splits the weight"
-    )
+        return Why(f"the optimizer's state is of the same part on every rank, rank {first}'s", StateOfOneRank())
+    return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())

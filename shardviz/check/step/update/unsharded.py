@@ -19,8 +19,9 @@ from shardviz.check.step.compared import compared, in_order, laid_out, rounding_
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.ratios.clipping import multiplied
 from shardviz.check.step.update.reasons import Why, of_another_order, of_others, why_state, why_weight
-from shardviz.check.step.words import claimed_text, finding_of, number
-from shardviz.explain.finding import Finding
+from shardviz.check.step.words import claimed_text, number
+from shardviz.explain.states import UnexplainedState
+from shardviz.explain.update import BufferOfParts, UnexplainedBuffer, UnexplainedWeight, UnreducedStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
 
 MARGIN = 1e4
 """A gradient this often the tolerance is not lost in rounding."""
@@ -136,12 +138,13 @@ def _check(dump: Dump, one: Compared, splitting: tuple[str, ...]) -> Iterator[Fi
 def _copies_of_buffer(one: Compared, axes: Sequence[str]) -> Finding:
     along = " and ".join(axes)
     sentence = f"copies of the buffer differ along {along} after the step, where all ranks see the same rows"
-    advice = (
-        f"It is updated from activations that differ along {along}: parts of the features, or terms of a sum",
-        f"update it from what is equal along {along}, or all_reduce what it is updated from",
+    return BufferOfParts(along).finding(
+        one.name,
+        tuple(sorted(one.reduced)),
+        sentence,
+        claimed=claimed_text(one),
+        held=f"different values along {along}",
     )
-    held = f"different values along {along}"
-    return finding_of(one, "unreplicated", sentence, advice, ranks=one.reduced, held=held)
 
 
 def _reduction(one: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
@@ -161,12 +164,14 @@ def _not_reduced(one: Compared, op: str, axes: Sequence[str]) -> Finding:
     sentence = (
         f"each rank along {along} has its own value after the step; the {op} over {along} is the unsharded model's"
     )
-    advice = (
-        f"It is updated from each rank's own part of the batch, which {along} splits, and never reduced",
-        f"all_reduce what it is updated from over {along} with ReduceOp.{op.upper()}",
+    return UnreducedStatistics(along, op).finding(
+        one.name,
+        tuple(sorted(one.reduced)),
+        sentence,
+        severity="warning",
+        claimed=claimed_text(one),
+        held=f"different values along {along}",
     )
-    held = f"different values along {along}"
-    return finding_of(one, "unreplicated", sentence, advice, ranks=one.reduced, held=held, severity="warning")
 
 
 def _distance(dump: Dump, one: Compared, rank: int) -> tuple[float, float] | None:
@@ -228,19 +233,16 @@ def _finding(dump: Dump, one: Compared, wrong: Mapping[int, tuple[float, float]]
     held, due = wrong[ranks[0]]
     off = f"rank {ranks[0]} has {number(held)} where {number(due)} is due"
     why = _why(dump, one, ranks)
-    cause, fix = (why.cause, why.fix) if why else STATE if one.role == "optim" else OPTIMIZER
+    cause = why.cause if why else UnexplainedState() if one.role == "optim" else UnexplainedWeight()
     text = (
         f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks):,} of {len(one.reduced):,} ranks"
     )
-    return Finding(
-        "wrong-value",
-        "error",
+    return cause.finding(
         one.name,
         ranks,
         f"{why.sentence}; {off}" if why else f"{text}: {off}",
+        kind="wrong-value",
         claimed=claimed_text(one),
-        cause=cause,
-        fix=fix,
         generic=why is None,
     )
 
@@ -248,33 +250,13 @@ def _finding(dump: Dump, one: Compared, wrong: Mapping[int, tuple[float, float]]
 def _why(dump: Dump, one: Compared, ranks: tuple[int, ...]) -> Why | None:
     """Return the most likely cause, by what ranks hold instead; None where nothing fits."""
     if one.role == "buffer":
-        return Why("the buffer is not the unsharded model's after the step", *BUFFER)
+        return Why("the buffer is not the unsharded model's after the step", UnexplainedBuffer())
     others = {rank: _owner(one, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
         return of_others({rank: other for rank, other in others.items() if other is not None})
     if one.role != "optim":
         return why_weight(dump, one)
     return of_another_order(one, ranks) or why_state(dump, one)
-
-
-BUFFER = (
-    "The buffer is updated from something else than the unsharded model's activations",
-    "compute it from the whole batch and all features, or reduce it over the axes that split them",
-)
-OPTIMIZER = (
-    "The gradients are right, but the sharded optimizer steps differently: another "
-    "learning rate, another parameter group, clipping by another norm, another count of steps, or a state that is not "
-    "its own",
-    "make the optimizer from model.parameters() once the model is sharded, with the same groups and options, and "
-    "compare state[parameter]['step'] where a state is loaded",
-)
-STATE = (
-    "The gradients are right, but what they are added to is not the unsharded model's state: it was loaded in another "
-    "order or for another weight, or has other betas; or the gradients were clipped by another norm",
-    "load the state by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, or cut it by the weight's own "
-    "placements, as distribute_tensor does; compare betas and clipping with the unsharded model's",
-)
-"""Cause and fix of a state that nothing explains: unlike a weight, it has nothing of the learning rate."""
 
 
 def _owner(one: Compared, rank: int) -> int | None:

@@ -150,7 +150,7 @@ def _order_along(ids: NDArray[np.int64], shape: tuple[int, ...], dim: int) -> ND
 def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
     stretches = next((found for cut in cuts if len(found := _stretches(cut, dim)) > 1), [])
     shards = _order_of_shards(order, stretches)
-    _, words, _ = name_order(order, dim, stretches)
+    _, words = name_order(order, dim, stretches)
     if shards:
         numbers = " ".join(map(str, shards[:MAX_SHARDS])) + " ..." * (len(shards) > MAX_SHARDS)
         words = f"the {len(shards)} shards that were saved of dim {dim} come in the order {numbers}"

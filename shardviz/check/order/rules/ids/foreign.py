@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.elements import explain_elements
 from shardviz.check.order.rules.ids.counts import count_ids
-from shardviz.check.order.rules.ids.zeros import advise_zeros
-from shardviz.explain.finding import Finding
+from shardviz.check.order.rules.ids.zeros import cause_of_zeros
+from shardviz.explain.content import (
+    AnotherCheckpoint,
+    ChangedAfterStamping,
+    LoadedOnOneRank,
+    NameCollision,
+    OtherTensor,
+    RanksNotLoaded,
+    RewrittenAfterStamping,
+)
 from shardviz.layout.region import index_of
-from shardviz.text import listed, named_ranks, natural_key, starred
+from shardviz.text import listed, natural_key, starred
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,22 +34,13 @@ if TYPE_CHECKING:
 
     from shardviz.check.order.case import Case
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
+    from shardviz.explain.order import Disorder
     from shardviz.layout.mesh import Coord
 
 MAX_RANKS = 4
 CHANCE = 0.1
 """The part of a shard's values that a checkpoint may have by chance, where nothing of it was loaded."""
-
-COPIED = (
-    ", or the buffer was filled with a weight on purpose",
-    "; if it is meant to be a copy, as an average of the weights is at first, copy it in build() too, and give the "
-    "probe a batch(): what both were before sharding is then compared",
-)
-"""What else cause and fix say of a buffer that holds another tensor."""
-
-REWRITTEN = (
-    "These shards were loaded, drawn or computed after the model was stamped, or never written (torch.empty, to_empty)"
-)
 
 
 def check_foreign(case: Case) -> Iterator[Finding]:
@@ -90,18 +88,12 @@ def _collision(case: Case) -> Finding:
     by_rank = owners_of(case)
     named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
     distinct = len(set(by_rank.values()))
-    return Finding(
-        "name-collision",
-        "error",
+    return NameCollision().finding(
         case.name,
         tuple(sorted(by_rank)),
         f"ranks use this name for {distinct} different tensors of the unsharded model: {named}",
         claimed=case.claimed_text,
         held="a different tensor on each rank",
-        cause="Each rank numbers its own modules from 0, as with local experts: a checkpoint goes by the name, keeps "
-        "one rank's tensor and loses those of the others",
-        fix="name modules by their global number, or stack the experts into one tensor and shard it with Shard(0)",
-        refs=("KempnerForge#202",),
     )
 
 
@@ -114,21 +106,14 @@ def _may_be_renumbered(case: Case, names: Iterable[str]) -> bool:
 def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Sequence[str]) -> Finding:
     coord = next(iter(foreign))
     at = case.owner(-1 - int(foreign[coord].flat[0]))[1]
-    advice = CATALOGUE["other-tensor"]
     of_it = "it" if len(names) == 1 else _owner(case, foreign[coord])
-    is_buffer = case.tensor.role == "buffer"
-    return Finding(
-        "foreign",
-        "error",
+    return OtherTensor(may_be_copy=case.tensor.role == "buffer").finding(
         case.name,
         _ranks(case, foreign),
         f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
         f"{case.rank(coord)} starts with element {at} of {of_it}",
         claimed=case.claimed_text,
         held=f"the elements of {listed(names, MAX_RANKS)}",
-        cause=f"{advice.cause}{COPIED[0] if is_buffer else ''}",
-        fix=f"{advice.fix}{COPIED[1] if is_buffer else ''}",
-        refs=advice.refs,
     )
 
 
@@ -146,20 +131,17 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     lost = counts.num_missing
     coord, ids = next(iter(foreign.items()))
     first = index_of(int(np.argmax(ids <= 0)), ids.shape)
-    cause, fix, why = _explained(case, zeros, none)
+    cause, clause = _explained(case, zeros, none)
     where = "lost" if counts.copies == 1 or not counts.least else "not in every copy"
-    details = (f"{lost:,} of its own {case.numel:,} elements are {where}{why}",) if lost else ()
-    return Finding(
-        "foreign",
-        "error",
+    details = (f"{lost:,} of its own {case.numel:,} elements are {where}{clause}",) if lost else ()
+    return cause.finding(
         case.name,
         _ranks(case, foreign),
         f"{' and '.join(parts)} among the {total:,} elements held, the first at {first} of rank {case.rank(coord)}'s "
-        f"shard{'' if lost else why}",
+        f"shard{'' if lost else clause}",
+        kind="foreign",
         details=details,
         claimed=case.claimed_text,
-        cause=cause,
-        fix=fix,
         generic=all(np.all(ids == -1) for ids in foreign.values()) or _is_of_another(case.dump),
     )
 
@@ -171,32 +153,20 @@ def _is_of_another(dump: Dump) -> bool:
     return bool(dump.files.run.reference) and "values" in known.values() and weights == set(known)
 
 
-def _explained(case: Case, zeros: int, none: int) -> tuple[str, str, str]:
+def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
+    """Return why a case has foreign values, and how the sentence ends that says so."""
     shifted = next(explain_elements(case), None) if case.claimed is not None else None
     if shifted is not None:
-        return CATALOGUE[shifted.name].cause, shifted.fix, f": {shifted.sentence}"
+        return shifted.cause, shifted.clause
     if case.dump.files.run.reference and (none or _is_of_another(case.dump)):
         ranks = sorted(case.rank(coord) for coord, ids in case.ids.items() if np.mean(ids > 0) <= CHANCE)
         not_loaded = _not_loaded(case, ranks) if any(_is_right(case, coord) for coord in case.regions) else None
-        return (*(not_loaded or _not_in(case.dump.files.run.reference)), "")
+        return not_loaded or AnotherCheckpoint(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
-        return (*_rewritten(case), "")
+        return _rewritten(case), ""
     if none:
-        cause = "The memory was never written (torch.empty, to_empty), or the weights were computed with after stamping"
-        return cause, "load or initialise this tensor on these ranks after it is materialised", ""
-    if zeros:
-        advice = advise_zeros(case)
-        return advice.cause, advice.fix, ""
-    return CATALOGUE["other-tensor"].cause, CATALOGUE["other-tensor"].fix, ""
-
-
-def _not_in(reference: str) -> tuple[str, str]:
-    """Return cause and fix where values are nowhere in the checkpoint that they were looked up in."""
-    cause = (
-        f"These values are not in {reference}: the weight was loaded from another checkpoint, was trained since, or "
-        "was never loaded"
-    )
-    return cause, f"pass the checkpoint that the model was loaded from, or load this weight from {reference}"
+        return ChangedAfterStamping(), ""
+    return cause_of_zeros(case) if zeros else OtherTensor(), ""
 
 
 def _is_right(case: Case, coord: Coord) -> bool:
@@ -207,29 +177,17 @@ def _is_right(case: Case, coord: Coord) -> bool:
     )
 
 
-def _not_loaded(case: Case, ranks: Sequence[int]) -> tuple[str, str] | None:
-    """Return cause and fix where some ranks have nothing of what they should, and others have all; None elsewhere."""
+def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:
+    """Return the cause if some ranks have nothing of what they should, and others have all; None otherwise."""
     if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
         return None
-    who, has = named_ranks(ranks, MAX_RANKS), "has" if len(ranks) == 1 else "have"
-    cause = (
-        f"Other ranks have their part of what is in {case.dump.files.run.reference}, but {who} {has} nothing of it: "
-        "the weight was not loaded there, or was written afterwards"
-    )
-    return cause, f"load or initialise this weight on {who} as on the others, and write to it on all ranks or on none"
+    return RanksNotLoaded(case.dump.files.run.reference, tuple(ranks))
 
 
-def _rewritten(case: Case) -> tuple[str, str]:
-    """Return cause and fix where whole shards have no ids: other ranks may have kept what these should have."""
+def _rewritten(case: Case) -> Disorder:
+    """Return the cause if whole shards have no ids: other ranks may have kept what these should have."""
     kept = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
-    if len(kept) != 1:
-        return REWRITTEN, "load or initialise this tensor on these ranks as on the others, once it is materialised"
-    cause = (
-        f"Only rank {kept[0]} has the weights that it was to load, the others values of their own: it loaded or drew "
-        "them alone and did not send them"
-    )
-    fix = f"torch.distributed.broadcast every weight from rank {kept[0]} before it is sharded, or load it on every rank"
-    return cause, fix
+    return LoadedOnOneRank(kept[0]) if len(kept) == 1 else RewrittenAfterStamping()
 
 
 def _first_other(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:

@@ -12,35 +12,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE, Advice
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.labels import disorder_between, splitting
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.rules.ids.counts import CountError, Counts, count_ids
-from shardviz.check.order.rules.ids.plain import advise_plain, held_in_words
-from shardviz.explain.finding import Finding, Kind
+from shardviz.check.order.rules.ids.plain import explain_plain
+from shardviz.explain.order import Scrambled, UnreadOrder
+from shardviz.explain.splits import (
+    AcrossSegments,
+    AnotherOrder,
+    MeshOrder,
+    OneFactor,
+    RoundRobin,
+    Segments,
+    SegmentsUnderFsdp,
+)
 from shardviz.layout.region import indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.order.case import Case
-    from shardviz.check.order.infer.explanation import Explanation
+    from shardviz.check.order.infer.fit import Fit
+    from shardviz.explain.finding import Finding, Kind
+    from shardviz.explain.order import Disorder
     from shardviz.layout.mesh import Coord
 
-OF_ORDER = (
-    "another-order",
-    "mesh-order",
-    "segments",
-    "segments-under-fsdp",
-    "across-segments",
-    "round-robin",
-    "one-factor",
-)
+OF_ORDER = (AnotherOrder, MeshOrder, Segments, SegmentsUnderFsdp, AcrossSegments, RoundRobin, OneFactor)
 """Differences between layouts that are in the order of the elements, whatever the shards' sizes are."""
-
-
-UNREAD = "No rule shows in what was read: most orders are seen only with the files of all ranks"
 
 
 def check_places(case: Case) -> Iterator[Finding]:
@@ -66,12 +65,7 @@ def check_places(case: Case) -> Iterator[Finding]:
 
 
 def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
-    if case.claimed is not None:
-        explanations = explain(case)
-        held, advice = explanations[0].held, _advice(explanations)
-    else:
-        held, advice = held_in_words(case), advise_plain(case, counts)
-    base = _finding(case, "missing", (), "", held, advice)
+    fits = explain(case) if case.claimed is not None else [explain_plain(case, counts)]
     is_told = bool(counts.least and counts.num_duplicated)  # what others have too often, these have less often
     if counts.num_missing and not is_told:
         where = case.index(counts.first_missing)
@@ -79,13 +73,13 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
         how = "are on no rank" if counts.least == 0 else f"have fewer than {counts.copies:,} {copies}"
         ranks = tuple(sorted(shard.rank for shard in case.shards.values()))
         text = f"{counts.num_missing:,} of {case.numel:,} elements {how}, the first at {where}"
-        yield replace(base, ranks=ranks, sentence=text + advice.clause)
+        yield _finding(case, "missing", ranks, text, fits)
     if counts.num_duplicated:
         where, ranks = case.index(counts.first_duplicated), _holders(case, counts.first_duplicated)
         often = f"up to {counts.most:,} copies instead of {counts.copies:,}"
         often += f" and {counts.num_missing:,} have fewer" if is_told and counts.num_missing else ""
         text = f"{counts.num_duplicated:,} of {case.numel:,} elements have {often}, the first at {where}"
-        yield replace(base, kind="duplicated", ranks=ranks, sentence=text + advice.clause)
+        yield _finding(case, "duplicated", ranks, text, fits)
 
 
 def _holders(case: Case, element: int) -> tuple[int, ...]:
@@ -102,43 +96,37 @@ def _has(case: Case, coord: Coord, element: int) -> bool:
     )
 
 
-def _advice(explanations: list[Explanation]) -> Advice:
-    first, *others = explanations
-    known = CATALOGUE[first.name]
-    fix = first.fix
+def _cause(case: Case, fits: list[Fit]) -> Disorder:
+    """Return the first cause that fits, with the next one if that may as well be it."""
+    first, *others = fits
+    if case.absent and isinstance(first.cause, Scrambled):
+        return UnreadOrder()
     if others and first.layout is None:
-        fix += f"; or, if {others[0].held}: {others[0].fix}"
-    also = tuple(other.held for other in others)
-    return Advice(known.cause, fix, known.refs, f": {first.sentence}", first.details, also)
+        return replace(first.cause, or_if=(others[0].held, others[0].cause))
+    return first.cause
 
 
-def _finding(case: Case, kind: Kind, ranks: tuple[int, ...], sentence: str, held: str, advice: Advice) -> Finding:
-    return Finding(
-        kind,
-        "error",
+def _finding(case: Case, kind: Kind, ranks: tuple[int, ...], sentence: str, fits: list[Fit]) -> Finding:
+    """Return the finding of what fits a case, the likeliest first."""
+    first, *others = fits
+    return _cause(case, fits).finding(
         case.name,
         ranks,
-        sentence,
-        details=advice.details,
+        f"{sentence}{first.clause}",
+        kind=kind,
+        details=first.details,
         claimed=case.claimed_text,
-        held=held,
-        cause=advice.cause,
-        fix=advice.fix,
-        also=advice.also,
-        refs=advice.refs,
+        held=first.held,
+        also=tuple(other.held for other in others),
     )
 
 
 def _explained(case: Case) -> Finding:
-    explanations = explain(case)
-    advice, kind, wrong = _advice(explanations), _kind(case), wrong_ranks(case)
-    if case.absent and explanations[0].name == "scrambled":
-        advice = replace(advice, cause=UNREAD, fix=f"check again with the files of all ranks, or {advice.fix}")
+    kind, wrong = _kind(case), wrong_ranks(case)
     what = "do not hold the elements their placements claim"
     if kind == "misordered-within-shard":
         what = "hold the right elements in the wrong order"
-    text = f"{len(wrong):,} of {len(case.shards):,} ranks {what}{advice.clause}"
-    return _finding(case, kind, wrong, text, explanations[0].held, advice)
+    return _finding(case, kind, wrong, f"{len(wrong):,} of {len(case.shards):,} ranks {what}", explain(case))
 
 
 def _kind(case: Case) -> Kind:

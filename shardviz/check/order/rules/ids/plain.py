@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE, Advice
+from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.rules.ids.counts import varies
-from shardviz.check.order.rules.ids.zeros import advise_zeros
+from shardviz.check.order.rules.ids.zeros import cause_of_zeros
+from shardviz.explain.ranks import OverlappingParts, PaddingInPart, RemainderDropped, SameShard
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.text import listed
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_LISTED = 3
 
 
-def held_in_words(case: Case) -> str:
+def _held_in_words(case: Case) -> str:
     """Say what the first ranks hold, or what every rank does."""
     regions = sorted((shard.rank, case.regions[coord]) for coord, shard in case.shards.items() if coord in case.regions)
     if len({region for _, region in regions}) == 1 < len(regions):
@@ -38,40 +38,31 @@ def held_in_words(case: Case) -> str:
     return listed((f"rank {rank} {region}" for rank, region in regions), MAX_LISTED)
 
 
-def advise_plain(case: Case, counts: Counts) -> Advice:
-    """Return why ids of a plain tensor are not held equally often, and what to do."""
+def explain_plain(case: Case, counts: Counts) -> Fit:
+    """Return why ids of a plain tensor are not held equally often."""
+    held = _held_in_words(case)
     unused = _unused_axes(case) if counts.num_missing else []
     if unused:
-        known = CATALOGUE["same-shard"]
-        fix = ", or ".join(known.fix.format(axis=axis) for axis in unused)
-        return Advice(known.cause, fix, known.refs, f": all ranks along {' or '.join(unused)} hold the same part")
+        return Fit(SameShard(tuple(unused)), f"all ranks along {' or '.join(unused)} hold the same part", held)
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in case.ids.values())
-    if zeros and not any(map(np.any, case.ids.values())):
-        advice = advise_zeros(case)
-        return replace(advice, details=(f"{zeros:,} zeros stand in for them",))
     if zeros:
-        cause = "Padding stands where a part of the tensor belongs: a rank's first or last index is off"
-        fix = "cut the padded tensor with torch.chunk"
-        return Advice(cause, fix, details=(f"{zeros:,} zeros stand in for them",))
-    again = _of_parts_again(case, counts) if counts.most > 1 else None
+        cause = PaddingInPart() if any(map(np.any, case.ids.values())) else cause_of_zeros(case)
+        return Fit(cause, "", held, details=(f"{zeros:,} zeros stand in for them",))
+    again = _of_parts_again(case, counts, held) if counts.most > 1 else None
     if again is not None:
         return again
     if counts.num_duplicated:
-        cause, fix = "Ranks cut overlapping parts", "cut with torch.chunk, by mesh.get_coordinate()"
-        return Advice(cause, fix, clause=_overlap(case))
-    cause = "The remainder of dividing the size by the ranks was dropped, or a part was never loaded"
-    return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
+        return Fit(OverlappingParts(), _overlap(case), held)
+    return Fit(RemainderDropped(), "", held)
 
 
-def _of_parts_again(case: Case, counts: Counts) -> Advice | None:
+def _of_parts_again(case: Case, counts: Counts, held: str) -> Fit | None:
     """Return whose parts ranks hold, if these are parts of torch.chunk; None where they are not."""
     for used, dim in product(_cuts(case, counts), range(len(case.shape))):
         placements = [Shard(dim) if axis in used else Replicate() for axis in case.mesh.axes]
         layout = Layout.from_placements(case.mesh, case.shape, placements)
-        for fits in explain_ranks(layout, case.regions):
-            known = CATALOGUE[fits.name]
-            words = f": of dim {dim} cut over {' and '.join(used)}, {fits.sentence}"
-            return Advice(known.cause, fits.fix, known.refs, words)
+        for fit in explain_ranks(layout, case.regions):
+            return Fit(fit.cause, f"of dim {dim} cut over {' and '.join(used)}, {fit.sentence}", held)
     return None
 
 
@@ -130,7 +121,7 @@ def _overlap(case: Case) -> str:
     steps = {after - before for before, after in pairwise(starts)}
     if len(steps) != 1 or not 0 < min(steps) < lengths[0]:
         return ""
-    return f": parts of {lengths[0]} along dim {dims[0]} begin {min(steps)} apart"
+    return f"parts of {lengths[0]} along dim {dims[0]} begin {min(steps)} apart"
 
 
 def _starts(regions: list[Region], dim: int) -> tuple[list[int], list[int]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.report import NotChecked
-from shardviz.explain.finding import Finding
+from shardviz.explain.content import BufferMadeAgain, RankDependentOrder
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
 from shardviz.text import named_ranks
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.order.case import Case
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Coord
 
 MAX_LISTED = 8
@@ -72,18 +73,13 @@ def _are_equal(case: Case) -> bool:
 
 
 def _zeros(case: Case, odd: list[Coord]) -> Finding:
-    return Finding(
-        "unreplicated",
-        "error",
+    source = min(case.rank(coord) for coord in case.shards if coord not in odd)
+    return BufferMadeAgain(source).finding(
         case.name,
         tuple(sorted(map(case.rank, odd))),
         f"{_ranks(case, odd)} hold{'s' if len(odd) == 1 else ''} only zeros where the other "
         f"{len(case.shards) - len(odd):,} of {len(case.shards):,} ranks hold all of it",
         held=f"zeros on {_ranks(case, odd)}",
-        cause="The buffer was made again there (to_empty, zeros_like, a module built again) and never written: buffers "
-        "are neither sharded nor synchronised, and one with persistent=False is in no checkpoint",
-        fix="compute or load it on every rank once the model is materialised, or torch.distributed.broadcast it from "
-        f"rank {min(case.rank(coord) for coord in case.shards if coord not in odd)}",
     )
 
 
@@ -91,17 +87,13 @@ def _reordered(case: Case, odd: list[Coord]) -> Finding:
     copies = replace(case, claimed=Layout(case.mesh, case.shape, ((),) * len(case.shape)))
     fits = explain(copies.only(odd))[0]
     where = _ranks(case, odd)
-    return Finding(
-        "misordered",
-        "error",
+    ranks = tuple(sorted(map(case.rank, odd)))
+    return RankDependentOrder(ranks).finding(
         case.name,
-        tuple(sorted(map(case.rank, odd))),
+        ranks,
         f"{len(odd):,} of {len(case.shards):,} ranks hold all of it in another order than the others, whose copies are "
         f"in order: on {where} {fits.held}",
         held=f"on {where}: {fits.held}",
-        cause="The copies were not made by the same code: what made or changed these depends on the rank",
-        fix=f"make it alike on every rank, or torch.distributed.broadcast it; where {where} is to read it in another "
-        "order, keep one order in the tensor and index it in forward: a checkpoint keeps one copy for all",
     )
 
 

@@ -1,0 +1,330 @@
+"""Causes of foreign elements: memory that nothing wrote to, another tensor's values, weights that were not loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.order import Disorder
+from shardviz.text import named_ranks
+
+MAX_RANKS = 4
+MAX_COPIES = 8
+
+THROWN_AWAY = (
+    "the load wrote into something that is thrown away: .data of a temporary (to_local().data = x), the copy that "
+    "full_tensor() gathers, an indexed copy (t[index].copy_(x))"
+)
+
+WRITE = "write by param.to_local().copy_(x) under torch.no_grad()"
+
+
+@dataclass(frozen=True)
+class OtherTensor(Disorder):
+    """A tensor holds the elements of another tensor of the model.
+
+    Two names were exchanged by a converter, or a module was renamed. If both tensors have one shape, load_state_dict
+    accepts them.
+    """
+
+    may_be_copy: bool = False
+    kinds = ("foreign",)
+    why = "The names were mixed up where the weights were loaded or the modules were renamed"
+    how = "load each tensor under its own name; compare the keys of the two state_dicts"
+
+    @property
+    def cause(self) -> str:
+        """What went wrong; a buffer may also be meant to hold a weight."""
+        return f"{self.why}, or the buffer was filled with a weight on purpose" if self.may_be_copy else self.why
+
+    @property
+    def remedy(self) -> str:
+        """What to change, and how to say that a buffer is meant to be a copy."""
+        copy = (
+            "; if it is meant to be a copy, as an average of the weights is at first, copy it in build() too, and give "
+            "the probe a batch(): what both were before sharding is then compared"
+        )
+        return f"{self.how}{copy}" if self.may_be_copy else self.how
+
+
+@dataclass(frozen=True)
+class NameCollision(Disorder):
+    """Ranks use one name for different tensors of the model.
+
+    With local experts, for example, rank 1 calls expert 4 its expert 0. Each rank's state_dict is consistent, and a
+    checkpoint that goes by names overwrites one rank's tensor by another's.
+    """
+
+    kinds = ("name-collision",)
+    why = (
+        "Each rank numbers its own modules from 0, as with local experts: a checkpoint goes by the name, keeps "
+        "one rank's tensor and loses those of the others"
+    )
+    how = "name modules by their global number, or stack the experts into one tensor and shard it with Shard(0)"
+    references = ("KempnerForge#202",)
+
+
+@dataclass(frozen=True)
+class NoWeightLoaded(Disorder):
+    """All weights are zero on all ranks: the load reached none of them.
+
+    With strict=False, load_state_dict skips every key that it does not know, and writing into a temporary copy leaves
+    the parameter as it was. Both return without an error.
+    """
+
+    kinds = ("foreign", "missing")
+    why = (
+        "The weights were never written on any rank, none of the model: the keys of the checkpoint are not the names "
+        f"of this model (a prefix, with strict=False), or {THROWN_AWAY}"
+    )
+    how = (
+        "print what load_state_dict returns: where missing_keys lists the weights, mend the names; where it does not, "
+        f"{WRITE}"
+    )
+
+
+@dataclass(frozen=True)
+class WeightNotLoaded(Disorder):
+    """One weight is zero on all ranks, although other weights were loaded.
+
+    The checkpoint has no key for it, or the load writes to a temporary copy of it. load_state_dict with strict=False
+    reports that only in its return value.
+    """
+
+    kinds = ("foreign", "missing")
+    why = (
+        "It was never written on any rank, where other weights were: the checkpoint has no such key, the load passes "
+        f"over it, or {THROWN_AWAY}"
+    )
+    how = (
+        f"look for its name in missing_keys and in the checkpoint; load it and {WRITE}, or initialise it once the "
+        "model is materialised (to_empty)"
+    )
+
+
+@dataclass(frozen=True)
+class BufferNotWritten(Disorder):
+    """A buffer is zero on all ranks: nothing filled it after it was allocated.
+
+    Materializing a model by to_empty allocates its buffers again. Those with persistent=False are in no checkpoint, so
+    a load does not fill them and does not miss them.
+    """
+
+    kinds = ("foreign", "missing")
+    why = (
+        "It was never written on any rank: its memory is as to_empty, zeros_like or register_buffer made it, and "
+        "nothing loads it or computes it again"
+    )
+    how = (
+        "compute or load it on every rank once the model is materialised; a buffer with persistent=False is in no "
+        "checkpoint"
+    )
+
+
+@dataclass(frozen=True)
+class ZerosAmongElements(Disorder):
+    """Zeros stand among the elements of a shard, and no element of the tensor is lost.
+
+    They are padding that is still in the shard, or memory that a loader skipped. Zeros are valid numbers, so nothing
+    raises.
+    """
+
+    kinds = ("foreign", "missing")
+    why = "The elements are padding, or memory that no loader wrote to"
+    how = "write every element of the local shard, and cut padding off before it is labelled"
+
+
+@dataclass(frozen=True)
+class PartNotWritten(Disorder):
+    """A part of a shard is zero, and the elements that belong there are lost.
+
+    The tensor that was read has fewer rows than the shard, for instance because the vocabulary was padded, or the loop
+    that loads it ends early. Copying into a slice does not check that the rest is filled.
+    """
+
+    kinds = ("foreign", "missing")
+    why = (
+        "A part of the shard was never written: what was read has fewer rows than the shard, or the load stops before "
+        "its end"
+    )
+    how = "compare the shape that is read with the local shard's on these ranks, and write every element of it"
+
+
+@dataclass(frozen=True)
+class RanksNotWritten(Disorder):
+    """The shards of some ranks are zero, and the other ranks have theirs.
+
+    On these ranks a file was not read, or a condition on the rank skips the load. Each rank loads for itself, so the
+    others do not notice.
+    """
+
+    ranks: tuple[int, ...]
+    kinds = ("foreign", "missing")
+    why = (
+        "The shards of {ranks} were never written, where the other ranks' were: a file was not read there, or the load "
+        "ends early"
+    )
+    how = "look at which files {ranks} {read}, and at conditions on the rank in the load"
+
+    @property
+    def cause(self) -> str:
+        """What went wrong, with the ranks in words."""
+        return self.why.format(ranks=named_ranks(self.ranks, MAX_RANKS))
+
+    @property
+    def remedy(self) -> str:
+        """What to look at on these ranks."""
+        read = "reads" if len(self.ranks) == 1 else "read"
+        return self.how.format(ranks=named_ranks(self.ranks, MAX_RANKS), read=read)
+
+
+@dataclass(frozen=True)
+class RewrittenAfterStamping(Disorder):
+    """Some ranks' shards hold new values instead of the stamped ones.
+
+    Sharding code draws, loads or allocates parameters again on some ranks. The shards have the right shape, and nobody
+    compares their content with the model that was sharded.
+    """
+
+    kinds = ("foreign",)
+    why = (
+        "These shards were loaded, drawn or computed after the model was stamped, or never written (torch.empty, "
+        "to_empty)"
+    )
+    how = "load or initialise this tensor on these ranks as on the others, once it is materialised"
+
+
+@dataclass(frozen=True)
+class ChangedAfterStamping(Disorder):
+    """Some elements of a shard hold values that are not from the stamped model.
+
+    Memory from torch.empty was filled only in part, or weights were computed with before they were checked. Any number
+    is a valid weight, so nothing raises.
+    """
+
+    kinds = ("foreign",)
+    why = "The memory was never written (torch.empty, to_empty), or the weights were computed with after stamping"
+    how = "load or initialise this tensor on these ranks after it is materialised"
+
+
+@dataclass(frozen=True)
+class AnotherCheckpoint(Disorder):
+    """A weight's values are not in the checkpoint that it is compared with.
+
+    The job loaded another checkpoint, trained the weight since, or never loaded it. A weight of any content has the
+    right shape.
+    """
+
+    reference: str
+    kinds = ("foreign",)
+    why = (
+        "These values are not in {reference}: the weight was loaded from another checkpoint, was trained since, or "
+        "was never loaded"
+    )
+    how = "pass the checkpoint that the model was loaded from, or load this weight from {reference}"
+
+
+@dataclass(frozen=True)
+class RanksNotLoaded(Disorder):
+    """Some ranks have nothing of a weight that the other ranks loaded from the checkpoint.
+
+    The load did not run on these ranks, or something wrote to the weight afterwards. Each rank loads for itself, so
+    the others do not notice.
+    """
+
+    reference: str
+    ranks: tuple[int, ...]
+    kinds = ("foreign",)
+    why = (
+        "Other ranks have their part of what is in {reference}, but {ranks} {have} nothing of it: the weight was not "
+        "loaded there, or was written afterwards"
+    )
+    how = "load or initialise this weight on {ranks} as on the others, and write to it on all ranks or on none"
+
+    @property
+    def cause(self) -> str:
+        """What went wrong, with the ranks in words."""
+        have = "has" if len(self.ranks) == 1 else "have"
+        return self.why.format(reference=self.reference, ranks=named_ranks(self.ranks, MAX_RANKS), have=have)
+
+    @property
+    def remedy(self) -> str:
+        """What to do on these ranks."""
+        return self.how.format(ranks=named_ranks(self.ranks, MAX_RANKS))
+
+
+@dataclass(frozen=True)
+class LoadedOnOneRank(Disorder):
+    """One rank has the loaded weights, and every other rank has values of its own.
+
+    Rank 0 reads the checkpoint to save memory or bandwidth, and the broadcast to the other ranks is missing. They
+    train from their random initialization without an error.
+    """
+
+    rank: int
+    kinds = ("foreign",)
+    why = (
+        "Only rank {rank} has the weights that it was to load, the others values of their own: it loaded or drew "
+        "them alone and did not send them"
+    )
+    how = "torch.distributed.broadcast every weight from rank {rank} before it is sharded, or load it on every rank"
+
+
+@dataclass(frozen=True)
+class NeverInitialized(Disorder):
+    """A parameter still has what was in its memory when to_empty allocated it.
+
+    to_empty leaves parameters uninitialized, and modules without reset_parameters are skipped by most init functions.
+    Old memory often contains plausible numbers, so the loss shows it late or never.
+    """
+
+    kinds = ("foreign",)
+    why = (
+        "to_empty allocates memory and leaves in it what was there; no reset_parameters, init function or loaded "
+        "checkpoint has reached these parameters since"
+    )
+    how = (
+        "initialise it after to_empty: call reset_parameters of every module that has parameters of its own, or load a "
+        "checkpoint that has its name"
+    )
+
+
+@dataclass(frozen=True)
+class BufferMadeAgain(Disorder):
+    """A buffer is zero on some ranks, and whole on the others.
+
+    A module that is built or materialized again on some ranks has new buffers, which nothing fills. Buffers are
+    neither sharded nor synchronized, so each rank computes with its own.
+    """
+
+    rank: int
+    kinds = ("unreplicated",)
+    why = (
+        "The buffer was made again there (to_empty, zeros_like, a module built again) and never written: buffers "
+        "are neither sharded nor synchronised, and one with persistent=False is in no checkpoint"
+    )
+    how = (
+        "compute or load it on every rank once the model is materialised, or torch.distributed.broadcast it from "
+        "rank {rank}"
+    )
+
+
+@dataclass(frozen=True)
+class RankDependentOrder(Disorder):
+    """Some ranks hold a whole tensor in another order than the other ranks.
+
+    A permutation, a table of indices or a mask is computed from the rank. The tensor is plain, so nothing compares its
+    copies.
+    """
+
+    ranks: tuple[int, ...]
+    kinds = ("misordered",)
+    why = "The copies were not made by the same code: what made or changed these depends on the rank"
+    how = (
+        "make it alike on every rank, or torch.distributed.broadcast it; where {ranks} is to read it in another "
+        "order, keep one order in the tensor and index it in forward: a checkpoint keeps one copy for all"
+    )
+
+    @property
+    def remedy(self) -> str:
+        """What to do, with the ranks in words."""
+        return self.how.format(ranks=named_ranks(self.ranks, MAX_COPIES))

@@ -1,0 +1,159 @@
+"""Causes that concern a run as a whole: files and tensors that are not there, ranks of groups, gathering, suspects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+from shardviz.text import listed
+
+MAX_LISTED = 3
+
+
+@dataclass(frozen=True)
+class DamagedFile(Cause):
+    """A rank's file cannot be read, so nothing that the rank holds was checked.
+
+    The file was copied before it was complete, or was cut off by a full disk. All other ranks are still checked.
+    """
+
+    kinds = ("incomplete",)
+    how = "copy the rank's files again, or write the dump again"
+
+
+@dataclass(frozen=True)
+class RankWithoutFile(Cause):
+    """The dump has no file of some ranks.
+
+    Each rank writes its own file, so a rank that dies or hangs, or a disk that is not collected, leaves a gap. All
+    other ranks are still checked.
+    """
+
+    kinds = ("incomplete",)
+    why = "A rank died, hung or wrote to a disk that was not collected"
+    how = "copy the rank_* files of every rank into the folder, or run again"
+
+
+@dataclass(frozen=True)
+class ModuleAbsentOnRanks(Cause):
+    """Some ranks of a tensor's mesh do not have the tensor.
+
+    A condition on the rank drops or renames the module there. The ranks disagree on what the model is, and the first
+    collective on the tensor hangs or pairs it with another one.
+    """
+
+    kinds = ("incomplete",)
+    why = "The module was dropped or renamed on these ranks"
+    how = "build the same modules on every rank"
+
+
+@dataclass(frozen=True)
+class TensorAbsentEverywhere(Cause):
+    """No rank has a tensor of the unsharded model, under any name.
+
+    Its module was renamed, replaced or dropped while the model was sharded. The model runs without it.
+    """
+
+    kinds = ("incomplete",)
+    why = "The module was renamed, replaced or dropped when the model was sharded"
+    how = "keep the module's name, or leave it out of the model that is stamped"
+
+
+@dataclass(frozen=True)
+class MeshNotRising(Cause):
+    """The mesh lists its ranks in an order that does not rise; process groups go by rank.
+
+    Placements count along the mesh, and collectives count along the group. If both differ, every gather along the axis
+    comes back permuted, with the right shape.
+    """
+
+    kinds = ("rank-order",)
+    why = "The mesh was built from ranks that do not rise, and process groups number their ranks by rank"
+    how = "build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis"
+
+
+@dataclass(frozen=True)
+class GroupAgainstMesh(Cause):
+    """A process group was made by hand, with its ranks in another order than the mesh has them.
+
+    Placements count along the mesh, and collectives count along the group. If both differ, every gather along the axis
+    comes back permuted, with the right shape.
+    """
+
+    axis: str
+    kinds = ("rank-order",)
+    why = (
+        "The process group along {axis} was made from its ranks in another order than the mesh has them, as by "
+        "new_group with sort_ranks=False or a group that was handed to DeviceMesh.from_group"
+    )
+    how = (
+        "build the mesh by init_device_mesh, which makes its groups itself, or make the group along {axis} from its "
+        "ranks in the order of the mesh"
+    )
+
+
+@dataclass(frozen=True)
+class UnevenCollective(Cause):
+    """The shards are right and of different sizes, and torch gathers them in the wrong order.
+
+    torch pads uneven shards before a collective and cuts the padding off afterwards. For some nested layouts it cuts
+    in the wrong place, and the result has the right shape.
+    """
+
+    kinds = ("collective-mismatch",)
+    why = (
+        "torch's own collective is wrong for shards of different sizes in this layout, or the process groups are not "
+        "in the mesh's order"
+    )
+    how = (
+        "choose sizes that the axes divide, or redistribute one axis at a time; shardviz audit gives a repro to report"
+    )
+
+
+@dataclass(frozen=True)
+class EvenCollective(Cause):
+    """The shards are right and of one size, and torch gathers them in the wrong order.
+
+    The ranks of a process group are in another order than those of the mesh, or torch's collective is wrong for this
+    layout. Equal shards fit in every order, so the result has the right shape.
+    """
+
+    kinds = ("collective-mismatch",)
+    why = "The process groups are not in the mesh's order, or torch's own collective is wrong for this layout"
+    how = (
+        "build the mesh by init_device_mesh, which makes its groups itself, or redistribute one axis at a time; "
+        "shardviz audit gives a repro to report"
+    )
+
+
+@dataclass(frozen=True)
+class UncheckedWeights(Cause):
+    """The step is wrong for no known reason, and some weights could not be checked.
+
+    Plain tensors that every rank computes again, or that are zero on some ranks, have no ids to compare. If they are
+    wrong, the step's results are wrong and name the first module that shows it.
+
+    Attributes:
+        odd: For each of these weights its name, what is odd about it, and what to compare.
+        step_cause: The cause of the step's finding by itself.
+        step_fix: The fix of the step's finding by itself.
+    """
+
+    odd: tuple[tuple[str, str, str], ...]
+    step_cause: str
+    step_fix: str
+    kinds = ("wrong-value",)
+    why = "{step_cause}, of weights that could not all be checked: {odd}"
+    how = "compare first {first}; where that is right, {step_fix}"
+
+    @property
+    def cause(self) -> str:
+        """What went wrong, with the weights and what is odd about them."""
+        odd = listed((f"{name} is {what}" for name, what, _ in self.odd), MAX_LISTED)
+        return self.why.format(step_cause=self.step_cause, odd=odd)
+
+    @property
+    def fix(self) -> str:
+        """What to compare first, and what to do then."""
+        first = listed((f"{name}'s {what}" for name, _, what in self.odd), MAX_LISTED)
+        return self.how.format(first=first, step_fix=self.step_fix)
