@@ -105,8 +105,9 @@ def _as_one(members: Sequence[Finding]) -> Finding:
 
 def _are_alike(members: Sequence[Finding]) -> bool:
     """Whether all findings say the same, as they are or but for their tensors' names."""
-    as_they_are = {replace(one, tensor="", ranks=()) for one in members}
-    return len(as_they_are) == 1 or len({replace(_nameless(one), ranks=()) for one in members}) == 1
+    # The explanation has the tensor's name too, in its fields; what it says is in the words.
+    bare = [replace(one, ranks=(), explanation=None) for one in members]
+    return len({replace(one, tensor="") for one in bare}) == 1 or len({_nameless(one) for one in bare}) == 1
 
 
 def _for_all(texts: Sequence[str], members: Sequence[Finding], title: str) -> str:

@@ -48,8 +48,14 @@ class Cause:
     how: ClassVar[str] = ""
     references: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls) -> None:
-        """Enter the cause in the catalogue under its name."""
+    def __init_subclass__(cls, *, abstract: bool = False) -> None:
+        """Enter the cause in the catalogue under its name.
+
+        Args:
+            abstract: Whether the class is only a base of causes, and none itself.
+        """
+        if abstract:
+            return
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
         earlier = BY_NAME.setdefault(cls.name, cls)
         assert (earlier.__module__, earlier.__qualname__) == (cls.__module__, cls.__qualname__), cls.name
