@@ -15,26 +15,26 @@ KNOWN = ("gpt-neox#1259",)
 
 
 @dataclass(frozen=True)
-class Alternatives:
-    """A part of a cause: the others that explain the same number, which are printed after it.
+class FactorOfAxes(Cause, abstract=True):
+    """A factor that is the size of axes; other causes that give the same number are printed after it.
 
     Attributes:
         or_over: The same of other axes, whose sizes multiply to the factor too.
         or_else: A cause that has nothing to do with axes.
     """
 
-    or_over: tuple[Alternatives, ...] = field(default=(), kw_only=True)
+    or_over: tuple[FactorOfAxes, ...] = field(default=(), kw_only=True)
     or_else: Cause | None = field(default=None, kw_only=True)
 
     @property
     def single_cause(self) -> str:
         """The cause without the others."""
-        return super().cause  # type: ignore[misc,no-any-return]
+        return super().cause
 
     @property
     def single_fix(self) -> str:
         """The fix without the others'."""
-        return super().fix  # type: ignore[misc,no-any-return]
+        return super().fix
 
     @property
     def cause(self) -> str:
@@ -50,7 +50,7 @@ class Alternatives:
 
 
 @dataclass(frozen=True)
-class RepeatedSum(Alternatives, Cause):
+class RepeatedSum(FactorOfAxes):
     """Equal gradients of one loss are summed over ranks, so each is too large by an axis's size.
 
     Ranks that see the same batch compute the same loss. A collective whose backward is a sum, or an all_reduce after
@@ -73,7 +73,7 @@ class RepeatedSum(Alternatives, Cause):
 
 
 @dataclass(frozen=True)
-class FsdpSumsGradients(Alternatives, Cause):
+class FsdpSumsGradients(FactorOfAxes):
     """FSDP sums gradients over an axis that splits the batch instead of averaging them.
 
     A divide factor that was set for one module, or for all, replaces FSDP's own average. The gradients keep their
@@ -115,7 +115,7 @@ class FsdpSumsGradients(Alternatives, Cause):
 
 
 @dataclass(frozen=True)
-class UndividedShardGradient(Alternatives, Cause):
+class UndividedShardGradient(FactorOfAxes):
     """The gradient of a shard that one rank holds is a sum over all ranks' rows and was never divided.
 
     This happens to weights that are split over the axis of the batch, such as experts. Their owner receives
@@ -143,7 +143,7 @@ class UndividedShardGradient(Alternatives, Cause):
 
 
 @dataclass(frozen=True)
-class SummedNotAveraged(Alternatives, Cause):
+class SummedNotAveraged(FactorOfAxes):
     """Gradients are summed over the ranks of the batch although each rank's loss is a mean already.
 
     An all_reduce sums unless it is told to average. A gradient that is too large by a constant factor has the right
@@ -158,7 +158,7 @@ class SummedNotAveraged(Alternatives, Cause):
 
 
 @dataclass(frozen=True)
-class DividedByWorldSize(Alternatives, Cause):
+class DividedByWorldSize(FactorOfAxes):
     """A gradient is divided by the number of all ranks, also by axes whose ranks see the same batch.
 
     Averaging code that was written for data parallelism uses the world size. With tensor or context parallelism the
@@ -179,7 +179,7 @@ class DividedByWorldSize(Alternatives, Cause):
 
 
 @dataclass(frozen=True)
-class FsdpDividedAgain(Alternatives, Cause):
+class FsdpDividedAgain(FactorOfAxes):
     """A gradient that FSDP averages already is divided by the axis's size once more.
 
     Training loops that were written for manual all_reduce divide the loss or the gradients themselves. Under FSDP
@@ -206,7 +206,7 @@ class FsdpDividedAgain(Alternatives, Cause):
 
 
 @dataclass(frozen=True)
-class DividedShardGradient(Alternatives, Cause):
+class DividedShardGradient(FactorOfAxes):
     """The gradient of a shard is divided by the size of the axis that splits the weight.
 
     A shard's owner has the shard's whole gradient. Code that averages every gradient over the axis divides this one
@@ -222,7 +222,7 @@ class DividedShardGradient(Alternatives, Cause):
 
 
 @dataclass(frozen=True)
-class AveragedNotSummed(Alternatives, Cause):
+class AveragedNotSummed(FactorOfAxes):
     """Contributions that add up to a gradient are averaged over an axis.
 
     The loss is already divided by the size of the whole batch, or each rank has only a part of the gradient. The
