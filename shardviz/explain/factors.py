@@ -116,7 +116,7 @@ class FsdpSumsGradients(FactorOfAxes):
 
 @dataclass(frozen=True)
 class UndividedShardGradient(FactorOfAxes):
-    """The gradient of a shard that one rank holds is a sum over all ranks' rows and was never divided.
+    """A shard's gradient is the sum over all ranks' rows and was never divided.
 
     This happens to weights that are split over the axis of the batch, such as experts. Their owner receives
     contributions of every rank's rows, and no reduction averages them, because no other rank has a copy.
@@ -144,9 +144,9 @@ class UndividedShardGradient(FactorOfAxes):
 
 @dataclass(frozen=True)
 class SummedNotAveraged(FactorOfAxes):
-    """Gradients are summed over the ranks of the batch although each rank's loss is a mean already.
+    """Gradients are summed over ranks although each rank's loss is a mean already.
 
-    An all_reduce sums unless it is told to average. A gradient that is too large by a constant factor has the right
+    An all_reduce sums unless its op is an average. A gradient that is too large by a constant factor has the right
     direction, and an optimizer that normalizes gradients hides it.
     """
 
@@ -159,7 +159,7 @@ class SummedNotAveraged(FactorOfAxes):
 
 @dataclass(frozen=True)
 class DividedByWorldSize(FactorOfAxes):
-    """A gradient is divided by the number of all ranks, also by axes whose ranks see the same batch.
+    """A gradient is divided by the world size, although some ranks see the same batch.
 
     Averaging code that was written for data parallelism uses the world size. With tensor or context parallelism the
     world is larger than the number of batches, and every gradient comes out too small.
@@ -241,7 +241,7 @@ class AveragedNotSummed(FactorOfAxes):
 
 @dataclass(frozen=True)
 class SummedContributions(Cause):
-    """A gradient is a whole number of times too large, and the number is no axis's size.
+    """A gradient is a whole number of times too large, and no axis has that size.
 
     The usual source is gradient accumulation without a division by the number of micro-batches. A hook or a second
     reduction does the same to a part of the gradients.

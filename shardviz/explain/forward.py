@@ -159,7 +159,7 @@ class RepeatedBatchPart(Cause):
 
 @dataclass(frozen=True)
 class PositionsStartAgain(Cause):
-    """Every rank of an axis computes the same slices of the sequence, because positions start at 0 again.
+    """Ranks compute the same slices of a sequence, because positions start at 0 on each.
 
     Positions are counted within the rank's own tokens. An embedding or rotary table accepts them, and every rank gets
     the slices that belong to the first.
@@ -184,7 +184,7 @@ class PositionsStartAgain(Cause):
 
 @dataclass(frozen=True)
 class UngatheredKeys(Cause):
-    """Attention over a split sequence uses each rank's own keys, or a mask or positions of another order.
+    """Attention over a split sequence uses each rank's own keys, or positions that do not fit.
 
     Queries need the keys and values of the whole sequence. With local keys attention runs without an error and attends
     to a part of the text.
@@ -211,8 +211,8 @@ class UngatheredKeys(Cause):
 
 
 @dataclass(frozen=True)
-class SegmentsCutInOneStretch(Cause):
-    """A fused weight is cut in one stretch, so a rank has all of one segment and none of another.
+class SegmentsInOneStretch(Cause):
+    """A fused weight is cut in one stretch, so a rank lacks some of its segments.
 
     Gate and up, or q, k and v, are one weight that the model splits into segments. Each segment must be cut by itself.
     One stretch has the same shape, and the model reads segments in it that are not there.

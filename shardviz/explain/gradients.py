@@ -110,7 +110,7 @@ class CutResidual(Cause):
 
 @dataclass(frozen=True)
 class UnsummedInputGradient(Cause):
-    """A module sends each rank's own part of its input's gradient back, and nothing sums the parts.
+    """Each rank sends back its own part of the gradient of an input, and nothing sums them.
 
     A column-parallel layer reads one input on all ranks and uses it for its own features. Its backward needs a sum
     over the axis, which a plain Linear does not have. Forward is right without it.
@@ -209,7 +209,7 @@ class UnsummedTiedGradients(Cause):
     """A tied weight has copies on several stages, and their gradients are never summed.
 
     An embedding and a head that share a weight cannot share storage between processes. Each copy gets the gradient of
-    its own use, so copies that start equal drift apart.
+    its own use, so copies that start equal stop being copies.
     """
 
     kinds = ("unreduced-gradient",)
@@ -244,7 +244,7 @@ class AveragedTiedGradients(Cause):
 
 @dataclass(frozen=True)
 class TiedShardsMisaligned(Cause):
-    """The gradients of a tied weight's copies are reduced although their local shards are different parts.
+    """The gradients of a tied weight's copies are reduced although their shards do not match.
 
     One copy is split by rows and the other by columns, or by other ranks. Local shards of equal size are summed
     without an error, and each gets gradients that belong to other elements.
@@ -319,7 +319,7 @@ class LostMicroBatches(Cause):
 
 @dataclass(frozen=True)
 class MicroBatchesReducedAgain(Cause):
-    """Accumulated gradients are reduced after every micro-batch, so earlier ones are summed again each time.
+    """Gradients are reduced after every micro-batch, so earlier ones are summed again each time.
 
     An all_reduce of `.grad` in the loop reduces what was already reduced before. Each micro-batch then counts more
     than the next by the number of ranks.

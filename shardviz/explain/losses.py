@@ -107,7 +107,7 @@ class RepeatedExponentials(Cause):
 
 @dataclass(frozen=True)
 class AveragedExponentials(Cause):
-    """A cross entropy over a split vocabulary averages the sum of exponentials over ranks instead of adding it.
+    """A cross entropy over a split vocabulary averages its exponentials instead of adding them.
 
     Each rank has the exponentials of its own words. Their average makes the loss too small by a constant, which
     training curves do not show.
@@ -173,7 +173,7 @@ class PartialVocabularyValue(Cause):
 
 @dataclass(frozen=True)
 class FunctionBeforeMean(Cause):
-    """A function of the loss, such as its exponential, is averaged over ranks instead of the loss.
+    """A function of the loss, such as its exponential, is averaged instead of the loss.
 
     Perplexity is the exponential of the mean loss. The mean of the ranks' perplexities is another number, close enough
     to go unnoticed.
@@ -188,7 +188,7 @@ class FunctionBeforeMean(Cause):
 
 @dataclass(frozen=True)
 class MeanOfMeans(Cause):
-    """The loss is the mean of the ranks' means, which differs from the mean over the whole batch.
+    """The loss is the mean of the ranks' means, which is not the mean over the whole batch.
 
     Ranks whose parts have fewer counted labels weigh each of them more. With equal outputs on both sides the loss and
     all gradients are still a little off.

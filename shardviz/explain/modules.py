@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnsummedModule(Cause):
-    """A module returns one term of its output on each rank, and the next module reads it as the whole.
+    """A module returns one term of a sum on each rank, and the next reads it as the whole.
 
     In other layers the terms are summed, so in this one the sum was left out. Terms have the shape of the sum.
 
@@ -40,7 +40,7 @@ class UnsummedModule(Cause):
 
 @dataclass(frozen=True)
 class UngatheredInput(Cause):
-    """A module computes each rank's part from that part alone, and its result needs the other ranks' parts.
+    """A module computes with a rank's own part alone, and its result needs the other parts.
 
     The axis splits a dim over which the module works, such as the sequence in attention. The local computation runs
     without an error.
@@ -97,7 +97,7 @@ class UnexplainedModule(Cause):
 
 @dataclass(frozen=True)
 class UnexplainedBetweenModules(Cause):
-    """A gradient goes wrong on its way from one module to the one before, and no rule explains how.
+    """A gradient goes wrong on its way between two modules, and no rule explains how.
 
     Both modules' own backward is right. What the model does between them has a backward that does not fit: a
     collective, or the transfer between two stages.
@@ -138,7 +138,7 @@ class UnexplainedModuleBackward(Cause):
 
 @dataclass(frozen=True)
 class ScaledByMicroBatches(Cause):
-    """What stages send each other is scaled by the number of micro-batches, in addition to the loss.
+    """What stages send each other is scaled by the number of micro-batches, as the loss is.
 
     Accumulation needs one division by the number of micro-batches, in the loss. A second one in the activations or
     gradients changes nothing but their size.
@@ -223,7 +223,7 @@ class RepeatedForwardSum(Cause):
 class AveragedForward(Cause):
     """A module averages the terms of a sum, or keeps one of several equal contributions.
 
-    The reduction was told to average, or a division by a local size is left in the module. The output is too small by
+    The reduction takes the mean, or a division by a local size is left in the module. The output is too small by
     a constant factor.
     """
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScaledBackward(Cause):
-    """Backward runs on another loss than the one that is returned, so all gradients have one factor.
+    """Backward runs on another loss than is returned, so all gradients have one factor.
 
     A loss scale that nobody takes out, a weight of the loss or micro-batches that are not divided all do it. The
     logged loss is right, and the gradients differ from the right ones by one number only.
@@ -72,7 +72,7 @@ class ClippedByParts(Cause):
 
 @dataclass(frozen=True)
 class ClippedByShardNorm(Cause):
-    """Each rank scales its gradients by a number from its own part, typically the norm of its shards.
+    """Each rank scales its gradients by a number from its own part, such as its shards' norm.
 
     Clipping by hand over `.grad` sees local tensors only. Every rank divides by another norm, so the parts of one
     gradient no longer fit each other.
@@ -120,10 +120,10 @@ class LossScaleLeft(Cause):
 
 @dataclass(frozen=True)
 class ScaledInStep(Cause):
-    """A result has the same factor on every rank, and the factor is no ratio of small numbers.
+    """A result has the same factor on every rank, which is not a ratio of small numbers.
 
-    The sharded step scales where the unsharded model's does not. Clipping, a loss scale or a weight in the loss does
-    so on purpose; anything else is an error.
+    The sharded step scales something that the unsharded model's does not. Clipping, a loss scale or a weight in the
+    loss does so on purpose; anything else is an error.
     """
 
     kinds = ("wrong-scale",)
@@ -155,7 +155,7 @@ class ScaledPart(Cause):
 
 @dataclass(frozen=True)
 class SmallFactor(Cause):
-    """A gradient differs from the one that its module's own activations give by a factor close to 1.
+    """A gradient is off by a factor close to 1 from what its module's activations give.
 
     In narrow dtypes such a factor hides in the rounding between two steps. It shows only when the gradient is computed
     again from the module's own input and output gradient.
@@ -189,7 +189,7 @@ class RootsReduced(Cause):
 
 @dataclass(frozen=True)
 class NormOverWrongAxes(Cause):
-    """The squares of a gradient norm are summed over other axes than those that split the gradients.
+    """The squares of a gradient norm are summed over axes that do not split the gradients.
 
     Summed over an axis that keeps copies, each copy counts; not summed over an axis that splits, a part is left out.
     One group for all gradients does one or the other as soon as they are split differently.

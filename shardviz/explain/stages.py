@@ -115,7 +115,7 @@ class StagesMisnumbered(Cause):
     """Ranks with several stages run them in another order than the stages are numbered in.
 
     An interleaved schedule counts stages in a loop over the ranks, a V schedule forth and back. Layers that were dealt
-    out for one of them go wrong in the other, where a rank's second stage begins.
+    out for one of them go wrong in the other, from each rank's second stage on.
     """
 
     kinds = ("misordered",)

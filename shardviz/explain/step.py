@@ -41,7 +41,7 @@ class MixedDTensor(ShardedModelRaises):
 
 @dataclass(frozen=True)
 class UnsupportedSharding(ShardedModelRaises):
-    """The sharded model raises because an operation has no sharding rule for its inputs' placements.
+    """The sharded model raises because an operation has no rule for its inputs' placements.
 
     DTensor knows for each operation how its inputs may be split. An operation without such a rule cannot run on split
     inputs.

@@ -17,7 +17,7 @@ class UnreducedGradient(Cause):
     """Each rank keeps its own part of a gradient, because nothing reduces it over an axis.
 
     The parameter is outside the wrapper that reduces, or the reduction runs over a group of one rank. Every rank's
-    optimizer steps with its own gradient, and the copies of the weight drift apart without an error.
+    optimizer steps with its own gradient, and the weights stop being copies without an error.
 
     Attributes:
         axes: The axes over which a reduction is missing.
@@ -206,8 +206,8 @@ class UnreducedBesideVector(Cause):
 class AveragedBesideVector(Cause):
     """A layer averages its ranks' terms that should be summed, and adds its bias afterwards.
 
-    The bias is right and the rest is a fraction of what it should be, so the output as a whole is no multiple of the
-    right one.
+    The bias is right and the rest is a fraction of what it should be, so the output as a whole is not a multiple of
+    the right one.
     """
 
     vector: str
@@ -239,7 +239,7 @@ class SummedTwiceBesideVector(Cause):
 class ConcatenatedTerms(Cause):
     """Terms of a sum are gathered side by side instead of being added.
 
-    An all_gather stands where an all_reduce belongs. The result is larger than it should be along one dim, and code
+    An all_gather is used instead of an all_reduce. The result is larger than it should be along one dim, and code
     that does not check its shape goes on with it.
 
     Attributes:
@@ -282,7 +282,7 @@ class AddedBeforeSum(Cause):
 
 @dataclass(frozen=True)
 class AddedInSeveralPlaces(Cause):
-    """A bias is in the output several times, and the number is no axis's size.
+    """A bias is in the output several times, and no axis has that size.
 
     It is added both before and after a sum over ranks, or by several of the ranks that take part in it.
     """
@@ -311,7 +311,7 @@ class BiasLeftOut(Cause):
 
 @dataclass(frozen=True)
 class RepeatedTerm(Cause):
-    """A module's output has one of its terms several times, typically a residual that every rank adds.
+    """A module's output has a term several times, such as a residual that every rank adds.
 
     The term is added before the sum over ranks and is the same on all of them. The output keeps its shape.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
-from shardviz.explain.forward import SegmentsCutInOneStretch
+from shardviz.explain.forward import SegmentsInOneStretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ def _ranges(tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Iterator[tuple[i
 
 
 def _of_segments(name: str, shape: tuple[int, ...], odd: str, axis: str, sizes: list[int]) -> Reason:
-    cause = SegmentsCutInOneStretch(name, shape, tuple(sizes), axis, odd)
+    cause = SegmentsInOneStretch(name, shape, tuple(sizes), axis, odd)
     return Reason(
         cause,
         f"{name} returns {shape[0]} features and {odd}, the first module that is wrong, takes {sizes[0]}; {axis} cuts "
