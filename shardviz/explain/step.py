@@ -26,7 +26,7 @@ class ShardedModelRaises(Cause):
 
 
 @dataclass(frozen=True)
-class MixedDTensor(ShardedModelRaises):
+class MixedDtensor(ShardedModelRaises):
     """The sharded model raises because an operation gets a plain tensor together with a DTensor.
 
     Parameters became DTensors, while buffers, masks or positions that the model makes itself stayed plain. torch does

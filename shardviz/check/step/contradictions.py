@@ -9,7 +9,7 @@ from shardviz.check.step.words import WHAT, claimed_text
 from shardviz.explain.step import (
     CopiesSideBySide,
     DifferentOutput,
-    MixedDTensor,
+    MixedDtensor,
     PartLabeledWhole,
     ShardedModelRaises,
     SplitTwice,
@@ -42,7 +42,7 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
 
 
 CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
-    (re.compile(r"mixed torch\.Tensor and DTensor"), MixedDTensor),
+    (re.compile(r"mixed torch\.Tensor and DTensor"), MixedDtensor),
     (re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE), UnsupportedSharding),
     (
         re.compile(
