@@ -145,7 +145,7 @@ class OutputCopiesDiffer(Cause):
 
     axes: str
     kinds = ("unreduced-output",)
-    why = "Its placements say that ranks along {{axes}} hold the same, and nothing made them agree"
+    why = "Its placements say that ranks along {axes} hold the same, and nothing made them agree"
     how = "reduce it over {axes}, or label it as pending (Partial) or split (Shard) there"
 
 
