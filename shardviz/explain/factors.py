@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
+from shardviz.explain.numbers import over_axes
 from shardviz.text import continued
 
 if TYPE_CHECKING:
@@ -84,16 +85,18 @@ class FsdpSumsGradients(FactorOfAxes):
     size: int
     of_all: bool
     kinds = ("wrong-scale",)
+    why = (
+        "FSDP averages over {axes} by itself; it was set to sum (set_gradient_divide_factor), or the loss that "
+        "backward ran on is multiplied by the size of {axes}"
+    )
+    how = "take set_gradient_divide_factor out, or pass it a factor {size} times as large; or divide the loss by {size}"
     references = KNOWN
 
     @property
     def single_cause(self) -> str:
         """The cause, which for a part of the gradients cannot be the loss."""
         if self.of_all:
-            return (
-                f"FSDP averages over {self.axes} by itself; it was set to sum (set_gradient_divide_factor), or the "
-                f"loss that backward ran on is multiplied by the size of {self.axes}"
-            )
+            return super().single_cause
         return (
             f"FSDP averages over {self.axes} by itself; for these it was set to sum (set_gradient_divide_factor), or a "
             f"term of the loss that reaches only them, or their gradient itself, is multiplied by the size of "
@@ -104,10 +107,7 @@ class FsdpSumsGradients(FactorOfAxes):
     def single_fix(self) -> str:
         """The fix, for all gradients or for a part of them."""
         if self.of_all:
-            return (
-                f"take set_gradient_divide_factor out, or pass it a factor {self.size} times as large; or divide the "
-                f"loss by {self.size}"
-            )
+            return super().single_fix
         return (
             f"take set_gradient_divide_factor out of their modules, or pass it a factor {self.size} times as large; "
             f"divide only what reaches no other gradient by {self.size}, not the loss, which all gradients come from"
@@ -127,19 +127,20 @@ class UndividedShardGradient(FactorOfAxes):
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "Each rank's loss is the mean over its own rows, and the gradient of what it alone holds, which {axes} "
-        "splits, is the sum over all ranks' rows: nothing divided it"
+        "Each rank's loss is the mean over its own rows, and the gradient of what it alone holds, which {axes} splits, "
+        "is the sum over all ranks' rows: nothing divided it"
+    )
+    how = (
+        "divide the gradient by {size}, the size of {axes}; do not reduce it over {axes}, whose ranks hold different "
+        "parts"
     )
     references = KNOWN
 
     @property
     def single_fix(self) -> str:
         """The fix; a loss can be divided only if all gradients are too large."""
-        what = "the gradient, or the loss of each rank," if self.of_all else "the gradient"
-        return (
-            f"divide {what} by {self.size}, the size of {self.axes}; do not reduce it over {self.axes}, whose ranks "
-            "hold different parts"
-        )
+        fix = super().single_fix
+        return fix.replace("the gradient", "the gradient, or the loss of each rank,", 1) if self.of_all else fix
 
 
 @dataclass(frozen=True)
@@ -190,19 +191,22 @@ class FsdpDividedAgain(FactorOfAxes):
     size: int
     of_all: bool
     kinds = ("wrong-scale",)
+    why = (
+        "FSDP averages over {axes} already, and something divides by its size once more: the loss that backward ran "
+        "on, or the gradient after it"
+    )
     how = "take that division by {size} out, or pass set_gradient_divide_factor one {size} times smaller"
     references = KNOWN
 
     @property
     def single_cause(self) -> str:
         """The cause, with what can divide all gradients or a part of them."""
-        what = (
-            "the loss that backward ran on, or the gradient after it"
-            if self.of_all
-            else "a divide factor of their modules, a term of the loss that reaches only them, or the gradient after "
-            "backward"
+        if self.of_all:
+            return super().single_cause
+        return (
+            f"FSDP averages over {self.axes} already, and something divides by its size once more: a divide factor of "
+            "their modules, a term of the loss that reaches only them, or the gradient after backward"
         )
-        return f"FSDP averages over {self.axes} already, and something divides by its size once more: {what}"
 
 
 @dataclass(frozen=True)
@@ -250,24 +254,28 @@ class SummedContributions(Cause):
     ratio: Fraction
     of_all: bool
     kinds = ("wrong-scale",)
+    why = (
+        "{ratio} contributions, no mesh axis's size, were summed where they should be averaged, as of micro-batches; "
+        "or it was reduced several times"
+    )
+    how = "divide each micro-batch's loss by their number; reduce once, after the last"
     references = KNOWN
 
     @property
     def cause(self) -> str:
         """The cause, which for a part of the gradients cannot be micro-batches."""
-        summed = f"{self.ratio} contributions, no mesh axis's size, were summed where they should be averaged, "
         if self.of_all:
-            return f"{summed}as of micro-batches; or it was reduced several times"
+            return super().cause
         return (
-            f"{summed}or something multiplies these: they were reduced several times, a hook, a term of the loss that "
-            "reaches only them"
+            f"{self.ratio} contributions, no mesh axis's size, were summed where they should be averaged, or something "
+            "multiplies these: they were reduced several times, a hook, a term of the loss that reaches only them"
         )
 
     @property
     def fix(self) -> str:
         """The fix, for all gradients or for a part of them."""
         if self.of_all:
-            return "divide each micro-batch's loss by their number; reduce once, after the last"
+            return super().fix
         return "look at what reduces or multiplies these alone; reduce once, after the last backward"
 
 
@@ -280,17 +288,11 @@ class LostContributions(Cause):
     """
 
     ratio: Fraction
+    divisor: Fraction
     kinds = ("wrong-scale",)
+    why = "It was divided by {divisor}, not the size of a mesh axis, or has only {ratio} of the contributions"
     how = "divide by the number of contributions, once; reduce over all ranks that have one"
     references = KNOWN
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the number that it was divided by."""
-        return (
-            f"It was divided by {1 / self.ratio}, not the size of a mesh axis, or has only {self.ratio} of the "
-            "contributions"
-        )
 
 
 @dataclass(frozen=True)
@@ -303,23 +305,22 @@ class SummedValue(Cause):
 
     axes: str
     kinds = ("wrong-scale",)
+    why = (
+        "Equal contributions were summed over {axes}, or a sum was taken where each rank's mean, or each "
+        "micro-batch's, should be averaged"
+    )
+    how = "reduce over {axes} with ReduceOp.AVG, or reduce once only; divide the loss by the number of micro-batches"
     references = KNOWN
 
     @property
     def cause(self) -> str:
         """The cause, with the axes if their size is the factor."""
-        return (
-            f"Equal contributions were summed{_over(self.axes)}, or a sum was taken where each rank's mean, or each "
-            "micro-batch's, should be averaged"
-        )
+        return over_axes(self.why, self.axes).format_map(vars(self))
 
     @property
     def fix(self) -> str:
         """The fix, with the axes if their size is the factor."""
-        return (
-            f"reduce{_over(self.axes)} with ReduceOp.AVG, or reduce once only; divide the loss by the number of "
-            "micro-batches"
-        )
+        return over_axes(self.how, self.axes).format_map(vars(self))
 
 
 @dataclass(frozen=True)
@@ -331,16 +332,16 @@ class DividedMean(Cause):
     """
 
     axes: str
-    ratio: Fraction
+    divisor: Fraction
     kinds = ("wrong-scale",)
+    why = "It was divided by the size of {axes} though it is a mean already"
     how = "divide once only: the reduction takes the mean"
     references = KNOWN
 
     @property
     def cause(self) -> str:
         """The cause, with the axes if their size is the divisor."""
-        size = f"the size of {self.axes}" if self.axes else f"{max(self.ratio, 1 / self.ratio)}"
-        return f"It was divided by {size} though it is a mean already"
+        return super().cause if self.axes else f"It was divided by {self.divisor} though it is a mean already"
 
 
 @dataclass(frozen=True)
@@ -353,21 +354,19 @@ class UnsummedValue(Cause):
 
     axes: str
     kinds = ("wrong-scale",)
+    why = (
+        "Each rank has the number of its own part, which is the same on all of them, and nothing summed it over "
+        "{axes}; or it is a mean that was taken twice"
+    )
+    how = "all_reduce it with ReduceOp.SUM over {axes}; a mean is taken once only"
     references = KNOWN
 
     @property
     def cause(self) -> str:
         """The cause, with the axes if their size is the divisor."""
-        return (
-            "Each rank has the number of its own part, which is the same on all of them, and nothing summed it"
-            f"{_over(self.axes)}; or it is a mean that was taken twice"
-        )
+        return over_axes(self.why, self.axes).format_map(vars(self))
 
     @property
     def fix(self) -> str:
         """The fix, with the axes if their size is the divisor."""
-        return f"all_reduce it with ReduceOp.SUM{_over(self.axes)}; a mean is taken once only"
-
-
-def _over(axes: str) -> str:
-    return f" over {axes}" if axes else ""
+        return over_axes(self.how, self.axes).format_map(vars(self))

@@ -102,29 +102,18 @@ class WrongOutputLabel(Cause):
     A label is not compared with the data. Code that trusts it puts the parts together wrongly.
 
     Attributes:
-        labeled: The placements of the label.
+        labeled: The placements of the label, with commas.
         due: Those under which the values are the unsharded model's.
     """
 
-    labeled: tuple[str, ...]
-    due: tuple[str, ...]
+    labeled: str
+    due: str
     kinds = ("wrong-placement",)
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the label."""
-        return (
-            f"The output is labelled ({', '.join(self.labeled)}), which is not how it is split: DTensor.from_local "
-            "puts on the label that it is given, and a plain output is taken to be split by rows over BATCH_AXES and "
-            "no other axis"
-        )
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the right label."""
-        return (
-            f"label it ({', '.join(self.due)}); of a plain output, gather what another axis splits, or mend BATCH_AXES"
-        )
+    why = (
+        "The output is labelled ({labeled}), which is not how it is split: DTensor.from_local puts on the label that "
+        "it is given, and a plain output is taken to be split by rows over BATCH_AXES and no other axis"
+    )
+    how = "label it ({due}); of a plain output, gather what another axis splits, or mend BATCH_AXES"
 
 
 @dataclass(frozen=True)
@@ -231,6 +220,10 @@ class SegmentsInOneStretch(Cause):
     axis: str
     reader: str
     kinds = ("wrong-segment",)
+    why = (
+        "The model reads {tensor} as fused segments ({sizes}), and one stretch gives a rank all of one segment and "
+        "nothing of another"
+    )
 
     @property
     def due(self) -> str:
@@ -249,10 +242,8 @@ class SegmentsInOneStretch(Cause):
     def cause(self) -> str:
         """The cause, with the segments."""
         count, sizes = len(self.sizes), " + ".join(map(str, self.sizes))
-        return (
-            f"The model reads {self.tensor} as {count} fused segments ({sizes}, {CALLED[count]}), and one stretch "
-            "gives a rank all of one segment and nothing of another"
-        )
+        why = self.why.replace("fused", f"{count} fused")
+        return why.format(tensor=self.tensor, sizes=f"{sizes}, {CALLED[count]}")
 
     @property
     def fix(self) -> str:
@@ -287,23 +278,25 @@ class PartsDealtOtherwise(Cause):
     num_ranks: int
     copies: int
     kinds = ("misordered",)
+    why = (
+        "{tensor} is dealt out in another order over {axis} than the weights that its output meets: features of rank r "
+        "meet those of another rank's part (torch.repeat_interleave and torch.chunk give part r to rank r)"
+    )
+    how = "cut {tensor} with torch.chunk by mesh.get_local_rank({axis!r})"
 
     @property
     def cause(self) -> str:
         """The cause, with the part that each rank should have."""
+        if self.copies <= 1:
+            return super().cause
         shared = f"Several ranks share a part, as key and value heads that are fewer than {self.axis} has ranks, and "
-        return (
-            f"{shared if self.copies > 1 else ''}{self.tensor} is dealt out in another order over {self.axis} than the "
-            "weights that its output meets: features of rank r meet those of another rank's part "
-            "(torch.repeat_interleave and torch.chunk give part "
-            f"{f'r // {self.copies}' if self.copies > 1 else 'r'} to rank r)"
-        )
+        return shared + super().cause.replace("give part r to", f"give part r // {self.copies} to")
 
     @property
     def fix(self) -> str:
         """The fix, with the parts in order if ranks share them."""
         if self.copies <= 1:
-            return f"cut {self.tensor} with torch.chunk by mesh.get_local_rank({self.axis!r})"
+            return super().fix
         parts = listed((rank // self.copies for rank in range(self.num_ranks)), 2 * MAX_LISTED)
         return (
             f"give the ranks along {self.axis} the parts {parts} of {self.tensor}, and sum its gradient over the ranks "
@@ -332,21 +325,32 @@ class ExpertsSentElsewhere(Cause):
     experts_per_rank: int
     is_in_turn: bool
     kinds = ("misordered",)
+    why = (
+        "{tensor} has its experts dealt out in turn over {axis}, and which rows are right fits tokens that are sent as "
+        "if they were dealt out in chunks"
+    )
+    how = (
+        "send the tokens of expert e to rank e % {num_ranks}, place e // {num_ranks}; or deal the experts out in "
+        "chunks, so that expert e is on rank e // {experts_per_rank}, place e % {experts_per_rank}"
+    )
 
     @property
     def cause(self) -> str:
         """The cause, with both orders."""
-        held, sent = ("in turn", "in chunks") if self.is_in_turn else ("in chunks", "in turn")
+        if self.is_in_turn:
+            return super().cause
         return (
-            f"{self.tensor} has its experts dealt out {held} over {self.axis}, and which rows are right fits tokens "
-            f"that are sent as if they were dealt out {sent}"
+            f"{self.tensor} has its experts dealt out in chunks over {self.axis}, and which rows are right fits tokens "
+            "that are sent as if they were dealt out in turn"
         )
 
     @property
     def fix(self) -> str:
         """The fix, with the places of both orders."""
-        chunked = f"rank e // {self.experts_per_rank}, place e % {self.experts_per_rank}"
-        turned = f"rank e % {self.num_ranks}, place e // {self.num_ranks}"
-        here, there = (turned, chunked) if self.is_in_turn else (chunked, turned)
-        sent = "in chunks" if self.is_in_turn else "in turn"
-        return f"send the tokens of expert e to {here}; or deal the experts out {sent}, so that expert e is on {there}"
+        if self.is_in_turn:
+            return super().fix
+        return (
+            f"send the tokens of expert e to rank e // {self.experts_per_rank}, place e % {self.experts_per_rank}; or "
+            f"deal the experts out in turn, so that expert e is on rank e % {self.num_ranks}, place e // "
+            f"{self.num_ranks}"
+        )

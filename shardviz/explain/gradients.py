@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import number
+from shardviz.explain.numbers import over_axes
 from shardviz.text import listed
 
 MAX_LISTED = 8
@@ -167,6 +167,11 @@ class RepeatedBackwardSum(Cause):
     module: str
     axes: str
     kinds = ("wrong-scale",)
+    why = (
+        "In the backward of {module} equal gradients are summed over {axes} once more: the backward of "
+        "torch.distributed.nn.functional.all_reduce is a sum over ranks too, which is one too many where every rank "
+        "computes the same loss; or the gradient is scaled there"
+    )
     how = (
         "in {module}, use RowwiseParallel or a torch.autograd.Function that all_reduces in forward and returns the "
         "gradient as it is in backward"
@@ -175,11 +180,7 @@ class RepeatedBackwardSum(Cause):
     @property
     def cause(self) -> str:
         """The cause, with the axes if their size is the factor."""
-        return (
-            f"In the backward of {self.module} equal gradients are summed{_over(self.axes)} once more: the backward of "
-            "torch.distributed.nn.functional.all_reduce is a sum over ranks too, which is one too many where every "
-            "rank computes the same loss; or the gradient is scaled there"
-        )
+        return over_axes(self.why, self.axes).format_map(vars(self))
 
 
 @dataclass(frozen=True)
@@ -193,15 +194,16 @@ class AveragedBackward(Cause):
     module: str
     axes: str
     kinds = ("wrong-scale",)
+    why = (
+        "In the backward of {module} a gradient is averaged over {axes} that should be summed, or divided once too "
+        "often"
+    )
     how = "look at what {module} does to gradients: hooks, torch.autograd.Functions, the backward of its collectives"
 
     @property
     def cause(self) -> str:
         """The cause, with the axes if their size is the divisor."""
-        return (
-            f"In the backward of {self.module} a gradient is averaged{_over(self.axes)} that should be summed, or "
-            "divided once too often"
-        )
+        return over_axes(self.why, self.axes).format_map(vars(self))
 
 
 @dataclass(frozen=True)
@@ -272,15 +274,16 @@ class RepeatedMicroBatch(Cause):
 
     batches: tuple[int, ...]
     kinds = ("wrong-value",)
+    why = (
+        "Micro-batch {batches}, counted from 0, was run in place of others: the same rows were passed, or sent to the "
+        "next stage, several times"
+    )
     how = "pass every micro-batch once; look at the index, and at a buffer that is sent before it is filled again"
 
     @property
     def cause(self) -> str:
         """The cause, with the micro-batches."""
-        return (
-            f"Micro-batch {listed(self.batches, MAX_LISTED)}, counted from 0, was run in place of others: the same "
-            "rows were passed, or sent to the next stage, several times"
-        )
+        return self.why.format(batches=listed(self.batches, MAX_LISTED))
 
 
 @dataclass(frozen=True)
@@ -306,15 +309,16 @@ class LostMicroBatches(Cause):
 
     batches: tuple[int, ...]
     kinds = ("wrong-value",)
+    why = (
+        "Micro-batches {batches}, counted from 0, do not count: zero_grad() or an optimizer's step came after them, or "
+        "their backward did not run"
+    )
     how = "call zero_grad() once, before the first micro-batch, and backward() for each"
 
     @property
     def cause(self) -> str:
         """The cause, with the micro-batches."""
-        return (
-            f"Micro-batches {listed(self.batches, MAX_LISTED)}, counted from 0, do not count: zero_grad() or an "
-            "optimizer's step came after them, or their backward did not run"
-        )
+        return self.why.format(batches=listed(self.batches, MAX_LISTED))
 
 
 @dataclass(frozen=True)
@@ -332,17 +336,13 @@ class MicroBatchesReducedAgain(Cause):
     axes: str
     ratio: float
     kinds = ("wrong-value",)
+    why = (
+        "Gradients were summed over {axes} after every micro-batch, so that what was reduced before was summed again: "
+        "each counts {ratio:.5g} times as often as the next"
+    )
     how = (
         "reduce over {axes} once, after the last micro-batch; or reduce each micro-batch's gradient before it is added"
     )
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the ratio."""
-        return (
-            f"Gradients were summed over {self.axes} after every micro-batch, so that what was reduced before was "
-            f"summed again: each counts {number(self.ratio)} times as often as the next"
-        )
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,3 @@ class UnequalMicroBatches(Cause):
         "scaled between them"
     )
     how = "divide every micro-batch's loss by the same number, of all micro-batches together"
-
-
-def _over(axes: str) -> str:
-    return f" over {axes}" if axes else ""

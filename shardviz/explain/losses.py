@@ -26,14 +26,19 @@ class UnexplainedLoss(Cause):
     reordered: str = ""
     or_else: Cause | None = None
     kinds = ("wrong-value",)
+    why = (
+        f"{UNEXPLAINED}, although the outputs are right: a mean of means where ranks or micro-batches count unequal "
+        "numbers of tokens or rows, or labels or masks that were shifted or padded after they were cut"
+    )
+    how = (
+        "divide each sum by the number of tokens of all ranks, all_reduced, or of all micro-batches; shift labels "
+        "before they are cut"
+    )
 
     @property
     def cause(self) -> str:
         """The cause, with the order of labels if tokens are reordered."""
-        cause = (
-            f"{UNEXPLAINED}, although the outputs are right: a mean of means where ranks or micro-batches count "
-            "unequal numbers of tokens or rows, or labels or masks that were shifted or padded after they were cut"
-        )
+        cause = self.why
         if self.reordered:
             cause += (
                 f"; or labels in another order than the tokens, which {self.reordered} has in an order of their own"
@@ -43,10 +48,7 @@ class UnexplainedLoss(Cause):
     @property
     def fix(self) -> str:
         """The fix, with the order of labels if tokens are reordered."""
-        fix = (
-            "divide each sum by the number of tokens of all ranks, all_reduced, or of all micro-batches; shift labels "
-            "before they are cut"
-        )
+        fix = self.how
         if self.reordered:
             fix = f"cut and order the labels with the same positions as the tokens; {fix}"
         return fix if self.or_else is None else f"{fix}; {self.or_else.fix}"
@@ -64,18 +66,18 @@ class UnexplainedValue(Cause):
 
     or_else: Cause | None = None
     kinds = ("wrong-value",)
+    why = f"{UNEXPLAINED}, although the outputs are right"
+    how = "look at the parts it is computed from: each counts once, over the axes that split it and no others"
 
     @property
     def cause(self) -> str:
         """The cause, with the second one."""
-        cause = f"{UNEXPLAINED}, although the outputs are right"
-        return cause if self.or_else is None else f"{cause}; or: {continued(self.or_else.cause)}"
+        return self.why if self.or_else is None else f"{self.why}; or: {continued(self.or_else.cause)}"
 
     @property
     def fix(self) -> str:
         """The fix, with the second one's."""
-        fix = "look at the parts it is computed from: each counts once, over the axes that split it and no others"
-        return fix if self.or_else is None else f"{fix}; {self.or_else.fix}"
+        return self.how if self.or_else is None else f"{self.how}; {self.or_else.fix}"
 
 
 @dataclass(frozen=True)
@@ -93,16 +95,19 @@ class RepeatedExponentials(Cause):
     size: int
     axes: str
     kinds = ("wrong-value",)
+    why = (
+        "The loss is too large by log({size}), and {size} is the size of {axes}: the sum of exponentials of the "
+        "softmax counts every part of the vocabulary {size} times"
+    )
+    how = (
+        "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, where each rank has its own words; "
+        "leave the sum out where each rank has all of them"
+    )
 
     @property
     def cause(self) -> str:
         """The cause, with the logarithm."""
-        return _of_logarithm(self.size, self.axes, "large", f"counts every part of the vocabulary {self.size} times")
-
-    @property
-    def fix(self) -> str:
-        """The fix."""
-        return _FIX_OF_LOGARITHM.format(axes=self.axes)
+        return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
 
 
 @dataclass(frozen=True)
@@ -120,17 +125,16 @@ class AveragedExponentials(Cause):
     size: int
     axes: str
     kinds = ("wrong-value",)
+    why = (
+        "The loss is too small by log({size}), and {size} is the size of {axes}: the sum of exponentials of the "
+        "softmax is divided by {size}: averaged over ranks, not summed"
+    )
+    how = RepeatedExponentials.how
 
     @property
     def cause(self) -> str:
         """The cause, with the logarithm."""
-        what = f"is divided by {self.size}: averaged over ranks, not summed"
-        return _of_logarithm(self.size, self.axes, "small", what)
-
-    @property
-    def fix(self) -> str:
-        """The fix."""
-        return _FIX_OF_LOGARITHM.format(axes=self.axes)
+        return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
 
 
 @dataclass(frozen=True)
@@ -259,16 +263,3 @@ class NormOfPart(Cause):
     why = "A norm was taken of what each rank holds only"
     how = "all_reduce the sum of squares over {axes} before the root, as clip_grad_norm_ does for DTensors"
     references = ("pytorch#144054",)
-
-
-_FIX_OF_LOGARITHM = (
-    "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, where each rank has its own words; leave "
-    "the sum out where each rank has all of them"
-)
-
-
-def _of_logarithm(size: int, axes: str, way: str, what: str) -> str:
-    return (
-        f"The loss is too {way} by log({size}) = {number(math.log(size))}, and {size} is the size of {axes}: the sum "
-        f"of exponentials of the softmax {what}"
-    )

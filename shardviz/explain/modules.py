@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
+from shardviz.explain.numbers import over_axes
 from shardviz.explain.step import UNEXPLAINED
-
-if TYPE_CHECKING:
-    from fractions import Fraction
 
 
 @dataclass(frozen=True)
@@ -83,16 +80,17 @@ class UnexplainedModule(Cause):
     axis: str = ""
     kinds = ("wrong-value",)
     why = UNEXPLAINED + " in {module}, although its inputs are right"
+    how = "look at {module} first: where it differs from the unsharded model, and the collectives in it"
 
     @property
     def fix(self) -> str:
         """Where to look first."""
-        if self.summed:
-            return (
-                f"look at {self.module} first: check that it sums the output of {self.summed} over {self.axis} before "
-                "it uses it, and then how it uses the sum"
-            )
-        return f"look at {self.module} first: where it differs from the unsharded model, and the collectives in it"
+        if not self.summed:
+            return super().fix
+        return (
+            f"look at {self.module} first: check that it sums the output of {self.summed} over {self.axis} before it "
+            "uses it, and then how it uses the sum"
+        )
 
 
 @dataclass(frozen=True)
@@ -146,27 +144,25 @@ class ScaledByMicroBatches(Cause):
     Attributes:
         module: The module at which the factor appears.
         direction: `forward` or `backward`.
-        factor: The factor: the number of micro-batches, or 1 over it.
+        parts: The number of micro-batches.
+        is_divided: Whether it is divided by that number; else multiplied.
     """
 
     module: str
     direction: str
-    factor: Fraction
+    parts: int
+    is_divided: bool
     kinds = ("wrong-scale",)
+    why = (
+        "What goes through {module} in {direction} is multiplied by {parts}, the number of micro-batches, once more "
+        "than the loss is"
+    )
+    how = "divide the loss by {parts} and nothing else: not what is sent between stages"
 
     @property
     def cause(self) -> str:
-        """The cause, with the direction and the number."""
-        return (
-            f"What goes through {self.module} in {self.direction} is {'divided' if self.factor < 1 else 'multiplied'} "
-            f"by {max(self.factor, 1 / self.factor)}, the number of micro-batches, once more than the loss is"
-        )
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the number."""
-        parts = max(self.factor, 1 / self.factor)
-        return f"divide the loss by {parts} and nothing else: not what is sent between stages"
+        """The cause, with what is done."""
+        return super().cause.replace("is multiplied by", "is divided by") if self.is_divided else super().cause
 
 
 @dataclass(frozen=True)
@@ -201,22 +197,21 @@ class RepeatedForwardSum(Cause):
     module: str
     axes: str
     kinds = ("wrong-scale",)
+    why = (
+        "{module} sums over {axes} what is the whole sum already, or was never split, or scales by a number that "
+        "changes when it is sharded"
+    )
+    how = "sum over {axes} once, of parts that differ from rank to rank; look at {module} for what else multiplies"
 
     @property
     def cause(self) -> str:
         """The cause, with the axes if their size is the factor."""
-        return (
-            f"{self.module} sums{_over(self.axes)} what is the whole sum already, or was never split, or scales by a "
-            "number that changes when it is sharded"
-        )
+        return over_axes(self.why, self.axes).format_map(vars(self))
 
     @property
     def fix(self) -> str:
         """The fix, with the axes if their size is the factor."""
-        return (
-            f"sum{_over(self.axes)} once, of parts that differ from rank to rank; look at {self.module} for what else "
-            "multiplies"
-        )
+        return over_axes(self.how, self.axes).format_map(vars(self))
 
 
 @dataclass(frozen=True)
@@ -230,19 +225,21 @@ class AveragedForward(Cause):
     module: str
     axes: str
     kinds = ("wrong-scale",)
+    why = (
+        "{module} averages over {axes} the terms of a sum, or has one of several equal contributions, or divides by a "
+        "number that changes when it is sharded"
+    )
+    how = "sum over {axes} and do not divide; look at {module} for what else divides"
 
     @property
     def cause(self) -> str:
-        """The cause, with the axes if their size is the divisor."""
-        return (
-            f"{self.module} averages{_over(self.axes)} the terms of a sum, or has one of several equal contributions, "
-            "or divides by a number that changes when it is sharded"
-        )
+        """The cause, with the axes if their size is the factor."""
+        return over_axes(self.why, self.axes).format_map(vars(self))
 
     @property
     def fix(self) -> str:
-        """The fix, with the axes if their size is the divisor."""
-        return f"sum{_over(self.axes)} and do not divide; look at {self.module} for what else divides"
+        """The fix, with the axes if their size is the factor."""
+        return over_axes(self.how, self.axes).format_map(vars(self))
 
 
 @dataclass(frozen=True)
@@ -307,7 +304,3 @@ class NormOfSplitFeatures(Cause):
         "sum the squares (and the values) over {axes} before {tensor} divides, in a function whose backward sums too, "
         "or gather the features before {tensor} and keep its weight whole"
     )
-
-
-def _over(axes: str) -> str:
-    return f" over {axes}" if axes else ""

@@ -1,4 +1,4 @@
-"""Numbers as sentences have them."""
+"""Numbers and axes as sentences have them."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def times_text(factor: Fraction | float) -> str:
     if not isinstance(factor, Fraction):
         return f"{number(factor)} times"
     return f"{factor.numerator} times" if factor.denominator == 1 else f"{factor} of"
+
+
+def over_axes(template: str, axes: str) -> str:
+    """Return a template as it is, or without its axes if there are none."""
+    return template if axes else template.replace(" over {axes}", "")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
 from shardviz.explain.factors import KNOWN
-from shardviz.explain.numbers import number, times_text
+from shardviz.explain.numbers import times_text
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -23,6 +23,10 @@ class ScaledBackward(Cause):
 
     factor: Fraction | float
     kinds = ("wrong-scale",)
+    why = (
+        "Backward ran on another loss than the one that is returned, {factor} it: a loss scale that was never taken "
+        "out of the gradients, a weight of the loss"
+    )
     how = (
         "call backward() on the loss that is returned, divided by the number of micro-batches; where a loss scale is "
         "meant, divide every gradient by it before the optimizer's step"
@@ -32,13 +36,10 @@ class ScaledBackward(Cause):
     @property
     def cause(self) -> str:
         """The cause, with what makes a gradient larger or smaller."""
-        factors = "a loss scale that was never taken out of the gradients, a weight of the loss"
+        cause = self.why.format(factor=times_text(self.factor))
         if self.factor > 1:
-            factors += ", or micro-batches whose losses were not divided by their number"
-        else:
-            factors += ", or the number of micro-batches was divided by twice"
-        times = times_text(self.factor)
-        return f"Backward ran on another loss than the one that is returned, {times} it: {factors}"
+            return f"{cause}, or micro-batches whose losses were not divided by their number"
+        return f"{cause}, or the number of micro-batches was divided by twice"
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,12 @@ class ClippedByParts(Cause):
     norm: str
     left: float
     kinds = ("wrong-scale",)
+    why = "The gradients were clipped to {left:.5g} by {norm}, which is not the norm of all gradients"
     how = (
         "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares, each part once, "
         "before the root"
     )
     references = KNOWN
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the norm that was taken."""
-        return (
-            f"The gradients were clipped to {number(self.left)} by {self.norm}, which is not the norm of all gradients"
-        )
 
 
 @dataclass(frozen=True)
@@ -195,13 +190,21 @@ class NormOverWrongAxes(Cause):
     One group for all gradients does one or the other as soon as they are split differently.
 
     Attributes:
-        copied: A gradient whose copies were counted, with the axis along which they are.
-        left: A gradient whose other parts were left out, with the axis that splits it.
+        copied: A gradient whose copies were counted; empty if there is none.
+        copied_along: The axis along which they are.
+        left: A gradient whose other parts were left out; empty if there is none.
+        left_along: The axis that splits it.
     """
 
-    copied: tuple[str, str] | None
-    left: tuple[str, str] | None
+    copied: str
+    copied_along: str
+    left: str
+    left_along: str
     kinds = ("wrong-scale",)
+    why = (
+        "Ranks along {copied_along} have copies of the gradient of {copied}, and each copy was counted; {left_along} "
+        "splits the gradient of {left}, and the other parts were left out"
+    )
     how = (
         "for each gradient all_reduce the squares over the axes that split it, and no others, before the root; "
         "torch.nn.utils.get_total_norm does so for DTensors"
@@ -211,11 +214,6 @@ class NormOverWrongAxes(Cause):
     @property
     def cause(self) -> str:
         """The cause, with a gradient for each of the two errors."""
-        causes = []
-        if self.copied:
-            name, axis = self.copied
-            causes.append(f"Ranks along {axis} have copies of the gradient of {name}, and each copy was counted")
-        if self.left:
-            name, axis = self.left
-            causes.append(f"{axis} splits the gradient of {name}, and the other parts were left out")
-        return "; ".join(causes)
+        of_copies, of_parts = self.why.split("; ")
+        causes = [of_copies] * bool(self.copied) + [of_parts] * bool(self.left)
+        return "; ".join(causes).format_map(vars(self))

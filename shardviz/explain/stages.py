@@ -95,14 +95,14 @@ class StagesOutOfOrder(Cause):
         "layers and stages are in another order along {axis}"
     )
 
+    how = "give each rank the layers of its own stages, {coordinates} along {axis}"
+
     @property
     def fix(self) -> str:
         """The fix, with the order of the stages."""
-        count = len(self.coordinates)
         if any(stage == following for stage, following in pairwise(self.coordinates)):
-            return (
-                f"give each rank the layers of its own stages, {listed(self.coordinates, MAX_LISTED)} along {self.axis}"
-            )
+            return self.how.format(coordinates=listed(self.coordinates, MAX_LISTED), axis=self.axis)
+        count = len(self.coordinates)
         return (
             f"give the stages 0 to {count - 1} layers that follow one another: "
             f"torch.arange({self.size}).tensor_split({count})[stage]; or, where ranks run several stages, list every "

@@ -219,14 +219,14 @@ class WeightOnSomeRanks(Cause):
     ranks: tuple[int, ...]
     weight: str
     kinds = ("wrong-value",)
+    why = "Ranks {ranks} have no {weight}, which the ranks that are right compute with"
     how = "put {weight} on every rank"
 
     @property
     def cause(self) -> str:
         """The cause, with the ranks."""
-        ranks = listed(self.ranks, MAX_RANKS)
-        who = f"Rank {ranks} has" if len(self.ranks) == 1 else f"Ranks {ranks} have"
-        return f"{who} no {self.weight}, which the ranks that are right compute with"
+        why = self.why.replace("Ranks {ranks} have", "Rank {ranks} has") if len(self.ranks) == 1 else self.why
+        return why.format(ranks=listed(self.ranks, MAX_RANKS), weight=self.weight)
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,14 @@ class RankDependentCode(Cause):
 
     ranks: tuple[int, ...]
     kinds = ("wrong-value",)
+    why = "Ranks {ranks} compute something different from the others, which are right"
     how = "look for code that depends on the rank: an input, a seed, a branch, a buffer that is recomputed"
 
     @property
     def cause(self) -> str:
         """The cause, with the ranks."""
-        ranks = listed(self.ranks, MAX_RANKS)
-        who = f"Rank {ranks} computes" if len(self.ranks) == 1 else f"Ranks {ranks} compute"
-        return f"{who} something different from the others, which are right"
+        why = self.why.replace("Ranks {ranks} compute", "Rank {ranks} computes") if len(self.ranks) == 1 else self.why
+        return why.format(ranks=listed(self.ranks, MAX_RANKS))
 
 
 @dataclass(frozen=True)
@@ -308,15 +308,16 @@ class UnexplainedForward(Cause):
     module: str = ""
     kinds = ("wrong-value",)
     why = UNEXPLAINED
+    how = (
+        "look at {module} first, and at what it is given: it is the first module whose output no split over the mesh "
+        "makes a part of the unsharded model's, nor a sum over an axis"
+    )
 
     @property
     def fix(self) -> str:
         """Where to look."""
         if self.module:
-            return (
-                f"look at {self.module} first, and at what it is given: it is the first module whose output no split "
-                "over the mesh makes a part of the unsharded model's, nor a sum over an axis"
-            )
+            return super().fix
         return "compare the outputs module by module, first to last, and look at the first that differs"
 
 
@@ -332,22 +333,24 @@ class GradientsMissing(Cause):
 
     weights: tuple[str, ...]
     kinds = ("wrong-value",)
+    why = (
+        f"{UNEXPLAINED} in backward, although the outputs and the loss are right: nothing flows back to "
+        "{weights} (.grad is None)"
+    )
+    how = (
+        "look for what cuts the graph after {weights}: a collective of torch.distributed, which has no backward "
+        "(torch.distributed.nn.functional's have), .detach() or .data"
+    )
 
     @property
     def cause(self) -> str:
         """The cause, with the first weights."""
-        return (
-            f"{UNEXPLAINED} in backward, although the outputs and the loss are right: nothing flows back to "
-            f"{listed(self.weights, MAX_LISTED)} (.grad is None)"
-        )
+        return self.why.format(weights=listed(self.weights, MAX_LISTED))
 
     @property
     def fix(self) -> str:
-        """Where to look."""
-        return (
-            f"look for what cuts the graph after {self.weights[0]}: a collective of torch.distributed, which has no "
-            "backward (torch.distributed.nn.functional's have), .detach() or .data"
-        )
+        """Where to look: after the first weight."""
+        return self.how.format(weights=self.weights[0])
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,20 @@ class UnreducedGradient(Cause):
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
     kinds = ("unreduced-gradient",)
+    why = (
+        "Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a tensor-parallel style "
+        "manages there, or the reduction ran over a group of one"
+    )
+    how = (
+        "after backward, all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({axes!r})), of a DTensor on "
+        "grad.to_local(); or give the parameter to the wrapper whose mesh has {axes}"
+    )
     references = ("pytorch#154888", "Megatron-LM#1446")
 
     @property
     def cause(self) -> str:
         """The cause, with what else is wrong."""
-        cause = (
-            f"Nothing reduced this gradient over {_joined(self.axes)}: the parameter is outside what FSDP, DDP or a "
-            "tensor-parallel style manages there, or the reduction ran over a group of one"
-        )
+        cause = self.why.format(axes=_joined(self.axes))
         if self.rest is None:
             return cause
         return f"{cause}. Even then it is {times_text(self.ratio)} what is due: {continued(self.rest.cause)}"
@@ -47,10 +52,7 @@ class UnreducedGradient(Cause):
     @property
     def fix(self) -> str:
         """The fix, with what else is to be mended."""
-        fix = (
-            f"after backward, {_calls('grad', self.op, self.axes)}, of a DTensor on grad.to_local(); or give the "
-            f"parameter to the wrapper whose mesh has {_joined(self.axes)}"
-        )
+        fix = _with_calls(self.how, self.op, self.axes)
         return fix if self.rest is None else f"{fix}; and {self.rest.fix}"
 
 
@@ -77,16 +79,17 @@ class UnreducedSharedPart(Cause):
         "There are {num_parts} parts on {num_ranks} ranks, as of key and value heads that are fewer than ranks, and "
         "nothing reduced the gradient of a part over the ranks that hold it"
     )
+    how = (
+        "after backward, all_reduce(grad, op=ReduceOp.{op}, group=group), with group, _ = "
+        "torch.distributed.new_subgroups_by_enumeration({groups})"
+    )
     references = ("transformers#47811",)
 
     @property
     def fix(self) -> str:
         """The fix, with the first groups."""
         groups = [list(ranks) for ranks in self.groups[:MAX_LISTED]]
-        return (
-            f"after backward, all_reduce(grad, op=ReduceOp.{self.op}, group=group), with group, _ = "
-            f"torch.distributed.new_subgroups_by_enumeration({groups}{' + ...' * (len(self.groups) > MAX_LISTED)})"
-        )
+        return self.how.format(op=self.op, groups=f"{groups}{' + ...' * (len(self.groups) > MAX_LISTED)}")
 
 
 @dataclass(frozen=True)
@@ -100,23 +103,25 @@ class UnreducedOutput(Cause):
     axes: tuple[str, ...]
     op: str
     kinds = ("unreduced-output",)
+    why = (
+        "Each rank multiplied its own part of the features and nothing added the products over {axes}, as "
+        "RowwiseParallel does; or they were labelled as copies"
+    )
+    how = (
+        "use RowwiseParallel; or call all_reduce(output, op=ReduceOp.{op}, group=mesh.get_group({axes!r})) in the "
+        "forward of a torch.autograd.Function whose backward returns the gradient as it is, before anything else reads "
+        "the output; label terms that are still to be added by Partial()"
+    )
 
     @property
     def cause(self) -> str:
         """The cause, with the axes."""
-        return (
-            "Each rank multiplied its own part of the features and nothing added the products over "
-            f"{_joined(self.axes)}, as RowwiseParallel does; or they were labelled as copies"
-        )
+        return self.why.format(axes=_joined(self.axes))
 
     @property
     def fix(self) -> str:
-        """The fix, with the calls."""
-        return (
-            f"use RowwiseParallel; or call {_calls('output', self.op, self.axes)} in the forward of a "
-            "torch.autograd.Function whose backward returns the gradient as it is, before anything else reads the "
-            "output; label terms that are still to be added by Partial()"
-        )
+        """The fix, with a call for each axis."""
+        return _with_calls(self.how, self.op, self.axes)
 
 
 @dataclass(frozen=True)
@@ -186,6 +191,7 @@ class UnreducedBesideVector(Cause):
     axis: str
     op: str
     kinds = ("unreduced-output",)
+    why = "Each rank has its own terms of the sum, with {vector} added to them: they were not summed over {axis}"
     how = (
         "all_reduce over {axis} the tensor that {vector} is added to, in a function whose backward hands the gradient "
         "on as it is (RowwiseParallel does), and add {vector} afterwards"
@@ -195,10 +201,7 @@ class UnreducedBesideVector(Cause):
     def cause(self) -> str:
         """The cause, by the reduction that is missing."""
         if self.op == "sum":
-            return (
-                f"Each rank has its own terms of the sum, with {self.vector} added to them: they were not summed over "
-                f"{self.axis}"
-            )
+            return super().cause
         return f"Each rank has its own part of a mean over {self.axis}, with {self.vector} added to it"
 
 
@@ -256,12 +259,12 @@ class ConcatenatedTerms(Cause):
         "The ranks' parts along {axis} are terms of a sum, and were put beside one another along dim {dim}: "
         "concatenated where they are summed"
     )
+    how = "sum the parts over {axis} in place of concatenating them"
 
     @property
     def fix(self) -> str:
         """The fix, with the vector that is added after the sum."""
-        after = f", and add {self.vector} after the sum" if self.vector else ""
-        return f"sum the parts over {self.axis} in place of concatenating them{after}"
+        return f"{super().fix}, and add {self.vector} after the sum" if self.vector else super().fix
 
 
 @dataclass(frozen=True)
@@ -327,17 +330,20 @@ class RepeatedTerm(Cause):
     times: int
     axes: str
     kinds = ("wrong-scale",)
+    why = "{module} adds {term} {times} times: every rank of {axes} adds it before the sum over ranks"
+    how = "add {term} after the sum over {axes}, or on one rank only"
 
     @property
     def cause(self) -> str:
         """The cause, with the axes if their size is the number."""
-        where = f"every rank of {self.axes} adds it before the sum over ranks" if self.axes else ""
-        return f"{self.module} adds {self.term} {self.times} times: {where or 'in several places, or on several ranks'}"
+        if self.axes:
+            return super().cause
+        return f"{self.module} adds {self.term} {self.times} times: in several places, or on several ranks"
 
     @property
     def fix(self) -> str:
         """The fix, with the axes if their size is the number."""
-        return f"add {self.term} after the sum over {self.axes or 'ranks'}, or on one rank only"
+        return super().fix if self.axes else f"add {self.term} after the sum over ranks, or on one rank only"
 
 
 @dataclass(frozen=True)
@@ -393,14 +399,17 @@ class MixedLayers(Cause):
     others: tuple[str, ...]
     kinds = ("wrong-value",)
     why = "Gradients were reduced over {axis}, whose ranks have different weights: different layers were mixed"
+    how = (
+        "take {axis} out of the group that gradients are reduced over; reduce over {others}, whichever splits the "
+        "batch, instead"
+    )
 
     @property
     def fix(self) -> str:
         """The fix, with the axes that are left to reduce over."""
-        over = "over no group at all"
         if self.others:
-            over = f"over {_joined(self.others)}, whichever splits the batch, instead"
-        return f"take {self.axis} out of the group that gradients are reduced over; reduce {over}"
+            return self.how.format(axis=self.axis, others=_joined(self.others))
+        return f"take {self.axis} out of the group that gradients are reduced over; reduce over no group at all"
 
 
 @dataclass(frozen=True)
@@ -423,5 +432,8 @@ def _joined(axes: tuple[str, ...]) -> str:
     return " and ".join(axes)
 
 
-def _calls(what: str, op: str, axes: tuple[str, ...]) -> str:
-    return _joined(tuple(f"all_reduce({what}, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in axes))
+def _with_calls(template: str, op: str, axes: tuple[str, ...]) -> str:
+    """Return a fix with a call for each axis in place of the one in its template."""
+    call = template[template.index("all_reduce(") : template.index("{axes!r})") + len("{axes!r})")] + ")"
+    calls = _joined(tuple(call.format(op=op, axes=axis) for axis in axes))
+    return template.replace(call, calls).format(axes=_joined(axes))

@@ -40,9 +40,9 @@ def _fits(one: Compared, layout: Layout, rank: int) -> bool:
 
 
 def _of_label(claimed: Layout, layout: Layout) -> Reason:
-    labeled, due = (tuple(map(str, one.placements() or ())) for one in (claimed, layout))
+    labeled, due = (", ".join(map(str, one.placements() or ())) for one in (claimed, layout))
     return Reason(
         WrongOutputLabel(labeled, due),
-        f"what ranks hold is the unsharded model's output under ({', '.join(due)}): {write(layout)}",
+        f"what ranks hold is the unsharded model's output under ({due}): {write(layout)}",
         held=write(layout),
     )

@@ -74,7 +74,7 @@ def _cause(evidence: Evidence, first: Divergence, ratio: Fraction, axes: str) ->
     name = first.module or "the model itself"
     parts = evidence.activations.num_micro_batches
     if parts > 1 and ratio in (Fraction(1, parts), Fraction(parts)):
-        return ScaledByMicroBatches(name, first.direction, ratio)
+        return ScaledByMicroBatches(name, first.direction, parts, is_divided=ratio < 1)
     if first.direction == "backward":
         return times_in_backward(name, ratio, axes)
     if (first.way, first.before) == ("between", first.module) and first.after:

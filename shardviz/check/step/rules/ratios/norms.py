@@ -103,10 +103,11 @@ def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
 
 
 def _finding(one: Compared, gradients: list[Compared], axes: tuple[str, ...]) -> Finding:
-    copied = next(((name, axis) for axis in axes for name in _names(gradients, axis, split=False)), None)
-    left = next(((name, axis) for axis in one.mesh.axes if axis not in axes for name in _names(gradients, axis)), None)
+    copied = next(((name, axis) for axis in axes for name in _names(gradients, axis, split=False)), ("", ""))
+    others = [axis for axis in one.mesh.axes if axis not in axes]
+    left = next(((name, axis) for axis in others for name in _names(gradients, axis)), ("", ""))
     over = f"summed over {' and '.join(axes)}" if axes else "not summed over any axis"
-    return NormOverWrongAxes(copied, left).finding(
+    return NormOverWrongAxes(*copied, *left).finding(
         one.name,
         one.wrong,
         f"the value is the norm of all gradients with the squares of each rank's {over}",

@@ -80,13 +80,13 @@ def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
     """Return the cause of a logged number's factor."""
     if ratio > 1:
         return SummedValue(axes)
-    return DividedMean(axes, ratio) if is_mean else UnsummedValue(axes)
+    return DividedMean(axes, 1 / ratio) if is_mean else UnsummedValue(axes)
 
 
 def _of_gradient(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> Cause:
     if found:
         return cause_of_axes(ratio, found, of_all=of_all)
-    return SummedContributions(ratio, of_all) if ratio > 1 else LostContributions(ratio)
+    return SummedContributions(ratio, of_all) if ratio > 1 else LostContributions(ratio, 1 / ratio)
 
 
 def cause_of_ratio(one: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
