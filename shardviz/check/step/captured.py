@@ -13,20 +13,22 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import EPSILONS
 from shardviz.check.step.no_gradient import check_absent_gradients
-from shardviz.check.step.words import apart_text, farthest, number
+from shardviz.check.step.words import apart_text, farthest
 from shardviz.check.values.copies import copies_of
-from shardviz.explain.finding import Finding
+from shardviz.explain.numbers import number
+from shardviz.explain.sums import GradientCopiesDiffer, LoggedValuesDiffer, OutputCopiesDiffer
 from shardviz.layout.notation import write
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from shardviz.check.values.copies import Groups
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.explain.finding import Kind
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
     Values = dict[int, NDArray[np.float64]]
 
@@ -38,18 +40,19 @@ SUMS = 64
 
 MAX_LISTED = 4
 NO_REFERENCE = "the step against an unsharded model's: a captured job has none; copies on its ranks were compared"
-KINDS: dict[str, Kind] = {
-    "grad": "unreduced-gradient",
-    "output": "unreduced-output",
-    "scalar": "unreduced-scalar",
+CAUSES: Mapping[str, Callable[[str], Cause]] = {
+    "grad": GradientCopiesDiffer,
+    "output": OutputCopiesDiffer,
+    "scalar": LoggedValuesDiffer,
 }
+"""What is wrong if copies differ, by role."""
 
 
 def check_captured(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield what differs between the ranks of a captured step."""
     yield NotChecked("", NO_REFERENCE, "step")
     yield from check_absent_gradients(dump)
-    yield from copies_apart(dump, KINDS)
+    yield from copies_apart(dump, CAUSES)
 
 
 def copies_apart(dump: Dump, roles: Collection[str]) -> Iterator[Finding]:
@@ -107,17 +110,12 @@ def _finding(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tuple[
         summary = f"ranks log {listed(dict.fromkeys(number(float(one)) for one in values.values()), MAX_LISTED)}"
     elif tensor.role == "grad":
         summary = f"the gradient differs along {axes}: {apart}"
-    cause, fix = ADVICE[tensor.role]
-    return Finding(
-        KINDS[tensor.role],
-        "error",
+    return CAUSES[tensor.role](axes).finding(
         name,
         tuple(sorted(values)),
         summary,
         claimed=write(tensor.claimed, equal=True) if tensor.claimed and tensor.role != "scalar" else "",
         held=f"different values along {axes}",
-        cause=cause,
-        fix=fix.format(axes=axes),
     )
 
 
@@ -134,23 +132,3 @@ def _axes(dump: Dump, values: Values) -> list[str]:
             if group[0] in values and rank in values
         )
     ]
-
-
-ADVICE = {
-    "grad": (
-        "Nothing made the copies of this gradient agree: the parameter is outside what FSDP, DDP or a tensor-parallel "
-        "style manages there, the reduction ran over another group, or the capture was made before the reduction",
-        "all_reduce it over {axes} after backward, or give the parameter to the wrapper whose mesh has {axes}",
-    ),
-    "output": (
-        "Its placements say that ranks along {axes} hold the same, and nothing made them agree",
-        "reduce it over {axes}, or label it as pending (Partial) or split (Shard) there",
-    ),
-    "scalar": (
-        "Each rank logs a number of its own part, as .item() of a local tensor or of a DTensor with a Partial "
-        "placement is, or a number that is each rank's own by nature",
-        "all_reduce the value over {axes} before it is logged, or tensor.full_tensor().item(); leave out of the step's "
-        "log what is meant to differ",
-    ),
-}
-"""Cause and fix by role."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.words import number
 from shardviz.errors import DumpError
-from shardviz.explain.finding import Finding
+from shardviz.explain.numbers import number
+from shardviz.explain.sums import WrongCollective
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import CallRecord
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
 
     Values = NDArray[np.float64]
@@ -114,16 +115,11 @@ def _finding(mesh: Mesh, module: str, op: str, ranks: Mapping[int, Wrong]) -> Fi
     axes = mesh.axes_within(first.call.ranks)
     over = f"over ranks {listed(first.call.ranks, MAX_SHOWN)}"
     group = f"along {' and '.join(axes)}, {over}," if axes else over
-    return Finding(
-        "collective-mismatch",
-        "error",
+    return WrongCollective().finding(
         module,
         tuple(sorted(ranks)),
         f"{op} {group} gave rank {rank} {_shown(first.after)}, where "
         f"{_shown(first.wanted)} follows from what they had before",
-        cause="It was called with the wrong group, root, order or reduction, its result was read before "
-        "it arrived, or the backend is wrong",
-        fix="compare the call's group, src or dst, op and list order with what is meant, and wait() for async_op=True",
     )
 
 

@@ -5,14 +5,26 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.words import WHAT, finding_of
-from shardviz.explain.finding import Finding
+from shardviz.check.step.words import WHAT, claimed_text
+from shardviz.explain.step import (
+    CopiesSideBySide,
+    DifferentOutput,
+    MixedDtensor,
+    PartLabeledWhole,
+    ShardedModelRaises,
+    SplitTwice,
+    UncheckedLabel,
+    UnevenShapes,
+    UnsupportedSharding,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
@@ -22,40 +34,29 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
         for pair in record.raised:
             found.setdefault(pair, []).append(rank)
     for (what, error), ranks in found.items():
-        yield Finding(
-            "raised",
-            "error",
+        yield _cause_of(error).finding(
             "",
             tuple(ranks),
             f"the sharded model's {what} raises where the unsharded model's does not: {error}",
-            cause="The model's code, or torch, cannot run this sharding: a training step on this mesh would raise too",
-            fix=_fix_of(error),
         )
 
 
-FIXES = (
-    (
-        re.compile(r"mixed torch\.Tensor and DTensor"),
-        "make the plain tensor a DTensor (distribute_tensor, with Replicate() where all ranks have it), or compute on "
-        "the local tensors of both",
-    ),
-    (
-        re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE),
-        "redistribute its inputs to Replicate() before this operation, or compute it on local tensors by local_map",
-    ),
+CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
+    (re.compile(r"mixed torch\.Tensor and DTensor"), MixedDtensor),
+    (re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE), UnsupportedSharding),
     (
         re.compile(
             r"\b(sizes?|shapes?|divisible|divide|dimensions?|mat1 and mat2|out of (range|bounds))\b", re.IGNORECASE
         ),
-        "read the exception and its line; where a size does not divide, choose one that the axis divides",
+        UnevenShapes,
     ),
 )
-"""The fix by what an exception speaks of; the first that fits counts."""
+"""The cause by what an exception speaks of; the first that fits counts."""
 
 
-def _fix_of(error: str) -> str:
-    """Return what to do about an exception."""
-    return next((fix for words, fix in FIXES if words.search(error)), "read the exception and its line")
+def _cause_of(error: str) -> ShardedModelRaises:
+    """Return why the sharded model raises an exception."""
+    return next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises())
 
 
 def check_result_shape(one: Compared) -> Finding | None:
@@ -65,56 +66,35 @@ def check_result_shape(one: Compared) -> Finding | None:
     what, held, due = WHAT[one.role], list(one.claimed.shape), list(one.wanted.shape)
     if held != due:
         sentence = f"the {what} is {held} over all ranks, {one.whose} is {due}"
-        return finding_of(one, "wrong-shape", sentence, _of_sizes(one, held, due))
+        return _of_sizes(one, held, due).finding(
+            one.name, tuple(sorted(one.values)), sentence, claimed=claimed_text(one)
+        )
     wrong = [rank for rank, values in one.values.items() if values.shape != one.regions[rank].shape]
     if not wrong:
         return None
     rank = min(wrong)
     shapes = list(one.values[rank].shape), list(one.regions[rank].shape)
     sentence = f"the {what} is {shapes[0]} on rank {rank}, where its placements give {shapes[1]}"
-    return finding_of(one, "wrong-shape", sentence, FALSE_LABEL, ranks=wrong)
+    return UncheckedLabel().finding(one.name, tuple(sorted(wrong)), sentence, claimed=claimed_text(one))
 
 
-FALSE_LABEL = (
-    "Its label was put on without looking at the data, as DTensor.from_local does",
-    "label it by the placements that its local shape has",
-)
-
-
-def _of_sizes(one: Compared, held: list[int], due: list[int]) -> tuple[str, str]:
-    """Return the cause and the fix of a result that is larger or smaller than the unsharded model's."""
+def _of_sizes(one: Compared, held: list[int], due: list[int]) -> Cause:
+    """Return the cause of a result that is larger or smaller than the unsharded model's."""
     sizes = {axis: one.mesh.axis_size(axis) for axis in one.mesh.axes if one.mesh.axis_size(axis) > 1}
     for dim, (own, wanted) in enumerate(zip(held, due, strict=False)):
         larger = [axis for axis, size in sizes.items() if own == wanted * size and len(held) == len(due)]
         smaller = [axis for axis, size in sizes.items() if own * size == wanted and len(held) == len(due)]
         if larger:
-            axes = " or ".join(larger)
-            return (
-                f"Dim {dim} is {own}, {axes}={sizes[larger[0]]} times {wanted}: parts that are copies along {axes} "
-                "were put side by side as if they were different parts",
-                f"gather dim {dim} over {axes} once, or not at all where every rank along {axes} has all of it",
-            )
+            return CopiesSideBySide(dim, own, " or ".join(larger), sizes[larger[0]], wanted)
         if smaller:
             return _of_parts(one, dim, smaller, own, wanted)
-    return (
-        "The sharded model returns another tensor than the unsharded one, or another part of it",
-        "return the same tensor from both; whole_output(output, mesh) in the probe can put parts in order",
-    )
+    return DifferentOutput()
 
 
-def _of_parts(one: Compared, dim: int, axes: list[str], own: int, wanted: int) -> tuple[str, str]:
-    """Return the cause and the fix of a result whose dim is as large as one part of it along some axis."""
-    size, among = one.mesh.axis_size(axes[0]), " or ".join(axes)
+def _of_parts(one: Compared, dim: int, axes: list[str], own: int, wanted: int) -> Cause:
+    """Return the cause of a result whose dim is as large as one part of it along some axis."""
+    size = one.mesh.axis_size(axes[0])
     split = [axis for axis in axes if one.claimed is not None and axis in one.claimed.chains[dim]]
     if split:
-        return (
-            f"Dim {dim} is split over {split[0]}, and its parts make {own} together, 1/{size} of {wanted}: each rank "
-            "took its part of what was its part already, as where BATCH_AXES or a sampler splits the batch and the "
-            "step splits it again; or each returns only some of its part",
-            f"split dim {dim} over {split[0]} once, and return all of a rank's part",
-        )
-    return (
-        f"Dim {dim} is {own}, and {among}={size} parts of it would be {wanted}: it is split along {among} and labelled "
-        "as whole",
-        f"gather dim {dim} over {among}, or label it as split over {among}",
-    )
+        return SplitTwice(dim, split[0], own, size, wanted)
+    return PartLabeledWhole(dim, own, " or ".join(axes), size, wanted)

@@ -10,13 +10,14 @@ import math
 from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
-from shardviz.explain.finding import Finding
+from shardviz.explain.step import IdenticalMasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import MaskRecord
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
 
     Row = dict[int, MaskRecord]
@@ -80,15 +81,10 @@ def _bits(one: MaskRecord) -> float:
 def _finding(dump: Dump, num_equal: int, count: int, seeded: list[tuple[Row, str]]) -> Finding:
     along = " and ".join(dict.fromkeys(axis for _, axis in seeded))
     one = next(iter(seeded[0][0].values()))
-    return Finding(
-        "identical-shards",
-        "error",
+    return IdenticalMasks(along).finding(
         "",
         tuple(dump.files.ranks),
         f"ranks along {along} drop the same elements of different parts of an activation, in {num_equal} of {count} "
         f"dropout masks: {one.size - one.num_kept:,} of {one.size:,} elements on every rank",
         held=f"equal masks along {along}",
-        cause=f"The model seeds its ranks alike before it draws the mask, though {along} splits what it drops",
-        fix=f"seed by the coordinate along {along} where an activation is split over it (a generator of its own, or a "
-        "tracker of random states, as Megatron-LM's get_cuda_rng_tracker), and alike only where ranks hold copies",
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.explain.finding import Finding
+from shardviz.explain.gradients import CutGraph, GradientOnSomeRanks, ReductionSwitchedOff
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
 
 MAX_LISTED = 8
 NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
@@ -56,17 +57,11 @@ def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
 
 
 def _absent(name: str, absent: tuple[int, ...], num_present: int) -> Finding:
-    return Finding(
-        "unreduced-gradient",
-        "error",
+    return GradientOnSomeRanks().finding(
         name,
         absent,
         f"{len(absent):,} of {len(absent) + num_present:,} ranks that hold it have no gradient after the step (.grad "
         f"is None): {_ranks(absent)}",
-        cause="These ranks did not use the weight in their forward, or froze it (requires_grad is False there), or "
-        "nothing sent them its gradient; their optimizer leaves it alone while the others step it",
-        fix="compare requires_grad on these ranks with the others; let every rank use the weight, if only times zero, "
-        "or all_reduce its gradient with zeros where it is None",
     )
 
 
@@ -100,15 +95,10 @@ def _held_back(dump: Dump, names: Sequence[str]) -> Iterator[Finding | NotChecke
         why = "its gradient: FSDP keeps it for a later backward (set_requires_gradient_sync or set_requires_all_reduce)"
         yield from (NotChecked(name, why, "step") for name in names)
         return
-    yield Finding(
-        "unreduced-gradient",
-        "error",
+    yield ReductionSwitchedOff().finding(
         names[0],
         _holders(dump, names[0]),
         f"the optimizer steps while .grad is None on every rank{_others(names)}: FSDP holds the gradient back",
-        cause="Gradient reduction of FSDP is still switched off in the last backward before the optimizer: "
-        "set_requires_gradient_sync(False) or set_requires_all_reduce(False)",
-        fix="call it with True before the backward of the last micro-batch",
     )
 
 
@@ -120,15 +110,8 @@ def _others(names: Sequence[str]) -> str:
 
 
 def _cut(dump: Dump, names: Sequence[str]) -> Finding:
-    return Finding(
-        "wrong-value",
-        "error",
+    return CutGraph().finding(
         names[0],
         _holders(dump, names[0]),
         f"no rank has a gradient of it after the step (.grad is None){_others(names)}, and the unsharded model has",
-        cause="The outputs are right, but nothing flows back: the graph is cut behind it (.detach(), .data, no_grad, a "
-        "collective of torch.distributed, which has no backward), or the sharded parameter does not require a "
-        "gradient: requires_grad tells these apart",
-        fix="where requires_grad is True, use a collective with a backward "
-        "(torch.distributed.nn.functional, funcol) and no .detach(); where it is False, set it after sharding",
     )

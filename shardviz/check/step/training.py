@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
 from shardviz.check.step.words import WHAT, apart_text, claimed_text
-from shardviz.explain.finding import Finding
+from shardviz.explain.step import DifferentMasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment
+    from shardviz.explain.finding import Finding
 
 ROLES = ("output", "scalar", "grad")
 """Causes before what is computed from them."""
@@ -57,17 +58,11 @@ def _finding(one: Compared, others: int) -> Finding:
     groups = ((ranks[0], rank) for ranks in ranks_by_part(one) for rank in ranks[1:])
     low, high, worst = max(one.neighbours_apart(groups), key=lambda pair: pair[2])
     more = f"; so do those of {others} other{'s' * (others > 1)}" if others else ""
-    return Finding(
-        "unreplicated",
-        "error",
+    return DifferentMasks(along).finding(
         one.name,
         tuple(sorted(one.values)),
         f"copies of the {WHAT[one.role]} differ along {along} in training mode, where the model draws random numbers: "
         f"{apart_text(low, high, worst)}; in eval() they are equal{more}",
         claimed=claimed_text(one),
         held=f"different values along {along}",
-        cause=f"Ranks along {along} draw different dropout masks for copies of one activation: they are seeded "
-        "differently, or drew more numbers on some ranks before it",
-        fix=f"give ranks along {along} the same random state (torch.manual_seed, or a generator of its own) where they "
-        "drop copies, and different ones only where they drop different parts",
     )

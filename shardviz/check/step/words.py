@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.explain.finding import Finding
+from shardviz.explain.numbers import number as number
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.advice import Advice
     from shardviz.check.step.compared import Compared
     from shardviz.explain.finding import Kind, Severity
 
@@ -40,11 +40,6 @@ def apart_text(low: int, high: int, worst: float) -> str:
     return f"rank {low} and rank {high} are up to {number(worst)} apart"
 
 
-def number(value: float) -> str:
-    """Return a number in at most five digits that matter."""
-    return f"{value:.5g}"
-
-
 def size_clause(ratio: Fraction | float, axes: str) -> str:
     """Return the clause that names the axes whose size a ratio is, or one over it; empty where there are none."""
     return f", {'' if ratio > 1 else '1 over '}the size of {axes}" if axes else ""
@@ -59,7 +54,7 @@ def finding_of(
     one: Compared,
     kind: Kind,
     sentence: str,
-    advice: Advice,
+    advice: tuple[str, str],
     *,
     ranks: Iterable[int] | None = None,
     held: str = "",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
+from shardviz.explain.forward import SegmentsInOneStretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Tensor
     from shardviz.layout.mesh import Mesh
-
-SEGMENTS = {2: "as gate and up", 3: "as q, k and v"}
 
 
 def check_fused(evidence: Evidence, one: Compared) -> Reason | None:
@@ -78,23 +77,12 @@ def _ranges(tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Iterator[tuple[i
 
 
 def _of_segments(name: str, shape: tuple[int, ...], odd: str, axis: str, sizes: list[int]) -> Reason:
-    equal = len(set(sizes)) == 1
-    count, listed = len(sizes), " + ".join(map(str, sizes))
-    rest = ", ".join(map(str, shape[1:]))
-    due = f"[{shape[0]}/{count}/{axis}, {rest}]" if equal else f"each of {listed} rows split over {axis}"
-    called = SEGMENTS[count]
-    split = f".chunk({count})" if equal else f".split({sizes})"
-    local = "" if equal else ", and let the model split each rank's output by the sizes of its own segments"
+    cause = SegmentsInOneStretch(name, shape, tuple(sizes), axis, odd)
     return Reason(
-        "wrong-segment",
+        cause,
         f"{name} returns {shape[0]} features and {odd}, the first module that is wrong, takes {sizes[0]}; {axis} cuts "
         f"{name} in one stretch",
-        f"The model reads {name} as {count} fused segments ({listed}, {called}), and one stretch gives a rank all of "
-        "one segment and nothing of another",
-        f"cut every segment by itself, which is {due}, here and in layers cut alike: "
-        f"torch.cat([segment.chunk(n)[rank] for segment in weight{split}]){local}. If the model reads segments side by "
-        f"side (head by head, unflatten), the cut is right: then look at {odd} and what it is given",
         tensor=name,
-        claimed=due if equal else "",
-        held=f"[{shape[0]}/{axis}, {rest}]",
+        claimed=cause.due if cause.has_equal_segments else "",
+        held=f"[{shape[0]}/{axis}, {', '.join(map(str, shape[1:]))}]",
     )

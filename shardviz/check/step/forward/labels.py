@@ -6,6 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.reason import Reason
+from shardviz.explain.forward import WrongOutputLabel
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Placement, Replicate, Shard
@@ -39,12 +40,9 @@ def _fits(one: Compared, layout: Layout, rank: int) -> bool:
 
 
 def _of_label(claimed: Layout, layout: Layout) -> Reason:
-    now, due = (", ".join(map(str, one.placements() or ())) for one in (claimed, layout))
+    labeled, due = (", ".join(map(str, one.placements() or ())) for one in (claimed, layout))
     return Reason(
-        "wrong-placement",
+        WrongOutputLabel(labeled, due),
         f"what ranks hold is the unsharded model's output under ({due}): {write(layout)}",
-        f"The output is labelled ({now}), which is not how it is split: DTensor.from_local puts on the label that it "
-        "is given, and a plain output is taken to be split by rows over BATCH_AXES and no other axis",
-        f"label it ({due}); of a plain output, gather what another axis splits, or mend BATCH_AXES",
         held=write(layout),
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
+from shardviz.explain.modules import NormOfSplitFeatures
 from shardviz.layout.region import indices
 
 if TYPE_CHECKING:
@@ -95,11 +96,8 @@ def _splitting(dump: Dump, name: str) -> str:
 
 def _reason(name: str, part: int, size: int, axes: str) -> Reason:
     return Reason(
-        "wrong-value",
+        NormOfSplitFeatures(name, axes),
         f"on every rank each row of the output of {name} is the unsharded model's times a number of its own: ranks "
         f"normalize by the statistics of their {part} of {size} features",
-        f"{name} is split over {axes}, and each rank takes the mean square (and the mean) of its own features alone",
-        f"sum the squares (and the values) over {axes} before {name} divides, in a function whose backward sums too, "
-        f"or gather the features before {name} and keep its weight whole",
         tensor=name,
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.forward.slices import places_of, spans
+from shardviz.explain.forward import MicroBatchSentAgain, PositionsStartAgain, RepeatedBatchPart, UngatheredKeys
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -35,13 +36,9 @@ def check_repeated(evidence: Evidence, one: Compared) -> Reason | None:
     if times < 2 or rest or not np.array_equal(places, np.tile(places[:distinct], times)):
         return None
     parts = evidence.activations.num_micro_batches
-    sent = f"The step ran {parts} micro-batches, and one of them was sent, or read from its buffer, {times} times"
-    again = "One part of the batch was computed several times in place of different ones: an index that does not "
     return Reason(
-        "wrong-value",
+        MicroBatchSentAgain(times) if parts == times else RepeatedBatchPart(),
         f"on rank {rank} slices {spans(places[:distinct])} of dim {dim} appear {times} times, others not at all",
-        sent if parts == times else again + "advance, a micro-batch sent again, or a buffer that is read too early",
-        "send every micro-batch once, and wait for a receive before its buffer is read or used for the next",
     )
 
 
@@ -64,13 +61,9 @@ def _are_alike(places: Mapping[int, NDArray[np.int64]], group: tuple[int, ...]) 
 
 def _of_start(odd: Activation, axis: str, places: NDArray[np.int64]) -> Reason:
     return Reason(
-        "wrong-value",
+        PositionsStartAgain(odd.name, axis),
         f"every rank along {axis} has slices {spans(places)} of dim {odd.dim} of the output of {odd.name} in the "
         "unsharded model, and no rank has the others",
-        f"The input of {odd.name} starts again on every rank of {axis}: positions counted from 0 of the rank's own "
-        "tokens in place of the sequence's, or the same part of the sequence on every rank",
-        f"give {odd.name} the positions that the rank's tokens have in the whole sequence, cut and ordered as the "
-        "tokens are",
     )
 
 
@@ -88,14 +81,9 @@ def check_ungathered(evidence: Evidence, one: Compared) -> Reason | None:
         return None
     right = _right_slices(odd)
     return Reason(
-        "wrong-value",
+        UngatheredKeys(before[-1].name, odd.name, axis),
         f"up to {before[-1].name} each rank along {axis} has its own slices of dim {dim}, which are right; {odd.name} "
         f"is the first module whose output is not{right}",
-        f"If what stands between {before[-1].name} and {odd.name} is attention, it reads keys and values of the whole "
-        f"sequence: each rank of {axis} used only its own (they were not gathered), or the mask or rotary positions "
-        "are of another order than the gathered keys or start at 0 on every rank",
-        f"gather keys and values over {axis} (or pass them round, as ring attention does) before {odd.name}, and take "
-        "rotary positions and the mask from where the keys and the rank's own queries are in the whole sequence",
     )
 
 

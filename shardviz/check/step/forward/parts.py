@@ -13,6 +13,7 @@ import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.forward.slices import spans
+from shardviz.explain.forward import ExpertsSentElsewhere, PartsDealtOtherwise
 from shardviz.layout.region import indices
 from shardviz.text import listed
 
@@ -111,20 +112,10 @@ def _of_order(name: str, tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Rea
     distinct = sorted(set(starts))
     copies = len(parts) // len(distinct)
     numbers = [distinct.index(start) for start in starts]
-    due = [at // max(copies, 1) for at in range(len(parts))]
-    shared = f"Several ranks share a part, as key and value heads that are fewer than {axis} has ranks, and "
     return Reason(
-        "misordered",
+        PartsDealtOtherwise(name, axis, len(parts), copies),
         f"{name}'s parts of dim {dim} are {listed(numbers, 2 * MAX_LISTED)} along {axis}, where other weights' rise: "
         f"{_shown(parts)}",
-        (shared if copies > 1 else "")
-        + f"{name} is dealt out in another order over {axis} than the weights that its output meets: "
-        f"features of rank r meet those of another rank's part (torch.repeat_interleave and torch.chunk give part "
-        f"{'r // ' + str(copies) if copies > 1 else 'r'} to rank r)",
-        f"give the ranks along {axis} the parts {listed(due, 2 * MAX_LISTED)} of {name}, and sum its gradient over the "
-        "ranks that then share a part"
-        if copies > 1
-        else f"cut {name} with torch.chunk by mesh.get_local_rank({axis!r})",
         tensor=name,
         held=_shown(parts),
     )
@@ -164,17 +155,10 @@ def _of_experts(name: str, tensor: Tensor, mesh: Mesh, axis: str, rows: Rows) ->
     alike = {expert for expert in range(count) if expert % size * own + expert // size == expert}
     if not right or right != alike & seen:
         return None
-    held, sent = ("in turn", "in chunks") if in_turn else ("in chunks", "in turn")
-    chunked = f"rank e // {own}, place e % {own}"
-    turned = f"rank e % {size}, place e // {size}"
     return Reason(
-        "misordered",
+        ExpertsSentElsewhere(name, axis, size, own, in_turn),
         f"right are the rows of experts {listed(sorted(right), MAX_LISTED)} alone, which have one place in both "
         f"orders; {_shown(parts)} of {name} along {axis}",
-        f"{name} has its experts dealt out {held} over {axis}, and which rows are right fits tokens that are sent "
-        f"as if they were dealt out {sent}",
-        f"send the tokens of expert e to {turned if in_turn else chunked}; or deal the experts out {sent}, so that "
-        f"expert e is on {chunked if in_turn else turned}",
         tensor=name,
         held=_shown(parts),
     )

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardviz.explain.finding import Finding, Kind
+    from shardviz.check.step.compared import Compared
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
 
 @dataclass(frozen=True)
@@ -14,33 +16,32 @@ class Reason:
     """An explanation of a wrong output.
 
     Attributes:
-        kind: The kind of the finding.
+        explanation: The cause, or the likeliest that fits.
         clause: What bears it out, in numbers.
-        cause: The cause, or those that fit.
-        fix: What to change.
         tensor: The tensor or module at fault; empty where it is the output itself.
         claimed: Where its elements are taken to be, in the notation.
         held: Where they are, in the notation or in words.
     """
 
-    kind: Kind
+    explanation: Cause
     clause: str
-    cause: str
-    fix: str
     tensor: str = ""
     claimed: str = ""
     held: str = ""
 
     def of(self, found: Finding) -> Finding:
         """Return the finding of a wrong output with this reason."""
-        return replace(
+        named = replace(
             found,
-            kind=self.kind,
+            kind=self.explanation.kinds[0],
             tensor=self.tensor or found.tensor,
             details=(*found.details, self.clause),
-            cause=self.cause,
-            fix=self.fix,
             claimed=self.claimed or ("" if self.tensor else found.claimed),
             held=self.held,
             generic=False,
         )
+        return named.because(self.explanation)
+
+    def finding(self, one: Compared, sentence: str) -> Finding:
+        """Return the finding that a result is wrong for this reason."""
+        return self.of(self.explanation.finding(one.name, one.wrong, sentence))

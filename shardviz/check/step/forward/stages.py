@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.dump.records.base import WEIGHTS
+from shardviz.explain.stages import (
+    LayersBetweenStagesDropped,
+    OverlappingStages,
+    RemainderLayersDropped,
+    StagesMisnumbered,
+    StagesOutOfOrder,
+)
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -149,12 +156,10 @@ def _lost(pipeline: Pipeline) -> Reason | None:
     num_stages = sum(map(len, pipeline.stages.values()))
     at_end = lost == list(range(pipeline.size - len(lost), pipeline.size))
     left_over = at_end and (pipeline.size - len(lost)) % num_stages == 0 and len(lost) < num_stages
-    cause = f"{pipeline.size} layers were divided by {num_stages} stages, and the remainder was dropped"
+    cause = RemainderLayersDropped if left_over else LayersBetweenStagesDropped
     return Reason(
-        "missing",
+        cause(pipeline.size, num_stages),
         f"no stage has {names}: {_who_has_what(pipeline)}",
-        cause if left_over else "The lists of the stages' layers do not join: what is between two of them was dropped",
-        f"give every layer to a stage: torch.arange({pipeline.size}).tensor_split({num_stages}) leaves none over",
         tensor=f"{pipeline.prefix}{lost[0]}",
     )
 
@@ -167,11 +172,8 @@ def _twice(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
             continue
         where = " and ".join(map(pipeline.who, coords))
         return Reason(
-            "duplicated",
+            OverlappingStages(name, len(coords), pipeline.size),
             f"{name} is on {where}, and ran on {'both' if len(coords) == 2 else 'all'}",
-            f"The stages' layers overlap: what passes through the pipeline goes through {name} {len(coords)} times, "
-            "once on each of several stages",
-            f"keep {name} on one stage; torch.arange({pipeline.size}).tensor_split(num_stages) gives each layer once",
             tensor=name,
         )
     return None
@@ -183,17 +185,9 @@ def _out_of_order(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
     by_stage = [coord for _, coord in numbered if pipeline.layers[coord]]
     if _without_repeats(by_layer) == _without_repeats(by_stage) or not _begins_there(pipeline, evidence):
         return None
-    due = _without_repeats(by_stage)
     return Reason(
-        "misordered",
+        StagesOutOfOrder(pipeline.axis, pipeline.size, tuple(by_stage)),
         f"{_who_has_what(pipeline)}: {_order_in_words(pipeline)}",
-        f"The step sends each stage's output to the stage of the next number, which does not have the next layers: "
-        f"layers and stages are in another order along {pipeline.axis}",
-        f"give the stages 0 to {len(by_stage) - 1} layers that follow one another: "
-        f"torch.arange({pipeline.size}).tensor_split({len(by_stage)})[stage]; or, where ranks run several stages, "
-        "list every one in stages() under its number"
-        if len(due) == len(by_stage)
-        else f"give each rank the layers of its own stages, {listed(by_stage, MAX_LISTED)} along {pipeline.axis}",
         tensor=pipeline.prefix.rstrip("."),
         held=f"layers 0 to {pipeline.size - 1} on {pipeline.axis}={listed(by_layer, 2 * MAX_LISTED)}",
     )
@@ -240,13 +234,8 @@ def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
     if evidence.activations.in_micro_batches or not _enters_odd(pipeline, evidence):
         return None
     return Reason(
-        "misordered",
+        StagesMisnumbered(),
         f"each rank's first layers are right, wrong where another of its stages begins: {_who_has_what(pipeline)}",
-        "Stages are run in another order than they are numbered in: numbers in a loop (interleaved 1F1B: rank r of p "
-        "has r, p + r, ...) do not fit a step that comes back the way it went (a V: r and 2p - 1 - r), nor the "
-        "reverse; or a stage was sent another stage's output",
-        "number the stages in the order in which the step hands activations from one to the next, in a loop or in a V, "
-        "and give each its layers by that number",
         tensor=pipeline.prefix.rstrip("."),
     )
 

@@ -14,6 +14,13 @@ import numpy as np
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.rules.reductions import own_part
+from shardviz.explain.numbers import times_text
+from shardviz.explain.sums import (
+    AveragedBesideVector,
+    ConcatenatedTerms,
+    SummedTwiceBesideVector,
+    UnreducedBesideVector,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,37 +96,23 @@ def _ratios(one: Compared) -> list[Fraction]:
 def _not_reduced(name: str, axis: str, op: str) -> Reason:
     what = "sum" if op == "sum" else "mean"
     return Reason(
-        "unreduced-output",
+        UnreducedBesideVector(name, axis, op),
         f"less {name}, the {what} of the ranks' outputs over {axis} is the unsharded model's",
-        f"Each rank has its own terms of the {what}, with {name} added to them: they were not summed over {axis}"
-        if op == "sum"
-        else f"Each rank has its own part of a mean over {axis}, with {name} added to it",
-        f"all_reduce over {axis} the tensor that {name} is added to, in a function whose backward hands the "
-        f"gradient on as it is (RowwiseParallel does), and add {name} afterwards",
         held=own_part("sum" if op == "sum" else "mean", (axis,)),
     )
 
 
 def _scaled(one: Compared, name: str, ratio: Fraction) -> Reason:
-    size = size_in_words(one.mesh, ratio)
-    if ratio < 1:
-        cause = f"The ranks' terms were averaged over {size} where they are summed, and {name} was added afterwards"
-        fix = f"sum over {size} and do not divide; add {name} after the sum"
-    else:
-        cause = f"The tensor that {name} is added to was already the whole sum when it was summed over {size} again, "
-        cause += f"or every rank along {size} has the whole of it and not its own terms"
-        fix = f"sum over {size} once, of parts that differ from rank to rank; add {name} after the sum"
-    of = f"{ratio} of" if ratio < 1 else f"{ratio} times"
-    return Reason("wrong-scale", f"less {name}, it is {of} the unsharded model's less {name}", cause, fix)
+    cause = AveragedBesideVector if ratio < 1 else SummedTwiceBesideVector
+    return Reason(
+        cause(name, size_in_words(one.mesh, ratio)),
+        f"less {name}, it is {times_text(ratio)} the unsharded model's less {name}",
+    )
 
 
 def _put_side_by_side(dim: int, axis: str, size: int, name: str) -> Reason:
     less = f" less {name}" if name else ""
     return Reason(
-        "wrong-shape",
+        ConcatenatedTerms(axis, dim, name),
         f"the sum of its {size} parts along dim {dim} is the unsharded model's output{less}",
-        f"The ranks' parts along {axis} are terms of a sum, and were put beside one another along dim {dim}: "
-        "concatenated where they are summed",
-        f"sum the parts over {axis} in place of concatenating them"
-        + (f", and add {name} after the sum" if name else ""),
     )

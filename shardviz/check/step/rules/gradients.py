@@ -9,23 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.rules.ratios.scale import advice_on_ratio, times_text
+from shardviz.check.step.rules.ratios.scale import cause_of_ratio
 from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
 from shardviz.check.step.words import apart_text, claimed_text
-from shardviz.explain.finding import Finding
-from shardviz.text import continued
+from shardviz.explain.numbers import times_text
+from shardviz.explain.sums import UnreducedGradient, UnreducedOutput, UnreducedSharedPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.rules.ratios.factors import Batch
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
-MAX_LISTED = 4
 OPS = {"mean": "AVG", "sum": "SUM", "norm": "SUM"}
 """Reductions, as torch calls what is sent."""
-
-REFS = ("pytorch#154888", "Megatron-LM#1446")
 
 
 def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None:
@@ -44,25 +43,16 @@ def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None
     whole = one.whose if ratio == 1 else f"{times_text(ratio)} {one.whose}"
     what = "gradient" if one.role == "grad" else "output"
     op = OPS[reduction]
-    cause, fix = _of_gradient(axes, op, over) if one.role == "grad" else _of_output(axes, op, over)
+    cause: Cause = UnreducedGradient(over, op) if one.role == "grad" else UnreducedOutput(over, op)
     if one.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
-        of_rest = advice_on_ratio(one, ratio, over, batch)
-        cause, fix = (
-            f"{cause}. Even then it is {times_text(ratio)} what is due: {continued(of_rest[0])}",
-            f"{fix}; and {of_rest[1]}",
-        )
-    return Finding(
-        "unreduced-gradient" if one.role == "grad" else "unreduced-output",
-        "error",
+        cause = UnreducedGradient(over, op, ratio, cause_of_ratio(one, ratio, over, batch))
+    return cause.finding(
         one.name,
         one.wrong,
         f"the {what} differs along {axes}: {apart_text(low, high, worst)}",
         details=(f"their {reduction} over {axes} is {whole}",),
         claimed=claimed_text(one),
         held=own_part(reduction, over),
-        cause=cause,
-        fix=fix,
-        refs=REFS if one.role == "grad" else (),
     )
 
 
@@ -75,41 +65,13 @@ def _among_holders(one: Compared) -> Finding | None:
     reduction = reduction_over(one, holders) if worst > one.tolerance else None
     if reduction is None:
         return None
-    groups = [list(ranks) for ranks in holders]
-    return Finding(
-        "unreduced-gradient",
-        "error",
+    return UnreducedSharedPart(len(holders), len(one.reduced), OPS[reduction], tuple(holders)).finding(
         one.name,
         one.wrong,
         f"the gradient differs between ranks that hold the same part: {apart_text(low, high, worst)}",
         details=(f"the {reduction} over those that do is {one.whose}",),
         claimed=claimed_text(one),
         held="each rank's own contribution",
-        cause=f"There are {len(holders)} parts on {len(one.reduced)} ranks, as of key and value heads that are fewer "
-        "than ranks, and nothing reduced the gradient of a part over the ranks that hold it",
-        fix=f"after backward, all_reduce(grad, op=ReduceOp.{OPS[reduction]}, group=group), with group, _ = "
-        f"torch.distributed.new_subgroups_by_enumeration({groups[:MAX_LISTED]}{' + ...' * (len(groups) > MAX_LISTED)})",
-        refs=("transformers#47811",),
-    )
-
-
-def _of_gradient(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
-    calls = " and ".join(f"all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in over)
-    return (
-        f"Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a tensor-parallel "
-        "style manages there, or the reduction ran over a group of one",
-        f"after backward, {calls}, of a DTensor on grad.to_local(); or give the parameter to the wrapper whose mesh "
-        f"has {axes}",
-    )
-
-
-def _of_output(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
-    calls = " and ".join(f"all_reduce(output, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in over)
-    return (
-        f"Each rank multiplied its own part of the features and nothing added the products over {axes}, as "
-        "RowwiseParallel does; or they were labelled as copies",
-        f"use RowwiseParallel; or call {calls} in the forward of a torch.autograd.Function whose backward returns the "
-        "gradient as it is, before anything else reads the output; label terms that are still to be added by Partial()",
     )
 
 

@@ -8,23 +8,31 @@ mean loss, as perplexity, is not the mean of the function.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.advice import where_to_look
+from shardviz.check.step.advice import unexplained_value
 from shardviz.check.step.rules.ratios.factors import batch_axes, splits
-from shardviz.check.step.words import claimed_text, number
-from shardviz.explain.finding import Finding
-from shardviz.text import continued
+from shardviz.check.step.words import claimed_text
+from shardviz.explain.losses import (
+    AveragedExponentials,
+    FunctionBeforeMean,
+    PartialVocabularyLoss,
+    PartialVocabularyValue,
+    RepeatedExponentials,
+)
+from shardviz.explain.numbers import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.rules.ratios.factors import Advice
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
 
 FUNCTIONS: Mapping[str, Callable[[float], float]] = {
@@ -53,8 +61,8 @@ def is_loss(evidence: Evidence, one: Compared) -> bool:
     return one is loss or one.near(one.wanted, loss.wanted)
 
 
-def value_advice(evidence: Evidence, one: Compared) -> Advice | None:
-    """Return where to look for what makes a logged value wrong, of right outputs; None where that says nothing."""
+def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
+    """Return what makes a logged value wrong, of right outputs; None where nothing is known of it."""
     if one.role != "scalar" or not evidence.outputs_are_right:
         return None
     logarithm = _logarithm(one) if one.name == "loss" else None
@@ -64,22 +72,21 @@ def value_advice(evidence: Evidence, one: Compared) -> Advice | None:
     others = [axis for axis in others if batch and not batch[axis]]
     if logarithm or not batch or not others:
         return logarithm
-    cause, fix = (_of_loss if one.name == "loss" else _of_value)(" or ".join(others))
+    cause = (PartialVocabularyLoss if one.name == "loss" else PartialVocabularyValue)(" or ".join(others))
     if any(one.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
-        also = where_to_look(evidence, one)
-        cause, fix = f"{also[0]}; or: {continued(cause)}", f"{also[1]}; {fix}"
-    return cause, fix
+        return replace(unexplained_value(evidence, one), or_else=cause)
+    return cause
 
 
-def _logarithm(one: Compared) -> Advice | None:
-    """Return the advice for a loss that is off by the logarithm of a number of ranks."""
+def _logarithm(one: Compared) -> Cause | None:
+    """Return the cause of a loss that is off by the logarithm of a number of ranks."""
     excess = [float(np.ravel(values - one.wanted)[0]) for values in one.reduced.values()]
     for size, axes in _sizes(one.mesh) if max(excess) - min(excess) <= one.tolerance else ():
         if one.tolerance < SMALL * math.log(size):
             if abs(max(excess) - math.log(size)) <= one.tolerance:
-                return _of_logarithm(size, axes, "large", "counts every part of the vocabulary {size} times")
+                return RepeatedExponentials(size, axes)
             if abs(max(excess) + math.log(size)) <= one.tolerance:
-                return _of_logarithm(size, axes, "small", "is divided by {size}: averaged over ranks, not summed")
+                return AveragedExponentials(size, axes)
     return None
 
 
@@ -90,15 +97,6 @@ def _sizes(mesh: Mesh) -> Iterator[tuple[int, str]]:
             size = math.prod(mesh.axis_size(axis) for axis in axes)
             if size > 1:
                 yield size, " * ".join(axes)
-
-
-def _of_logarithm(size: int, axes: str, way: str, what: str) -> Advice:
-    return (
-        f"The loss is too {way} by log({size}) = {number(math.log(size))}, and {size} is the size of {axes}: the sum "
-        f"of exponentials of the softmax {what.format(size=size)}",
-        f"all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, where each rank has its own words; "
-        "leave the sum out where each rank has all of them",
-    )
 
 
 def check_function(evidence: Evidence, one: Compared) -> Finding | None:
@@ -121,39 +119,16 @@ def check_function(evidence: Evidence, one: Compared) -> Finding | None:
 
 def _of_mean(one: Compared, name: str, over: str) -> Finding:
     rank = one.wrong[0]
-    return Finding(
-        "wrong-value",
-        "error",
+    return FunctionBeforeMean(name, over).finding(
         one.name,
         one.wrong,
         f"the value is the mean over {over} of {name} of each rank's loss, {number(float(one.reduced[rank]))}, where "
         f"{name} of the mean loss is {number(float(one.wanted))}",
         claimed=claimed_text(one),
-        cause=f"{name} was taken before the losses were averaged: the mean of {name} is not {name} of the mean",
-        fix=f"average the losses over {over} first, then take {name}",
     )
 
 
 def _loss(evidence: Evidence) -> Compared | None:
     return next(
         (one for one in evidence.results if (one.role, one.name) == ("scalar", "loss") and not one.incomparable), None
-    )
-
-
-def _of_loss(axes: str) -> Advice:
-    return (
-        f"Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
-        "outputs: labels that were not moved to a shard's own words, words of other shards that are not masked, or a "
-        "maximum, a sum or a mean over a rank's own part only",
-        "subtract the first word of the rank's shard from the labels and mask those outside it; all_reduce the "
-        "maximum, the sum of exponentials and the chosen logit; or use loss_parallel()",
-    )
-
-
-def _of_value(axes: str) -> Advice:
-    return (
-        f"Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
-        "outputs: the value is of a rank's own part only, as an argmax, a maximum or a count over a shard is, or "
-        "counts parts that are copies more than once",
-        f"compute it of the whole: gather the shards over {axes} first, or reduce what is computed of each part",
     )

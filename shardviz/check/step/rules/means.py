@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.dump.records.step import WHOLE_LOSS
-from shardviz.explain.finding import Finding
+from shardviz.explain.losses import MeanOfMeans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.finding import Finding
 
 
 def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
@@ -24,15 +25,10 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     if whole is None or not evidence.loss_is_right:
         return
     mean, due = (float(values) for values in (losses[0].wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
-    yield Finding(
-        "wrong-value",
-        "warning",
+    yield MeanOfMeans().finding(
         "loss",
         tuple(sorted(losses[0].values)),
         f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is {due:.6g}, of "
         "equal outputs",
-        cause="The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels "
-        "that are not ignored, tokens, weights), and these counts are unequal",
-        fix="where it should be the whole batch's, divide each rank's sum by the count of all ranks, all_reduced, and "
-        "multiply by the number of ranks; gradients were compared over the parts",
+        severity="warning",
     )

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.words import number
 from shardviz.dump.records.step import of_micro_batch
-from shardviz.explain.finding import Finding
+from shardviz.explain.gradients import (
+    LostMicroBatches,
+    MicroBatchesReducedAgain,
+    OnlyLastMicroBatch,
+    RepeatedMicroBatch,
+    UnequalMicroBatches,
+)
+from shardviz.explain.numbers import number
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
     Found = tuple[Compared, Finding]
     Weights = tuple[float, ...]
@@ -99,53 +107,28 @@ def _fitted(one: Compared, rank: int, parts: Sequence[NDArray[np.float64]]) -> W
 
 
 def _finding(evidence: Evidence, names: list[str], weights: Weights, ranks: tuple[int, ...]) -> Finding:
-    cause, fix = _advice(evidence, names, weights)
     times = listed(map(number, weights), MAX_LISTED)
     what = "the gradient has" if len(names) == 1 else f"{len(names)} gradients have"
-    return Finding(
-        "wrong-value",
-        "error",
+    return _cause(evidence, names, weights).finding(
         names[0] if len(names) == 1 else "",
         ranks,
         f"{what} the {len(weights)} micro-batches {times} times, respectively, where each should count once",
         details=(f"they are those of {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
-        cause=cause,
-        fix=fix,
     )
 
 
-def _advice(evidence: Evidence, names: list[str], weights: Weights) -> tuple[str, str]:
+def _cause(evidence: Evidence, names: list[str], weights: Weights) -> Cause:
+    """Return why micro-batches count with these weights."""
     counted = [index for index, weight in enumerate(weights) if weight]
     if again := _repeated(weights):
-        return (
-            f"Micro-batch {listed(again, MAX_LISTED)}, counted from 0, was run in place of others: the same rows were "
-            "passed, or sent to the next stage, several times",
-            "pass every micro-batch once; look at the index, and at a buffer that is sent before it is filled again",
-        )
+        return RepeatedMicroBatch(again)
     if counted == [len(weights) - 1]:
-        return (
-            "Only the last micro-batch counts: gradients were zeroed, or overwritten, before each one's backward",
-            "call zero_grad() once, before the first micro-batch; let backward() add to .grad",
-        )
+        return OnlyLastMicroBatch()
     if len(counted) < len(weights):
-        lost = [index for index in range(len(weights)) if index not in counted]
-        return (
-            f"Micro-batches {listed(lost, MAX_LISTED)}, counted from 0, do not count: zero_grad() or an optimizer's "
-            "step came after them, or their backward did not run",
-            "call zero_grad() once, before the first micro-batch, and backward() for each",
-        )
+        return LostMicroBatches(tuple(index for index in range(len(weights)) if index not in counted))
     if axes := _summed_again(evidence, names, weights):
-        return (
-            f"Gradients were summed over {axes} after every micro-batch, so that what was reduced before was summed "
-            f"again: each counts {number(weights[0] / weights[1])} times as often as the next",
-            f"reduce over {axes} once, after the last micro-batch; or reduce each micro-batch's gradient before it is "
-            "added",
-        )
-    return (
-        "Each micro-batch's loss has a weight of its own: it was divided by its own number of rows or labels, or "
-        "scaled between them",
-        "divide every micro-batch's loss by the same number, of all micro-batches together",
-    )
+        return MicroBatchesReducedAgain(axes, weights[0] / weights[1])
+    return UnequalMicroBatches()
 
 
 def _summed_again(evidence: Evidence, names: list[str], weights: Weights) -> str:

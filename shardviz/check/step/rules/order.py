@@ -12,7 +12,7 @@ import numpy as np
 
 from shardviz.check.step.forward.slices import spans
 from shardviz.check.step.words import WHAT, claimed_text
-from shardviz.explain.finding import Finding
+from shardviz.explain.forward import JoinedOutOfOrder, RepeatedParts, RepeatedRows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared, Elements
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
 
@@ -53,29 +54,14 @@ def _repeated(
     if not lost or other is None:
         return None
     axes = " and ".join(axis for axis in one.mesh.axes if _apart_on(one.mesh, axis, other, wrong))
-    return Finding(
-        "wrong-value",
-        "error",
+    cause = (RepeatedRows if (one.role, dim) == ("output", 0) else RepeatedParts)(axes)
+    return cause.finding(
         one.name,
         one.wrong,
         f"rank {wrong} has slices {spans(sorted(places[wrong].values()))} of dim {dim} of {one.whose} {WHAT[one.role]} "
         f"as rank {other} has, and no rank has {spans(sorted(lost))}",
         claimed=claimed_text(one),
-        cause=_same_rows(axes) if (one.role, dim) == ("output", 0) else _same_parts(axes),
-        fix=f"choose each rank's part by its coordinate along {axes}, mesh.get_local_rank, as DistributedSampler does "
-        "given num_replicas and rank of that axis",
     )
-
-
-def _same_rows(axes: str) -> str:
-    return (
-        f"Ranks along {axes} computed the same part of the batch and left another out: the rows were chosen by a "
-        "coordinate that is not the rank's own, or all ranks read the first part"
-    )
-
-
-def _same_parts(axes: str) -> str:
-    return f"Ranks along {axes} have the same part where each should have its own, and nobody has another part"
 
 
 def _apart_on(mesh: Mesh, axis: str, rank: int, other: int) -> bool:
@@ -119,16 +105,11 @@ def _moved(one: Compared, rank: int, dim: int, parts: Mapping[Region | Elements,
 
 def _finding(one: Compared, dim: int, moved: dict[int, int]) -> Finding:
     first, there = next((at, index) for at, index in moved.items() if at != index)
-    return Finding(
-        "misordered",
-        "error",
+    return JoinedOutOfOrder().finding(
         one.name,
         one.wrong,
         f"the {WHAT[one.role]} is {one.whose} with dim {dim} in another order: on rank {one.wrong[0]} "
         f"{sum(at != index for at, index in moved.items())} of {len(moved)} slices are out of place, position {first} "
         f"holds the slice that belongs at {there}",
         claimed=claimed_text(one),
-        cause="Parts were put together in another order than they were cut in: gathered as they came, or put back by a "
-        "permutation where its inverse belongs",
-        fix="concatenate parts by their rank in the group; undo x[order] by y[order.argsort()]",
     )

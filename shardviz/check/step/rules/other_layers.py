@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.words import claimed_text
-from shardviz.explain.finding import Finding
+from shardviz.explain.sums import MixedLayers
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.finding import Finding
 
 
 def check_other_layers(evidence: Evidence, one: Compared) -> Finding | None:
@@ -49,19 +50,10 @@ def _equal(one: Compared, other: Compared, rank: int, at: int) -> bool:
 
 
 def _finding(one: Compared, other: Compared, axis: str) -> Finding:
-    return Finding(
-        "wrong-value",
-        "error",
+    others = tuple(other for other in one.mesh.axes if other != axis and one.mesh.axis_size(other) > 1)
+    return MixedLayers(axis, others).finding(
         one.name,
         one.wrong,
         f"the gradient is equal to that of {other.name}, another weight, which other ranks along {axis} have",
         claimed=claimed_text(one),
-        cause=f"Gradients were reduced over {axis}, whose ranks have different weights: different layers were mixed",
-        fix=_fix(one, axis),
     )
-
-
-def _fix(one: Compared, axis: str) -> str:
-    others = [other for other in one.mesh.axes if other != axis and one.mesh.axis_size(other) > 1]
-    over = f"over {' and '.join(others)}, whichever splits the batch, instead" if others else "over no group at all"
-    return f"take {axis} out of the group that gradients are reduced over; reduce {over}"

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.advice import UNEXPLAINED, where_to_look
-from shardviz.check.step.rules.losses import value_advice
+from shardviz.check.step.advice import where_to_look
+from shardviz.check.step.rules.losses import cause_of_value
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.rules.ratios.scale import size_in_words
-from shardviz.check.step.words import WHAT, claimed_text, number
+from shardviz.check.step.words import WHAT, claimed_text
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.explain.finding import Finding
+from shardviz.explain.numbers import number
+from shardviz.explain.step import RankDependentCode, UnexplainedCopies, WeightOnSomeRanks
+from shardviz.explain.sums import AddedBeforeSum, AddedInSeveralPlaces, BiasLeftOut, MixedShards
 from shardviz.layout.region import index_of
-from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
     Values = dict[int, NDArray[np.float64]]
-
-DIFFERING = f"{UNEXPLAINED}, and differs from rank to rank along"
-MAX_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,18 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
     found = added_too_often(dump, one) or mixed_shards(one)
     if found is not None:
         return found
-    cause, fix = value_advice(evidence, one) or where_to_look(evidence, one)
+    cause = cause_of_value(evidence, one) or where_to_look(evidence, one)
     right = [rank for rank in one.reduced if rank not in one.wrong]
     is_on_some_ranks = bool(one.copies_differ_along and right)
     if is_on_some_ranks:
-        cause, fix = _on_some_ranks(dump, one, right)
+        cause = _on_some_ranks(dump, one, right)
     elif one.copies_differ_along:
-        cause = f"{DIFFERING} {' and '.join(one.copies_differ_along)}: no sum or mean of them is right"
-    return Finding(
-        "wrong-value",
-        "error",
+        cause = UnexplainedCopies(" and ".join(one.copies_differ_along), cause)
+    return cause.finding(
         one.name,
         one.wrong,
         _where(one, rank, excess),
         claimed=claimed_text(one),
-        cause=cause,
-        fix=fix,
         generic=not is_on_some_ranks,
     )
 
@@ -143,21 +139,14 @@ def _times_added(one: Compared, excess: NDArray[np.float64], bias: NDArray[np.fl
 def _added_too_often(one: Compared, name: str, times: int) -> Finding:
     axes = size_in_words(one.mesh, Fraction(times + 1)) if times > 0 else ""
     over = f", once on every rank of {axes}" if axes else ""
-    cause = f"Every rank of {axes} adds the whole of {name} before the sum over ranks"
-    if not axes:
-        cause = f"{name} is added in several places: before and after a sum over ranks, or on several of its ranks"
+    cause: Cause = AddedBeforeSum(name, axes) if axes else AddedInSeveralPlaces(name)
     if times < 0:
-        cause = f"{name} is left out, or is not added on the ranks that count"
-    return Finding(
-        "wrong-scale",
-        "error",
+        cause = BiasLeftOut(name)
+    return cause.finding(
         name,
         one.wrong,
         f"the {WHAT[one.role]} has {name} added {times + 1} times{over}",
         claimed=claimed_text(one),
-        cause=cause,
-        fix=f"add {name} after the sum, as RowwiseParallel does, or on one rank only",
-        refs=("TGI#1036",),
     )
 
 
@@ -197,36 +186,20 @@ def _mixtures(one: Compared, axis: str, wanted: Values, groups: list[tuple[int, 
 
 
 def _of_mixed(one: Compared, axis: str, reduction: str) -> Finding:
-    return Finding(
-        "wrong-value",
-        "error",
+    return MixedShards(axis).finding(
         one.name,
         one.wrong,
         f"every rank has the {reduction} over {axis} of all parts of the {WHAT[one.role]}, which are different parts",
         claimed=claimed_text(one),
-        cause=f"It was reduced over all ranks of {axis}, which splits it: only copies of one part are reduced, shards "
-        "are not",
-        fix=f"reduce it over the axes that do not split it; leave {axis} out of the group, or reduce over those of its "
-        "ranks only that hold the same part",
     )
 
 
-def _on_some_ranks(dump: Dump, one: Compared, right: list[int]) -> tuple[str, str]:
-    """Return cause and fix where some ranks are right: what they have and the others lack, if there is any."""
-    ranks = listed(one.wrong, MAX_LISTED)
-    alone = len(one.wrong) == 1
+def _on_some_ranks(dump: Dump, one: Compared, right: list[int]) -> Cause:
+    """Return the cause where some ranks are right: what they have and the others lack, if there is any."""
     lacking = [
         name
         for tensor in dump.at("initial")
         if tensor.role in WEIGHTS and set(right) <= set(tensor.shards) and not set(one.wrong) & set(tensor.shards)
         for name in tensor.names
     ]
-    if lacking:
-        who = f"Rank {ranks} has" if alone else f"Ranks {ranks} have"
-        cause = f"{who} no {lacking[0]}, which the ranks that are right compute with"
-        return cause, f"put {lacking[0]} on every rank"
-    return (
-        f"{f'Rank {ranks} computes' if alone else f'Ranks {ranks} compute'} something different from the others, which "
-        "are right",
-        "look for code that depends on the rank: an input, a seed, a branch, a buffer that is recomputed",
-    )
+    return WeightOnSomeRanks(one.wrong, lacking[0]) if lacking else RankDependentCode(one.wrong)

@@ -13,11 +13,12 @@ import numpy as np
 
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.check.step.words import claimed_text
-from shardviz.explain.finding import Finding
+from shardviz.explain.gradients import AveragedTiedGradients, TiedShardsMisaligned, UnsummedTiedGradients
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.finding import Finding
 
 
 def check_tied(evidence: Evidence, one: Compared) -> Finding | None:
@@ -31,35 +32,22 @@ def check_tied(evidence: Evidence, one: Compared) -> Finding | None:
     listed = " and ".join(other.name for other in others)
     if ratio_to_wanted(one, one.reduced) == Fraction(1, 1 + len(others)):
         return _averaged(one, listed, 1 + len(others))
-    return Finding(
-        "unreduced-gradient",
-        "error",
+    return UnsummedTiedGradients().finding(
         one.name,
         one.wrong,
         f"the gradient is of this name's use only: it was one tensor with {listed}, which other ranks have, and the "
         "sum of their gradients is the unsharded model's",
         claimed=claimed_text(one),
-        cause="A tied weight has a copy on each of several stages, and nothing summed the copies' gradients: they "
-        "start equal and drift apart",
-        fix="after backward, all_reduce the gradients of both with ReduceOp.SUM over a group of the ranks that have "
-        "them; start from equal weights",
-        refs=("Megatron-LM#299",),
     )
 
 
 def _averaged(one: Compared, listed: str, uses: int) -> Finding:
-    return Finding(
-        "wrong-scale",
-        "error",
+    return AveragedTiedGradients(uses).finding(
         one.name,
         one.wrong,
         f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
         details=(f"it was one tensor with {listed}, which other ranks have",),
         claimed=claimed_text(one),
-        cause="A tied weight has a copy on each of several stages; its gradient is the sum of those of all uses, and "
-        "their mean was taken",
-        fix=f"all_reduce the gradients of the copies with ReduceOp.SUM, and do not divide by {uses}",
-        refs=("Megatron-LM#299",),
     )
 
 
@@ -68,19 +56,12 @@ def _summed_as_they_lie(one: Compared, others: list[Compared]) -> Finding | None
     other = next((other for other in others if all(_shared(one, rank, other) for rank in one.wrong)), None)
     if other is None:
         return None
-    return Finding(
-        "wrong-value",
-        "error",
+    return TiedShardsMisaligned().finding(
         one.name,
         one.wrong,
         f"the gradient is equal to that of {other.name} on other ranks, with which it was one tensor: but the local "
         "shards are different parts of it",
         claimed=claimed_text(one),
-        cause="The copies of a tied weight are split along different dims, or by other ranks, and their local shards' "
-        "gradients were reduced all the same",
-        fix="split both copies along the same dim, or all_gather each gradient to the whole tensor before the sum and "
-        "take this rank's part of it after",
-        refs=("Megatron-LM#299",),
     )
 
 

@@ -6,11 +6,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.rules.ratios.scale import size_in_words
-from shardviz.explain.finding import Finding
+from shardviz.explain.gradients import CutResidual
+from shardviz.explain.sums import RepeatedTerm, TermLeftOut
 
 if TYPE_CHECKING:
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.explain.finding import Finding
 
 INPUT = "input"
 """What a module was given goes by this name."""
@@ -40,15 +42,10 @@ def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
 def _around(first: Divergence, added: str, ranks: tuple[int, ...]) -> Finding:
     """Return the finding that a gradient lacks the part of it that should flow back through a residual."""
     name = first.module or "the model itself"
-    return Finding(
-        "wrong-value",
-        "error",
+    return CutResidual(name).finding(
         name,
         ranks,
         f"the gradient of the input of {name} lacks that of the output of {added}, which should flow back to it",
-        cause=f"The input of {name} is also added to an output, as a residual, and the graph is cut there: the "
-        "residual is taken by .detach(), .data or no_grad, or passed through a collective without a backward",
-        fix="add the tensor itself, or pass it through a collective of torch.distributed.nn.functional",
     )
 
 
@@ -56,24 +53,11 @@ def _finding(evidence: Evidence, first: Divergence, added: str, times: int, rank
     name = first.module or "the model itself"
     term = f"the input of {name}" if added == INPUT else f"the output of {added}"
     if times < 0:
-        return Finding(
-            "wrong-value",
-            "error",
+        return TermLeftOut(name, term).finding(
             name,
             ranks,
             f"the output lacks {term}" if times == -1 else f"{term} is subtracted from the output {-times} times",
-            cause=f"{name} does not add {term} where it is sharded, as a residual that is left out, or adds it on "
-            "ranks that do not count",
-            fix=f"add {term} once, on every rank where the sum over ranks is done, on one of them before it",
         )
     axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1))
-    where = f": every rank of {axes} adds it before the sum over ranks" if axes else ""
-    return Finding(
-        "wrong-scale",
-        "error",
-        name,
-        ranks,
-        f"{term} is in the output {times + 1} times",
-        cause=f"{name} adds {term} {times + 1} times{where or ': in several places, or on several ranks'}",
-        fix=f"add {term} after the sum over {axes or 'ranks'}, or on one rank only",
-    )
+    sentence = f"{term} is in the output {times + 1} times"
+    return RepeatedTerm(name, term, times + 1, axes).finding(name, ranks, sentence)

@@ -20,7 +20,6 @@ from shardviz.check.step.trace.slices import check_other_part, check_own_statist
 from shardviz.check.step.trace.weights import check_order_of_weights
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
-from shardviz.explain.finding import Finding
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
 from shardviz.layout.placements import Placement, Replicate, Shard
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.trace.calls import Calls
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
 
 MAX_CANDIDATES = 1 << 10
 """A tensor that could be split over the mesh in more ways than this is not looked at."""
@@ -62,8 +62,7 @@ def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | N
 
 def _beside_a_vector(evidence: Evidence, one: Compared) -> Finding | None:
     reason = check_sum_beside_a_vector(evidence, one) if one.role == "output" and one.wanted.ndim else None
-    base = Finding("wrong-value", "error", one.name, one.wrong, f"the output is not {one.whose}")
-    return reason.of(base) if reason is not None else None
+    return reason.finding(one, f"the output is not {one.whose}") if reason is not None else None
 
 
 def compared_at(evidence: Evidence, calls: Calls, found: Divergence) -> Iterator[Compared]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.rules.ratios.scale import ratio_to_wanted, times_text
-from shardviz.check.step.trace.advice import advice_on
+from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
+from shardviz.check.step.trace.advice import cause_at
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
 from shardviz.check.step.trace.scale import times_in_backward
 from shardviz.explain.finding import Finding
+from shardviz.explain.numbers import times_text
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ def with_cut(
     own = [pair for pair in found if pair[1].module == first.module and pair[0].role == "grad"]
     left = [pair for pair in found if pair not in own]
     details = (*cut.details, where(first), *(detail for _, finding in own for detail in finding.details))
-    cause, fix = advice_on(evidence, first)
-    named = replace(cut, details=details, cause=cause, fix=fix, module=first.module)
+    named = replace(cut, details=details, module=first.module).because(cause_at(evidence, first))
     return [named if one is cut else one for one in absent], left
 
 
@@ -71,17 +71,16 @@ def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findin
         )
     cause = _explained(evidence, first)
     if cause is None:
-        own, fix = advice_on(evidence, first)
         kind = "unreduced-output" if first.way == "unsummed" else finding.kind
-        return replace(
-            finding, kind=kind, details=(*finding.details, where(first)), cause=own, fix=fix, module=first.module
-        )
+        placed = replace(finding, kind=kind, details=(*finding.details, where(first)), module=first.module)
+        return placed.because(cause_at(evidence, first))
     return replace(
         finding,
         kind=cause.kind,
         details=(*finding.details, where(first), f"there {cause.summary}"),
         claimed=cause.claimed,
         held=cause.held,
+        explanation=cause.explanation,
         cause=cause.cause,
         fix=cause.fix,
         refs=cause.refs,
@@ -105,9 +104,8 @@ def _of_weights(first: Divergence, found: Sequence[Found]) -> Finding | None:
     if first.direction != "backward" or ratio is None or ratio == 1:
         return None
     one = own[0][0]
-    cause, fix = times_in_backward(first.module, ratio, "")
     summary = f"the gradient of {one.name} is {times_text(ratio)} {one.whose}"
-    return Finding("wrong-scale", "error", one.name, one.wrong, summary, cause=cause, fix=fix)
+    return times_in_backward(first.module, ratio, "").finding(one.name, one.wrong, summary)
 
 
 def _is_weight_of(first: Divergence, one: Compared) -> bool:
@@ -190,21 +188,18 @@ def _folded(evidence: Evidence, first: Divergence, nearest: Finding, found: Sequ
     sentence = where(first)
     also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {counted(others, 'other')}" if others else "")
     if cause is None:
-        why, fix = advice_on(evidence, first)
         kind: Kind = "unreduced-gradient" if first.way == "unsummed" else "wrong-value"
-        return replace(
+        placed = replace(
             nearest,
             kind=kind,
             sentence=sentence,
             details=(also,),
-            cause=why,
-            fix=fix,
             module=first.module,
             held="",
             claimed="",
-            refs=(),
             generic=False,
         )
+        return placed.because(cause_at(evidence, first))
     return replace(
         cause,
         tensor=nearest.tensor,

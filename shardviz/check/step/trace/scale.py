@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.rules.ratios.factors import splits
-from shardviz.check.step.rules.ratios.scale import size_in_words, times_text
-from shardviz.check.step.words import WHAT, claimed_text, number, size_clause
-from shardviz.explain.finding import Finding
+from shardviz.check.step.rules.ratios.scale import size_in_words
+from shardviz.check.step.words import WHAT, claimed_text, size_clause
+from shardviz.explain.gradients import AveragedBackward, RepeatedBackwardSum
+from shardviz.explain.modules import AveragedForward, RepeatedForwardSum, ScaledBetweenModules, ScaledByMicroBatches
+from shardviz.explain.numbers import times_text
 
 if TYPE_CHECKING:
-    from shardviz.check.step.advice import Advice
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
 MAX_DENOMINATOR = 64
 NEAR = 1e-6
@@ -38,17 +41,13 @@ def check_times(evidence: Evidence, one: Compared, first: Divergence) -> Finding
     is_ratio = bool(ratio) and abs(factor - ratio) <= max(NEAR, one.rounding.epsilon) * abs(factor)
     axes = _axes(one, ratio) if is_ratio else []
     size = " or ".join(axes)
-    times = times_text(ratio) if is_ratio else f"{number(factor)} times"
-    cause, fix = _advice(evidence, first, ratio if is_ratio else Fraction(0), size)
-    return Finding(
-        "wrong-scale",
-        "error",
+    cause = _cause(evidence, first, ratio if is_ratio else Fraction(0), size)
+    times = times_text(ratio if is_ratio else factor)
+    return cause.finding(
         one.name,
         one.wrong,
         f"the {WHAT[one.role]} is {times} {one.whose}{size_clause(ratio, size)}",
         claimed=claimed_text(one),
-        cause=cause,
-        fix=fix,
     )
 
 
@@ -71,57 +70,18 @@ def _axes(one: Compared, ratio: Fraction) -> list[str]:
     return [text for text in named.split(" or ") if text and not any(splits(one, axis) for axis in text.split(" * "))]
 
 
-def _advice(evidence: Evidence, first: Divergence, ratio: Fraction, axes: str) -> Advice:
+def _cause(evidence: Evidence, first: Divergence, ratio: Fraction, axes: str) -> Cause:
     name = first.module or "the model itself"
     parts = evidence.activations.num_micro_batches
     if parts > 1 and ratio in (Fraction(1, parts), Fraction(parts)):
-        return (
-            f"What goes through {name} in {first.direction} is {'divided' if ratio < 1 else 'multiplied'} by "
-            f"{parts}, the number of micro-batches, once more than the loss is",
-            f"divide the loss by {parts} and nothing else: not what is sent between stages",
-        )
+        return ScaledByMicroBatches(name, first.direction, parts, is_divided=ratio < 1)
     if first.direction == "backward":
         return times_in_backward(name, ratio, axes)
     if (first.way, first.before) == ("between", first.module) and first.after:
-        return _on_the_way(first.after, name)
-    return _in_forward(name, ratio, axes)
+        return ScaledBetweenModules(first.after, name)
+    return (RepeatedForwardSum if ratio >= 1 else AveragedForward)(name, axes)
 
 
-def _on_the_way(after: str, name: str) -> Advice:
-    return (
-        f"The output of {after} is right, and {name} receives it multiplied by a number: it is scaled on the way, as "
-        "where one stage of a pipeline sends to the next",
-        f"look at the code between {after} and {name} that sends, receives or divides",
-    )
-
-
-def _in_forward(name: str, ratio: Fraction, axes: str) -> Advice:
-    over = f" over {axes}" if axes else ""
-    if ratio >= 1:
-        return (
-            f"{name} sums{over} what is the whole sum already, or was never split, or scales by a number that "
-            "changes when it is sharded",
-            f"sum{over} once, of parts that differ from rank to rank; look at {name} for what else multiplies",
-        )
-    return (
-        f"{name} averages{over} the terms of a sum, or has one of several equal contributions, or divides by a number "
-        "that changes when it is sharded",
-        f"sum{over} and do not divide; look at {name} for what else divides",
-    )
-
-
-def times_in_backward(name: str, ratio: Fraction, axes: str) -> Advice:
-    """Return cause and fix of a gradient that is multiplied by a number in a module's backward."""
-    over = f" over {axes}" if axes else ""
-    if ratio >= 1:
-        return (
-            f"In the backward of {name} equal gradients are summed{over} once more: the backward of "
-            "torch.distributed.nn.functional.all_reduce is a sum over ranks too, which is one too many where every "
-            "rank computes the same loss; or the gradient is scaled there",
-            f"in {name}, use RowwiseParallel or a torch.autograd.Function that all_reduces in forward and returns the "
-            "gradient as it is in backward",
-        )
-    return (
-        f"In the backward of {name} a gradient is averaged{over} that should be summed, or divided once too often",
-        f"look at what {name} does to gradients: hooks, torch.autograd.Functions, the backward of its collectives",
-    )
+def times_in_backward(name: str, ratio: Fraction, axes: str) -> Cause:
+    """Return the cause of a gradient that is multiplied by a number in a module's backward."""
+    return (RepeatedBackwardSum if ratio >= 1 else AveragedBackward)(name, axes)

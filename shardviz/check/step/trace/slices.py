@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.words import WHAT, claimed_text
-from shardviz.explain.finding import Finding
+from shardviz.explain.forward import ExchangedParts, FirstPartOnAll
+from shardviz.explain.modules import StatisticsOfPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
+    from shardviz.explain.finding import Finding
 
 FEWEST = 6
 """Numbers that share a factor and an offset: any three are near to a line through two."""
@@ -53,22 +55,11 @@ def _holder(one: Compared, axis: str, rank: int) -> int | None:
 def _of_other(one: Compared, axis: str, given: dict[int, int]) -> Finding:
     rank, other = next(iter(given.items()))
     is_first = len(set(given.values())) == 1
-    cause = (
-        f"Every rank along {axis} has the part of the first: positions, or an index into a table or a sequence, are "
-        "counted from 0 again on every rank, or the same part was sent to all"
-        if is_first
-        else f"The parts along {axis} are exchanged: heads, rows or tokens of another rank's part, as of a gather that "
-        "is indexed by the wrong rank or put together in another order"
-    )
-    return Finding(
-        "misordered",
-        "error",
+    return (FirstPartOnAll if is_first else ExchangedParts)(axis).finding(
         one.name,
         one.wrong,
         f"the {WHAT[one.role]} of rank {rank} is the part that rank {other} along {axis} has in the unsharded model",
         claimed=claimed_text(one),
-        cause=cause,
-        fix=f"take the part of the rank's own coordinate, mesh.get_local_rank({axis!r})",
     )
 
 
@@ -118,18 +109,12 @@ def _grouped(values: NDArray[np.float64], dims: tuple[int, ...]) -> NDArray[np.f
 
 def _of_statistics(one: Compared, dims: tuple[int, ...], axes: str) -> Finding:
     per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
-    return Finding(
-        "wrong-value",
-        "error",
+    return StatisticsOfPart(axes).finding(
         one.name,
         one.wrong,
         f"on each rank every {per} of the {WHAT[one.role]} is the unsharded model's times a number, plus a number, of "
         "its own",
         claimed=claimed_text(one),
-        cause=f"Ranks normalize by the statistics (mean, variance, mean square) of their own part, where {axes} cut "
-        "what they are taken over",
-        fix=f"sum counts, values and squares over {axes} before the division, in a function whose backward sums too; "
-        "for BatchNorm, SyncBatchNorm over all ranks that have a part of the batch",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.explain.finding import Finding
+from shardviz.explain.modules import UnlikeLayers
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Tensor
+    from shardviz.explain.finding import Finding
     from shardviz.layout.region import Ranges
 
 MAX_LISTED = 4
@@ -55,14 +56,9 @@ def _is_rising(spans: Ranges) -> bool:
 def _finding(name: str, dims: Mapping[int, int]) -> Finding:
     ranks = tuple(sorted(dims))
     dim = dims[ranks[0]]
-    return Finding(
-        "misordered-within-shard",
-        "error",
+    return UnlikeLayers(name, dim).finding(
         name,
         ranks,
         f"dim {dim} of {name} is in another order on {named_ranks(ranks, MAX_LISTED)} than in the unsharded model; "
         "the weights of other layers are in order",
-        cause=f"Parts of dim {dim} of {name} were put together, flipped or loaded in another order than those of "
-        "the tensor it is multiplied with",
-        fix=f"cut {name} as the other layers' are cut; if the order is meant, put that tensor in the same order",
     )

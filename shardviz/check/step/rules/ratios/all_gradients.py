@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.ratios.clipping import multiplied, nearness, round_norm
-from shardviz.check.step.rules.ratios.factors import advice, batch_axes
+from shardviz.check.step.rules.ratios.factors import batch_axes, cause_of_axes
 from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
-from shardviz.check.step.rules.ratios.scale import RATIO_PRECISION, overs, times_text
-from shardviz.check.step.words import number, size_clause
-from shardviz.explain.finding import Finding
-from shardviz.text import continued
+from shardviz.check.step.rules.ratios.scale import RATIO_PRECISION, overs
+from shardviz.check.step.words import size_clause
+from shardviz.explain.numbers import number, times_text
+from shardviz.explain.scales import ClippedByParts, ScaledBackward
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.rules.ratios.clipping import Multiplied
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
     Found = tuple[Compared, Finding]
 
@@ -63,23 +65,16 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     is_ratio = bool(ratio) and abs(factor - ratio) <= near * max(1.0, abs(factor))
     found = overs(gradients, ratio, batch_axes(evidence.dump)) if is_ratio else []
     size = " or ".join(over.text for over in found)
-    times = times_text(ratio) if is_ratio else f"{number(factor)} times"
-    cause, fix = _advice(gradients, factor, times)
+    exact = ratio if is_ratio else factor
+    cause = _cause(gradients, factor, exact)
     if found:
-        of_axes = advice(ratio, found, of_all=True)
-        cause, fix = f"{of_axes[0]}; or: {continued(cause)}", f"{of_axes[1]}; or {fix}"
-    sentence = f"the gradient is {times} the unsharded model's{size_clause(ratio, size)}"
+        cause = cause_of_axes(ratio, found, of_all=True, or_else=cause)
     first = gradients[0]
-    finding = Finding(
-        "wrong-scale",
-        "error",
+    finding = cause.finding(
         first.name,
         first.wrong,
-        sentence,
+        f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio, size)}",
         details=("the loss is right",),
-        cause=cause,
-        fix=fix,
-        refs=("gpt-neox#1259",),
     )
     return finding if len(gradients) == 1 else _of_all(finding, gradients)
 
@@ -99,25 +94,10 @@ def _all(number: int) -> str:
     return "both" if number == 2 else f"all {number:,}"
 
 
-def _advice(gradients: Sequence[Compared], factor: float, times: str) -> tuple[str, str]:
-    """Return the advice where no axis tells what the factor comes of."""
+def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float) -> Cause:
+    """Return the cause where no axis tells what the factor comes of."""
     norm, left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
-    if left:
-        return (
-            f"The gradients were clipped to {number(left)} by {norm}, which is not the norm of all gradients",
-            "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares, each part once, "
-            "before the root",
-        )
-    factors = "a loss scale that was never taken out of the gradients, a weight of the loss"
-    if factor > 1:
-        factors += ", or micro-batches whose losses were not divided by their number"
-    else:
-        factors += ", or the number of micro-batches was divided by twice"
-    return (
-        f"Backward ran on another loss than the one that is returned, {times} it: {factors}",
-        "call backward() on the loss that is returned, divided by the number of micro-batches; where a loss scale is "
-        "meant, divide every gradient by it before the optimizer's step",
-    )
+    return ClippedByParts(norm, left) if left else ScaledBackward(exact)
 
 
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.words import claimed_text
-from shardviz.explain.finding import Finding
+from shardviz.explain.scales import NormOverWrongAxes, RootsReduced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.finding import Finding
 
     Values = Mapping[int, NDArray[np.float64]]
 
@@ -83,18 +84,11 @@ def _is(one: Compared, values: Values, *, root: bool = False) -> bool:
 
 
 def _of_norms(one: Compared, what: str, axes: tuple[str, ...]) -> Finding:
-    over = " and ".join(axes)
-    return Finding(
-        "wrong-scale",
-        "error",
+    return RootsReduced(" and ".join(axes)).finding(
         one.name,
         one.wrong,
         f"the value is {what}, where the norm of all gradients is the root of the sum of all squares",
         claimed=claimed_text(one),
-        cause=f"Each rank took the root of the squares of its own parts, and the roots were reduced over {over}",
-        fix=f"all_reduce the sum of squares over {over} with ReduceOp.SUM, and take the root once, after it; "
-        "torch.nn.utils.get_total_norm does so for DTensors",
-        refs=("RLinf#1558",),
     )
 
 
@@ -109,25 +103,15 @@ def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
 
 
 def _finding(one: Compared, gradients: list[Compared], axes: tuple[str, ...]) -> Finding:
-    copied = next(((name, axis) for axis in axes for name in _names(gradients, axis, split=False)), None)
-    left = next(((name, axis) for axis in one.mesh.axes if axis not in axes for name in _names(gradients, axis)), None)
-    causes = []
-    if copied:
-        causes.append(f"Ranks along {copied[1]} have copies of the gradient of {copied[0]}, and each copy was counted")
-    if left:
-        causes.append(f"{left[1]} splits the gradient of {left[0]}, and the other parts were left out")
+    copied = next(((name, axis) for axis in axes for name in _names(gradients, axis, split=False)), ("", ""))
+    others = [axis for axis in one.mesh.axes if axis not in axes]
+    left = next(((name, axis) for axis in others for name in _names(gradients, axis)), ("", ""))
     over = f"summed over {' and '.join(axes)}" if axes else "not summed over any axis"
-    return Finding(
-        "wrong-scale",
-        "error",
+    return NormOverWrongAxes(*copied, *left).finding(
         one.name,
         one.wrong,
         f"the value is the norm of all gradients with the squares of each rank's {over}",
         claimed=claimed_text(one),
-        cause="; ".join(causes),
-        fix="for each gradient all_reduce the squares over the axes that split it, and no others, before the root; "
-        "torch.nn.utils.get_total_norm does so for DTensors",
-        refs=("RLinf#1558", "torchtune#2420"),
     )
 
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.rules.ratios.factors import Over, advice, batch_of, splits
-from shardviz.check.step.words import WHAT, claimed_text, number, size_clause
-from shardviz.explain.finding import Finding
+from shardviz.check.step.rules.ratios.factors import Over, batch_of, cause_of_axes, splits
+from shardviz.check.step.words import WHAT, claimed_text, size_clause
+from shardviz.explain.factors import DividedMean, LostContributions, SummedContributions, SummedValue, UnsummedValue
+from shardviz.explain.numbers import number, times_text
+from shardviz.explain.scales import ClippedByShardNorm, LossScaleLeft, ScaledByOwnCount, ScaledInStep, ScaledPart
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.rules.ratios.factors import Batch
     from shardviz.check.step.rules.ratios.part import Part
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
 
 RATIO_PRECISION = 1e-6
@@ -39,35 +43,8 @@ LEFT = 0.25
 """Numbers explain differences of whose squares they leave no more than this part."""
 
 MAX_LISTED = 3
-OWN_NUMBER = (
-    "Each rank scaled its gradients by a number that it computed from its own part, as the norm of its shards in "
-    "clipping by hand",
-    "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares before the root",
-)
-OWN_COUNT = (
-    "Each rank multiplies or divides by a number of its own part: a count of tokens, a norm, a mean",
-    "compute that number over all ranks: all_reduce what it is made of before it is used",
-)
 LOSS_SCALE = 16
 """Gradients that are larger by this power of two or a higher one on some ranks only may carry a loss scale."""
-STILL_SCALED = (
-    "The loss was scaled before backward, as GradScaler does, and only the other ranks took the scale out of their "
-    "gradients; or these ranks scaled theirs by a number of their own",
-    "unscale on every rank, scaler.unscale_(optimizer) under no condition on the rank, before anything reads the "
-    "gradients",
-)
-ONE_NUMBER = (
-    "The sharded step scales this and the unsharded model's does not: clipping by its own norm, a loss scale, a weight "
-    "of its own in the loss",
-    "scale in loss() or not at all in the step that is compared; clip in optimizer(); where it is not yours, look for "
-    "what scales it",
-)
-
-ONE_NUMBER_OF_PART = (
-    "The sharded step scales this and the unsharded model's does not, and other gradients are right: clipping of some "
-    "gradients only, a hook, a term of the loss that reaches only these and has a weight of its own",
-    "look for what scales these alone; clip in optimizer()",
-)
 
 
 def check_scale(
@@ -87,76 +64,39 @@ def check_scale(
     found = overs([one], ratio, batch)
     size = " or ".join(over.text for over in found)
     of_all = part is not None and part.is_all
-    cause, fix = (
-        _of_value(ratio, size, is_mean=is_mean) if one.role == "scalar" else _advice(ratio, found, of_all=of_all)
+    cause = (
+        _of_value(ratio, size, is_mean=is_mean) if one.role == "scalar" else _of_gradient(ratio, found, of_all=of_all)
     )
-    return Finding(
-        "wrong-scale",
-        "error",
+    return cause.finding(
         one.name,
         one.wrong,
         f"the {WHAT[one.role]} is {times_text(ratio)} {one.whose}{size_clause(ratio, size)}",
         details=(part.text,) if part is not None and part.text else (),
         claimed=claimed_text(one),
-        cause=cause,
-        fix=fix,
-        refs=("gpt-neox#1259",),
     )
 
 
-def times_text(ratio: Fraction) -> str:
-    """Return a ratio as a sentence has it: `2 times`, `1/2 of`."""
-    return f"{ratio.numerator} times" if ratio.denominator == 1 else f"{ratio} of"
-
-
-def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> tuple[str, str]:
-    """Return the advice for a logged number."""
-    over = f" over {axes}" if axes else ""
-    size = f"the size of {axes}" if axes else f"{max(ratio, 1 / ratio)}"
+def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
+    """Return the cause of a logged number's factor."""
     if ratio > 1:
-        return (
-            f"Equal contributions were summed{over}, or a sum was taken where each rank's mean, or each micro-batch's, "
-            "should be averaged",
-            f"reduce{over} with ReduceOp.AVG, or reduce once only; divide the loss by the number of micro-batches",
-        )
-    if is_mean:
-        return f"It was divided by {size} though it is a mean already", "divide once only: the reduction takes the mean"
-    return (
-        f"Each rank has the number of its own part, which is the same on all of them, and nothing summed it{over}; or "
-        "it is a mean that was taken twice",
-        f"all_reduce it with ReduceOp.SUM{over}; a mean is taken once only",
-    )
+        return SummedValue(axes)
+    return DividedMean(axes, 1 / ratio) if is_mean else UnsummedValue(axes)
 
 
-def _advice(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> tuple[str, str]:
+def _of_gradient(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> Cause:
     if found:
-        return advice(ratio, found, of_all=of_all)
-    if ratio > 1 and not of_all:
-        return (
-            f"{ratio} contributions, no mesh axis's size, were summed where they should be averaged, or something "
-            "multiplies these: they were reduced several times, a hook, a term of the loss that reaches only them",
-            "look at what reduces or multiplies these alone; reduce once, after the last backward",
-        )
-    if ratio > 1:
-        return (
-            f"{ratio} contributions, no mesh axis's size, were summed where they should be averaged, as of "
-            "micro-batches; or it was reduced several times",
-            "divide each micro-batch's loss by their number; reduce once, after the last",
-        )
-    return (
-        f"It was divided by {1 / ratio}, not the size of a mesh axis, or has only {ratio} of the contributions",
-        "divide by the number of contributions, once; reduce over all ranks that have one",
-    )
+        return cause_of_axes(ratio, found, of_all=of_all)
+    return SummedContributions(ratio, of_all) if ratio > 1 else LostContributions(ratio, 1 / ratio)
 
 
-def advice_on_ratio(one: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> tuple[str, str]:
-    """Return cause and fix of a gradient that has a ratio besides its copies being apart along some axes.
+def cause_of_ratio(one: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
+    """Return the cause of a ratio that a gradient has besides its copies differing along some axes.
 
     Nothing was reduced over these; where another axis has the size, it is the other.
     """
     found = overs([one], ratio, batch)
     others = [over for over in found if not {*over.axes} & {*apart}]
-    return _advice(ratio, others or found, of_all=False)
+    return _of_gradient(ratio, others or found, of_all=False)
 
 
 def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -> list[Over]:
@@ -237,13 +177,13 @@ def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
     alike = high - low <= _precision(one) * abs(high)
     shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
-    own = OWN_NUMBER if one.role == "grad" else OWN_COUNT
-    one_number = ONE_NUMBER_OF_PART if part is not None and part.is_beside_right else ONE_NUMBER
-    cause, fix = one_number if alike else STILL_SCALED if _is_loss_scale(factors.values()) else own
+    cause: Cause = ClippedByShardNorm() if one.role == "grad" else ScaledByOwnCount()
+    if _is_loss_scale(factors.values()):
+        cause = LossScaleLeft()
+    if alike:
+        cause = ScaledPart() if part is not None and part.is_beside_right else ScaledInStep()
     summary = f"the {WHAT[one.role]} is {times}"
-    return Finding(
-        "wrong-scale", "error", one.name, one.wrong, summary, claimed=claimed_text(one), cause=cause, fix=fix
-    )
+    return cause.finding(one.name, one.wrong, summary, claimed=claimed_text(one))
 
 
 def least_scale(one: Compared) -> float:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.words import finding_of, number
+from shardviz.check.step.words import claimed_text
 from shardviz.dump.records.step import of_replay
+from shardviz.explain.numbers import number
+from shardviz.explain.scales import SmallFactor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +34,6 @@ SURE = 6.0
 """A factor must be so many times as far from 1 as what is left of the differences makes it."""
 LARGEST = 0.1
 """Where more is left of the differences than this, relative to the gradient, the gradient is another one."""
-CAUSE = (
-    "It is multiplied or divided after its module made it: by a count of rows or tokens that ranks do not share, by a "
-    "loss scale, a divide factor or clipping"
-)
-FIX = "look at what scales this gradient between its module's backward and the optimizer, and at the reduction's op"
 
 
 def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
@@ -56,7 +53,7 @@ def _is_known(evidence: Evidence, one: Compared) -> bool:
 
 def _finding(one: Compared, factor: float) -> Finding:
     sentence = f"the gradient is {number(factor)} times what its module's own input and output gradient make"
-    return finding_of(one, "wrong-scale", sentence, (CAUSE, FIX), ranks=one.reduced)
+    return SmallFactor().finding(one.name, tuple(sorted(one.reduced)), sentence, claimed=claimed_text(one))
 
 
 def measured(evidence: Evidence, one: Compared) -> tuple[float, float, float]:

@@ -1,0 +1,356 @@
+"""Causes of outputs that have right parts: on the wrong rank, out of order, several times, under a wrong label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+from shardviz.text import listed
+
+MAX_LISTED = 4
+CALLED = {2: "as gate and up", 3: "as q, k and v"}
+"""What a model may call so many fused segments."""
+
+
+@dataclass(frozen=True)
+class JoinedOutOfOrder(Cause):
+    """A result has the right slices along a dim, in another order.
+
+    Parts are gathered in the order in which they arrive, or tokens are put back by the permutation that sorted them
+    instead of its inverse. A loss that does not depend on the order is right, which hides it.
+    """
+
+    kinds = ("misordered",)
+    why = (
+        "Parts were put together in another order than they were cut in: gathered as they came, or put back by a "
+        "permutation where its inverse belongs"
+    )
+    how = "concatenate parts by their rank in the group; undo x[order] by y[order.argsort()]"
+
+
+@dataclass(frozen=True)
+class RepeatedRows(Cause):
+    """Ranks compute the same rows of the batch, and other rows are on no rank.
+
+    The sampler is given the wrong rank or number of ranks, or every rank reads the first part. Each rank's loss is that
+    of real rows, so training continues on a part of the data.
+    """
+
+    axes: str
+    kinds = ("wrong-value",)
+    why = (
+        "Ranks along {axes} computed the same part of the batch and left another out: the rows were chosen by a "
+        "coordinate that is not the rank's own, or all ranks read the first part"
+    )
+    how = (
+        "choose each rank's part by its coordinate along {axes}, mesh.get_local_rank, as DistributedSampler does given "
+        "num_replicas and rank of that axis"
+    )
+
+
+@dataclass(frozen=True)
+class RepeatedParts(Cause):
+    """Ranks have the same part of a result, and another part is on no rank.
+
+    The part is chosen by something else than the rank's own coordinate. All parts have the same shape.
+    """
+
+    axes: str
+    kinds = ("wrong-value",)
+    why = "Ranks along {axes} have the same part where each should have its own, and nobody has another part"
+    how = RepeatedRows.how
+
+
+@dataclass(frozen=True)
+class FirstPartOnAll(Cause):
+    """Every rank along an axis has the part of an activation that belongs to the first.
+
+    Positions or indices are counted from 0 again on each rank, or the first part is sent to all. Lookups by position
+    succeed everywhere.
+    """
+
+    axis: str
+    kinds = ("misordered",)
+    why = (
+        "Every rank along {axis} has the part of the first: positions, or an index into a table or a sequence, are "
+        "counted from 0 again on every rank, or the same part was sent to all"
+    )
+    how = "take the part of the rank's own coordinate, mesh.get_local_rank({axis!r})"
+
+
+@dataclass(frozen=True)
+class ExchangedParts(Cause):
+    """Ranks along an axis have each other's parts of an activation.
+
+    A gather is indexed by another rank than its own, or put together in another order. Parts have equal shapes, so
+    nothing notices.
+    """
+
+    axis: str
+    kinds = ("misordered",)
+    why = (
+        "The parts along {axis} are exchanged: heads, rows or tokens of another rank's part, as of a gather that is "
+        "indexed by the wrong rank or put together in another order"
+    )
+    how = FirstPartOnAll.how
+
+
+@dataclass(frozen=True)
+class WrongOutputLabel(Cause):
+    """The output is right under other placements than those of its label.
+
+    A label is not compared with the data. Code that trusts it puts the parts together wrongly.
+
+    Attributes:
+        labeled: The placements of the label, with commas.
+        due: Those under which the values are the unsharded model's.
+    """
+
+    labeled: str
+    due: str
+    kinds = ("wrong-placement",)
+    why = (
+        "The output is labelled ({labeled}), which is not how it is split: DTensor.from_local puts on the label that "
+        "it is given, and a plain output is taken to be split by rows over BATCH_AXES and no other axis"
+    )
+    how = "label it ({due}); of a plain output, gather what another axis splits, or mend BATCH_AXES"
+
+
+@dataclass(frozen=True)
+class MicroBatchSentAgain(Cause):
+    """All micro-batches of the output are one and the same.
+
+    One micro-batch is sent each time, or one receive buffer is read each time. The pipeline runs its whole schedule and
+    returns the right number of rows.
+    """
+
+    times: int
+    kinds = ("wrong-value",)
+    why = "The step ran {times} micro-batches, and one of them was sent, or read from its buffer, {times} times"
+    how = "send every micro-batch once, and wait for a receive before its buffer is read or used for the next"
+
+
+@dataclass(frozen=True)
+class RepeatedBatchPart(Cause):
+    """One part of the batch appears several times in the output, and other parts not at all.
+
+    An index does not advance, or a buffer is read before the next part has arrived. The output has the right number of
+    rows.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "One part of the batch was computed several times in place of different ones: an index that does not advance, "
+        "a micro-batch sent again, or a buffer that is read too early"
+    )
+    how = MicroBatchSentAgain.how
+
+
+@dataclass(frozen=True)
+class PositionsStartAgain(Cause):
+    """Ranks compute the same slices of a sequence, because positions start at 0 on each.
+
+    Positions are counted within the rank's own tokens. An embedding or rotary table accepts them, and every rank gets
+    the slices that belong to the first.
+
+    Attributes:
+        module: The first module whose output shows it.
+        axis: The axes that fit: `cp or tp`.
+    """
+
+    module: str
+    axis: str
+    kinds = ("wrong-value",)
+    why = (
+        "The input of {module} starts again on every rank of {axis}: positions counted from 0 of the rank's own tokens "
+        "in place of the sequence's, or the same part of the sequence on every rank"
+    )
+    how = (
+        "give {module} the positions that the rank's tokens have in the whole sequence, cut and ordered as the tokens "
+        "are"
+    )
+
+
+@dataclass(frozen=True)
+class UngatheredKeys(Cause):
+    """Attention over a split sequence uses each rank's own keys, or positions that do not fit.
+
+    Queries need the keys and values of the whole sequence. With local keys attention runs without an error and attends
+    to a part of the text.
+
+    Attributes:
+        before: The last right module.
+        module: The first wrong one.
+        axis: The axis that splits the sequence.
+    """
+
+    before: str
+    module: str
+    axis: str
+    kinds = ("wrong-value",)
+    why = (
+        "If what stands between {before} and {module} is attention, it reads keys and values of the whole sequence: "
+        "each rank of {axis} used only its own (they were not gathered), or the mask or rotary positions are of "
+        "another order than the gathered keys or start at 0 on every rank"
+    )
+    how = (
+        "gather keys and values over {axis} (or pass them round, as ring attention does) before {module}, and take "
+        "rotary positions and the mask from where the keys and the rank's own queries are in the whole sequence"
+    )
+
+
+@dataclass(frozen=True)
+class SegmentsInOneStretch(Cause):
+    """A fused weight is cut in one stretch, so a rank lacks some of its segments.
+
+    Gate and up, or q, k and v, are one weight that the model splits into segments. Each segment must be cut by itself.
+    One stretch has the same shape, and the model reads segments in it that are not there.
+
+    Attributes:
+        tensor: The weight.
+        shape: Its shape.
+        sizes: The rows of each segment.
+        axis: The axis that cuts it.
+        reader: The module that reads a segment.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    axis: str
+    reader: str
+    kinds = ("wrong-segment",)
+    why = (
+        "The model reads {tensor} as fused segments ({sizes}), and one stretch gives a rank all of one segment and "
+        "nothing of another"
+    )
+
+    @property
+    def due(self) -> str:
+        """How the weight should be cut; in the notation if the segments are equal."""
+        rest = ", ".join(map(str, self.shape[1:]))
+        if self.has_equal_segments:
+            return f"[{self.shape[0]}/{len(self.sizes)}/{self.axis}, {rest}]"
+        return f"each of {' + '.join(map(str, self.sizes))} rows split over {self.axis}"
+
+    @property
+    def has_equal_segments(self) -> bool:
+        """Whether all segments have the same number of rows."""
+        return len(set(self.sizes)) == 1
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the segments."""
+        count, sizes = len(self.sizes), " + ".join(map(str, self.sizes))
+        why = self.why.replace("fused", f"{count} fused")
+        return why.format(tensor=self.tensor, sizes=f"{sizes}, {CALLED[count]}")
+
+    @property
+    def fix(self) -> str:
+        """The fix, as a line of torch."""
+        split, local = f".chunk({len(self.sizes)})", ""
+        if not self.has_equal_segments:
+            split = f".split({list(self.sizes)})"
+            local = ", and let the model split each rank's output by the sizes of its own segments"
+        return (
+            f"cut every segment by itself, which is {self.due}, here and in layers cut alike: "
+            f"torch.cat([segment.chunk(n)[rank] for segment in weight{split}]){local}. If the model reads segments "
+            f"side by side (head by head, unflatten), the cut is right: then look at {self.reader} and what it is given"
+        )
+
+
+@dataclass(frozen=True)
+class PartsDealtOtherwise(Cause):
+    """A weight's parts go to other ranks than the parts of the weights that it meets.
+
+    Each weight may be cut in any order, if all that are multiplied with each other use the same. One that differs
+    multiplies features by another rank's rows, with the right shapes.
+
+    Attributes:
+        tensor: The weight.
+        axis: The axis that cuts it.
+        num_ranks: The size of the axis.
+        copies: How many ranks share each part.
+    """
+
+    tensor: str
+    axis: str
+    num_ranks: int
+    copies: int
+    kinds = ("misordered",)
+    why = (
+        "{tensor} is dealt out in another order over {axis} than the weights that its output meets: features of rank r "
+        "meet those of another rank's part (torch.repeat_interleave and torch.chunk give part r to rank r)"
+    )
+    how = "cut {tensor} with torch.chunk by mesh.get_local_rank({axis!r})"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the part that each rank should have."""
+        if self.copies <= 1:
+            return super().cause
+        shared = f"Several ranks share a part, as key and value heads that are fewer than {self.axis} has ranks, and "
+        return shared + super().cause.replace("give part r to", f"give part r // {self.copies} to")
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the parts in order if ranks share them."""
+        if self.copies <= 1:
+            return super().fix
+        parts = listed((rank // self.copies for rank in range(self.num_ranks)), 2 * MAX_LISTED)
+        return (
+            f"give the ranks along {self.axis} the parts {parts} of {self.tensor}, and sum its gradient over the ranks "
+            "that then share a part"
+        )
+
+
+@dataclass(frozen=True)
+class ExpertsSentElsewhere(Cause):
+    """Tokens are sent to ranks as if experts were dealt out in another order than they are.
+
+    Experts lie on the ranks in turn, and tokens are sent in chunks, or the other way round. Every token reaches some
+    expert, and few reach their own.
+
+    Attributes:
+        tensor: The experts' weight.
+        axis: The axis that experts are dealt out over.
+        num_ranks: The size of the axis.
+        experts_per_rank: How many experts each rank has.
+        is_in_turn: Whether the experts are dealt out in turn; else in chunks.
+    """
+
+    tensor: str
+    axis: str
+    num_ranks: int
+    experts_per_rank: int
+    is_in_turn: bool
+    kinds = ("misordered",)
+    why = (
+        "{tensor} has its experts dealt out in turn over {axis}, and which rows are right fits tokens that are sent as "
+        "if they were dealt out in chunks"
+    )
+    how = (
+        "send the tokens of expert e to rank e % {num_ranks}, place e // {num_ranks}; or deal the experts out in "
+        "chunks, so that expert e is on rank e // {experts_per_rank}, place e % {experts_per_rank}"
+    )
+
+    @property
+    def cause(self) -> str:
+        """The cause, with both orders."""
+        if self.is_in_turn:
+            return super().cause
+        return (
+            f"{self.tensor} has its experts dealt out in chunks over {self.axis}, and which rows are right fits tokens "
+            "that are sent as if they were dealt out in turn"
+        )
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the places of both orders."""
+        if self.is_in_turn:
+            return super().fix
+        return (
+            f"send the tokens of expert e to rank e // {self.experts_per_rank}, place e % {self.experts_per_rank}; or "
+            f"deal the experts out in turn, so that expert e is on rank e % {self.num_ranks}, place e // "
+            f"{self.num_ranks}"
+        )

@@ -1,0 +1,361 @@
+"""Causes of gradients that are absent, cut off, of tied weights, or of the wrong micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+from shardviz.explain.numbers import over_axes
+from shardviz.text import listed
+
+MAX_LISTED = 8
+
+
+@dataclass(frozen=True)
+class GradientOnSomeRanks(Cause):
+    """Some ranks that hold a weight have no gradient of it after the step.
+
+    Those ranks did not use the weight, or froze it. Their optimizer skips it while the others step it, so the parts of
+    the weight no longer belong to one model.
+    """
+
+    kinds = ("unreduced-gradient",)
+    why = (
+        "These ranks did not use the weight in their forward, or froze it (requires_grad is False there), or nothing "
+        "sent them its gradient; their optimizer leaves it alone while the others step it"
+    )
+    how = (
+        "compare requires_grad on these ranks with the others; let every rank use the weight, if only times zero, or "
+        "all_reduce its gradient with zeros where it is None"
+    )
+
+
+@dataclass(frozen=True)
+class ReductionSwitchedOff(Cause):
+    """The optimizer steps while FSDP still holds gradients back.
+
+    Gradient accumulation switches the reduction off for all micro-batches but the last. If it stays off, `.grad` is
+    None, and an optimizer skips such parameters without a word.
+    """
+
+    kinds = ("unreduced-gradient",)
+    why = (
+        "Gradient reduction of FSDP is still switched off in the last backward before the optimizer: "
+        "set_requires_gradient_sync(False) or set_requires_all_reduce(False)"
+    )
+    how = "call it with True before the backward of the last micro-batch"
+
+
+@dataclass(frozen=True)
+class CutGraph(Cause):
+    """No rank has a gradient of a weight that has one in the unsharded model.
+
+    The graph is cut somewhere behind the weight, or the sharded parameter no longer requires a gradient. Forward is
+    unaffected, so outputs and loss are right while the weight never learns.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The outputs are right, but nothing flows back: the graph is cut behind it (.detach(), .data, no_grad, a "
+        "collective of torch.distributed, which has no backward), or the sharded parameter does not require a "
+        "gradient: requires_grad tells these apart"
+    )
+    how = (
+        "where requires_grad is True, use a collective with a backward (torch.distributed.nn.functional, funcol) and "
+        "no .detach(); where it is False, set it after sharding"
+    )
+
+
+@dataclass(frozen=True)
+class CutInModule(Cause):
+    """One module lets no gradient through, although the unsharded model's does.
+
+    A collective of torch.distributed has no backward, and `.detach()` or `.data` cut the graph on purpose. Forward
+    stays right, and everything before the module stops learning.
+
+    Attributes:
+        module: The module.
+        through: What gets no gradient: `the input of layers.0`.
+    """
+
+    module: str
+    through: str
+    kinds = ("wrong-value",)
+    why = (
+        "The graph is cut in {module}: nothing flows back to {through}. A .detach(), .data or no_grad, or a collective "
+        "of torch.distributed, which has no backward"
+    )
+    how = (
+        "look for it in the forward of {module}; torch.distributed.nn.functional and functional collectives have a "
+        "backward"
+    )
+
+
+@dataclass(frozen=True)
+class CutResidual(Cause):
+    """The gradient of a residual connection does not flow back.
+
+    A module's input is added to an output, and the graph is cut on that path only. The path through the module still
+    has a gradient, so the sum of both exists and is too small.
+    """
+
+    module: str
+    kinds = ("wrong-value",)
+    why = (
+        "The input of {module} is also added to an output, as a residual, and the graph is cut there: the residual is "
+        "taken by .detach(), .data or no_grad, or passed through a collective without a backward"
+    )
+    how = "add the tensor itself, or pass it through a collective of torch.distributed.nn.functional"
+
+
+@dataclass(frozen=True)
+class UnsummedInputGradient(Cause):
+    """Each rank sends back its own part of the gradient of an input, and nothing sums them.
+
+    A column-parallel layer reads one input on all ranks and uses it for its own features. Its backward needs a sum
+    over the axis, which a plain Linear does not have. Forward is right without it.
+    """
+
+    module: str
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = (
+        "Each rank along {axis} sends back its own part of the gradient of the input of {module}, and nothing sums "
+        "them: {module} reads the same input on all ranks and uses it for a part of its own"
+    )
+    how = (
+        "sum the gradient over {axis} where {module} begins: a torch.autograd.Function that returns its input in "
+        "forward and all_reduces in backward (ColwiseParallel does so), or PrepareModuleInput"
+    )
+
+
+@dataclass(frozen=True)
+class UnsummedInnerGradient(Cause):
+    """Within a module, the parts of a gradient that come back to an inner output are not summed.
+
+    The inner module's output is the same on all ranks, and each rank uses it for a part of its own, such as keys that
+    several heads share. The gradient of each rank then lacks the others' terms.
+
+    Attributes:
+        module: The module that uses the output.
+        inner: The module in it whose output is used.
+        axis: The axis along which the parts are.
+    """
+
+    module: str
+    inner: str
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = (
+        "The output of {inner} is the same on all ranks along {axis}, {module} uses it on each for a part of its own, "
+        "and the gradients that come back are not summed"
+    )
+    how = (
+        "in {module}, sum the gradient of the output of {inner} over {axis}: a torch.autograd.Function that returns "
+        "its input in forward and all_reduces in backward"
+    )
+
+
+@dataclass(frozen=True)
+class RepeatedBackwardSum(Cause):
+    """A module's backward sums gradients over ranks that are equal already.
+
+    `torch.distributed.nn.functional.all_reduce` sums in backward too. If every rank computes the same loss, that
+    makes the gradient too large by the number of ranks. Forward is right.
+    """
+
+    module: str
+    axes: str
+    kinds = ("wrong-scale",)
+    why = (
+        "In the backward of {module} equal gradients are summed over {axes} once more: the backward of "
+        "torch.distributed.nn.functional.all_reduce is a sum over ranks too, which is one too many where every rank "
+        "computes the same loss; or the gradient is scaled there"
+    )
+    how = (
+        "in {module}, use RowwiseParallel or a torch.autograd.Function that all_reduces in forward and returns the "
+        "gradient as it is in backward"
+    )
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the axes if their size is the factor."""
+        return over_axes(self.why, self.axes).format_map(vars(self))
+
+
+@dataclass(frozen=True)
+class AveragedBackward(Cause):
+    """A module's backward averages or divides a gradient that should be summed.
+
+    A hook or the backward of a hand-written collective divides by the number of ranks. Forward is right, and the
+    gradients before the module are too small.
+    """
+
+    module: str
+    axes: str
+    kinds = ("wrong-scale",)
+    why = (
+        "In the backward of {module} a gradient is averaged over {axes} that should be summed, or divided once too "
+        "often"
+    )
+    how = "look at what {module} does to gradients: hooks, torch.autograd.Functions, the backward of its collectives"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the axes if their size is the divisor."""
+        return over_axes(self.why, self.axes).format_map(vars(self))
+
+
+@dataclass(frozen=True)
+class UnsummedTiedGradients(Cause):
+    """A tied weight has copies on several stages, and their gradients are never summed.
+
+    An embedding and a head that share a weight cannot share storage between processes. Each copy gets the gradient of
+    its own use, so copies that start equal stop being copies.
+    """
+
+    kinds = ("unreduced-gradient",)
+    why = (
+        "A tied weight has a copy on each of several stages, and nothing summed the copies' gradients: they start "
+        "equal and drift apart"
+    )
+    how = (
+        "after backward, all_reduce the gradients of both with ReduceOp.SUM over a group of the ranks that have them; "
+        "start from equal weights"
+    )
+    references = ("Megatron-LM#299",)
+
+
+@dataclass(frozen=True)
+class AveragedTiedGradients(Cause):
+    """The gradients of a tied weight's copies are averaged instead of summed.
+
+    The reduction between the copies uses the average that is right for data parallelism. The copies stay equal, so
+    only the size of the gradient is wrong.
+    """
+
+    uses: int
+    kinds = ("wrong-scale",)
+    why = (
+        "A tied weight has a copy on each of several stages; its gradient is the sum of those of all uses, and their "
+        "mean was taken"
+    )
+    how = "all_reduce the gradients of the copies with ReduceOp.SUM, and do not divide by {uses}"
+    references = ("Megatron-LM#299",)
+
+
+@dataclass(frozen=True)
+class TiedShardsMisaligned(Cause):
+    """The gradients of a tied weight's copies are reduced although their shards do not match.
+
+    One copy is split by rows and the other by columns, or by other ranks. Local shards of equal size are summed
+    without an error, and each gets gradients that belong to other elements.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The copies of a tied weight are split along different dims, or by other ranks, and their local shards' "
+        "gradients were reduced all the same"
+    )
+    how = (
+        "split both copies along the same dim, or all_gather each gradient to the whole tensor before the sum and take "
+        "this rank's part of it after"
+    )
+    references = ("Megatron-LM#299",)
+
+
+@dataclass(frozen=True)
+class RepeatedMicroBatch(Cause):
+    """Some micro-batches are run several times in place of others.
+
+    An index does not advance, or a send buffer is read before it is filled again. The number of micro-batches is right,
+    so the schedule and the loss look normal.
+    """
+
+    batches: tuple[int, ...]
+    kinds = ("wrong-value",)
+    why = (
+        "Micro-batch {batches}, counted from 0, was run in place of others: the same rows were passed, or sent to the "
+        "next stage, several times"
+    )
+    how = "pass every micro-batch once; look at the index, and at a buffer that is sent before it is filled again"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the micro-batches."""
+        return self.why.format(batches=listed(self.batches, MAX_LISTED))
+
+
+@dataclass(frozen=True)
+class OnlyLastMicroBatch(Cause):
+    """Only the last micro-batch counts in the gradients.
+
+    Gradients are zeroed or overwritten before each micro-batch's backward, so accumulation accumulates nothing. The
+    losses of all micro-batches are still right.
+    """
+
+    kinds = ("wrong-value",)
+    why = "Only the last micro-batch counts: gradients were zeroed, or overwritten, before each one's backward"
+    how = "call zero_grad() once, before the first micro-batch; let backward() add to .grad"
+
+
+@dataclass(frozen=True)
+class LostMicroBatches(Cause):
+    """Some micro-batches do not count in the gradients.
+
+    `zero_grad()` or an optimizer's step comes between them, or their backward never runs. The gradient has the right
+    shape and a plausible size.
+    """
+
+    batches: tuple[int, ...]
+    kinds = ("wrong-value",)
+    why = (
+        "Micro-batches {batches}, counted from 0, do not count: zero_grad() or an optimizer's step came after them, or "
+        "their backward did not run"
+    )
+    how = "call zero_grad() once, before the first micro-batch, and backward() for each"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the micro-batches."""
+        return self.why.format(batches=listed(self.batches, MAX_LISTED))
+
+
+@dataclass(frozen=True)
+class MicroBatchesReducedAgain(Cause):
+    """Gradients are reduced after every micro-batch, so earlier ones are summed again each time.
+
+    An all_reduce of `.grad` in the loop reduces what was already reduced before. Each micro-batch then counts more
+    than the next by the number of ranks.
+
+    Attributes:
+        axes: The axes over which the gradients are reduced.
+        ratio: How many times as much a micro-batch counts as the next.
+    """
+
+    axes: str
+    ratio: float
+    kinds = ("wrong-value",)
+    why = (
+        "Gradients were summed over {axes} after every micro-batch, so that what was reduced before was summed again: "
+        "each counts {ratio:.5g} times as often as the next"
+    )
+    how = (
+        "reduce over {axes} once, after the last micro-batch; or reduce each micro-batch's gradient before it is added"
+    )
+
+
+@dataclass(frozen=True)
+class UnequalMicroBatches(Cause):
+    """Micro-batches count with different weights in the gradients.
+
+    Each micro-batch's loss is divided by its own number of rows or labels. The mean over all of them is then not the
+    mean over the batch.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "Each micro-batch's loss has a weight of its own: it was divided by its own number of rows or labels, or "
+        "scaled between them"
+    )
+    how = "divide every micro-batch's loss by the same number, of all micro-batches together"

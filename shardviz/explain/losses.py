@@ -1,0 +1,265 @@
+"""Causes of a wrong loss, or of another logged value, although the outputs are right."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+from shardviz.explain.numbers import number
+from shardviz.explain.step import UNEXPLAINED
+from shardviz.text import continued
+
+
+@dataclass(frozen=True)
+class UnexplainedLoss(Cause):
+    """The loss is wrong although the outputs are right, and no rule explains it.
+
+    Between outputs and loss there are only labels, masks and means. Ranks that count different numbers of tokens, and
+    labels that were shifted after the cut, are the usual reasons.
+
+    Attributes:
+        reordered: A module whose tokens have an order of their own; the labels may lack it.
+        or_else: A second cause that fits.
+    """
+
+    reordered: str = ""
+    or_else: Cause | None = None
+    kinds = ("wrong-value",)
+    why = (
+        f"{UNEXPLAINED}, although the outputs are right: a mean of means where ranks or micro-batches count unequal "
+        "numbers of tokens or rows, or labels or masks that were shifted or padded after they were cut"
+    )
+    how = (
+        "divide each sum by the number of tokens of all ranks, all_reduced, or of all micro-batches; shift labels "
+        "before they are cut"
+    )
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the order of labels if tokens are reordered."""
+        cause = self.why
+        if self.reordered:
+            cause += (
+                f"; or labels in another order than the tokens, which {self.reordered} has in an order of their own"
+            )
+        return cause if self.or_else is None else f"{cause}; or: {continued(self.or_else.cause)}"
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the order of labels if tokens are reordered."""
+        fix = self.how
+        if self.reordered:
+            fix = f"cut and order the labels with the same positions as the tokens; {fix}"
+        return fix if self.or_else is None else f"{fix}; {self.or_else.fix}"
+
+
+@dataclass(frozen=True)
+class UnexplainedValue(Cause):
+    """A logged value is wrong although the outputs are right, and no rule explains it.
+
+    The value is put together from the ranks' parts. A part that counts twice or not at all changes the number only.
+
+    Attributes:
+        or_else: A second cause that fits.
+    """
+
+    or_else: Cause | None = None
+    kinds = ("wrong-value",)
+    why = f"{UNEXPLAINED}, although the outputs are right"
+    how = "look at the parts it is computed from: each counts once, over the axes that split it and no others"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the second one."""
+        return self.why if self.or_else is None else f"{self.why}; or: {continued(self.or_else.cause)}"
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the second one's."""
+        return self.how if self.or_else is None else f"{self.how}; {self.or_else.fix}"
+
+
+@dataclass(frozen=True)
+class RepeatedExponentials(Cause):
+    """A cross entropy over a split vocabulary counts every part of it several times.
+
+    The sum of exponentials is reduced although each rank has all words, or reduced twice. The loss is too large by a
+    constant, which training curves do not show.
+
+    Attributes:
+        size: How many times each part counts.
+        axes: The axes of this size.
+    """
+
+    size: int
+    axes: str
+    kinds = ("wrong-value",)
+    why = (
+        "The loss is too large by log({size}), and {size} is the size of {axes}: the sum of exponentials of the "
+        "softmax counts every part of the vocabulary {size} times"
+    )
+    how = (
+        "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, where each rank has its own words; "
+        "leave the sum out where each rank has all of them"
+    )
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the logarithm."""
+        return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
+
+
+@dataclass(frozen=True)
+class AveragedExponentials(Cause):
+    """A cross entropy over a split vocabulary averages its exponentials instead of adding them.
+
+    Each rank has the exponentials of its own words. Their average makes the loss too small by a constant, which
+    training curves do not show.
+
+    Attributes:
+        size: How many ranks were averaged over.
+        axes: The axes of this size.
+    """
+
+    size: int
+    axes: str
+    kinds = ("wrong-value",)
+    why = (
+        "The loss is too small by log({size}), and {size} is the size of {axes}: the sum of exponentials of the "
+        "softmax is divided by {size}: averaged over ranks, not summed"
+    )
+    how = RepeatedExponentials.how
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the logarithm."""
+        return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
+
+
+@dataclass(frozen=True)
+class PartialVocabularyLoss(Cause):
+    """The loss is computed from one shard of the outputs, such as a part of the vocabulary.
+
+    Labels, maxima and sums refer to the whole vocabulary, and each rank has only its own words. A label outside the
+    shard picks some other word instead of raising.
+    """
+
+    axes: str
+    kinds = ("wrong-value",)
+    why = (
+        "Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
+        "outputs: labels that were not moved to a shard's own words, words of other shards that are not masked, or a "
+        "maximum, a sum or a mean over a rank's own part only"
+    )
+    how = (
+        "subtract the first word of the rank's shard from the labels and mask those outside it; all_reduce the "
+        "maximum, the sum of exponentials and the chosen logit; or use loss_parallel()"
+    )
+
+
+@dataclass(frozen=True)
+class PartialVocabularyValue(Cause):
+    """A logged value is computed from one shard of the outputs, or counts copies more than once.
+
+    An argmax, a maximum or a count over a shard is not that of the whole. Each rank gets a plausible number.
+    """
+
+    axes: str
+    kinds = ("wrong-value",)
+    why = (
+        "Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
+        "outputs: the value is of a rank's own part only, as an argmax, a maximum or a count over a shard is, or "
+        "counts parts that are copies more than once"
+    )
+    how = "compute it of the whole: gather the shards over {axes} first, or reduce what is computed of each part"
+
+
+@dataclass(frozen=True)
+class FunctionBeforeMean(Cause):
+    """A function of the loss, such as its exponential, is averaged instead of the loss.
+
+    Perplexity is the exponential of the mean loss. The mean of the ranks' perplexities is another number, close enough
+    to go unnoticed.
+    """
+
+    function: str
+    axes: str
+    kinds = ("wrong-value",)
+    why = "{function} was taken before the losses were averaged: the mean of {function} is not {function} of the mean"
+    how = "average the losses over {axes} first, then take {function}"
+
+
+@dataclass(frozen=True)
+class MeanOfMeans(Cause):
+    """The loss is the mean of the ranks' means, which is not the mean over the whole batch.
+
+    Ranks whose parts have fewer counted labels weigh each of them more. With equal outputs on both sides the loss and
+    all gradients are still a little off.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels that "
+        "are not ignored, tokens, weights), and these counts are unequal"
+    )
+    how = (
+        "where it should be the whole batch's, divide each rank's sum by the count of all ranks, all_reduced, and "
+        "multiply by the number of ranks; gradients were compared over the parts"
+    )
+
+
+@dataclass(frozen=True)
+class UnreducedScalar(Cause):
+    """Ranks log their own part of a value, and a reduction over an axis gives the right one.
+
+    `.item()` of a DTensor with a Partial placement reads the local term and asks nobody. Rank 0's log then shows one
+    rank's contribution.
+
+    Attributes:
+        axes: The axes over which a reduction is missing.
+        op: The reduction, as torch calls it.
+    """
+
+    axes: str
+    op: str
+    kinds = ("unreduced-scalar",)
+    why = ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part only"
+    how = (
+        "all_reduce the value over {axes} with ReduceOp.{op} before it is logged; of a DTensor, log "
+        "full_tensor().item()"
+    )
+    references = ("pytorch#144054",)
+
+
+@dataclass(frozen=True)
+class ScalarOfPart(Cause):
+    """Ranks log different values, and no reduction of them gives the right one.
+
+    The value is a function of the whole that does not split into parts, such as a softmax or an accuracy over a
+    shard.
+    """
+
+    axes: str
+    kinds = ("unreduced-scalar",)
+    why = (
+        "Each rank computes it from its own part, and no sum or mean makes up for that: a softmax or an accuracy over "
+        "a shard; or .item() of a DTensor that is not whole"
+    )
+    how = "compute it of the whole: gather the shards over {axes} first, or use loss_parallel() and full_tensor()"
+    references = ("pytorch#144054",)
+
+
+@dataclass(frozen=True)
+class NormOfPart(Cause):
+    """Each rank logs the norm of what it holds, not that of the whole.
+
+    Norms of local shards need a sum of squares over the ranks before the root. Each rank's own norm is a plausible
+    number, only smaller.
+    """
+
+    axes: str
+    kinds = ("unreduced-scalar",)
+    why = "A norm was taken of what each rank holds only"
+    how = "all_reduce the sum of squares over {axes} before the root, as clip_grad_norm_ does for DTensors"
+    references = ("pytorch#144054",)

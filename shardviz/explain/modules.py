@@ -1,0 +1,306 @@
+"""Causes that lie in the first wrong module of a step: what it does to its inputs, or how it passes gradients back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+from shardviz.explain.numbers import over_axes
+from shardviz.explain.step import UNEXPLAINED
+
+
+@dataclass(frozen=True)
+class UnsummedModule(Cause):
+    """A module returns one term of a sum on each rank, and the next reads it as the whole.
+
+    In other layers the terms are summed, so in this one the sum was left out. Terms have the shape of the sum.
+
+    Attributes:
+        module: The module that returns the terms.
+        reader: The module that reads them.
+        axis: The axis along which they are.
+    """
+
+    module: str
+    reader: str
+    axis: str
+    kinds = ("unreduced-output",)
+    why = (
+        "The output of {module} was not summed over {axis}: each rank multiplied its own part of the features, and "
+        "{reader} reads one rank's terms as if they were the whole"
+    )
+    how = (
+        "all_reduce the output of {module} over {axis} before {reader} reads it, in a function whose backward hands "
+        "the gradient on as it is (RowwiseParallel does)"
+    )
+
+
+@dataclass(frozen=True)
+class UngatheredInput(Cause):
+    """A module computes with a rank's own part alone, and its result needs the other parts.
+
+    The axis splits a dim over which the module works, such as the sequence in attention. The local computation runs
+    without an error.
+
+    Attributes:
+        module: The module.
+        axis: The axis that splits its input.
+        dim: The dim that is split.
+    """
+
+    module: str
+    axis: str
+    dim: int
+    kinds = ("wrong-value",)
+    why = (
+        "Each rank along {axis} has its own part of dim {dim} of the input of {module}, and its result needs the "
+        "others' parts: keys and values that are not gathered over {axis} or in another order than their positions, a "
+        "mask or positions counted within the part, statistics of the part alone, or a halo that was not exchanged"
+    )
+    how = (
+        "look at {module}: gather over {axis} what it needs of the other ranks, in the order of their coordinates, and "
+        "count positions from the rank's first in the whole"
+    )
+
+
+@dataclass(frozen=True)
+class UnexplainedModule(Cause):
+    """A module goes wrong although its inputs are right, and no rule explains how.
+
+    Its weights and inputs are the unsharded model's, so what differs is its own code or a collective in it.
+
+    Attributes:
+        module: The module.
+        summed: A module in it whose output is the terms of a sum; empty if there is none.
+        axis: The axis along which the terms are.
+    """
+
+    module: str
+    summed: str = ""
+    axis: str = ""
+    kinds = ("wrong-value",)
+    why = UNEXPLAINED + " in {module}, although its inputs are right"
+    how = "look at {module} first: where it differs from the unsharded model, and the collectives in it"
+
+    @property
+    def fix(self) -> str:
+        """Where to look first."""
+        if not self.summed:
+            return super().fix
+        return (
+            f"look at {self.module} first: check that it sums the output of {self.summed} over {self.axis} before it "
+            "uses it, and then how it uses the sum"
+        )
+
+
+@dataclass(frozen=True)
+class UnexplainedBetweenModules(Cause):
+    """A gradient goes wrong on its way between two modules, and no rule explains how.
+
+    Both modules' own backward is right. What the model does between them has a backward that does not fit: a
+    collective, or the transfer between two stages.
+
+    Attributes:
+        module: The module that is given the wrong gradient.
+        after: The module, or what, reads its output and gives back a right one.
+    """
+
+    module: str
+    after: str
+    kinds = ("wrong-value",)
+    why = (
+        UNEXPLAINED + " in backward, between {after} and {module}: a collective without a backward, or with one that "
+        "does not match its forward, or a gradient that is scaled or cut as it is sent between stages"
+    )
+    how = "look at what is done with the output of {module} before {after}, and at what comes back for it"
+
+
+@dataclass(frozen=True)
+class UnexplainedModuleBackward(Cause):
+    """A module is given the right gradient and gives back a wrong one, and no rule explains how.
+
+    Its forward is right. The usual reason is a collective whose backward does something else than the forward needs.
+    """
+
+    module: str
+    kinds = ("wrong-value",)
+    why = (
+        UNEXPLAINED + " in the backward of {module}: a collective without a backward, or with one that does not match "
+        "its forward (a sum of copies needs none, a gather sums, a copy that each rank uses its own way sums)"
+    )
+    how = (
+        "look at the collectives in {module}: torch.distributed's have no backward, those of "
+        "torch.distributed.nn.functional sum in backward over all ranks"
+    )
+
+
+@dataclass(frozen=True)
+class ScaledByMicroBatches(Cause):
+    """What stages send each other is scaled by the number of micro-batches, as the loss is.
+
+    Accumulation needs one division by the number of micro-batches, in the loss. A second one in the activations or
+    gradients changes nothing but their size.
+
+    Attributes:
+        module: The module at which the factor appears.
+        direction: `forward` or `backward`.
+        parts: The number of micro-batches.
+        is_divided: Whether it is divided by that number; else multiplied.
+    """
+
+    module: str
+    direction: str
+    parts: int
+    is_divided: bool
+    kinds = ("wrong-scale",)
+    why = (
+        "What goes through {module} in {direction} is multiplied by {parts}, the number of micro-batches, once more "
+        "than the loss is"
+    )
+    how = "divide the loss by {parts} and nothing else: not what is sent between stages"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with what is done."""
+        return super().cause.replace("is multiplied by", "is divided by") if self.is_divided else super().cause
+
+
+@dataclass(frozen=True)
+class ScaledBetweenModules(Cause):
+    """An output is multiplied by a number on its way to the next module.
+
+    Both modules are right by themselves. The code between them, for instance that which sends from one stage to the
+    next, scales what it passes on.
+
+    Attributes:
+        after: The module that returns the right output.
+        module: The module that receives another.
+    """
+
+    after: str
+    module: str
+    kinds = ("wrong-scale",)
+    why = (
+        "The output of {after} is right, and {module} receives it multiplied by a number: it is scaled on the way, as "
+        "where one stage of a pipeline sends to the next"
+    )
+    how = "look at the code between {after} and {module} that sends, receives or divides"
+
+
+@dataclass(frozen=True)
+class RepeatedForwardSum(Cause):
+    """A module sums over ranks what is the whole value already.
+
+    Its weights were never split, or another layer has summed before. The output is too large by the size of the axis.
+    """
+
+    module: str
+    axes: str
+    kinds = ("wrong-scale",)
+    why = (
+        "{module} sums over {axes} what is the whole sum already, or was never split, or scales by a number that "
+        "changes when it is sharded"
+    )
+    how = "sum over {axes} once, of parts that differ from rank to rank; look at {module} for what else multiplies"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the axes if their size is the factor."""
+        return over_axes(self.why, self.axes).format_map(vars(self))
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the axes if their size is the factor."""
+        return over_axes(self.how, self.axes).format_map(vars(self))
+
+
+@dataclass(frozen=True)
+class AveragedForward(Cause):
+    """A module averages the terms of a sum, or keeps one of several equal contributions.
+
+    The reduction takes the mean, or a division by a local size is left in the module. The output is too small by
+    a constant factor.
+    """
+
+    module: str
+    axes: str
+    kinds = ("wrong-scale",)
+    why = (
+        "{module} averages over {axes} the terms of a sum, or has one of several equal contributions, or divides by a "
+        "number that changes when it is sharded"
+    )
+    how = "sum over {axes} and do not divide; look at {module} for what else divides"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the axes if their size is the factor."""
+        return over_axes(self.why, self.axes).format_map(vars(self))
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the axes if their size is the factor."""
+        return over_axes(self.how, self.axes).format_map(vars(self))
+
+
+@dataclass(frozen=True)
+class UnlikeLayers(Cause):
+    """One layer's weight is in another order than the same weight of the other layers.
+
+    A permuted weight is right if the tensors that it meets are permuted too. If a single layer differs, its shapes
+    still fit and its result is wrong.
+
+    Attributes:
+        tensor: The weight.
+        dim: The dim whose parts are in another order.
+    """
+
+    tensor: str
+    dim: int
+    kinds = ("misordered-within-shard",)
+    why = (
+        "Parts of dim {dim} of {tensor} were put together, flipped or loaded in another order than those of the tensor "
+        "it is multiplied with"
+    )
+    how = "cut {tensor} as the other layers' are cut; if the order is meant, put that tensor in the same order"
+
+
+@dataclass(frozen=True)
+class StatisticsOfPart(Cause):
+    """Ranks normalize by the mean or variance of their own part.
+
+    A norm over rows or channels that an axis splits sees local values only. Each rank's result looks normalized, with
+    a factor and an offset of its own.
+    """
+
+    axes: str
+    kinds = ("wrong-value",)
+    why = (
+        "Ranks normalize by the statistics (mean, variance, mean square) of their own part, where {axes} cut what they "
+        "are taken over"
+    )
+    how = (
+        "sum counts, values and squares over {axes} before the division, in a function whose backward sums too; for "
+        "BatchNorm, SyncBatchNorm over all ranks that have a part of the batch"
+    )
+
+
+@dataclass(frozen=True)
+class NormOfSplitFeatures(Cause):
+    """A norm whose features are split takes each rank's statistics of its own features.
+
+    RMSNorm and LayerNorm need the statistics of all features of a row. With a split weight the module runs on local
+    features, and every row comes out with a wrong factor.
+
+    Attributes:
+        tensor: The module.
+        axes: The axes that split its features.
+    """
+
+    tensor: str
+    axes: str
+    kinds = ("wrong-value",)
+    why = "{tensor} is split over {axes}, and each rank takes the mean square (and the mean) of its own features alone"
+    how = (
+        "sum the squares (and the values) over {axes} before {tensor} divides, in a function whose backward sums too, "
+        "or gather the features before {tensor} and keep its weight whole"
+    )

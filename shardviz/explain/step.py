@@ -1,0 +1,369 @@
+"""Causes of a wrong step as a whole: it raises, a result has a wrong shape, draws are wrong, or no rule explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardviz.explain.cause import Cause
+from shardviz.text import listed
+
+UNEXPLAINED = "The sharded step does not compute what the unsharded model does"
+MAX_LISTED = 3
+MAX_RANKS = 8
+
+
+@dataclass(frozen=True)
+class ShardedModelRaises(Cause):
+    """The sharded model raises in a step that the unsharded model runs.
+
+    This is the one kind of error that does not need shardviz to be seen. It is reported because it keeps everything
+    after it from being checked.
+    """
+
+    kinds = ("raised",)
+    why = "The model's code, or torch, cannot run this sharding: a training step on this mesh would raise too"
+    how = "read the exception and its line"
+
+
+@dataclass(frozen=True)
+class MixedDtensor(ShardedModelRaises):
+    """The sharded model raises because an operation gets a plain tensor together with a DTensor.
+
+    Parameters became DTensors, while buffers, masks or positions that the model makes itself stayed plain. torch does
+    not guess the placements of a plain tensor.
+    """
+
+    how = (
+        "make the plain tensor a DTensor (distribute_tensor, with Replicate() where all ranks have it), or compute on "
+        "the local tensors of both"
+    )
+
+
+@dataclass(frozen=True)
+class UnsupportedSharding(ShardedModelRaises):
+    """The sharded model raises because an operation has no rule for its inputs' placements.
+
+    DTensor knows for each operation how its inputs may be split. An operation without such a rule cannot run on split
+    inputs.
+    """
+
+    how = "redistribute its inputs to Replicate() before this operation, or compute it on local tensors by local_map"
+
+
+@dataclass(frozen=True)
+class UnevenShapes(ShardedModelRaises):
+    """The sharded model raises because shapes do not fit once tensors are split.
+
+    A size that the axis does not divide, or a view with the whole tensor's sizes, fails on local shards.
+    """
+
+    how = "read the exception and its line; where a size does not divide, choose one that the axis divides"
+
+
+@dataclass(frozen=True)
+class UncheckedLabel(Cause):
+    """A result's local shape is not the one that its placements give.
+
+    `DTensor.from_local` believes the placements that it is given. A label that does not fit the data makes every later
+    operation read the wrong elements.
+    """
+
+    kinds = ("wrong-shape",)
+    why = "Its label was put on without looking at the data, as DTensor.from_local does"
+    how = "label it by the placements that its local shape has"
+
+
+@dataclass(frozen=True)
+class CopiesSideBySide(Cause):
+    """A result is larger than it should be, because copies were gathered as if they were parts.
+
+    An all_gather over an axis whose ranks hold the same puts equal blocks one after the other. Only the size shows it.
+
+    Attributes:
+        dim: The dim that is too large.
+        held: Its size.
+        axes: The axes whose size is the factor: `dp or tp`.
+        size: That size.
+        due: The size that the dim should have.
+    """
+
+    dim: int
+    held: int
+    axes: str
+    size: int
+    due: int
+    kinds = ("wrong-shape",)
+    why = (
+        "Dim {dim} is {held}, {axes}={size} times {due}: parts that are copies along {axes} were put side by side as "
+        "if they were different parts"
+    )
+    how = "gather dim {dim} over {axes} once, or not at all where every rank along {axes} has all of it"
+
+
+@dataclass(frozen=True)
+class SplitTwice(Cause):
+    """A result is smaller than it should be, because a part was split again.
+
+    A sampler or the launcher splits the batch, and the step splits its part once more. Each rank then works on a part
+    of a part, and the rest is never computed.
+
+    Attributes:
+        dim: The dim that is too small.
+        axis: The axis that splits it.
+        held: The size that its parts make together.
+        size: The size of the axis.
+        due: The size that the dim should have.
+    """
+
+    dim: int
+    axis: str
+    held: int
+    size: int
+    due: int
+    kinds = ("wrong-shape",)
+    why = (
+        "Dim {dim} is split over {axis}, and its parts make {held} together, 1/{size} of {due}: each rank took its "
+        "part of what was its part already, as where BATCH_AXES or a sampler splits the batch and the step splits it "
+        "again; or each returns only some of its part"
+    )
+    how = "split dim {dim} over {axis} once, and return all of a rank's part"
+
+
+@dataclass(frozen=True)
+class PartLabeledWhole(Cause):
+    """A result is one rank's part and is labelled as the whole.
+
+    A plain local tensor was returned, or labelled as replicated. Its size along one dim is that of a shard.
+
+    Attributes:
+        dim: The dim that is too small.
+        held: Its size.
+        axes: The axes that may split it: `dp or tp`.
+        size: Their size.
+        due: The size that the dim should have.
+    """
+
+    dim: int
+    held: int
+    axes: str
+    size: int
+    due: int
+    kinds = ("wrong-shape",)
+    why = (
+        "Dim {dim} is {held}, and {axes}={size} parts of it would be {due}: it is split along {axes} and labelled as "
+        "whole"
+    )
+    how = "gather dim {dim} over {axes}, or label it as split over {axes}"
+
+
+@dataclass(frozen=True)
+class DifferentOutput(Cause):
+    """The sharded model returns a tensor of another shape than the unsharded one.
+
+    No axis explains the sizes. The two models return different tensors, or different parts of one.
+    """
+
+    kinds = ("wrong-shape",)
+    why = "The sharded model returns another tensor than the unsharded one, or another part of it"
+    how = "return the same tensor from both; whole_output(output, mesh) in the probe can put parts in order"
+
+
+@dataclass(frozen=True)
+class IdenticalMasks(Cause):
+    """Ranks that hold different parts of an activation drop the same elements of each.
+
+    The model seeds all ranks alike before it draws a dropout mask. Each rank's mask looks random, and only a comparison
+    between ranks shows that they are equal.
+    """
+
+    axes: str
+    kinds = ("identical-shards",)
+    why = "The model seeds its ranks alike before it draws the mask, though {axes} splits what it drops"
+    how = (
+        "seed by the coordinate along {axes} where an activation is split over it (a generator of its own, or a "
+        "tracker of random states, as Megatron-LM's get_cuda_rng_tracker), and alike only where ranks hold copies"
+    )
+
+
+@dataclass(frozen=True)
+class DifferentMasks(Cause):
+    """Ranks that hold copies of an activation drop different elements of it in training.
+
+    Their random states differ, because they were seeded by rank or drew different amounts before. In `eval()` there is
+    no dropout, so the copies agree there.
+    """
+
+    axes: str
+    kinds = ("unreplicated",)
+    why = (
+        "Ranks along {axes} draw different dropout masks for copies of one activation: they are seeded differently, or "
+        "drew more numbers on some ranks before it"
+    )
+    how = (
+        "give ranks along {axes} the same random state (torch.manual_seed, or a generator of its own) where they drop "
+        "copies, and different ones only where they drop different parts"
+    )
+
+
+@dataclass(frozen=True)
+class WeightOnSomeRanks(Cause):
+    """Wrong ranks lack a weight or buffer that the right ranks compute with.
+
+    The module that has it was made or loaded on some ranks only. The others compute without it instead of raising.
+
+    Attributes:
+        ranks: The ranks that lack it.
+        weight: Its name.
+    """
+
+    ranks: tuple[int, ...]
+    weight: str
+    kinds = ("wrong-value",)
+    why = "Ranks {ranks} have no {weight}, which the ranks that are right compute with"
+    how = "put {weight} on every rank"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the ranks."""
+        why = self.why.replace("Ranks {ranks} have", "Rank {ranks} has") if len(self.ranks) == 1 else self.why
+        return why.format(ranks=listed(self.ranks, MAX_RANKS), weight=self.weight)
+
+
+@dataclass(frozen=True)
+class RankDependentCode(Cause):
+    """Some ranks compute something different from the others, which are right.
+
+    Code depends on the rank: a branch, a seed, an input or a buffer that is computed again. Ranks with equal shapes
+    still work together without an error.
+    """
+
+    ranks: tuple[int, ...]
+    kinds = ("wrong-value",)
+    why = "Ranks {ranks} compute something different from the others, which are right"
+    how = "look for code that depends on the rank: an input, a seed, a branch, a buffer that is recomputed"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the ranks."""
+        why = self.why.replace("Ranks {ranks} compute", "Rank {ranks} computes") if len(self.ranks) == 1 else self.why
+        return why.format(ranks=listed(self.ranks, MAX_RANKS))
+
+
+@dataclass(frozen=True)
+class UnexplainedCopies(Cause):
+    """Copies of a result differ between ranks, and no reduction of them is right.
+
+    Each rank computes something of its own. Nothing compares copies in a running job.
+
+    Attributes:
+        axes: The axes along which they differ.
+        place: What is known of the place where the step goes wrong.
+    """
+
+    axes: str
+    place: Cause
+    kinds = ("wrong-value",)
+    why = UNEXPLAINED + ", and differs from rank to rank along {axes}: no sum or mean of them is right"
+
+    @property
+    def fix(self) -> str:
+        """What the place suggests."""
+        return self.place.fix
+
+
+@dataclass(frozen=True)
+class SumReadPending(Cause):
+    """A module reads the terms of a sum that was never taken.
+
+    The module before it returns one term on each rank, which has the right shape. The terms add up to the unsharded
+    model's output, and nothing adds them.
+
+    Attributes:
+        summed: The module that returns the terms.
+        axis: The axis along which they are.
+        reader: The module that reads them.
+    """
+
+    summed: str
+    axis: str
+    reader: str
+    kinds = ("wrong-value",)
+    why = UNEXPLAINED
+    how = (
+        "all_reduce the output of {summed} over {axis} before {reader} reads it: its sum over {axis} is the unsharded "
+        "model's, and {reader} is the first module whose output is not"
+    )
+
+
+@dataclass(frozen=True)
+class UnexplainedForward(Cause):
+    """The forward of the sharded model goes wrong, and no rule explains how.
+
+    The finding names the first module whose output fits the unsharded model's in no way.
+
+    Attributes:
+        module: That module; empty if none is known.
+    """
+
+    module: str = ""
+    kinds = ("wrong-value",)
+    why = UNEXPLAINED
+    how = (
+        "look at {module} first, and at what it is given: it is the first module whose output no split over the mesh "
+        "makes a part of the unsharded model's, nor a sum over an axis"
+    )
+
+    @property
+    def fix(self) -> str:
+        """Where to look."""
+        if self.module:
+            return super().fix
+        return "compare the outputs module by module, first to last, and look at the first that differs"
+
+
+@dataclass(frozen=True)
+class GradientsMissing(Cause):
+    """A gradient is wrong, and weights that the unsharded model has gradients of have none.
+
+    The graph is cut after those weights. Outputs and loss do not depend on the graph, so they are right.
+
+    Attributes:
+        weights: The weights without a gradient.
+    """
+
+    weights: tuple[str, ...]
+    kinds = ("wrong-value",)
+    why = (
+        f"{UNEXPLAINED} in backward, although the outputs and the loss are right: nothing flows back to "
+        "{weights} (.grad is None)"
+    )
+    how = (
+        "look for what cuts the graph after {weights}: a collective of torch.distributed, which has no backward "
+        "(torch.distributed.nn.functional's have), .detach() or .data"
+    )
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the first weights."""
+        return self.why.format(weights=listed(self.weights, MAX_LISTED))
+
+    @property
+    def fix(self) -> str:
+        """Where to look: after the first weight."""
+        return self.how.format(weights=self.weights[0])
+
+
+@dataclass(frozen=True)
+class UnexplainedBackward(Cause):
+    """A gradient is wrong although outputs and loss are right, and no rule explains it.
+
+    Only backward can have done that: a collective whose backward does not match its forward, or a term of the loss
+    that the sharded step scales differently.
+    """
+
+    kinds = ("wrong-value",)
+    why = f"{UNEXPLAINED} in backward, although the outputs and the loss are right"
+    how = (
+        "look for a collective without a backward, or with one that does not match its forward, and for a term of the "
+        "loss that the step scales differently: an auxiliary loss"
+    )

@@ -1,0 +1,439 @@
+"""Causes of sums over ranks that are missing, reach the wrong ranks, or have a term too often or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from shardviz.explain.cause import Cause
+from shardviz.explain.numbers import times_text
+from shardviz.text import continued
+
+MAX_LISTED = 4
+
+
+@dataclass(frozen=True)
+class UnreducedGradient(Cause):
+    """Each rank keeps its own part of a gradient, because nothing reduces it over an axis.
+
+    The parameter is outside the wrapper that reduces, or the reduction runs over a group of one rank. Every rank's
+    optimizer steps with its own gradient, and the weights stop being copies without an error.
+
+    Attributes:
+        axes: The axes over which a reduction is missing.
+        op: The reduction, as torch calls it.
+        ratio: What the reduced gradient is of the right one.
+        rest: Why it is still wrong after the reduction.
+    """
+
+    axes: tuple[str, ...]
+    op: str
+    ratio: Fraction = Fraction(1)
+    rest: Cause | None = None
+    kinds = ("unreduced-gradient",)
+    why = (
+        "Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a tensor-parallel style "
+        "manages there, or the reduction ran over a group of one"
+    )
+    how = (
+        "after backward, all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({axes!r})), of a DTensor on "
+        "grad.to_local(); or give the parameter to the wrapper whose mesh has {axes}"
+    )
+    references = ("pytorch#154888", "Megatron-LM#1446")
+
+    @property
+    def cause(self) -> str:
+        """The cause, with what else is wrong."""
+        cause = self.why.format(axes=_joined(self.axes))
+        if self.rest is None:
+            return cause
+        return f"{cause}. Even then it is {times_text(self.ratio)} what is due: {continued(self.rest.cause)}"
+
+    @property
+    def fix(self) -> str:
+        """The fix, with what else is to be mended."""
+        fix = _with_calls(self.how, self.op, self.axes)
+        return fix if self.rest is None else f"{fix}; and {self.rest.fix}"
+
+
+@dataclass(frozen=True)
+class UnreducedSharedPart(Cause):
+    """Ranks that share a part of a weight keep different gradients of it.
+
+    With fewer key and value heads than ranks, several ranks hold the same heads. They are no axis of the mesh, so no
+    wrapper reduces over them.
+
+    Attributes:
+        num_parts: How many parts the weight has.
+        num_ranks: How many ranks have a gradient of it.
+        op: The reduction, as torch calls it.
+        groups: The ranks of each part.
+    """
+
+    num_parts: int
+    num_ranks: int
+    op: str
+    groups: tuple[tuple[int, ...], ...]
+    kinds = ("unreduced-gradient",)
+    why = (
+        "There are {num_parts} parts on {num_ranks} ranks, as of key and value heads that are fewer than ranks, and "
+        "nothing reduced the gradient of a part over the ranks that hold it"
+    )
+    how = (
+        "after backward, all_reduce(grad, op=ReduceOp.{op}, group=group), with group, _ = "
+        "torch.distributed.new_subgroups_by_enumeration({groups})"
+    )
+    references = ("transformers#47811",)
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the first groups."""
+        groups = [list(ranks) for ranks in self.groups[:MAX_LISTED]]
+        return self.how.format(op=self.op, groups=f"{groups}{' + ...' * (len(self.groups) > MAX_LISTED)}")
+
+
+@dataclass(frozen=True)
+class UnreducedOutput(Cause):
+    """Each rank returns its own term of an output, and nothing adds the terms.
+
+    A row-parallel layer needs a sum over its axis. Without it the output has the right shape on every rank, so what
+    follows computes with a part of the value.
+    """
+
+    axes: tuple[str, ...]
+    op: str
+    kinds = ("unreduced-output",)
+    why = (
+        "Each rank multiplied its own part of the features and nothing added the products over {axes}, as "
+        "RowwiseParallel does; or they were labelled as copies"
+    )
+    how = (
+        "use RowwiseParallel; or call all_reduce(output, op=ReduceOp.{op}, group=mesh.get_group({axes!r})) in the "
+        "forward of a torch.autograd.Function whose backward returns the gradient as it is, before anything else reads "
+        "the output; label terms that are still to be added by Partial()"
+    )
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the axes."""
+        return self.why.format(axes=_joined(self.axes))
+
+    @property
+    def fix(self) -> str:
+        """The fix, with a call for each axis."""
+        return _with_calls(self.how, self.op, self.axes)
+
+
+@dataclass(frozen=True)
+class GradientCopiesDiffer(Cause):
+    """Ranks that hold copies of one weight have different gradients of it in a captured step.
+
+    Nothing made the copies agree before the optimizer. The ranks then step differently, and the weights stop being
+    copies.
+    """
+
+    axes: str
+    kinds = ("unreduced-gradient",)
+    why = (
+        "Nothing made the copies of this gradient agree: the parameter is outside what FSDP, DDP or a tensor-parallel "
+        "style manages there, the reduction ran over another group, or the capture was made before the reduction"
+    )
+    how = "all_reduce it over {axes} after backward, or give the parameter to the wrapper whose mesh has {axes}"
+
+
+@dataclass(frozen=True)
+class OutputCopiesDiffer(Cause):
+    """Ranks return different values although the output's placements call them copies.
+
+    A label is not checked against the data. Code that trusts it reads one rank's value as everybody's.
+    """
+
+    axes: str
+    kinds = ("unreduced-output",)
+    why = "Its placements say that ranks along {axes} hold the same, and nothing made them agree"
+    how = "reduce it over {axes}, or label it as pending (Partial) or split (Shard) there"
+
+
+@dataclass(frozen=True)
+class LoggedValuesDiffer(Cause):
+    """Ranks log different numbers under one name.
+
+    A number that was read of a local tensor belongs to one rank's part. A log that is written by rank 0 alone shows
+    only that part, and looks plausible.
+    """
+
+    axes: str
+    kinds = ("unreduced-scalar",)
+    why = (
+        "Each rank logs a number of its own part, as .item() of a local tensor or of a DTensor with a Partial "
+        "placement is, or a number that is each rank's own by nature"
+    )
+    how = (
+        "all_reduce the value over {axes} before it is logged, or tensor.full_tensor().item(); leave out of the step's "
+        "log what is meant to differ"
+    )
+
+
+@dataclass(frozen=True)
+class UnreducedBesideVector(Cause):
+    """A layer adds its bias to each rank's own term and leaves out the sum over ranks.
+
+    The bias hides the missing sum: neither the sum nor the mean of the ranks' outputs is the right output, until the
+    bias is set aside.
+
+    Attributes:
+        vector: The vector that is added, usually a bias.
+        axis: The axis over which a reduction is missing.
+        op: `sum` or `avg`.
+    """
+
+    vector: str
+    axis: str
+    op: str
+    kinds = ("unreduced-output",)
+    why = "Each rank has its own terms of the sum, with {vector} added to them: they were not summed over {axis}"
+    how = (
+        "all_reduce over {axis} the tensor that {vector} is added to, in a function whose backward hands the gradient "
+        "on as it is (RowwiseParallel does), and add {vector} afterwards"
+    )
+
+    @property
+    def cause(self) -> str:
+        """The cause, by the reduction that is missing."""
+        if self.op == "sum":
+            return super().cause
+        return f"Each rank has its own part of a mean over {self.axis}, with {self.vector} added to it"
+
+
+@dataclass(frozen=True)
+class AveragedBesideVector(Cause):
+    """A layer averages its ranks' terms that should be summed, and adds its bias afterwards.
+
+    The bias is right and the rest is a fraction of what it should be, so the output as a whole is not a multiple of
+    the right one.
+    """
+
+    vector: str
+    axes: str
+    kinds = ("wrong-scale",)
+    why = "The ranks' terms were averaged over {axes} where they are summed, and {vector} was added afterwards"
+    how = "sum over {axes} and do not divide; add {vector} after the sum"
+
+
+@dataclass(frozen=True)
+class SummedTwiceBesideVector(Cause):
+    """A layer sums its ranks' outputs once too often, and adds its bias afterwards.
+
+    Each rank already has the whole value when the sum runs. The bias is right, and the rest is too large by the size
+    of the axis.
+    """
+
+    vector: str
+    axes: str
+    kinds = ("wrong-scale",)
+    why = (
+        "The tensor that {vector} is added to was already the whole sum when it was summed over {axes} again, or every "
+        "rank along {axes} has the whole of it and not its own terms"
+    )
+    how = "sum over {axes} once, of parts that differ from rank to rank; add {vector} after the sum"
+
+
+@dataclass(frozen=True)
+class ConcatenatedTerms(Cause):
+    """Terms of a sum are gathered side by side instead of being added.
+
+    An all_gather is used instead of an all_reduce. The result is larger than it should be along one dim, and code
+    that does not check its shape goes on with it.
+
+    Attributes:
+        axis: The axis along which the terms are.
+        dim: The dim along which they were joined.
+        vector: A bias that is added after the sum; empty if there is none.
+    """
+
+    axis: str
+    dim: int
+    vector: str = ""
+    kinds = ("wrong-shape",)
+    why = (
+        "The ranks' parts along {axis} are terms of a sum, and were put beside one another along dim {dim}: "
+        "concatenated where they are summed"
+    )
+    how = "sum the parts over {axis} in place of concatenating them"
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the vector that is added after the sum."""
+        return f"{super().fix}, and add {self.vector} after the sum" if self.vector else super().fix
+
+
+@dataclass(frozen=True)
+class AddedBeforeSum(Cause):
+    """Every rank adds a bias before the sum over ranks, so the sum has it several times.
+
+    A row-parallel layer must add its bias once, after the sum. A plain Linear on each rank adds it before, and no shape
+    shows it.
+    """
+
+    tensor: str
+    axes: str
+    kinds = ("wrong-scale",)
+    why = "Every rank of {axes} adds the whole of {tensor} before the sum over ranks"
+    how = "add {tensor} after the sum, as RowwiseParallel does, or on one rank only"
+    references = ("TGI#1036",)
+
+
+@dataclass(frozen=True)
+class AddedInSeveralPlaces(Cause):
+    """A bias is in the output several times, and no axis has that size.
+
+    It is added both before and after a sum over ranks, or by several of the ranks that take part in it.
+    """
+
+    tensor: str
+    kinds = ("wrong-scale",)
+    why = "{tensor} is added in several places: before and after a sum over ranks, or on several of its ranks"
+    how = AddedBeforeSum.how
+    references = AddedBeforeSum.references
+
+
+@dataclass(frozen=True)
+class BiasLeftOut(Cause):
+    """A bias is missing from the output.
+
+    A hand-written row-parallel layer drops it, or adds it on a rank whose term does not count. The shape is the same
+    with and without it.
+    """
+
+    tensor: str
+    kinds = ("wrong-scale",)
+    why = "{tensor} is left out, or is not added on the ranks that count"
+    how = AddedBeforeSum.how
+    references = AddedBeforeSum.references
+
+
+@dataclass(frozen=True)
+class RepeatedTerm(Cause):
+    """A module's output has a term several times, such as a residual that every rank adds.
+
+    The term is added before the sum over ranks and is the same on all of them. The output keeps its shape.
+
+    Attributes:
+        module: The module whose output has it.
+        term: The term: `the input of layers.0`.
+        times: How often it is in the output.
+        axes: The axes whose size that is; empty if it is no axis's.
+    """
+
+    module: str
+    term: str
+    times: int
+    axes: str
+    kinds = ("wrong-scale",)
+    why = "{module} adds {term} {times} times: every rank of {axes} adds it before the sum over ranks"
+    how = "add {term} after the sum over {axes}, or on one rank only"
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the axes if their size is the number."""
+        if self.axes:
+            return super().cause
+        return f"{self.module} adds {self.term} {self.times} times: in several places, or on several ranks"
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the axes if their size is the number."""
+        return super().fix if self.axes else f"add {self.term} after the sum over ranks, or on one rank only"
+
+
+@dataclass(frozen=True)
+class TermLeftOut(Cause):
+    """A module's output lacks one of its terms, typically a residual.
+
+    The sharded module does not add it, or adds it on a rank whose term does not count in the sum. The output keeps its
+    shape.
+    """
+
+    module: str
+    term: str
+    kinds = ("wrong-value",)
+    why = (
+        "{module} does not add {term} where it is sharded, as a residual that is left out, or adds it on ranks that do "
+        "not count"
+    )
+    how = "add {term} once, on every rank where the sum over ranks is done, on one of them before it"
+
+
+@dataclass(frozen=True)
+class MixedShards(Cause):
+    """A reduction runs over ranks that hold different parts of a tensor, and mixes the parts.
+
+    Shards have equal shapes, so a collective over the wrong group adds them without an error. Afterwards every rank
+    has the same numbers, which belong to no part.
+    """
+
+    axis: str
+    kinds = ("wrong-value",)
+    why = (
+        "It was reduced over all ranks of {axis}, which splits it: only copies of one part are reduced, shards are not"
+    )
+    how = (
+        "reduce it over the axes that do not split it; leave {axis} out of the group, or reduce over those of its "
+        "ranks only that hold the same part"
+    )
+
+
+@dataclass(frozen=True)
+class MixedLayers(Cause):
+    """Gradients are reduced over an axis whose ranks have different layers.
+
+    Stages of a pipeline have tensors of equal shapes under other names. A reduction over all ranks gives one gradient
+    to different weights, and nothing compares the names.
+
+    Attributes:
+        axis: The axis along which layers differ.
+        others: The other axes with more than one rank.
+    """
+
+    axis: str
+    others: tuple[str, ...]
+    kinds = ("wrong-value",)
+    why = "Gradients were reduced over {axis}, whose ranks have different weights: different layers were mixed"
+    how = (
+        "take {axis} out of the group that gradients are reduced over; reduce over {others}, whichever splits the "
+        "batch, instead"
+    )
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the axes that are left to reduce over."""
+        if self.others:
+            return self.how.format(axis=self.axis, others=_joined(self.others))
+        return f"take {self.axis} out of the group that gradients are reduced over; reduce over no group at all"
+
+
+@dataclass(frozen=True)
+class WrongCollective(Cause):
+    """A collective returns other numbers than its definition gives for its inputs.
+
+    The call names another group, root or reduction than is meant, or its result is read before it arrived. Buffers
+    have the right shape all along, so nothing raises.
+    """
+
+    kinds = ("collective-mismatch",)
+    why = (
+        "It was called with the wrong group, root, order or reduction, its result was read before it arrived, or the "
+        "backend is wrong"
+    )
+    how = "compare the call's group, src or dst, op and list order with what is meant, and wait() for async_op=True"
+
+
+def _joined(axes: tuple[str, ...]) -> str:
+    return " and ".join(axes)
+
+
+def _with_calls(template: str, op: str, axes: tuple[str, ...]) -> str:
+    """Return a fix with a call for each axis in place of the one in its template."""
+    call = template[template.index("all_reduce(") : template.index("{axes!r})") + len("{axes!r})")] + ")"
+    calls = _joined(tuple(call.format(op=op, axes=axis) for axis in axes))
+    return template.replace(call, calls).format(axes=_joined(axes))
