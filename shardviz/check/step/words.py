@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.explain.finding import Finding
 from shardviz.explain.numbers import number as number
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from fractions import Fraction
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
-    from shardviz.explain.finding import Kind, Severity
 
 
 WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
@@ -48,29 +45,3 @@ def size_clause(ratio: Fraction | float, axes: str) -> str:
 def claimed_text(one: Compared) -> str:
     """Return what is claimed of a tensor, in the notation, with the axes along which copies are equal."""
     return write(one.claimed, equal=True) if one.claimed else ""
-
-
-def finding_of(
-    one: Compared,
-    kind: Kind,
-    sentence: str,
-    advice: tuple[str, str],
-    *,
-    ranks: Iterable[int] | None = None,
-    held: str = "",
-    severity: Severity = "error",
-) -> Finding:
-    """Return the finding of a result.
-
-    Args:
-        one: The result.
-        kind: Which rule it breaks.
-        sentence: What is wrong, in numbers.
-        advice: Cause and fix.
-        ranks: The ranks that have it; by default all that have the result.
-        held: What ranks hold instead of what is claimed.
-        severity: How bad it is.
-    """
-    cause, fix = advice
-    own = tuple(sorted(one.values if ranks is None else ranks))
-    return Finding(kind, severity, one.name, own, sentence, claimed=claimed_text(one), held=held, cause=cause, fix=fix)
