@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardviz.explain.finding import Finding
 
@@ -60,6 +60,22 @@ class Cause:
         earlier = BY_NAME.setdefault(cls.name, cls)
         assert (earlier.__module__, earlier.__qualname__) == (cls.__module__, cls.__qualname__), cls.name
         BY_NAME[cls.name] = cls
+
+    @property
+    def id(self) -> str:
+        """The name that a finding gives to programs."""
+        return self.name
+
+    def about(self, tensor: str) -> Cause:
+        """Return the same cause of another tensor, or of several: only the name of the tensor differs."""
+        changed: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "tensor":
+                changed["tensor"] = tensor
+            elif isinstance(value, Cause):
+                changed[field.name] = value.about(tensor)
+        return replace(self, **changed) if changed else self
 
     @property
     def cause(self) -> str:
@@ -119,8 +135,6 @@ class Cause:
             claimed=claimed,
             held=held,
             intended=intended,
-            cause=self.cause,
-            fix=self.fix,
             refs=self.refs,
             also=also,
             module=module,

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardviz.text import fold, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shardviz.explain.cause import Cause
     from shardviz.text import Fold
 
@@ -64,12 +62,10 @@ class Finding:
         claimed: Where the placements say each element is, in the notation.
         held: Where each element really is, in the notation where one fits, in words otherwise.
         intended: Where the author wants it, in the notation; empty where nothing was said.
-        cause: The most likely cause, one sentence.
-        fix: What to change, in torch's own words.
         also: What else the ranks may hold that looks the same, in the words of `held`.
         refs: Known upstream bugs of this kind: `pytorch#129229`.
         module: The first module of a step that goes wrong, where this is what comes of it.
-        explanation: The cause in the catalogue, with its fields; None if no cause has a name yet.
+        explanation: The cause in the catalogue, with its fields.
         generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.hiding`).
         members: The findings of the single tensors, where several have it (`check.grouping`); numbers and layouts of
             the whole are those of the first.
@@ -85,23 +81,31 @@ class Finding:
     claimed: str = ""
     held: str = ""
     intended: str = ""
-    cause: str = ""
-    fix: str = ""
     also: tuple[str, ...] = ()
     refs: tuple[str, ...] = ()
     module: str = ""
     generic: bool = False
-    explanation: Cause | None = None
+    explanation: Cause
     members: tuple[Finding, ...] = ()
 
     @property
     def cause_id(self) -> str:
         """The name of its cause in the catalogue, for programs: `shardviz explain CAUSE` prints its page."""
-        return self.explanation.name if self.explanation is not None else ""
+        return self.explanation.id
+
+    @property
+    def cause(self) -> str:
+        """The most likely cause, one sentence."""
+        return self.explanation.cause
+
+    @property
+    def fix(self) -> str:
+        """What to change, in torch's own words."""
+        return self.explanation.fix
 
     def because(self, cause: Cause) -> Finding:
         """Return the finding with another cause, and with that one's fix and references."""
-        return replace(self, explanation=cause, cause=cause.cause, fix=cause.fix, refs=cause.refs)
+        return replace(self, explanation=cause, refs=cause.refs)
 
     @property
     def each(self) -> tuple[Finding, ...]:
@@ -153,17 +157,6 @@ class Finding:
         others = [("or", text) for text in self.also]
         rows = [("cause", self.cause), ("fix", self.fix), *others, ("see", ", ".join(self.refs))]
         return [(title, text) for title, text in rows if text]
-
-    def in_words(self, change: Callable[[str], str]) -> Finding:
-        """Return the finding with all its prose changed in one way; layouts stay as they are."""
-        return replace(
-            self,
-            sentence=change(self.sentence),
-            details=tuple(map(change, self.details)),
-            cause=change(self.cause),
-            fix=change(self.fix),
-            also=tuple(map(change, self.also)),
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that stands for it where findings are printed as JSON."""

@@ -52,6 +52,38 @@ class PartialWrite(Cause):
 
 
 @dataclass(frozen=True)
+class MisplacedByTrip(Cause):
+    """A trip put values in the wrong places; which order they are in has a cause of its own.
+
+    The sender and the receiver cut the tensor by different layouts. Shapes agree, so nothing raises. A finding keeps
+    the name of the order, and its fix is the trip's.
+
+    Attributes:
+        order: The cause that names the order.
+        trip: The word for what should have written the values.
+    """
+
+    order: Cause
+    trip: str
+    kinds = ("misordered", "misordered-within-shard", "duplicated", "missing", "wrong-segment", "wrong-placement")
+
+    @property
+    def id(self) -> str:
+        """The name of the order."""
+        return self.order.id
+
+    @property
+    def cause(self) -> str:
+        """How the order comes about."""
+        return self.order.cause
+
+    @property
+    def fix(self) -> str:
+        """How to place values."""
+        return TO_PLACE[self.trip]
+
+
+@dataclass(frozen=True)
 class SkippedRanks(Cause):
     """A tensor was written on some ranks and not on the others.
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.grouping import grouped
 from shardviz.explain.transfers import (
-    TO_PLACE,
     ChangedInTransfer,
     CutBeforePadding,
     ExchangedStates,
     FileOfAnotherRank,
     FusedCutInOnePiece,
+    MisplacedByTrip,
     PartialWrite,
     PartTakenForWhole,
     ReplacedDtype,
@@ -250,7 +250,7 @@ def _advised(finding: Finding, received: Received) -> Finding:
     words = received.words
     details = (*finding.details, *([words.trips] if words.trips else []))
     if finding.kind not in ("foreign", "name-collision"):
-        return replace(finding, details=details, fix=TO_PLACE[words.trip], refs=())
+        return replace(finding, details=details).because(MisplacedByTrip(finding.explanation, words.trip))
     text = f"{finding.sentence} {finding.held} "
     others = [name for name in received.parts if name != finding.tensor and f"{name} " in text]
     whose = max(others, key=len, default="")

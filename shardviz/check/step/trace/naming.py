@@ -81,8 +81,6 @@ def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findin
         claimed=cause.claimed,
         held=cause.held,
         explanation=cause.explanation,
-        cause=cause.cause,
-        fix=cause.fix,
         refs=cause.refs,
         module=first.module,
         generic=False,
