@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from shardviz.live.world import World
 
 
-OF_THREADS = "ranks that are threads share one random state and torch's hooks; start them with --launch fork"
-
-
 def run_probe(world: World, job: ProbeJob) -> None:
     """Run a probe on this rank and write the rank's file; rank 0 writes `run.json` too.
 
@@ -68,7 +65,7 @@ def _run(world: World, job: ProbeJob) -> None:
     check_axes(expect, capture.axes)
     stamped = add_sequence(run.capture_stamped(), probe, device_mesh, capture)
     if hasattr(probe, "batch"):
-        _capture_step(run, world)
+        ProbeStep(run).capture_step()
     if world.rank == 0:
         record = run_record(
             job.mesh,
@@ -81,13 +78,6 @@ def _run(world: World, job: ProbeJob) -> None:
         )
         write_run(job.folder, record)
     write_rank(job.folder, capture.record(), capture.dense)
-
-
-def _capture_step(run: ProbeOnRank, world: World) -> None:
-    if world.backend == "threaded":
-        run.capture.not_checked.append(("", f"the step: {OF_THREADS}"))
-    else:
-        ProbeStep(run).capture_step()
 
 
 def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType:

@@ -36,13 +36,6 @@ def test_left_to_right_labels_say_fsdp_first_where_the_data_is_tp_first(tmp_path
     )
 
 
-def test_ranks_that_are_threads_are_looked_at_and_not_stepped(tmp_path, capsys):
-    assert main(["probe", "fsdp", "--launch", "threads", "-o", str(tmp_path / "dump")]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "all 4 tensors are in order on 4 ranks" in printed
-    assert "not checked: the step: ranks that are threads share one random state" in printed
-
-
 def test_probes_import_torch_by_its_public_names():
     private = re.compile(r"(from|import) (shardviz\.live|torch.*[. ]_)")
     lines = [line for path in PROBES.rglob("*.py") for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""Process groups: worlds of threads, worlds that do not exist, and which ranks an operator speaks to."""
+"""Process groups: worlds that do not exist, and which ranks an operator speaks to."""
 
 from __future__ import annotations
 
@@ -17,17 +17,6 @@ from shardviz.live.compat.tensors import real_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def make_ranks_of_threads() -> None:
-    """Give each thread of this process a process group world of its own, backend "threaded". This cannot be undone.
-
-    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
-    """
-    from torch.testing._internal.distributed import multi_threaded_pg
-
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
-    multi_threaded_pg._install_threaded_pg()  # type: ignore[no-untyped-call]
 
 
 def default_store() -> Any:
