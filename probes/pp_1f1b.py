@@ -21,7 +21,6 @@ from shardviz.probes.pp_gpipe import batch, build, parallelize, stages
 AXES = ("pp",)
 MESH = (4,)
 STAGE_AXES = ("pp",)
-TORCH = (2, 6)
 
 MICROBATCHES = 8
 

@@ -23,7 +23,6 @@ AXES = ("pp", "fsdp", "tp")
 MESH = (2, 2, 2)
 BATCH_AXES = ("fsdp",)
 STAGE_AXES = ("pp",)
-TORCH = (2, 6)
 
 MICROBATCHES = 4
 

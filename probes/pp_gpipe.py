@@ -22,7 +22,6 @@ from shardviz.probes._pipeline import LAYERS, keep, layers_of, mean_square, refu
 AXES = ("pp",)
 MESH = (4,)
 STAGE_AXES = ("pp",)
-TORCH = (2, 6)
 
 MICROBATCHES = 8
 

@@ -20,7 +20,6 @@ from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import use_public_names
 from shardviz.live.noting import SourceLoader, noting
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.sequence import add_sequence, sequence_dims
@@ -95,7 +94,6 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
         probe = load_probe(Path(__file__).parent / "probes/mine.py")
         model = probe.parallelize(probe.build(), mesh)
     """
-    use_public_names()
     probe = importlib.import_module(module) if module else _load_file(path)
     for needed in (build, "parallelize"):
         if not callable(getattr(probe, needed, None)):

@@ -50,7 +50,7 @@ def test_a_model_in_bfloat16_only_is_stamped_a_digit_a_pass(tmp_path):
     probe.write_text(
         "import torch\n"
         "from torch import nn\n"
-        "from shardviz.live.compat import fully_shard\n"
+        "from torch.distributed.fsdp import fully_shard\n"
         "def build():\n"
         "    return nn.Linear(40, 30)\n"
         "def parallelize(model, mesh):\n"
@@ -81,7 +81,7 @@ def test_ties_and_missing_gradients_are_noted(tmp_path):
 STEPPED = """
 import torch
 from torch import distributed, nn
-from shardviz.live.compat import fully_shard
+from torch.distributed.fsdp import fully_shard
 def build(): return nn.Linear(4, 4)
 def parallelize(model, mesh): fully_shard(model, mesh=mesh)
 def batch(): return torch.randn(8, 4)

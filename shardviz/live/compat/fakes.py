@@ -64,7 +64,7 @@ def fakes_converted(mode: Any) -> Iterator[None]:
 class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that torch does not wrap so that `torch.compile` leaves it alone, which takes time at every operator.
 
-    Overrides `_should_skip_dynamo`, tried on torch 2.13.0 and 2.15.0; 2.4.1 wraps none.
+    Overrides `_should_skip_dynamo`, tried on torch 2.13.0 and 2.15.0; 2.6.0 wraps none.
     """
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,9 +78,5 @@ def follow_modules_by(mode: CommDebugMode, tracker: Any) -> None:
 
 
 def without_compiling() -> Any:
-    """Return a context in which compiled code runs as it was written: what has no values cannot be compiled.
-
-    `torch.compiler.set_stance`, from torch 2.6 on.
-    """
-    stance: Any = getattr(torch.compiler, "set_stance", None)
-    return nullcontext() if stance is None else stance("force_eager")
+    """Return a context in which compiled code runs as it was written: what has no values cannot be compiled."""
+    return torch.compiler.set_stance("force_eager")

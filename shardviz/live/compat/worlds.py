@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import Shard
 
 from shardviz.live.compat.ddp import _ddp_unasked
 from shardviz.live.compat.fakes import is_fake
 from shardviz.live.compat.modules import replaced
-from shardviz.live.compat.names import Shard
 from shardviz.live.compat.tensors import real_tensors
 
 if TYPE_CHECKING:
@@ -102,11 +102,8 @@ def _own_part_only() -> Iterator[None]:
 
     `_chunk_with_empty`, in torch 2.6 to 2.13.0: two minutes of a plan on 100,000 ranks, a sixth of one on 1,024.
     """
-    try:
-        from torch.distributed.fsdp._fully_shard import _fsdp_param as params
-    except ImportError:  # torch 2.4 and 2.5
-        yield
-        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_param as params
+
     with replaced(params, "_chunk_with_empty", _Chunks):
         yield
 
