@@ -60,7 +60,7 @@ def flat_params(model: nn.Module) -> Iterator[FlatParam]:
 
     Reads `FullyShardedDataParallel._handle`, `FlatParamHandle` and, of `FlatParameter`, `_param_infos`, the
     `_param_extensions` of tensor-parallel ones, and `_shared_param_infos`, which has the other names of a parameter.
-    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -141,7 +141,7 @@ def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Itera
 def flat_params_without_memory() -> Iterator[None]:
     """Let FSDP1 take a storage without memory for allocated if it has a size: it looks for a data pointer.
 
-    `_flat_param._data_ptr_allocated`, which `SHARD_GRAD_OP` with `use_orig_params=True` asks, in torch 2.4.1 to 2.13.0.
+    `_flat_param._data_ptr_allocated`, which `SHARD_GRAD_OP` with `use_orig_params=True` asks, in torch 2.6.0 to 2.13.0.
     """
     from torch.distributed.fsdp import _flat_param
 

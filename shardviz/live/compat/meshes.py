@@ -116,6 +116,6 @@ def working_out_shapes() -> Iterator[Callable[[], bool]]:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a DTensor's own part without waiting for it or recording it for autograd; another tensor is returned.
 
-    `DTensor._local_tensor` in torch 2.4.1 to 2.13.0.
+    `DTensor._local_tensor` in torch 2.6.0 to 2.13.0.
     """
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def default_store() -> Any:
-    """Return the store that the job's ranks met at. `_get_default_store` in torch 2.4.1 to 2.13.0."""
+    """Return the store that the job's ranks met at. `_get_default_store` in torch 2.6.0 to 2.13.0."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
@@ -53,7 +53,7 @@ def count_groups(at_least: int = 0) -> int:
 def groups_here() -> list[tuple[str, tuple[int, ...]]]:
     """Return the process groups that this rank is in, each with what its maker calls it.
 
-    `_world.pg_group_ranks` and `group_desc` in torch 2.4.1 to 2.15.0; the groups of a mesh are called `mesh_` and the
+    `_world.pg_group_ranks` and `group_desc` in torch 2.6.0 to 2.15.0; the groups of a mesh are called `mesh_` and the
     name of the axis.
     """
     ranks: dict[Any, dict[int, int]] = torch.distributed.distributed_c10d._world.pg_group_ranks
@@ -65,7 +65,7 @@ def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the ranks of the group that one of torch's collective operators runs over.
 
     `c10d` operators get the group as a script object, functional ones its name; both are private. Tried on torch
-    2.4.1, 2.13.0 and 2.15.0.
+    2.6.0, 2.13.0 and 2.15.0.
     """
     from torch import distributed
 
@@ -133,7 +133,7 @@ def split_alike() -> Iterator[None]:
     """Let DTensor send every rank the first part of a tensor without values: parts are padded to one shape.
 
     torch makes that of every rank and sends them: a minute for 80 layers over 1,024 ranks, under `fake_mode`. Nothing
-    is sent here. `Shard._split_tensor`, and `mesh_scatter` in its module, in torch 2.4.1 to 2.13.0.
+    is sent here. `Shard._split_tensor`, and `mesh_scatter` in its module, in torch 2.6.0 to 2.13.0.
     """
     before = Shard._split_tensor
     module = sys.modules[Shard.__module__]

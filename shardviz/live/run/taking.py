@@ -129,7 +129,7 @@ def _taken(seen: Seen, root: nn.Module, name: str, folder: Path, stage: Stage | 
 def name_of(root: nn.Module) -> str:
     """Return the name of a model's class as its author wrote it.
 
-    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.4.1 to 2.13.0.
+    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.6.0 to 2.13.0.
     """
     inside = unwrapped(root)
     kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)
