@@ -21,8 +21,8 @@ def dividing_float64_once() -> Iterator[None]:
     """Let FSDP2 divide float64 gradients as it divides float32 gradients, the dtype in which the model is trained.
 
     Over a group of one rank, as for experts, `foreach_reduce` divides by `set_gradient_divide_factor` in its copy, and
-    for float16 and float64 a second time, by the result of `_get_gradient_divide_factors`. Torch 2.6.0 has no
-    such factor. Tried on torch 2.6.0, 2.13.0 and 2.15.0.
+    for float16 and float64 a second time, by the result of `_get_gradient_divide_factors`. Tried on torch 2.13.0
+    and 2.15.0. Torch 2.6.0 has no such factor, and its FSDP2 runs no step on a CPU.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
