@@ -22,7 +22,6 @@ from shardviz.probes._refusals import refuse_empty
 AXES = ("fsdp", "ep")
 MESH = (2, 2)
 BATCH_AXES = ("fsdp", "ep")
-TORCH = (2, 6)
 
 EXPERTS = 8
 

@@ -19,7 +19,6 @@ from shardviz.probes._refusals import refuse_uneven
 AXES = ("fsdp",)
 MESH = (4,)
 BATCH_AXES = ("fsdp",)
-TORCH = (2, 6)
 
 FEATURES = 12
 

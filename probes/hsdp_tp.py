@@ -19,7 +19,6 @@ from shardviz.probes._models import MLP
 AXES = ("replicate", "shard", "tp")
 MESH = (2, 2, 2)
 BATCH_AXES = ("replicate", "shard")
-TORCH = (2, 6)
 
 expect = {
     "up.weight": "[*/tp/shard, *] =replicate",

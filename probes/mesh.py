@@ -20,7 +20,6 @@ from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import flatten_mesh  # mesh._flatten(): torch has no public name for it
 
 MESH = (2, 4)
-TORCH = (2, 6)
 
 MAX_AXES = 4
 

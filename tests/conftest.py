@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,6 @@ COMPILED = ("shardviz", "probes", "tui")
 NO_SKIPS = "SHARDVIZ_NO_SKIPS"
 """Set by CI, which installs what its tests need: there a test that is skipped fails the run."""
 
-# torch 2.4 has no _StridedShard: there is nothing to compare with.
-if version("torch").startswith("2.4."):
-    collect_ignore = ["layout/test_layout_against_torch.py", "layout/test_layout_on_ranks.py"]
 ON_RANKS = (
     "shardviz.live.world.group",
     "shardviz.live.probe",

@@ -188,6 +188,8 @@ def test_formats_that_are_not_built_are_not_offered(healthy: Path, capsys: pytes
     assert "argument --format: invalid choice: 'pdf'" in capsys.readouterr().err
     assert main(["probe", "tp", "--launch", "frok"]) == 2
     assert capsys.readouterr().err.endswith("Hint: did you mean fork?\n")
+    assert main(["probe", "tp", "--launch", "threads"]) == 2
+    assert "argument --launch: invalid choice: 'threads' (choose from 'fork', 'spawn')" in capsys.readouterr().err
 
 
 def test_a_file_name_with_control_characters_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:

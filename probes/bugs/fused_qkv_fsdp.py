@@ -17,7 +17,6 @@ import shardviz
 AXES = ("fsdp", "tp")
 MESH = (2, 2)
 KINDS = ("misordered",)
-TORCH = (2, 6)
 
 expect = {"weight": "[(*/3/tp)/fsdp, *]"}
 

@@ -17,7 +17,6 @@ AXES = ("pp", "fsdp", "ep")
 MESH = (16, 2, 64)
 STAGE_AXES = ("pp",)
 BATCH_AXES = ()
-TORCH = (2, 6)
 
 TOKENS = 4096
 DENSE_LAYERS = 3

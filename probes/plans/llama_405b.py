@@ -25,7 +25,6 @@ AXES = ("pp", "fsdp", "tp")
 MESH = (16, 128, 8)
 STAGE_AXES = ("pp",)
 BATCH_AXES = ()
-TORCH = (2, 6)
 
 TOKENS = 8192
 SIZES = Sizes(layers=126, features=16384, heads=128, kv_heads=8, hidden=53248, words=128256)

@@ -14,7 +14,6 @@ from shardviz.probes.plans._transformer import Attention, Block, Decoder, Sizes
 AXES = ("fsdp", "ep")
 MESH = (8, 8)
 BATCH_AXES = ("fsdp", "ep")
-TORCH = (2, 6)
 
 TOKENS = 4096
 EXPERTS = 8

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--watch", action="store_true", help="run again whenever the file or a module that it imports is saved"
     )
     parser.add_argument(
-        "--launch", choices=("fork", "spawn", "threads"), default="fork", help="how ranks are started; default: fork"
+        "--launch", choices=("fork", "spawn"), default="fork", help="how ranks are started; default: fork"
     )
     parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl where every rank has a GPU, else gloo")
     parser.add_argument(

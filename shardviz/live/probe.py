@@ -20,7 +20,6 @@ from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import use_public_names
 from shardviz.live.noting import SourceLoader, noting
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.sequence import add_sequence, sequence_dims
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     from shardviz.live.capture.stamp import Stamped
     from shardviz.live.job import ProbeJob
     from shardviz.live.world import World
-
-
-OF_THREADS = "ranks that are threads share one random state and torch's hooks; start them with --launch fork"
 
 
 def run_probe(world: World, job: ProbeJob) -> None:
@@ -68,7 +64,7 @@ def _run(world: World, job: ProbeJob) -> None:
     check_axes(expect, capture.axes)
     stamped = add_sequence(run.capture_stamped(), probe, device_mesh, capture)
     if hasattr(probe, "batch"):
-        _capture_step(run, world)
+        ProbeStep(run).capture_step()
     if world.rank == 0:
         record = run_record(
             job.mesh,
@@ -81,13 +77,6 @@ def _run(world: World, job: ProbeJob) -> None:
         )
         write_run(job.folder, record)
     write_rank(job.folder, capture.record(), capture.dense)
-
-
-def _capture_step(run: ProbeOnRank, world: World) -> None:
-    if world.backend == "threaded":
-        run.capture.not_checked.append(("", f"the step: {OF_THREADS}"))
-    else:
-        ProbeStep(run).capture_step()
 
 
 def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType:
@@ -105,7 +94,6 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
         probe = load_probe(Path(__file__).parent / "probes/mine.py")
         model = probe.parallelize(probe.build(), mesh)
     """
-    use_public_names()
     probe = importlib.import_module(module) if module else _load_file(path)
     for needed in (build, "parallelize"):
         if not callable(getattr(probe, needed, None)):

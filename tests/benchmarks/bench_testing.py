@@ -16,7 +16,7 @@ MODEL = """
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from shardviz.live.compat import fully_shard
+from torch.distributed.fsdp import fully_shard
 from shardviz.testing import assert_layout
 
 LAYOUTS = {

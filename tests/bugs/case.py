@@ -11,7 +11,8 @@ from torch import distributed, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
-from shardviz.live.compat import DTensor, Partial, Replicate, Shard, distribute_tensor, fully_shard
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 
 def parallelize(model, mesh):

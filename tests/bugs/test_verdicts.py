@@ -7,13 +7,13 @@ import shutil
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import shardviz
 from shardviz.check.run import check_dump
 from shardviz.cli import main
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
 from tests.bugs.case import HEAD
 from tests.bugs.models import FSDP, TENSOR_PARALLEL

@@ -11,10 +11,10 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 FORMATS = ("dcp", "flat", "hf", "whole", "half", "moved")
 

@@ -27,7 +27,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         (["show", "--form"], "--format"),
         (["show", "--format", "h"], "html"),
         (["probe", "tp_f"], "tp_fsdp"),
-        (["probe", "tp_fsdp", "--launch", ""], "fork spawn threads"),
+        (["probe", "tp_fsdp", "--launch", ""], "fork spawn"),
         (["completion", "f"], "fish"),
         (["check", "some/fi"], ""),
         (["show", ""], ""),

@@ -7,9 +7,9 @@ import copy
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from shardviz.live.compat import fully_shard
 from shardviz.testing import (
     assert_layout,
     assert_ordered,

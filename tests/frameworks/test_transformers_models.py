@@ -7,8 +7,8 @@ import copy
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 
-from shardviz.live.compat import fully_shard
 from shardviz.testing import assert_layout, assert_ordered, assert_reduced, assert_replicated, assert_same, spmd, stamp
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[frameworks]'")

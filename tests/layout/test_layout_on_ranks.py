@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed import tensor as dtensor
+from torch.distributed.fsdp import fully_shard
 
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse, write
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.compat import fully_shard, placement_of
+from shardviz.live.compat import placement_of
 from shardviz.testing import spmd
 from tests.layout.spelling import in_torch
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from shardviz.layout.notation import parse
-from shardviz.live.compat import DTensor, torch_placement
+from shardviz.live.compat import torch_placement
 from shardviz.live.step.comms import Comms
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ def test_shards_that_were_drawn_or_loaded_alike_are(values, after, tmp_path):
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "uint8", "complex128"])
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1), (4, 4)])
 def test_elements_of_all_types_are_laid_side_by_side(name, shape):
-    dtype = getattr(torch, name, torch.float8_e4m3fn)  # torch 2.4.1 has no float4
+    dtype = getattr(torch, name, torch.float8_e4m3fn)  # torch 2.6 has no float4
     same = torch.ones(shape, dtype=torch.complex128 if name == "complex128" else torch.uint8)
     model = nn.Module()
     model.register_buffer("same", same.view(dtype))

@@ -4,14 +4,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import distributed, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import shardviz
 from shardviz.check.run import check_dump
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
 from tests.lanes import at_night
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 import shardviz
@@ -15,7 +17,6 @@ from shardviz.dump.read import read_files
 from shardviz.errors import DumpError, MeshError, NotationError, ShardvizError
 from shardviz.layout.notation import write
 from shardviz.live.capture.captured_step import check_step
-from shardviz.live.compat import DTensor, Replicate, fully_shard
 from shardviz.testing import spmd
 
 PP_FSDP = {"pp": 2, "fsdp": 2}

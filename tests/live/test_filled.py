@@ -5,13 +5,12 @@ import time
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
 from shardviz.check.run import check_dump
-from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
 from tests.lanes import nightly
 

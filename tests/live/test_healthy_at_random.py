@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from shardviz.live.compat import fully_shard
+from torch.distributed.fsdp import fully_shard
 
 SIZES = {sizes}
 BATCH_AXES = {batch_axes}

@@ -36,13 +36,6 @@ def test_left_to_right_labels_say_fsdp_first_where_the_data_is_tp_first(tmp_path
     )
 
 
-def test_ranks_that_are_threads_are_looked_at_and_not_stepped(tmp_path, capsys):
-    assert main(["probe", "fsdp", "--launch", "threads", "-o", str(tmp_path / "dump")]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "all 4 tensors are in order on 4 ranks" in printed
-    assert "not checked: the step: ranks that are threads share one random state" in printed
-
-
 def test_probes_import_torch_by_its_public_names():
     private = re.compile(r"(from|import) (shardviz\.live|torch.*[. ]_)")
     lines = [line for path in PROBES.rglob("*.py") for line in path.read_text(encoding="utf-8").splitlines()]
@@ -57,7 +50,7 @@ def test_a_model_in_bfloat16_only_is_stamped_a_digit_a_pass(tmp_path):
     probe.write_text(
         "import torch\n"
         "from torch import nn\n"
-        "from shardviz.live.compat import fully_shard\n"
+        "from torch.distributed.fsdp import fully_shard\n"
         "def build():\n"
         "    return nn.Linear(40, 30)\n"
         "def parallelize(model, mesh):\n"
@@ -88,7 +81,7 @@ def test_ties_and_missing_gradients_are_noted(tmp_path):
 STEPPED = """
 import torch
 from torch import distributed, nn
-from shardviz.live.compat import fully_shard
+from torch.distributed.fsdp import fully_shard
 def build(): return nn.Linear(4, 4)
 def parallelize(model, mesh): fully_shard(model, mesh=mesh)
 def batch(): return torch.randn(8, 4)

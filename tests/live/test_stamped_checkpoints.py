@@ -6,13 +6,13 @@ from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
 from shardviz.check.run import check_dump
 from shardviz.cli import main
-from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
 
 TP = {"tp": 2}

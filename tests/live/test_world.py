@@ -27,9 +27,6 @@ from tests.live.worlds import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-METHODS = ["fork", "threads"]
-OVER = {"fork": " over all ranks", "threads": ""}
-"""Groups of ranks that are threads are known in their own thread only."""
 SOON = 60.0
 """Seconds within which a failure ends a world: a quarter of the timeout, for which it must not wait."""
 pytestmark = OF_WORLDS
@@ -55,13 +52,12 @@ def usage_error(name: str, *args: Any, **options: Any) -> ShardvizError:
 # What comes back
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "threads"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_every_rank_returns_its_result_in_rank_order(method: str) -> None:
     num_ranks = 2 if method == "spawn" else 8
     results = run("add_up", 10, num_ranks=num_ranks, method=method)
-    backend = "threaded" if method == "threads" else "gloo"
     assert [result["world"] for result in results] == [
-        World(rank, num_ranks, backend, "cpu") for rank in range(num_ranks)
+        World(rank, num_ranks, "gloo", "cpu") for rank in range(num_ranks)
     ]
     assert {result["total"] for result in results} == {10 * num_ranks + sum(range(num_ranks))}
 
@@ -70,9 +66,8 @@ def test_one_rank_is_a_world_too() -> None:
     assert run("add_up", num_ranks=1)[0]["total"] == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_groups_of_a_mesh_work(method: str) -> None:
-    assert run("mesh_of_two_axes", method=method) == [[1, 1], [1, 1], [5, 5], [5, 5]]
+def test_the_groups_of_a_mesh_work() -> None:
+    assert run("mesh_of_two_axes") == [[1, 1], [1, 1], [5, 5], [5, 5]]
 
 
 def test_ranks_may_finish_at_different_times() -> None:
@@ -93,7 +88,7 @@ def test_ranks_start_alike_and_as_the_launcher_is_now(monkeypatch: pytest.Monkey
     assert len({look["group"] for look in seen} - {os.getpgrp()}) == 4
 
 
-@pytest.mark.parametrize("method", ["fork", "threads", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_ranks_do_not_run_the_launchers_main(method: str) -> None:
     assert {look["main"] for look in run("look_around", num_ranks=1, method=method)} == {None}
 
@@ -135,19 +130,15 @@ def test_a_server_that_was_killed_is_replaced() -> None:
 # What ranks print
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_what_ranks_print_comes_back_by_rank_without_torchs_chatter(
-    method: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_ranks_print_comes_back_by_rank_without_torchs_chatter(capfd: pytest.CaptureFixture[str]) -> None:
     printed: dict[int, str] = {}
-    run("talk", method=method, on_output=printed.__setitem__)
+    run("talk", on_output=printed.__setitem__)
     assert sorted(printed) == [0, 1, 2, 3]
     assert all(f"hello from {rank}\n" in printed[rank] for rank in range(4))
     assert all("and to stderr\n" in text for text in printed.values())
     assert not any("[Gloo]" in text for text in printed.values())
     assert capfd.readouterr() == ("", "")
-    if method == "fork":
-        assert all("from C\n" in text and "a warning" in text for text in printed.values())
+    assert all("from C\n" in text and "a warning" in text for text in printed.values())
 
 
 def test_of_very_long_output_the_end_is_kept() -> None:
@@ -167,14 +158,13 @@ def test_output_comes_back_from_a_world_that_fails() -> None:
 # A rank that raises
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_rank_that_raises_is_named_with_its_own_traceback(method: str) -> None:
-    error = failure("fail_on", 3, method=method)
+def test_a_rank_that_raises_is_named_with_its_own_traceback() -> None:
+    error = failure("fail_on", 3)
     lines = str(error).splitlines()
     assert lines[0] == "rank 3 (fsdp=1, tp=1) raised ValueError: a bad number"
     assert lines[1] == "Traceback (most recent call last):"
     assert lines[2].startswith(f'  File "{ROOT}/tests/live/world_tasks.py", line ')
-    assert lines[-3:] == ["ValueError: a bad number", "of rank 3", f"ranks 0-2: waiting in barrier{OVER[method]}"]
+    assert lines[-3:] == ["ValueError: a bad number", "of rank 3", "ranks 0-2: waiting in barrier over all ranks"]
     assert (error.rank, error.coord, error.exit_code) == (3, "fsdp=1, tp=1", EXIT_RANK_FAILED)
 
 
@@ -194,10 +184,9 @@ def test_the_traceback_leaves_out_torchs_wrappers() -> None:
     assert "shardviz/live" not in text
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("late_failures")
-def test_ranks_that_all_raise_the_same_are_reported_once(method: str) -> None:
-    error = failure("fail_everywhere", method=method)
+def test_ranks_that_all_raise_the_same_are_reported_once() -> None:
+    error = failure("fail_everywhere")
     assert error.message == ("rank 0 (fsdp=0, tp=0) raised KeyError: 'missing on 0', and 3 other ranks the same")
     assert str(error).count("Traceback") == 1
 
@@ -209,14 +198,12 @@ def test_the_cause_is_reported_not_the_closed_connections_that_came_before_it() 
     assert "closed by peer" not in str(error)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_one_rank_that_raises_ends_the_others(method: str) -> None:
-    assert failure("fail_beside_a_sleeper", method=method).message.endswith("raised ValueError: early")
+def test_one_rank_that_raises_ends_the_others() -> None:
+    assert failure("fail_beside_a_sleeper").message.endswith("raised ValueError: early")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_usage_error_of_a_rank_comes_back_as_it_is(method: str) -> None:
-    error = usage_error("misuse", method=method)
+def test_a_usage_error_of_a_rank_comes_back_as_it_is() -> None:
+    error = usage_error("misuse")
     assert type(error) is MeshError
     assert str(error) == "mesh 2 x 3 has 6 ranks, not 4\nHint: use --mesh 2,2"
 
@@ -246,34 +233,21 @@ def test_a_rank_that_dies_is_named_with_how(how: str, what: str) -> None:
     assert ("in end_process" in error.output) == (how == "segfault")
 
 
-def test_threads_die_together() -> None:
-    assert failure("die", 1, "kill", method="threads").message == (
-        "the process of all 4 ranks was killed by signal 9 (SIGKILL)"
-    )
-
-
-def test_a_thread_that_exits_is_named() -> None:
-    error = failure("die", 1, "5", method="threads")
-    assert error.message == "rank 1 (fsdp=0, tp=1) exited with code 5 before it finished"
-
-
 # A rank that hangs
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_ranks_that_wait_for_one_that_never_comes_name_the_collective(method: str) -> None:
-    error = failure("skip_the_collective", 0, timeout=1, method=method)
-    assert error.message == f"ranks 1-3 did not finish in 1 s: waiting in all_gather_into_tensor{OVER[method]}"
+def test_ranks_that_wait_for_one_that_never_comes_name_the_collective() -> None:
+    error = failure("skip_the_collective", 0, timeout=1)
+    assert error.message == "ranks 1-3 did not finish in 1 s: waiting in all_gather_into_tensor over all ranks"
     assert "in skip_the_collective\n    dist.all_gather_into_tensor(" in error.traceback_text
     assert error.traceback_text.count("skip_the_collective") == 1
     assert error.others == "rank 0 had finished"
     assert "a collective that not every rank" in error.hint
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_rank_that_is_elsewhere_is_distinguished(method: str) -> None:
-    error = failure("sleep_on", 2, timeout=1, method=method)
-    assert f"ranks 0-1, 3 waiting in all_reduce{OVER[method]}; rank 2 in sleep_on (world_tasks.py:" in error.message
+def test_a_rank_that_is_elsewhere_is_distinguished() -> None:
+    error = failure("sleep_on", 2, timeout=1)
+    assert "ranks 0-1, 3 waiting in all_reduce over all ranks; rank 2 in sleep_on (world_tasks.py:" in error.message
     assert "time.sleep(100)" in error.traceback_text
 
 
@@ -304,8 +278,8 @@ def test_jobs_that_make_no_sense_are_refused_before_anything_starts() -> None:
     with pytest.raises(ShardvizError, match=r"'tests\.live\.world_tasks' does not name a task"):
         launch("tests.live.world_tasks", num_ranks=1)
     assert "cannot launch 0 ranks: a world has at least 1" in str(usage_error("add_up", num_ranks=0))
-    assert "unknown launch method 'magic'" in str(usage_error("add_up", method="magic"))
-    assert "threads" in str(usage_error("add_up", method="threads", backend="gloo"))
+    error = usage_error("add_up", method="threads")
+    assert str(error) == "unknown launch method 'threads'\nHint: use fork or spawn"
 
 
 @pytest.mark.usefixtures("late_failures")

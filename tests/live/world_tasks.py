@@ -126,8 +126,7 @@ def skip_the_collective(world: World, skipper: int) -> None:
 
 def skip_the_axis(world: World, skipper: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
-
-    from shardviz.live.compat import Shard, distribute_tensor
+    from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
     split = distribute_tensor(torch.ones(4, 4), mesh["fsdp"], [Shard(0)])

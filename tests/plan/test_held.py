@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
-from shardviz.live.compat import DTensor, Shard, fake_world, parameters_are_held
+from shardviz.live.compat import fake_world, parameters_are_held
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.asking import ask
 from shardviz.live.plan.planning import PlanJob, plan

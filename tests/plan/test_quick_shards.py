@@ -7,8 +7,9 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from shardviz.live.compat import Shard, distribute_tensor, fake_mode, fake_world, split_alike
+from shardviz.live.compat import fake_mode, fake_world, split_alike
 from shardviz.live.plan.asking import ask
 
 SPLITS = [

@@ -5,7 +5,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -13,7 +13,6 @@ import shardviz
 from shardviz.check.run import check_dump
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
 
 TP = {"tp": 2}

@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import shardviz
 from shardviz.errors import MeshError, NotationError, ShardvizError
 from shardviz.live.capture.stamp import stamps_of
-from shardviz.live.compat import DTensor, Partial, Replicate, Shard, distribute_tensor, fully_shard
 from shardviz.testing import (
     ShardAssertionError,
     assert_clean,

@@ -117,12 +117,6 @@ def test_own_fixtures_and_what_was_set_up_are_on_the_ranks(tmp_path: Path) -> No
     assert seen.text.count("PytestReturnNotNoneWarning: test_returns returned <class 'bool'>") == 1
 
 
-def test_what_captures_a_process_is_refused_where_ranks_are_threads(tmp_path: Path) -> None:
-    seen = run(tmp_path, PASSING, "--shardviz-launch=threads", "-k", "test_cap")
-    assert seen.ends == dict.fromkeys(("test_capsys", "test_capfd", "test_caplog"), "FAILED")
-    assert "caplog captures a process's output, which ranks that are threads share" in seen.section("test_caplog")
-
-
 REFUSED = """
 import threading, unittest
 

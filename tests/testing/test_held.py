@@ -3,10 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 import shardviz
 from shardviz.live.capture.stamp import stamps_of
-from shardviz.live.compat import DTensor, Shard, fully_shard
 from shardviz.testing import ShardAssertionError, assert_layout, spmd, stamp
 
 FSDP_TP = {"fsdp": 2, "tp": 2}

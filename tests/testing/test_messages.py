@@ -3,8 +3,8 @@
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from shardviz.live.compat import Shard, distribute_tensor
 from shardviz.testing import ShardAssertionError, assert_layout, assert_ordered, assert_same, assert_tied, spmd, stamp
 
 ROOM = 500

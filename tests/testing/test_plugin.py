@@ -280,9 +280,7 @@ def test_sum(mesh, turn):
 """
 
 
-@pytest.mark.parametrize(
-    "option", ["--shardviz-launch=threads", *at_night(["--import-mode=importlib", "--assert=plain"])]
-)
+@pytest.mark.parametrize("option", at_night(["--shardviz-launch=spawn", "--import-mode=importlib", "--assert=plain"]))
 def test_other_ways_to_launch_and_to_import(option: str, tmp_path: Path) -> None:
     seen = run(tmp_path, SMALL, option)
     assert list(seen.ends.values()) == ["PASSED", "PASSED", "FAILED", "PASSED"], seen.text

@@ -13,7 +13,7 @@ from tests.testing.sessions import main as pytest_main
 
 MINE = """
 from torch import nn
-from shardviz.live.compat import fully_shard
+from torch.distributed.fsdp import fully_shard
 
 AXES = ("fsdp",)
 
@@ -29,7 +29,7 @@ def parallelize(model, mesh):
 
 NARROW = """
 from torch import nn
-from shardviz.live.compat import fully_shard
+from torch.distributed.fsdp import fully_shard
 
 AXES = ("fsdp",)
 

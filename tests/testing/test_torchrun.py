@@ -9,7 +9,7 @@ from tests.testing.sessions import execute
 IMPORTS = """
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from shardviz.live.compat import fully_shard
+from torch.distributed.fsdp import fully_shard
 from shardviz.testing import assert_layout, assert_ordered, assert_reduced, assert_replicated, stamp
 
 """

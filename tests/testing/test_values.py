@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import DTensor, Shard, fully_shard
 from shardviz.testing import (
     ShardAssertionError,
     assert_layout,

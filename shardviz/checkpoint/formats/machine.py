@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    Steps: TypeAlias = "Mapping[int, Callable[[Machine], None]]"
+    Step: TypeAlias = "Callable[[Machine, Any], None]"
+    Reader: TypeAlias = "Callable[[io.BytesIO], Any] | None"
 
 MEMORY_PER_BYTE = 60
 """Bytes of memory that a byte of a pickle may take: what torch writes takes up to 41, a nested tuple 72."""
@@ -19,10 +21,8 @@ MEMORY_OF_ALL = 1 << 20
 MAX_MEMORY = 1 << 32
 """Bytes of memory that no pickle may take more than: metadata of 800,000 chunks, by this count."""
 
-MAX_NAME = 200
-"""Characters of the module and of the name of a type."""
 
-STOP = ord(".")
+STOP = b"."
 """The opcode that ends a pickle."""
 
 
@@ -64,45 +64,30 @@ class Machine:
     """The state of reading one pickle: what is left to read, the stack, the marks and the memo."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self._stream = io.BytesIO(data)
         self.spent = 0
         self.stack: list[Any] = []
         self.marked: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, steps: Steps) -> Any:
-        """Follow the opcodes to the end, and return what is on top of the stack."""
-        data = self.data
-        while (opcode := data[self.at]) != STOP:
-            self.at += 1
-            step = steps.get(opcode)
-            if step is None:
-                raise RefusedError(f"opcode {opcode:#04x}, which checkpoints do not use")
-            step(self)
+    @property
+    def at(self) -> int:
+        """How many bytes were read."""
+        return self._stream.tell()
+
+    def run(self, steps: Mapping[bytes, tuple[Step, Reader]]) -> Any:
+        """Follow the opcodes to the end, and return what is on top of the stack.
+
+        Args:
+            steps: For each opcode what it does, and what reads its argument.
+        """
+        stream = self._stream
+        while (opcode := stream.read(1)) != STOP:
+            if opcode not in steps:
+                raise RefusedError(f"opcode {opcode!r}, which checkpoints do not use") if opcode else ValueError
+            step, read = steps[opcode]
+            step(self, read(stream) if read else None)
         return self.stack.pop()
-
-    def take(self, count: int) -> bytes:
-        """Read bytes."""
-        end = self.at + count
-        if end > len(self.data):
-            raise ValueError
-        found = self.data[self.at : end]
-        self.at = end
-        return found
-
-    def number(self, size: int) -> int:
-        """Read a number without a sign."""
-        if size == 1:
-            self.at += 1
-            return self.data[self.at - 1]
-        return int.from_bytes(self.take(size), "little")
-
-    def line(self) -> str:
-        """Read up to the end of a line, which is near."""
-        end = self.data.index(b"\n", self.at, self.at + MAX_NAME)
-        found = self.data[self.at : end].decode()
-        self.at = end + 1
-        return found
 
     def spend(self, size: int) -> None:
         """Refuse a pickle whose objects take much more memory than the bytes read so far."""

@@ -6,7 +6,6 @@ index), hash forever or overflow the stack (nested tuples as a key). This reader
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from shardviz.checkpoint.formats.machine import Machine, RefusedError
@@ -71,5 +70,5 @@ def read_pickle(data: bytes, where: str) -> Any:
             f"{where} is refused: byte {machine.at:,} has {printable(str(error))}{what}",
             f"nothing in it was run; {fix}",
         ) from error
-    except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DumpError(f"{where} is damaged at byte {machine.at:,} of {len(data):,}", "copy it again") from error

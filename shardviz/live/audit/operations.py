@@ -12,6 +12,8 @@ from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shardviz.layout.placements import Partial, Placement, Shard
@@ -54,12 +56,12 @@ def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], value
     if any(isinstance(one, Partial) for one in placements):
         local = local * case.share(distributed.get_rank())
     spelled = [compat.torch_placement(p) for p in placements]
-    return compat.DTensor.from_local(local, mesh, spelled, shape=values.shape, stride=values.stride(), run_check=False)
+    return DTensor.from_local(local, mesh, spelled, shape=values.shape, stride=values.stride(), run_check=False)
 
 
 def _distribute(case: Case, mesh: DeviceMesh) -> torch.Tensor:
     placements = [compat.torch_placement(p) for p in case.target]
-    local: torch.Tensor = compat.distribute_tensor(whole(case), mesh, placements).to_local()
+    local: torch.Tensor = distribute_tensor(whole(case), mesh, placements).to_local()
     return local
 
 
@@ -83,7 +85,7 @@ def _fsdp_tp(case: Case, mesh: DeviceMesh) -> torch.Tensor:
     names = mesh.mesh_dim_names
     assert names is not None
     parallelize_module(model, mesh[names[-1]], {"0": ColwiseParallel() if column_wise else RowwiseParallel()})
-    compat.fully_shard(model, mesh=mesh[names[:-1]])
+    fully_shard(model, mesh=mesh[names[:-1]])
     weight: Any = linear.weight
     local: torch.Tensor = weight.to_local()
     return local

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.base import SCHEMA, Moment
 from shardviz.dump.records.files import RankRecord, RunRecord
@@ -20,7 +21,6 @@ from shardviz.layout.mesh import Mesh
 from shardviz.live.capture import describe
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name, named_tensors, tied_names
-from shardviz.live.compat import DTensor
 from shardviz.live.job import VALUES_LIMIT
 from shardviz.text import fold
 

@@ -9,12 +9,13 @@ from torch import distributed
 from shardviz.layout.layout import Layout
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.compat import DTensor, placement_of, quiet_redistribution
+from shardviz.live.compat import placement_of, quiet_redistribution
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
+    from torch.distributed.tensor import DTensor
 
 Described = dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
 """By name: the reason not to gather a rank's tensor, the ranks of its mesh, and the global shape on that rank."""

@@ -10,12 +10,12 @@ import re
 from typing import TYPE_CHECKING
 
 from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from shardviz.layout.placements import Shard, StridedShard
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims import registry
-from shardviz.live.compat import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch.distributed.tensor import DTensor
 
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.live.capture import describe, full_tensor
@@ -18,7 +19,7 @@ from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import add_by_reference
 from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
-from shardviz.live.compat import DTensor, clean_name
+from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

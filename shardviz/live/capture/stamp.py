@@ -16,11 +16,12 @@ from weakref import WeakKeyDictionary
 import msgspec
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ShardvizError
 from shardviz.live.claims.wrappers import adapted_layers, without_adapter
-from shardviz.live.compat import DTensor, clean_name, has_storage, id_without_memory
+from shardviz.live.compat import clean_name, has_storage, id_without_memory
 from shardviz.reference.lookup import bits_of
 from shardviz.reference.names import matched
 from shardviz.stamping.fill import Fill, can_fill

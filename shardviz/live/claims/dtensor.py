@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.distributed.tensor import DTensor
+
 from shardviz.live.capture.meshes import Claim, on_root, own_axes
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood
 from shardviz.live.claims.subclasses import reason_of
-from shardviz.live.compat import DTensor, placement_of, root_mesh
+from shardviz.live.compat import placement_of, root_mesh
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.distributed.tensor import DTensor
+
 from shardviz.live.claims.local import Local, not_understood
-from shardviz.live.compat import DTensor, has_storage
+from shardviz.live.compat import has_storage
 
 if TYPE_CHECKING:
     import torch

@@ -1,11 +1,9 @@
 """Every private torch API that shardviz uses is called from here, and nowhere else.
 
-Each function's docstring names the torch versions it was tried on. Also here: names that moved between versions.
+Each function's docstring names the torch versions it was tried on.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 from shardviz.live.compat.ddp import (
     ddp_alone,
@@ -53,15 +51,8 @@ from shardviz.live.compat.modules import (
     without_compiling,
 )
 from shardviz.live.compat.names import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
     clean_name,
-    distribute_tensor,
-    fully_shard,
     unit_of,
-    use_public_names,
 )
 from shardviz.live.compat.parameters import parameters_are_held
 from shardviz.live.compat.pipelines import asks_for_shapes, pipelines_alone, stages_of
@@ -80,21 +71,12 @@ from shardviz.live.compat.worlds import (
     default_store,
     fake_world,
     groups_here,
-    make_ranks_of_threads,
     ranks_of_operator,
     split_alike,
     world_of,
 )
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor.debug import CommDebugMode
-
 __all__ = [
-    "CommDebugMode",
-    "DTensor",
-    "Partial",
-    "Replicate",
-    "Shard",
     "UnwrappedMode",
     "answered_alone",
     "asks_for_shapes",
@@ -104,7 +86,6 @@ __all__ = [
     "ddp_alone",
     "ddp_buckets",
     "default_store",
-    "distribute_tensor",
     "dividing_float64_once",
     "fake_mode",
     "fake_world",
@@ -115,7 +96,6 @@ __all__ = [
     "flatten_mesh",
     "follow_modules_by",
     "fsdp_units",
-    "fully_shard",
     "futures_answered",
     "groups_here",
     "has_ddp",
@@ -132,7 +112,6 @@ __all__ = [
     "load_hooks",
     "local_of",
     "looks_for_unused",
-    "make_ranks_of_threads",
     "new_fakes",
     "only_in_first_step",
     "parameters_are_held",
@@ -149,23 +128,9 @@ __all__ = [
     "storages_resized",
     "torch_placement",
     "unit_of",
-    "use_public_names",
     "version_of",
     "without_compiling",
     "without_pinned_memory",
     "working_out_shapes",
     "world_of",
 ]
-
-
-if not TYPE_CHECKING:  # or no name that is missing here would be noticed
-
-    def __getattr__(name: str) -> Any:
-        """Return `CommDebugMode`, imported when it is first asked for: with it comes all of torch's `_tools`."""
-        if name != "CommDebugMode":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
-            from torch.distributed.tensor.debug import CommDebugMode
-        except ImportError:  # torch 2.4
-            from torch.distributed._tensor.debug import CommDebugMode  # type: ignore[import-not-found,no-redef]
-        return CommDebugMode

@@ -87,7 +87,7 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
 def _call_when_made(state: Any, hook: Callable[[Any], None]) -> None:
     """Call a function with the DistributedDataParallel that `replicate` makes in the first forward.
 
-    `_ReplicateState.register_comm_hook` is what is called last when it is made, in torch 2.4.1 to 2.13.0.
+    `_ReplicateState.register_comm_hook` is what is called last when it is made, in torch 2.6.0 to 2.13.0.
     """
     before = state.register_comm_hook
 
@@ -105,7 +105,7 @@ def _all_reduced(group: Any, bucket: _PartOfBucket) -> None:
 def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
     """Yield the bytes of DistributedDataParallel's buckets after its first step, and whether they are the gradients.
 
-    `_build_params_for_reducer`, in torch 2.4.1 to 2.13.0.
+    `_build_params_for_reducer`, in torch 2.6.0 to 2.13.0.
     """
     for ddp in _ddps(model):
         params = ddp._build_params_for_reducer()[0]
@@ -121,7 +121,7 @@ def _ddps(model: nn.Module) -> list[Any]:
 
 
 def _replicated(model: nn.Module) -> list[Any]:
-    """Return the states of modules that `replicate` was called with, in torch 2.4.1 to 2.13.0.
+    """Return the states of modules that `replicate` was called with, in torch 2.6.0 to 2.13.0.
 
     The state has a DistributedDataParallel of the module's parameters, which is made in the first forward.
     """
@@ -147,7 +147,7 @@ def _is_static(ddp: Any) -> bool:
 def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Return parameters by buckets, filled in their order.
 
-    `bucket_bytes_cap` and `_compute_bucket_assignment_by_size`, in torch 2.4.1 to 2.13.0.
+    `bucket_bytes_cap` and `_compute_bucket_assignment_by_size`, in torch 2.6.0 to 2.13.0.
     """
     if not params:
         return []
@@ -164,7 +164,7 @@ def _ddp_unasked() -> Iterator[None]:
     """Let DistributedDataParallel not ask other ranks, which do not exist, nor hold back what its first step reduces.
 
     Its hooks are called by `ddp_alone`, and may be those that need a GPU. `_verify_param_shape_across_processes`,
-    `_sync_module_states`, `_set_static_graph`, `_register_comm_hook` and `_check_comm_hook`, in torch 2.4.1 to 2.13.0.
+    `_sync_module_states`, `_set_static_graph`, `_register_comm_hook` and `_check_comm_hook`, in torch 2.6.0 to 2.13.0.
     """
     from torch import distributed
     from torch.nn.parallel import distributed as ddp

@@ -64,7 +64,7 @@ def fakes_converted(mode: Any) -> Iterator[None]:
 class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that torch does not wrap so that `torch.compile` leaves it alone, which takes time at every operator.
 
-    Overrides `_should_skip_dynamo`, tried on torch 2.13.0 and 2.15.0; 2.4.1 wraps none.
+    Overrides `_should_skip_dynamo`, tried on torch 2.13.0 and 2.15.0; 2.6.0 wraps none.
     """
 
     @classmethod
@@ -73,7 +73,7 @@ class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether a tensor has no values, and is not one that wraps such. Tried on torch 2.4.1, 2.13.0 and 2.15.0."""
+    """Whether a tensor has no values, and is not one that wraps such. Tried on torch 2.6.0, 2.13.0 and 2.15.0."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
@@ -82,7 +82,7 @@ def is_fake(tensor: Any) -> bool:
 def has_known_value(tensor: Any) -> bool:
     """Whether torch knows the value of a fake tensor: of `torch.tensor(0.0)`, and of what follows from such.
 
-    An optimizer's count of steps is one. `FakeTensor.constant`, tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    An optimizer's count of steps is one. `FakeTensor.constant`, tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     return is_fake(tensor) and tensor.constant is not None
 

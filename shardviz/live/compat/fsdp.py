@@ -21,14 +21,11 @@ def dividing_float64_once() -> Iterator[None]:
     """Let FSDP2 divide float64 gradients as it divides float32 gradients, the dtype in which the model is trained.
 
     Over a group of one rank, as for experts, `foreach_reduce` divides by `set_gradient_divide_factor` in its copy, and
-    for float16 and float64 a second time, by the result of `_get_gradient_divide_factors`. Tried on torch 2.13.0 and
-    2.15.0; 2.4.1 has no such factor.
+    for float16 and float64 a second time, by the result of `_get_gradient_divide_factors`. Tried on torch 2.13.0
+    and 2.15.0. Torch 2.6.0 has no such factor, and its FSDP2 runs no step on a CPU.
     """
-    try:
-        from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-    except ImportError:
-        yield
-        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
     collectives: Any = _fsdp_collectives
     factors = collectives._get_gradient_divide_factors
 
@@ -63,7 +60,7 @@ def flat_params(model: nn.Module) -> Iterator[FlatParam]:
 
     Reads `FullyShardedDataParallel._handle`, `FlatParamHandle` and, of `FlatParameter`, `_param_infos`, the
     `_param_extensions` of tensor-parallel ones, and `_shared_param_infos`, which has the other names of a parameter.
-    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -144,7 +141,7 @@ def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Itera
 def flat_params_without_memory() -> Iterator[None]:
     """Let FSDP1 take a storage without memory for allocated if it has a size: it looks for a data pointer.
 
-    `_flat_param._data_ptr_allocated`, which `SHARD_GRAD_OP` with `use_orig_params=True` asks, in torch 2.4.1 to 2.13.0.
+    `_flat_param._data_ptr_allocated`, which `SHARD_GRAD_OP` with `use_orig_params=True` asks, in torch 2.6.0 to 2.13.0.
     """
     from torch.distributed.fsdp import _flat_param
 

@@ -6,22 +6,23 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _sharding_prop
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardviz.layout import placements
 from shardviz.live.compat.modules import replaced
-from shardviz.live.compat.names import DTensor, Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
 
 def placement_of(placement: Any) -> placements.Placement:
     """Return one of torch's placements as a plain value.
 
-    `_StridedShard`, a private name, is a subclass of `Shard` in torch 2.5.1 and a separate class in 2.13.0 and 2.15.0,
+    `_StridedShard`, a private name, is a subclass of `Shard` in torch 2.6.0 and a separate class in 2.13.0 and 2.15.0,
     so it is tested first.
 
     Raises:
@@ -39,17 +40,9 @@ def placement_of(placement: Any) -> placements.Placement:
 
 
 def torch_placement(placement: placements.Placement) -> Any:
-    """Return a plain value as one of torch's placements.
-
-    Raises:
-        TypeError: This torch has no `_StridedShard`, which came after 2.4.1. Tried on 2.13.0 and 2.15.0.
-    """
+    """Return a plain value as one of torch's placements. `_StridedShard`, in torch 2.6.0 to 2.15.0."""
     if isinstance(placement, placements.StridedShard):
-        from torch.distributed.tensor import placement_types
-
-        if not hasattr(placement_types, "_StridedShard"):
-            raise TypeError(f"torch {torch.__version__} has no placement for {placement}")
-        return placement_types._StridedShard(placement.dim, split_factor=placement.split_factor)
+        return _StridedShard(placement.dim, split_factor=placement.split_factor)
     if isinstance(placement, placements.Shard):
         return Shard(placement.dim)
     return Partial(placement.op) if isinstance(placement, placements.Partial) else Replicate()
@@ -58,24 +51,24 @@ def torch_placement(placement: placements.Placement) -> Any:
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the mesh that a sub-mesh was sliced or flattened from; any other mesh is its own root.
 
-    `_get_root_mesh` in torch 2.13.0 and 2.15.0; `_mesh_resources.get_root_mesh` and, in 2.4.1, `get_parent_mesh`.
+    `_get_root_mesh` in torch 2.13.0 and 2.15.0; `_mesh_resources.get_root_mesh` in 2.6.0.
     """
     if hasattr(mesh, "_get_root_mesh"):
-        root: DeviceMesh = mesh._get_root_mesh()
-        return root
+        newer: DeviceMesh = mesh._get_root_mesh()
+        return newer
     from torch.distributed import device_mesh
 
     resources: Any = device_mesh._mesh_resources
-    find = getattr(resources, "get_root_mesh", None) or resources.get_parent_mesh
-    return find(mesh) or mesh
+    root: DeviceMesh = resources.get_root_mesh(mesh)
+    return root
 
 
 def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Flatten a mesh's axes into one; torch may use the flattened mesh to merge collectives from then on.
 
-    Calls `DeviceMesh._flatten`, tried on torch 2.13.0 and 2.15.0; 2.4.1 has none, and the mesh itself is returned.
+    Calls `DeviceMesh._flatten`, tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
-    flat: DeviceMesh = mesh._flatten() if hasattr(mesh, "_flatten") else mesh
+    flat: DeviceMesh = mesh._flatten()
     return flat
 
 
@@ -83,7 +76,7 @@ def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
 def quiet_redistribution() -> Iterator[None]:
     """Silence torch's advice on slow redistributions during those that shardviz itself runs.
 
-    The logger's name is private; torch 2.13.0 and 2.15.0 have it, 2.4.1 gives no such advice.
+    The logger's name is private, tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     logger = logging.getLogger("torch.distributed.tensor._redistribute")
     before = logger.level
@@ -99,19 +92,13 @@ def working_out_shapes() -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether DTensor runs an operator only to know the shape of its result.
 
     It runs it on tensors of the whole shape, without values: `ShardingPropagator._propagate_tensor_meta_non_cached`, in
-    torch 2.13.0, and `_propagate_tensor_meta` in 2.4.1; where it has another name, the answer is always no.
+    torch 2.6.0 to 2.15.0; if it has a different name, the answer is always no.
     """
-    try:
-        from torch.distributed.tensor import _sharding_prop
-    except ImportError:  # torch 2.4
-        from torch.distributed._tensor import _sharding_prop  # type: ignore[attr-defined,no-redef]
-    kind: Any = _sharding_prop.ShardingPropagator
-    names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
-    name = next((one for one in names if hasattr(kind, one)), "")
-    if not name:
+    kind, name = _sharding_prop.ShardingPropagator, "_propagate_tensor_meta_non_cached"
+    before: Any = getattr(kind, name, None)
+    if before is None:
         yield lambda: False
         return
-    before = getattr(kind, name)
     depth = 0
 
     def noting(*args: Any, **named: Any) -> Any:
@@ -129,6 +116,6 @@ def working_out_shapes() -> Iterator[Callable[[], bool]]:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a DTensor's own part without waiting for it or recording it for autograd; another tensor is returned.
 
-    `DTensor._local_tensor` in torch 2.4.1 to 2.13.0.
+    `DTensor._local_tensor` in torch 2.6.0 to 2.13.0.
     """
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def computed_buffers(model: nn.Module) -> frozenset[str]:
     """Return the names of the buffers that are in no checkpoint, because every rank computes them.
 
-    `_non_persistent_buffers_set` in torch 2.4.1 and 2.13.0.
+    `_non_persistent_buffers_set` in torch 2.6.0 and 2.13.0.
     """
     return frozenset(
         clean_name(f"{prefix}.{name}" if prefix else name)
@@ -31,7 +31,7 @@ def computed_buffers(model: nn.Module) -> frozenset[str]:
 def load_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
     """Yield what a module runs on a state dict before it loads it, except for torch's own hooks.
 
-    `_load_state_dict_pre_hooks` in torch 2.4.1 and 2.13.0: its values are wrappers that pass the module on.
+    `_load_state_dict_pre_hooks` in torch 2.6.0 and 2.13.0: its values are wrappers that pass the module on.
     """
     for wrapped in module._load_state_dict_pre_hooks.values():
         hook = getattr(wrapped, "hook", wrapped)
@@ -64,7 +64,7 @@ def replaced(owner: Any, name: str, new: object) -> Iterator[None]:
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module is what `torch.compile` made of one, or was compiled in place by `Module.compile`.
 
-    `OptimizedModule` and `_compiled_call_impl` in torch 2.4.1 to 2.13.0.
+    `OptimizedModule` and `_compiled_call_impl` in torch 2.6.0 to 2.13.0.
     """
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
@@ -72,15 +72,11 @@ def is_compiled(module: nn.Module) -> bool:
 def follow_modules_by(mode: CommDebugMode, tracker: Any) -> None:
     """Give a `CommDebugMode` a different tracker of the running module.
 
-    The attribute exists in torch 2.4.1, 2.13.0 and 2.15.0.
+    The attribute exists in torch 2.6.0, 2.13.0 and 2.15.0.
     """
     mode.advanced_module_tracker = tracker
 
 
 def without_compiling() -> Any:
-    """Return a context in which compiled code runs as it was written: what has no values cannot be compiled.
-
-    `torch.compiler.set_stance`, from torch 2.6 on.
-    """
-    stance: Any = getattr(torch.compiler, "set_stance", None)
-    return nullcontext() if stance is None else stance("force_eager")
+    """Return a context in which compiled code runs as it was written: what has no values cannot be compiled."""
+    return torch.compiler.set_stance("force_eager")

@@ -39,7 +39,7 @@ def _is_hooked(parameter: Any) -> bool:
     """Whether a parameter has hooks of its own, or somebody keeps its node of autograd, as those do who hook that.
 
     torch finds the node by a view of the parameter, which a DTensor whose placements are wrong refuses.
-    `_backward_hooks`, `_post_accumulate_grad_hooks` and `_DisableTorchDispatch`, tried on torch 2.4.1, 2.13.0 and
+    `_backward_hooks`, `_post_accumulate_grad_hooks` and `_DisableTorchDispatch`, tried on torch 2.6.0, 2.13.0 and
     2.15.0.
     """
     if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:

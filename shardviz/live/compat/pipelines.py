@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
     """Return this rank's stages of a pipeline's schedule, each with the process group of its pipeline.
 
-    `_stage` of a schedule with one stage a rank, `_stages` of one with several, in torch 2.4.1 to 2.13.0.
+    `_stage` of a schedule with one stage a rank, `_stages` of one with several, in torch 2.6.0 to 2.13.0.
     """
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
     return [(stage.submod, stage.group) for stage in stages]
@@ -28,7 +28,7 @@ def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
 def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
     """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
 
-    torch 2.4.1 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialised ones, in `_forward_metadata_inference`.
+    torch 2.6.0 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialised ones, in `_forward_metadata_inference`.
 
     Args:
         inputs: The inputs of the stage.

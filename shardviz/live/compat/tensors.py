@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def has_storage(tensor: torch.Tensor) -> bool:
     """Whether a tensor has elements of its own: sparse ones and subclasses that wrap other tensors do not.
 
-    A wrapper's storage is there, but has no data pointer. Tried on torch 2.4.1 and 2.13.0.
+    A wrapper's storage is there, but has no data pointer. Tried on torch 2.6.0 and 2.13.0.
     """
     try:
         tensor.untyped_storage().data_ptr()
@@ -29,27 +29,27 @@ def has_storage(tensor: torch.Tensor) -> bool:
 def in_backward() -> bool:
     """Whether this thread is running a backward pass.
 
-    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def real_tensors() -> Any:
-    """Return a context in which new tensors have values, inside `fake_mode` too. Tried on torch 2.4.1 and 2.13.0."""
+    """Return a context in which new tensors have values, inside `fake_mode` too. Tried on torch 2.6.0 and 2.13.0."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     return unset_fake_temporarily()
 
 
 def id_without_memory(storage: torch.UntypedStorage) -> int:
-    """Return what tells one storage on the meta device from others: `_cdata`, in torch 2.4.1 to 2.13.0."""
+    """Return what tells one storage on the meta device from others: `_cdata`, in torch 2.6.0 to 2.13.0."""
     return -int(storage._cdata)
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return what a wrapper such as a quantized tensor holds, by name; nothing for a tensor with elements of its own.
 
-    By `__tensor_flatten__`, in torch 2.4.1 to 2.13.0.
+    By `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
     """
     names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
     found: dict[str, torch.Tensor] = {}
@@ -63,7 +63,7 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the tensors with elements of their own that a tensor is made of: a DTensor's part, or a tensor itself.
 
-    Wrappers say what they hold by `__tensor_flatten__`, in torch 2.4.1 to 2.13.0.
+    Wrappers say what they hold by `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
     """
     if hasattr(tensor, "__tensor_flatten__"):
         for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
@@ -93,6 +93,6 @@ def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[N
 def version_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return how often a tensor and this rank's part of it were written to in place, as far as torch counts it.
 
-    Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.4.1 to 2.13.0.
+    Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.6.0 to 2.13.0.
     """
     return tensor._version, local_of(tensor)._version

@@ -1,4 +1,4 @@
-"""Process groups: worlds of threads, worlds that do not exist, and which ranks an operator speaks to."""
+"""Process groups: worlds that do not exist, and which ranks an operator speaks to."""
 
 from __future__ import annotations
 
@@ -8,30 +8,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import Shard
 
 from shardviz.live.compat.ddp import _ddp_unasked
 from shardviz.live.compat.fakes import is_fake
 from shardviz.live.compat.modules import replaced
-from shardviz.live.compat.names import Shard
 from shardviz.live.compat.tensors import real_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def make_ranks_of_threads() -> None:
-    """Give each thread of this process a process group world of its own, backend "threaded". This cannot be undone.
-
-    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
-    """
-    from torch.testing._internal.distributed import multi_threaded_pg
-
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
-    multi_threaded_pg._install_threaded_pg()  # type: ignore[no-untyped-call]
-
-
 def default_store() -> Any:
-    """Return the store that the job's ranks met at. `_get_default_store` in torch 2.4.1 to 2.13.0."""
+    """Return the store that the job's ranks met at. `_get_default_store` in torch 2.6.0 to 2.13.0."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
@@ -64,7 +53,7 @@ def count_groups(at_least: int = 0) -> int:
 def groups_here() -> list[tuple[str, tuple[int, ...]]]:
     """Return the process groups that this rank is in, each with what its maker calls it.
 
-    `_world.pg_group_ranks` and `group_desc` in torch 2.4.1 to 2.15.0; the groups of a mesh are called `mesh_` and the
+    `_world.pg_group_ranks` and `group_desc` in torch 2.6.0 to 2.15.0; the groups of a mesh are called `mesh_` and the
     name of the axis.
     """
     ranks: dict[Any, dict[int, int]] = torch.distributed.distributed_c10d._world.pg_group_ranks
@@ -76,7 +65,7 @@ def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the ranks of the group that one of torch's collective operators runs over.
 
     `c10d` operators get the group as a script object, functional ones its name; both are private. Tried on torch
-    2.4.1, 2.13.0 and 2.15.0.
+    2.6.0, 2.13.0 and 2.15.0.
     """
     from torch import distributed
 
@@ -113,11 +102,8 @@ def _own_part_only() -> Iterator[None]:
 
     `_chunk_with_empty`, in torch 2.6 to 2.13.0: two minutes of a plan on 100,000 ranks, a sixth of one on 1,024.
     """
-    try:
-        from torch.distributed.fsdp._fully_shard import _fsdp_param as params
-    except ImportError:  # torch 2.4 and 2.5
-        yield
-        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_param as params
+
     with replaced(params, "_chunk_with_empty", _Chunks):
         yield
 
@@ -147,7 +133,7 @@ def split_alike() -> Iterator[None]:
     """Let DTensor send every rank the first part of a tensor without values: parts are padded to one shape.
 
     torch makes that of every rank and sends them: a minute for 80 layers over 1,024 ranks, under `fake_mode`. Nothing
-    is sent here. `Shard._split_tensor`, and `mesh_scatter` in its module, in torch 2.4.1 to 2.13.0.
+    is sent here. `Shard._split_tensor`, and `mesh_scatter` in its module, in torch 2.6.0 to 2.13.0.
     """
     before = Shard._split_tensor
     module = sys.modules[Shard.__module__]

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torch.distributed.tensor import DTensor
+
 from shardviz.live.capture.locals import Local, of_tensor
-from shardviz.live.compat import DTensor, clean_name, inner_tensors, local_of
+from shardviz.live.compat import clean_name, inner_tensors, local_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

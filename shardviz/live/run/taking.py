@@ -10,6 +10,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.errors import MeshError, ShardvizError
@@ -20,7 +21,6 @@ from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.lookup.known import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import DTensor
 from shardviz.live.run.hooks.observing import show_traceback
 from shardviz.live.run.known.changed import changes
 from shardviz.live.run.known.choosing import chosen
@@ -129,7 +129,7 @@ def _taken(seen: Seen, root: nn.Module, name: str, folder: Path, stage: Stage | 
 def name_of(root: nn.Module) -> str:
     """Return the name of a model's class as its author wrote it.
 
-    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.4.1 to 2.13.0.
+    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.6.0 to 2.13.0.
     """
     inside = unwrapped(root)
     kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)

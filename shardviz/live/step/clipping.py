@@ -12,10 +12,11 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import unwrapped
-from shardviz.live.compat import DTensor, clean_name
+from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

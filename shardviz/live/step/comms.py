@@ -12,8 +12,10 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.tensor.debug import CommDebugMode
+
 from shardviz.dump.records.step import CollectiveRecord
-from shardviz.live.compat import CommDebugMode, follow_modules_by, ranks_of_operator
+from shardviz.live.compat import follow_modules_by, ranks_of_operator
 from shardviz.live.step.running import Running, tensors_in
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.step import StageRecord
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
-from shardviz.live.compat import DTensor, asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
+from shardviz.live.compat import asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.comms import Comms
 from shardviz.live.step.returned import Returned, is_array

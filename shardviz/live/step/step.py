@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.step import CallRecord
 from shardviz.errors import ProbeError
@@ -32,7 +33,7 @@ from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.compat import DTensor, dividing_float64_once
+from shardviz.live.compat import dividing_float64_once
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.batch import Batch, as_written, num_parts
 from shardviz.live.step.clipping import Clip, noted_clips

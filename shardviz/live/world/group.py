@@ -117,7 +117,7 @@ def _check_backend(backend: str, num_local: int) -> None:
     known = [
         name
         for name in dist.Backend.backend_list
-        if name not in ("undefined", "fake", "threaded") and dist.is_backend_available(name)
+        if name not in ("undefined", "fake") and dist.is_backend_available(name)
     ]
     for name in (part.rpartition(":")[2] for part in backend.split(",")):
         if name not in known:

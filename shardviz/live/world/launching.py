@@ -51,8 +51,7 @@ def launch(
         args: Further arguments, the same for every rank; must pickle, and not be made of `__main__`'s classes.
         num_ranks: How many ranks.
         method: "fork" copies a server process that has imported torch (fast; started once per launcher),
-            "spawn" starts a fresh interpreter per rank, "threads" runs all ranks in one process (an approximation:
-            random state and module globals are shared).
+            "spawn" starts a fresh interpreter per rank.
         backend: A process group backend; by default nccl where each rank has a GPU, else gloo.
         timeout: Seconds that the task may take, counted from when all ranks have met.
         coords: A label for each rank ("fsdp=0, tp=1"), used in messages.
@@ -65,7 +64,7 @@ def launch(
         ShardvizError: Raised by a rank as it is; or the job cannot be: no such backend, too many ranks, bad arguments.
         RankFailedError: A rank raised anything else, died, or did not finish in time.
     """
-    _check(task, num_ranks, method, backend)
+    _check(task, num_ranks, method)
     payload = _pickle_args(task, args)
     with TemporaryDirectory(prefix="shardviz-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -84,19 +83,16 @@ def launch(
     return [_unpickle_result(task, rank, result) for rank, result in enumerate(results)]
 
 
-def _check(task: str, num_ranks: int, method: str, backend: str | None) -> None:
+def _check(task: str, num_ranks: int, method: str) -> None:
     module, _, function = task.partition(":")
     if not module or not function.isidentifier():
         raise ShardvizError(f"{task!r} does not name a task", hint='a task is named "package.module:function"')
     if num_ranks < 1:
         raise ShardvizError(f"cannot launch {num_ranks} ranks: a world has at least 1")
-    if method not in ("fork", "spawn", "threads"):
-        raise ShardvizError(f"unknown launch method {method!r}", hint="use fork, spawn or threads")
-    if method == "threads" and backend is not None:
-        message = f"launch method 'threads' cannot use backend {backend}: its ranks share one process"
-        raise ShardvizError(message, hint="leave out the backend, or launch with fork or spawn")
+    if method not in ("fork", "spawn"):
+        raise ShardvizError(f"unknown launch method {method!r}", hint="use fork or spawn")
     free = free_memory()
-    if method != "threads" and free is not None and num_ranks * RANK_MEMORY > free:
+    if free is not None and num_ranks * RANK_MEMORY > free:
         needed = f"{num_ranks:,} ranks need about {num_ranks * RANK_MEMORY / GIB:,.1f} GiB of memory"
         hint = f"at most {free // RANK_MEMORY:,} ranks fit here: use a smaller mesh, or torchrun on more machines"
         raise ShardvizError(f"{needed}, this machine has {free / GIB:,.1f} GiB free", hint=hint)

@@ -20,7 +20,7 @@ class World:
     Attributes:
         rank: The global rank, from 0.
         num_ranks: The number of ranks in the world.
-        backend: The process group's backend: "gloo", "nccl", "mpi", or "threaded" where ranks are threads.
+        backend: The process group's backend: "gloo", "nccl" or "mpi".
         device_type: Where tensors of this backend live: "cpu" or "cuda".
     """
 
@@ -106,12 +106,10 @@ class Died:
     Attributes:
         exit_code: As in `multiprocessing.Process.exitcode`: minus the signal for one killed by it.
         when: `time.monotonic()` of the exit, or when the launcher saw it.
-        num_sharing: How many ranks were threads of the process that ended.
     """
 
     exit_code: int
     when: float
-    num_sharing: int = 1
 
     @property
     def headline(self) -> str:

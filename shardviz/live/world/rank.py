@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from shardviz.live.world.protocol import Job, Message
 
 
-def main(job: Job, ranks: list[int], lines: list[Connection[bytes, bytes]]) -> None:
+def main(job: Job, rank: int, connection: Connection[bytes, bytes]) -> None:
     """Be one rank, from the first line of its process to the last."""
-    rank = ranks[0]
     isolate(job, rank)
-    line = Line(lines[0], job.folder, rank)
+    line = Line(connection, job.folder, rank)
     line.send(Started(threading.get_ident()))
     try:
         line.send(preload.failure() or _run(job, rank, line))

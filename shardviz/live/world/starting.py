@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world import preload, rank, threads
+from shardviz.live.world import preload, rank
 from shardviz.live.world.protocol import END
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.world.protocol import Job, Outcome
 
-Method = Literal["fork", "spawn", "threads"]
+Method = Literal["fork", "spawn"]
 LEAVING_LIMIT = 5.0
 """Seconds that ranks have for shutting their process group down once all have finished."""
 DYING_LIMIT = 0.3
@@ -51,12 +51,11 @@ _also: list[str] = []
 
 @dataclass(slots=True)
 class Member:
-    """A rank as its launcher sees it. In threads mode all of them share one process.
+    """A rank as its launcher sees it.
 
     Attributes:
         rank: Its global rank.
-        process: The process that it lives in.
-        home: The rank that names its process's files: itself, or in threads mode the first.
+        process: Its process.
         line: The launcher's end of the line to it.
         thread: The ident of the thread that runs its task, None until it is heard of.
         ready: Whether its process group is up.
@@ -65,7 +64,6 @@ class Member:
 
     rank: int
     process: BaseProcess
-    home: int
     line: Connection[bytes, bytes]
     thread: int | None = None
     ready: bool = False
@@ -75,7 +73,7 @@ class Member:
 def prepare(method: Method = "fork", also: Sequence[str] = ()) -> None:
     """Begin what `launch(method=method)` will need, in the background, and return at once.
 
-    For "fork" and "threads" a server process starts to import torch, which takes seconds; the launcher can do
+    For "fork" a server process starts to import torch, which takes seconds; the launcher can do
     something else meanwhile. Calling it again is free.
 
     Args:
@@ -128,29 +126,28 @@ def start(members: list[Member], job: Job, method: Method) -> None:
     Raises:
         ShardvizError: The machine refused a process, memory or file descriptors.
     """
-    groups = [list(range(job.num_ranks))] if method == "threads" else [[rank] for rank in range(job.num_ranks)]
     try:
-        _start_first(members, job, groups[0], method)
-        for ranks in groups[1:]:
-            _start_process(members, job, ranks, method)
+        _start_first(members, job, method)
+        for number in range(1, job.num_ranks):
+            _start_process(members, job, number, method)
     except (OSError, EOFError) as error:
         raise _refusal(len(members), job.num_ranks, error) from None
 
 
-def _start_first(members: list[Member], job: Job, ranks: list[int], method: Method) -> None:
+def _start_first(members: list[Member], job: Job, method: Method) -> None:
     """Start a world's first process, for which a fork server may still import torch, or have died meanwhile."""
     prepare(method)
     if not _has_server(method):
-        _start_process(members, job, ranks, method)
+        _start_process(members, job, 0, method)
         return
     try:
         with _limited_imports():
-            _start_process(members, job, ranks, method)
+            _start_process(members, job, 0, method)
     except (EOFError, ConnectionError):
         time.sleep(DYING_LIMIT)
         prepare(method)
         with _limited_imports():
-            _start_process(members, job, ranks, method)
+            _start_process(members, job, 0, method)
 
 
 @contextmanager
@@ -186,13 +183,13 @@ def end(members: list[Member], *, finished: bool) -> None:
     with interrupts_held():
         if finished:
             _dismiss(members)
-        for process in {id(member.process): member.process for member in members}.values():
-            if process.exitcode is None or not finished:
-                kill(process)
-            process.join(LEAVING_LIMIT)
-            with suppress(ValueError):  # unkillable, in the kernel's hands
-                process.close()
         for member in members:
+            if member.process.exitcode is None or not finished:
+                kill(member.process)
+        for member in members:
+            member.process.join(LEAVING_LIMIT)
+            with suppress(ValueError):  # unkillable, in the kernel's hands
+                member.process.close()
             member.line.close()
 
 
@@ -217,22 +214,19 @@ def interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_process(members: list[Member], job: Job, ranks: list[int], method: Method) -> None:
-    pipes = [multiprocessing.Pipe() for _ in ranks]
-    main = threads.main if method == "threads" else rank.main
-    process = _context(method).Process(target=main, args=(job, ranks, [theirs for _, theirs in pipes]))
+def _start_process(members: list[Member], job: Job, number: int, method: Method) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = _context(method).Process(target=rank.main, args=(job, number, theirs))
     try:
         resource_tracker.ensure_running()
         with _no_main(), nullcontext() if _has_server(method) else interrupts_held():
             process.start()
     except BaseException:
-        for ours, _ in pipes:
-            ours.close()  # a process that did start after all ends itself now
+        ours.close()  # a process that did start after all ends itself now
         raise
     finally:
-        for _, theirs in pipes:
-            theirs.close()
-    members += [Member(rank, process, ranks[0], ours) for rank, (ours, _) in zip(ranks, pipes, strict=True)]
+        theirs.close()
+    members.append(Member(number, process, ours))
 
 
 def _dismiss(members: list[Member]) -> None:

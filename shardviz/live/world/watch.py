@@ -68,7 +68,7 @@ class Watch:
 
     def _listen(self, seconds: float) -> None:
         running = self._running()
-        news = wait([*(member.line for member in running), *{m.process.sentinel for m in running}], seconds)
+        news = wait([*(member.line for member in running), *(member.process.sentinel for member in running)], seconds)
         for member in running:
             if member.line in news:
                 self._receive(member)
@@ -100,8 +100,7 @@ class Watch:
         if member.process.exitcode is None:
             kill(member.process)
             member.process.join()
-        num_sharing = sum(other.process is member.process for other in self._members)
-        self._settle(member, Died(member.process.exitcode or 0, time.monotonic(), num_sharing))
+        self._settle(member, Died(member.process.exitcode or 0, time.monotonic()))
 
     def _settle(self, member: Member, outcome: Outcome) -> None:
         member.outcome = outcome

@@ -9,6 +9,5 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 device_mesh: ContextVar[DeviceMesh | None] = ContextVar("device_mesh", default=None)
-"""A context variable: ranks may be threads."""
 is_reported_once: ContextVar[bool] = ContextVar("is_reported_once", default=False)
 """Whether pytest reports the failure of all ranks once. In a user's own job, rank 0 has the full report."""

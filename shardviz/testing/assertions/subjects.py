@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.compat import DTensor, root_mesh
+from shardviz.live.compat import root_mesh
 from shardviz.live.step.step import gradients
 from shardviz.testing.assertions import current
 

@@ -49,7 +49,7 @@ def spmd(
     Args:
         mesh: Sizes by axis, outermost first: `{"fsdp": 2, "tp": 4}` or `"fsdp=2,tp=4"`.
         timeout: Seconds that the test may take on the ranks.
-        launch: "fork", "spawn" or "threads".
+        launch: "fork" or "spawn".
         backend: "gloo", "nccl", ...
 
     Raises:

@@ -19,7 +19,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Add them."""
     group = parser.getgroup("shardviz", "tests that run on the ranks of a mesh")
     group.addoption("--shardviz-ranks", type=int, metavar="N", help="skip tests on meshes of more than N ranks")
-    group.addoption("--shardviz-launch", choices=("fork", "spawn", "threads"), help="how ranks are started (fork)")
+    group.addoption("--shardviz-launch", choices=("fork", "spawn"), help="how ranks are started (fork)")
     group.addoption(
         "--shardviz-timeout", type=float, metavar="SECONDS", help=f"how long a test may take on its ranks ({TIMEOUT:g})"
     )

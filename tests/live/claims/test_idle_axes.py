@@ -3,12 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import shardviz
 from shardviz.check.run import check_dump
-from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
 
 

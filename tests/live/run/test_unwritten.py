@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
-from shardviz.live.compat import fully_shard
 from shardviz.live.run.known.unwritten import Unwritten
 from shardviz.testing import spmd
 from tests.lanes import nightly

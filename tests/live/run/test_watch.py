@@ -5,12 +5,12 @@ import sys
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import shardviz
 from shardviz.check.run import check_dump
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
 
 

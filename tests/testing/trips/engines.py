@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-
-from shardviz.live.compat import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

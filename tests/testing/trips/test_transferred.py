@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import distributed
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import Shard, distribute_tensor
 from shardviz.testing import ShardAssertionError, assert_transferred, spmd
 from shardviz.text import join_numbers
 from tests.lanes import nightly

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from shardviz.live.compat import DTensor, Replicate, Shard, distribute_tensor, quiet_redistribution
+from shardviz.live.compat import quiet_redistribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable

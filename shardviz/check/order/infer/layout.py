@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING
 from shardviz.check.order.infer.chain import TRIES, Table, Try, derive_chain, fitting_chains
 from shardviz.errors import LayoutError
 from shardviz.layout.layout import Layout
-from shardviz.layout.region import Ranges, Region
 from shardviz.layout.splits import JOIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.layout.mesh import Coord, Mesh
+    from shardviz.layout.region import Ranges, Region
     from shardviz.layout.splits import Chain
 
 MAX_AXIS_SETS = 64
 MAX_LAYOUTS = 4096
 """Sets of axes of a dim, and layouts, that are tried where what is known leaves several open."""
-
-Held = dict["Coord", Region]
-"""What each coordinate holds; coordinates that are not known are left out."""
 
 
 def infer_layout(

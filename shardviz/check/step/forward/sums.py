@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
 
-Values = dict[int, "NDArray[np.float64]"]
-
 
 def check_sum_beside_a_vector(evidence: Evidence, one: Compared) -> Reason | None:
     """Return the reason if the output less a vector of the model lacks a sum, or is some times too large or small."""

@@ -67,7 +67,6 @@ STATIC = (
 NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
 
 NO_GPU = ": a plan has no GPU"
-NO_GPU_IN_2_4 = f"{NO_GPU}, which torch 2.4's fully_shard() asks for in a step: plan it with a later torch"
 
 ON_CPU = "what save_on_cpu() keeps in the CPU's memory is counted as activations, as if it stayed on the GPU"
 
@@ -187,8 +186,7 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
         return PlannedStep(f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}", reads_values)
     if reads_values:
         return PlannedStep(f"the step reads a value, and a plan has none{where(error)}", reads_values)
-    no_gpu = NO_GPU_IN_2_4 if torch.__version__.startswith("2.4.") else NO_GPU
-    why = no_gpu if "cuda" in str(error).lower() else ""
+    why = NO_GPU if "cuda" in str(error).lower() else ""
     fails: StepFails = "no" if why else "yes" if built.means == "values" else "perhaps"
     return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", fails=fails)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.compat import DTensor, answered_alone
+from torch.distributed.tensor import DTensor
+
+from shardviz.live.compat import answered_alone
 from shardviz.live.plan.step.memory import Memory, waits
 
 if TYPE_CHECKING:

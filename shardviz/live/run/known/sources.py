@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims.hooks import read_by
-from shardviz.live.compat import DTensor, clean_name
+from shardviz.live.compat import clean_name
 from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks.observing import report
 from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.compat import DTensor
 from shardviz.stamping.plan import is_weight
 
 if TYPE_CHECKING:

@@ -121,7 +121,7 @@ def _is_built(whole: Local, at: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of every element, a row each: float8 and others have no `equal` in torch 2.4.1."""
+    """Return the bytes of every element, a row each: float8 and others have no `equal`."""
     return values.detach().cpu().contiguous().flatten().unsqueeze(-1).view(torch.uint8)
 
 

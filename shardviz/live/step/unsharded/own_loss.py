@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.compat import DTensor, quiet_redistribution
+from shardviz.live.compat import quiet_redistribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -16,10 +16,11 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
-from shardviz.live.compat import DTensor, quiet_redistribution
+from shardviz.live.compat import quiet_redistribution
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips

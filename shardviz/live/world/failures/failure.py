@@ -146,8 +146,6 @@ def _is_same(outcome: Outcome, root: Failed | Died) -> TypeGuard[Failed | Died]:
 
 
 def _summary(root: Failed | Died, rank: int, num_same: int, coords: Sequence[str]) -> str:
-    if isinstance(root, Died) and root.num_sharing > 1:
-        return f"the process of all {root.num_sharing} ranks {root.headline}"
     others = f", and {num_same - 1} other rank{'s' if num_same > 2 else ''} the same" if num_same > 1 else ""
     return f"{name_rank(rank, coords)} {root.headline}{others}"
 

@@ -54,18 +54,17 @@ Place = tuple[str, stacks.Stack]
 
 
 def _ask(late: Sequence[Member], coords: Sequence[str], folder: Path) -> dict[int, Place]:
-    """Return where each rank's own thread is; ranks that share a process registered by the first of them."""
-    homes = {member.home: member for member in late if member.thread is not None}
-    answers = stacks.ask(folder, {rank: member.process.pid for rank, member in homes.items() if member.process.pid})
-    for member in homes.values():  # only now: a thread that runs while its stack is read by signal can crash the rank
+    """Return where each rank is."""
+    running = {member.rank: member for member in late if member.thread is not None}
+    answers = stacks.ask(folder, {rank: member.process.pid for rank, member in running.items() if member.process.pid})
+    for member in running.values():  # only now: a thread that runs while its stack is read by signal can crash the rank
         with suppress(OSError):
             member.line.send_bytes(WHERE)
-    groups = waiting.read(folder, homes)
+    groups = waiting.read(folder, running)
     found = {}
     for member in late:
-        thread = member.thread or 0
-        stack = answers.get(member.home, {}).get(thread, ())
-        axes = waiting.axes_text(groups.get(member.home, {}).get(thread, ()), coords)
+        stack = answers.get(member.rank, {}).get(member.thread or 0, ())
+        axes = waiting.axes_text(groups.get(member.rank, ()), coords)
         found[member.rank] = _place(member, stack, axes), stack
     return found
 

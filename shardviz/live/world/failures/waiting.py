@@ -1,4 +1,4 @@
-"""Which process group each thread of a rank waits in, read from the local variables of its Python frames.
+"""Which process group a rank waits in, read from the local variables of its Python frames.
 
 The rank answers this itself, in the thread that listens to the launcher: collectives let other threads run while they
 wait. A rank in a collective that does not cannot answer, and is reported without the axis.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -25,21 +26,20 @@ _MESH_DIMS = ("mesh_dim", "i")
 
 
 def write(folder: Path, rank: int) -> None:
-    """Write down the ranks of the group that each thread of this process waits in."""
-    groups = {thread: _group_ranks(frame) for thread, frame in sys._current_frames().items()}
+    """Write down the ranks of the group that this process's main thread, which runs the task, waits in."""
+    ranks = _group_ranks(sys._current_frames().get(threading.main_thread().ident or 0))
     file = _path(folder, rank)
-    file.with_suffix(".tmp").write_text(json.dumps(groups))
+    file.with_suffix(".tmp").write_text(json.dumps(ranks))
     file.with_suffix(".tmp").rename(file)
 
 
-def read(folder: Path, ranks: Collection[int]) -> dict[int, dict[int, list[int]]]:
-    """Return the groups that the processes of `ranks` wrote down, by rank and thread; empty where in none."""
+def read(folder: Path, ranks: Collection[int]) -> dict[int, list[int]]:
+    """Return the group that each of `ranks` wrote down; an empty list if it waits in none."""
     deadline = time.monotonic() + PATIENCE
     files = {rank: _path(folder, rank) for rank in ranks}
     while time.monotonic() < deadline and not all(file.exists() for file in files.values()):
         time.sleep(0.02)
-    found = {rank: json.loads(file.read_text()) for rank, file in files.items() if file.exists()}
-    return {rank: {int(thread): group for thread, group in groups.items()} for rank, groups in found.items()}
+    return {rank: json.loads(file.read_text()) for rank, file in files.items() if file.exists()}
 
 
 def axes_text(group: Collection[int], coords: Sequence[str]) -> str:
@@ -68,7 +68,7 @@ def _group_ranks(frame: FrameType | None) -> list[int]:
     if torch is None or not hasattr(torch, "get_process_group_ranks"):
         return []
     for group in _groups(frame, torch.ProcessGroup):
-        with suppress(Exception):  # it may be destroyed, or another thread's
+        with suppress(Exception):  # it may be destroyed
             return [int(rank) for rank in torch.get_process_group_ranks(group)]
     return []
 

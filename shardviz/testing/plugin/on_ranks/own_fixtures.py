@@ -18,19 +18,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def made(
-    names: Collection[str], config: pytest.Config, log_level: int | None, *, catch_logs: bool
-) -> Iterator[dict[str, Any]]:
+def made(names: Collection[str], config: pytest.Config, log_level: int | None) -> Iterator[dict[str, Any]]:
     """Make fixtures for a test, and end them with it. Log records go to stderr, as in a report of pytest.
 
     Args:
         names: Some of `compat.HOMES`.
         config: A configuration with a capture manager.
         log_level: What pytest was asked to record; None for what loggers let through.
-        catch_logs: Whether to catch log records, which `caplog` needs and ranks that are threads must not.
     """
     with ExitStack() as stack:
-        node = compat.catch_logs(stack, log_level) if catch_logs else None
+        node = compat.catch_logs(stack, log_level)
         request = SimpleNamespace(config=config, node=node, fixturename="", raiseerror=_refuse)
         yield {name: stack.enter_context(_made(name, request)) for name in names}
 

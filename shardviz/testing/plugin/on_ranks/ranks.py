@@ -52,7 +52,8 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
         values.update(dict.fromkeys(sent.mesh_arguments, device_mesh(sent.mesh, world.device_type)))
         seed(sent.seed)
         debugging.give_terminal(sent.terminal, world.rank)
-        with _warnings(sent) as seen, _made(sent) as made:
+        config = modules.config(sent.source.root)
+        with _warnings(sent) as seen, own_fixtures.made(sent.made_arguments, config, sent.log_level) as made:
             call(partial(function, **values, **made), sent.function)
     except SystemExit:
         raise
@@ -93,22 +94,6 @@ def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
     target = pickle.loads(sent.instance) if sent.instance else owner
     function: Callable[..., Any] = getattr(target, sent.function)
     return function
-
-
-@contextmanager
-def _made(sent: Parcel) -> Iterator[dict[str, Any]]:
-    """Make pytest's own fixtures.
-
-    Raises:
-        FixtureError: Ranks are threads, and the fixture captures what all of them share.
-    """
-    threads = torch.distributed.get_backend() == "threaded"
-    if threads and (shared := [name for name in sent.made_arguments if name.startswith("cap")]):
-        message = f"{shared[0]} captures a process's output, which ranks that are threads share"
-        raise parcel.FixtureError(message, "run this test with --shardviz-launch=fork, or @spmd(..., launch='fork')")
-    config = modules.config(sent.source.root)
-    with own_fixtures.made(sent.made_arguments, config, sent.log_level, catch_logs=not threads) as made:
-        yield made
 
 
 @contextmanager
