@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shardviz.checkpoint.maps.language as language
-from tests.contract.store import Room, write_verdicts
+from tests.contract.store import Room, files_of, write_verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pytest
 
@@ -26,6 +26,10 @@ MAX_BYTES = 1 << 19
 MAX_OF_TEST = 24
 """Of one test so many cases: hypothesis makes hundreds."""
 
+RAW = ("trace/", "unsharded/")
+"""The raw values of a step beside a dump, which `check` does not read."""
+
+UNSHARDED = "unsharded"
 MAP = "my.map"
 
 room: Room | None = None
@@ -61,24 +65,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         )
 
 
-def _record(command: Sequence[str], paths: Sequence[Path], probe: str = "") -> None:
+def _record(command: Sequence[str], inputs: Sequence[Mapping[str, Path]], probe: str = "") -> None:
     """Add a case, named after the running test and its probe."""
     if room is None:
         return
     test = re.sub(r" \(\w+\)$", "", os.environ.get("PYTEST_CURRENT_TEST", "")).removeprefix("tests/")
     name = f"{test} {probe}".strip() if probe and probe not in test else test
     num_alike = sum(case.startswith(name) for case in room.cases)
-    if num_alike < MAX_OF_TEST and all(0 < _size(path) <= MAX_BYTES for path in paths):
-        room.add(name, command, paths)
+    if num_alike < MAX_OF_TEST and all(0 < _size(files) <= MAX_BYTES for files in inputs):
+        room.add(name, command, inputs)
 
 
-def _size(path: Path) -> int:
-    """Return the bytes of a file or a folder; 0 if it is gone, or holds anything but files."""
-    if path.is_file():
-        return path.stat().st_size
-    found = list(path.rglob("*"))
-    is_plain = all(entry.is_file() or (entry.is_dir() and not entry.is_symlink()) for entry in found)
-    return sum(entry.stat().st_size for entry in found if entry.is_file()) if is_plain else 0
+def _size(files: Mapping[str, Path]) -> int:
+    """Return the bytes of an input; 0 if it has none."""
+    return sum(file.stat().st_size for file in files.values())
 
 
 def _before(judge: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
@@ -96,17 +96,21 @@ def _before(judge: Callable[..., Any], record: Callable[..., None]) -> Callable[
 def _dump(dump: Any) -> None:
     path = dump.files.path
     probe = Path(dump.files.run.probe).stem.removeprefix("case")
-    _record(("check", "{0}"), (path,), probe)
-    if (path / "unsharded").is_dir():
-        _record(("diff", "{0}", "{1}"), (path / "unsharded", path), f"{probe} step".strip())
+    files = files_of(path)
+    own = {name: file for name, file in files.items() if not name.startswith(RAW)}
+    _record(("check", "{0}"), (own,), probe)
+    if own.keys() < files.keys():
+        _record(("diff", "{0}", "{1}"), (files_of(path / UNSHARDED), files), f"{probe} step".strip())
 
 
 def _checkpoint(checkpoint: Any, *_: Any) -> None:
-    _record(("check", f"{{0}}{checkpoint.path.suffix if checkpoint.path.is_file() else ''}"), (checkpoint.path,))
+    _record(
+        ("check", f"{{0}}{checkpoint.path.suffix if checkpoint.path.is_file() else ''}"), (files_of(checkpoint.path),)
+    )
 
 
 def _dumps(before: Any, after: Any, *_: Any) -> None:
-    _record(("diff", "{0}", "{1}"), (before.files.path, after.files.path))
+    _record(("diff", "{0}", "{1}"), [files_of(dump.files.path) for dump in (before, after)])
 
 
 def _checkpoints(before: Any, after: Any, names: Any = (), *_: Any, also: Sequence[Any] = (), **__: Any) -> None:
@@ -126,7 +130,7 @@ def _checkpoints(before: Any, after: Any, names: Any = (), *_: Any, also: Sequen
         file.write_text(text)
         command += ["--map", f"{{{len(paths)}}}.map"]
         paths.append(file)
-    _record(command, paths)
+    _record(command, [files_of(path) for path in paths])
 
 
 def _remembered(parse: Callable[..., Any]) -> Callable[..., Any]:

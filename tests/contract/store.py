@@ -48,9 +48,15 @@ class Room:
     cases: dict[str, Case] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
 
-    def add(self, name: str, command: Iterable[str], inputs: Iterable[Path]) -> None:
-        """Add a case; a second one of the same name gets a number, one with the same content is left out."""
-        case = Case(name, tuple(command), tuple(self._content(path) for path in inputs))
+    def add(self, name: str, command: Iterable[str], inputs: Iterable[Mapping[str, Path]]) -> None:
+        """Add a case; a second one of the same name gets a number, one with the same content is left out.
+
+        Args:
+            name: Its name.
+            command: The arguments of `shardviz`.
+            inputs: The files of each input, by their path in it (`files_of`).
+        """
+        case = Case(name, tuple(command), tuple(self._content(files) for files in inputs))
         alike = [other for other in self.cases.values() if (other.command, other.inputs) == (case.command, case.inputs)]
         if alike:
             return
@@ -59,8 +65,7 @@ class Room:
             name, number = f"{case.name} #{number}", number + 1
         self.cases[name] = Case(name, case.command, case.inputs)
 
-    def _content(self, path: Path) -> dict[str, str]:
-        files = {"": path} if path.is_file() else dict(_files_in(path))
+    def _content(self, files: Mapping[str, Path]) -> dict[str, str]:
         return {name: self._blob(file.read_bytes()) for name, file in files.items()}
 
     def _blob(self, content: bytes) -> str:
@@ -80,6 +85,11 @@ class Room:
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))
         return path
+
+
+def files_of(path: Path) -> dict[str, Path]:
+    """Return the files of an input by their path in it; a single file has the path ""."""
+    return {"": path} if path.is_file() else dict(_files_in(path))
 
 
 def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:

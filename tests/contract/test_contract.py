@@ -24,7 +24,7 @@ def recorded(tmp_path, monkeypatch):
     room = Room("dumps")
     for name, held in (("right", "[8/fsdp/tp, 4]"), ("wrong", "[8/tp/fsdp, 4]")):
         folder = make_dump(tmp_path / name, mesh, {"w": Made("[8/fsdp/tp, 4]", held)})
-        room.add(name, ("check", "{0}"), (folder,))
+        room.add(name, ("check", "{0}"), (store.files_of(folder),))
     room.save()
     store.write_verdicts("dumps", judge_cases(room, list(room.cases.values()), processes=0))
     return tmp_path
