@@ -262,8 +262,8 @@ def test_a_thread_that_exits_is_named() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ranks_that_wait_for_one_that_never_comes_name_the_collective(method: str) -> None:
-    error = failure("skip_the_collective", 0, timeout=1, method=method)
-    assert error.message == f"ranks 1-3 did not finish in 1 s: waiting in all_gather_into_tensor{OVER[method]}"
+    error = failure("skip_the_collective", 0, timeout=3, method=method)
+    assert error.message == f"ranks 1-3 did not finish in 3 s: waiting in all_gather_into_tensor{OVER[method]}"
     assert "in skip_the_collective\n    dist.all_gather_into_tensor(" in error.traceback_text
     assert error.traceback_text.count("skip_the_collective") == 1
     assert error.others == "rank 0 had finished"
@@ -272,15 +272,15 @@ def test_ranks_that_wait_for_one_that_never_comes_name_the_collective(method: st
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_rank_that_is_elsewhere_is_distinguished(method: str) -> None:
-    error = failure("sleep_on", 2, timeout=1, method=method)
+    error = failure("sleep_on", 2, timeout=3, method=method)
     assert f"ranks 0-1, 3 waiting in all_reduce{OVER[method]}; rank 2 in sleep_on (world_tasks.py:" in error.message
     assert "time.sleep(100)" in error.traceback_text
 
 
 def test_ranks_that_wait_name_the_axis_whose_group_they_wait_in() -> None:
-    error = failure("skip_the_axis", 3, timeout=1)
+    error = failure("skip_the_axis", 3, timeout=3)
     assert re.fullmatch(
-        r"ranks 0-2 did not finish in 1 s: ranks 0-1 waiting in (full|all_gather)_tensor over fsdp; "
+        r"ranks 0-2 did not finish in 3 s: ranks 0-1 waiting in (full|all_gather)_tensor over fsdp; "
         r"rank 2 waiting in all_gather over tp",
         error.message,
     )

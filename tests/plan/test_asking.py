@@ -242,22 +242,15 @@ def test_ranks_end_when_the_process_that_asks_them_is_killed(tmp_path: Path) -> 
             ask([0, 1], work)
         os._exit(0)
     try:
-        for _ in range(6000):
-            if len(list(tmp_path.iterdir())) >= 1:
-                break
-            time.sleep(0.01)
+        wait_until(lambda: any(tmp_path.iterdir()))
         time.sleep(0.1)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     ranks = [int(path.name) for path in tmp_path.iterdir()]
     (tmp_path / "killed").touch()
-    for _ in range(1000):
-        if not any(map(is_alive, ranks)):
-            break
-        time.sleep(0.01)
     assert ranks
-    assert not any(map(is_alive, ranks))
+    wait_until(lambda: not any(map(is_alive, ranks)))
 
 
 def test_time_in_which_all_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
