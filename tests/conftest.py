@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardviz.live import world
+from shardviz.live.world.torchrun import variables
 from tests import lanes
 from tests.picture.browser import HOW_TO_GET_A_BROWSER, NO_BROWSER
 
@@ -25,6 +26,8 @@ COMPILED = ("shardviz", "probes", "tui")
 """Folders whose modules are imported by workers, fork servers, ranks and hundreds of interpreters that tests start."""
 NO_SKIPS = "SHARDVIZ_NO_SKIPS"
 """Set by CI, which installs what its tests need: there a test that is skipped fails the run."""
+UNSET = ("CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "SHARDVIZ_DEBUG", "TERM", "TTY_COMPATIBLE")
+"""What a shell or a CI runner may set, and what no test expects; nor does any that it is a rank of torchrun's."""
 HEEDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
 # torch 2.4 has no _StridedShard: there is nothing to compare with.
@@ -58,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     lanes.load_profile(config.getoption("lane"))
     _read_quickly(is_worker=hasattr(config, "workerinput"))
     _heed_signals()
+    for name in (*UNSET, *variables(0, 1, 1)):
+        os.environ.pop(name, None)
     world.prepare("spawn", also=ON_RANKS)  # heeded by the fork server that the first test for ranks starts
 
 

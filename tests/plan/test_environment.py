@@ -125,8 +125,10 @@ def test_a_probe_that_one_rank_cannot_import_is_refused(tmp_path: Path) -> None:
         planned('assert os.environ["RANK"] != "7"', tmp_path)
 
 
-def test_what_torch_reads_is_not_the_users_own() -> None:
+def test_what_torch_reads_is_not_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch import distributed
+
+    monkeypatch.setenv("HOME", "/root")
 
     with environment_of(1, 4, 2), variables_read() as found:
         assert distributed.get_node_local_rank() == 1
