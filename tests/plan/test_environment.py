@@ -14,6 +14,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.live.plan.reads import variables_read
 from shardviz.live.world.torchrun import environment_of, variables
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,8 +76,16 @@ def parallelize(model, mesh):
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize("read", ['os.environ["RANK"]', 'os.environ.get("RANK", 0)', 'os.getenv("LOCAL_RANK", "0")'])
-@pytest.mark.parametrize("where", ["import", "build"])
+READ = 'os.environ["RANK"]', 'os.environ.get("RANK", 0)', 'os.getenv("LOCAL_RANK", "0")'
+
+
+@pytest.mark.parametrize(
+    ("where", "read"),
+    [
+        *zip(("import", "build", "import"), READ, strict=True),
+        *at_night(zip(("build", "import", "build"), READ, strict=True)),
+    ],
+)
 def test_what_depends_on_the_environment_is_each_ranks_own(where: str, read: str, tmp_path: Path) -> None:
     at_import, in_build = (f"OWN = int({read})", "OWN") if where == "import" else ("", f"int({read})")
     code = f"{at_import}\ndef build(): return nn.Linear(8, 16 if {in_build} == 7 else 8)"
