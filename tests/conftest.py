@@ -16,6 +16,7 @@ import pytest
 from shardviz.live import world
 from shardviz.live.world.torchrun import variables
 from tests import lanes
+from tests.live.worlds import PATIENCE
 from tests.picture.browser import HOW_TO_GET_A_BROWSER, NO_BROWSER
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     lanes.load_profile(config.getoption("lane"))
     _read_quickly(is_worker=hasattr(config, "workerinput"))
     _heed_signals()
+    config.option.shardviz_timeout = config.option.shardviz_timeout or PATIENCE
     for name in (*UNSET, *variables(0, 1, 1)):
         os.environ.pop(name, None)
     world.prepare("spawn", also=ON_RANKS)  # heeded by the fork server that the first test for ranks starts

@@ -17,6 +17,7 @@ from shardviz.live.world import RankFailedError, World, launch, prepare
 from shardviz.live.world.torchrun import variables
 from tests.live.worlds import (
     OF_WORLDS,
+    PATIENCE,
     ROOT,
     assert_nothing_runs_below,
     is_running,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 METHODS = ["fork", "threads"]
 OVER = {"fork": " over all ranks", "threads": ""}
 """Groups of ranks that are threads are known in their own thread only."""
-SOON = 60.0
+SOON = PATIENCE
 """Seconds within which a failure ends a world: a quarter of the timeout, for which it must not wait."""
 pytestmark = OF_WORLDS
 

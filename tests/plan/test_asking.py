@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,6 @@ from tests.live.worlds import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from shardviz.live.plan.asking import Program
 
@@ -57,6 +57,12 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether a process waits: an exception in the middle of a weak reference's callback would only be printed."""
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def waits(folder: Path, name: str) -> None:
@@ -333,6 +339,7 @@ def test_ctrl_c_leaves_no_rank_running(on_cores: int, tmp_path: Path) -> None:
     def work(rank: int) -> int:
         (tmp_path / str(os.getpid())).touch()
         if rank == 0:
+            wait_until(lambda: len(list(tmp_path.iterdir())) == min(on_cores, 2) and is_asleep(os.getppid()))
             os.kill(os.getppid(), signal.SIGINT)
         hang(tmp_path)
         return rank
