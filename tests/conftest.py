@@ -8,18 +8,27 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shardviz.live import world
+from shardviz.live.world.torchrun import variables
 from tests import lanes
+from tests.live.worlds import PATIENCE
+from tests.picture.browser import HOW_TO_GET_A_BROWSER, NO_BROWSER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TESTS = Path(__file__).parent
 COMPILED = ("shardviz", "probes", "tui")
 """Folders whose modules are imported by workers, fork servers, ranks and hundreds of interpreters that tests start."""
 NO_SKIPS = "SHARDVIZ_NO_SKIPS"
 """Set by CI, which installs what its tests need: there a test that is skipped fails the run."""
+UNSET = ("CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "SHARDVIZ_DEBUG", "TERM", "TTY_COMPATIBLE")
+"""What a shell or a CI runner may set, and what no test expects; nor does any that it is a rank of torchrun's."""
+HEEDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
 ON_RANKS = (
     "shardviz.live.world.group",
@@ -48,9 +57,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: runs in the nightly lane only (--lane nightly)")
     lanes.load_profile(config.getoption("lane"))
     _read_quickly(is_worker=hasattr(config, "workerinput"))
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script's background job hands that on to what it starts
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _heed_signals()
+    config.option.shardviz_timeout = config.option.shardviz_timeout or PATIENCE
+    for name in (*UNSET, *variables(0, 1, 1)):
+        os.environ.pop(name, None)
     world.prepare("spawn", also=ON_RANKS)  # heeded by the fork server that the first test for ranks starts
+
+
+def _heed_signals() -> None:
+    """Let programs that tests start heed the signals that they are sent.
+
+    They inherit what this process ignores: SIGINT in a script's background job, SIGHUP under nohup. A signal that it
+    catches has its default effect in them. The suite itself still survives a hangup under nohup.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGCHLD: signal.SIG_DFL}
+    for number in HEEDED:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handlers.get(number, lambda *_: None))
 
 
 def _read_quickly(*, is_worker: bool) -> None:
@@ -94,9 +118,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if lanes.is_of(item, lane)]
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # the last to speak: below the line that counts
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter is not None else []
-    if skipped and os.environ.get(NO_SKIPS) and session.exitstatus == pytest.ExitCode.OK:
-        reporter.write_line(f"{len(skipped)} skipped, which {NO_SKIPS} forbids", red=True)
+    is_forbidden = skipped and os.environ.get(NO_SKIPS) and session.exitstatus == pytest.ExitCode.OK
+    if is_forbidden:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    yield
+    pages = sum(NO_BROWSER in str(report.longrepr) for report in skipped)
+    if pages:
+        reporter.write_line(f"{pages} tests of pages did not run. {HOW_TO_GET_A_BROWSER}", yellow=True)
+    if is_forbidden:
+        reporter.write_line(f"{len(skipped)} skipped, which {NO_SKIPS} forbids", red=True)

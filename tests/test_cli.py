@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,12 @@ def swapped(tmp_path: Path) -> Path:
 def shardviz(*args: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardviz", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
+    """Return what a command prints, run in this process, whose stdout is no terminal either."""
+    main(list(map(str, args)))
+    return capsys.readouterr().out
 
 
 def test_a_clean_dump_exits_0_and_a_dump_with_findings_1(healthy: Path, swapped: Path) -> None:
@@ -251,9 +259,9 @@ def test_of_many_damaged_files_the_first_are_named(tmp_path: Path, capsys: pytes
     assert lines[-1] == "Hint: it has none that can be read"
 
 
-def test_a_pipe_gets_no_colour_unless_it_is_asked_for(swapped: Path) -> None:
-    assert "\x1b" not in shardviz("check", swapped).stdout
-    assert "\x1b[" in shardviz("check", swapped, "--color", "always").stdout
+def test_a_pipe_gets_no_colour_unless_it_is_asked_for(swapped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\x1b" not in printed(capsys, "check", swapped)
+    assert "\x1b[" in printed(capsys, "check", swapped, "--color", "always")
 
 
 @pytest.mark.parametrize(
@@ -280,12 +288,11 @@ def test_work_that_takes_long_says_how_far_it_is_on_a_terminal_only(
     assert done.stderr == b""
 
 
-def test_probes_go_on_below_where_the_terminal_is_narrow() -> None:
-    lines = shardviz("probes").stdout.splitlines()
-    for columns in (60, 100):
-        shown = _on_a_terminal(["probes"], {"TERM": "dumb", "COLUMNS": str(columns)}).splitlines()
-        assert max(map(len, shown)) <= columns
-        assert len(shown) > len(lines)
+def test_probes_go_on_below_where_the_terminal_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "probes").splitlines()
+    shown = _on_a_terminal(["probes"], {"TERM": "dumb", "COLUMNS": "60"}).splitlines()
+    assert max(map(len, shown)) <= 60
+    assert len(shown) > len(lines)
 
 
 def _on_a_terminal(args: list[str], environment: dict[str, str], run: Sequence[str] = ("-m", "shardviz")) -> str:
@@ -314,20 +321,26 @@ def test_a_stream_that_cannot_say_box_drawing_gets_ascii(swapped: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["text", "json", "github", "junit"])
-def test_a_name_that_a_stream_cannot_say_is_spelled_out(style: str, tmp_path: Path) -> None:
+def test_a_name_that_a_stream_cannot_say_is_spelled_out(
+    style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     dump = make_dump(tmp_path / "d.shardviz", MESH, {"层.w": SWAPPED})
-    done = shardviz("check", dump, "--format", style, PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert re.search(r"\\u5c42\.w|&#23618;\.w", done.stdout)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with redirect_stdout(stream):
+        assert main(["check", str(dump), "--format", style]) == 1
+    assert capsys.readouterr().err == ""
+    assert re.search(rb"\\u5c42\.w|&#23618;\.w", stream.buffer.getvalue())
 
 
-def test_view_of_two_into_a_pipe_prints_what_diff_prints(healthy: Path, swapped: Path) -> None:
-    assert shardviz("view", healthy, swapped).stdout == shardviz("diff", healthy, swapped).stdout != ""
-    assert shardviz("view", healthy, "nowhere").returncode == 2
+def test_view_of_two_into_a_pipe_prints_what_diff_prints(
+    healthy: Path, swapped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert printed(capsys, "view", healthy, swapped) == printed(capsys, "diff", healthy, swapped) != ""
+    assert main(["view", str(healthy), "nowhere"]) == 2
 
 
-def test_view_into_a_pipe_prints_what_show_prints(healthy: Path) -> None:
-    assert shardviz("view", healthy).stdout == shardviz("show", healthy).stdout != ""
+def test_view_into_a_pipe_prints_what_show_prints(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "view", healthy) == printed(capsys, "show", healthy) != ""
 
 
 OFFLINE = {

@@ -11,9 +11,13 @@ import os
 import re
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.saving import screen_svg
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
 
 WALK = (
     ("", "it opens on the tensor that is out of order, with the fix in green"),
@@ -41,13 +45,20 @@ async def frames(dump: Path) -> list[str]:
     """Walk through a dump, and return a picture after each key."""
     app, found = ShardvizApp(dump), []
     async with app.run_test(size=SIZE) as pilot:
-        await app.workers.wait_for_complete()
         for key, _ in WALK:
             await pilot.press(*filter(None, [key]))
-            await app.workers.wait_for_complete()
-            await pilot.pause()
-            found.append(screen_svg(app))
+            found.append(await settled(pilot))
     return found
+
+
+async def settled(pilot: Pilot[None]) -> str:
+    """Wait until a picture of the viewer is as the one before it, however slow the machine is, and return it."""
+    before, picture = None, ""
+    while picture != before:
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause()
+        before, picture = picture, screen_svg(pilot.app)
+    return picture
 
 
 def animated(pictures: list[str]) -> str:

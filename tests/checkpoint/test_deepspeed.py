@@ -25,7 +25,7 @@ from tests.checkpoint.zero_folders import KINDS, save_universal, save_zero, whol
 from tests.dumps import replace_file
 from tests.lanes import nightly
 
-CASES = 300
+CASES = 100
 NIGHTLY_CASES = 6000
 
 

@@ -15,7 +15,7 @@ from tests.checkpoint.hostile import damaged, kinds, look, refused
 from tests.dumps import replace_file
 from tests.lanes import nightly
 
-CASES = 60
+CASES = 20
 
 
 @pytest.fixture(scope="module")

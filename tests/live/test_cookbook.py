@@ -1,7 +1,7 @@
 """Every healthy probe on real gloo ranks, at its own mesh and at others: nothing found, everything looked at.
 
-By day each is tried on its own mesh, or on the first of the others where that takes more ranks than `FEW`. So are
-`VARIANTS`, which shard as another probe does.
+By day each is tried on its own mesh, or on the first of the others if that takes more ranks than `FEW` or the probe is
+one of `ON_TWO_RANKS`.
 """
 
 import math
@@ -64,19 +64,30 @@ OTHERS = {
 }
 NO_STEP = ("mesh", "checkpoint_dcp", "checkpoint_hf", "checkpoint_optimizer", "weight_sync")
 """Probes of where tensors go, which run no step."""
-VARIANTS = {
+ON_TWO_RANKS = {
+    "ddp",
+    "ddp_by_hand",
+    "ep",
+    "fsdp",
     "fsdp1_cpu_offload",
+    "fsdp1_full_shard",
+    "fsdp1_no_shard",
     "fsdp1_shard_grad_op",
     "fsdp1_wrap_by_size",
     "fsdp1_wrap_transformer",
+    "fsdp_lora",
     "fsdp_meta",
     "fsdp_mixed_precision",
     "fsdp_nested",
     "fsdp_no_reshard",
+    "fsdp_other_dim",
     "pp_gpipe",
     "pp_naive",
+    "tp",
     "tp_loss",
+    "tp_sequence",
 }
+"""Probes of one axis that two ranks split as four do; the nightly lane tries their own mesh."""
 FEW = 4
 NEEDS_GPUS = ("dataparallel",)
 
@@ -102,7 +113,7 @@ def ran(tmp_path_factory):
 def _meshes(probe):
     """Return a probe's own mesh and the others, that of the daily lane first."""
     own, others = [",".join(map(str, probe.mesh))], OTHERS[probe.name]
-    is_small = math.prod(probe.mesh) <= FEW and probe.name not in VARIANTS
+    is_small = math.prod(probe.mesh) <= FEW and probe.name not in ON_TWO_RANKS
     return [*own, *others] if is_small else [*others, *own]
 
 

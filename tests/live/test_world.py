@@ -17,6 +17,7 @@ from shardviz.live.world import RankFailedError, World, launch, prepare
 from shardviz.live.world.torchrun import variables
 from tests.live.worlds import (
     OF_WORLDS,
+    PATIENCE,
     ROOT,
     assert_nothing_runs_below,
     is_running,
@@ -27,7 +28,7 @@ from tests.live.worlds import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-SOON = 60.0
+SOON = PATIENCE
 """Seconds within which a failure ends a world: a quarter of the timeout, for which it must not wait."""
 pytestmark = OF_WORLDS
 
@@ -237,8 +238,8 @@ def test_a_rank_that_dies_is_named_with_how(how: str, what: str) -> None:
 
 
 def test_ranks_that_wait_for_one_that_never_comes_name_the_collective() -> None:
-    error = failure("skip_the_collective", 0, timeout=1)
-    assert error.message == "ranks 1-3 did not finish in 1 s: waiting in all_gather_into_tensor over all ranks"
+    error = failure("skip_the_collective", 0, timeout=3)
+    assert error.message == "ranks 1-3 did not finish in 3 s: waiting in all_gather_into_tensor over all ranks"
     assert "in skip_the_collective\n    dist.all_gather_into_tensor(" in error.traceback_text
     assert error.traceback_text.count("skip_the_collective") == 1
     assert error.others == "rank 0 had finished"
@@ -246,15 +247,15 @@ def test_ranks_that_wait_for_one_that_never_comes_name_the_collective() -> None:
 
 
 def test_a_rank_that_is_elsewhere_is_distinguished() -> None:
-    error = failure("sleep_on", 2, timeout=1)
+    error = failure("sleep_on", 2, timeout=3)
     assert "ranks 0-1, 3 waiting in all_reduce over all ranks; rank 2 in sleep_on (world_tasks.py:" in error.message
     assert "time.sleep(100)" in error.traceback_text
 
 
 def test_ranks_that_wait_name_the_axis_whose_group_they_wait_in() -> None:
-    error = failure("skip_the_axis", 3, timeout=1)
+    error = failure("skip_the_axis", 3, timeout=3)
     assert re.fullmatch(
-        r"ranks 0-2 did not finish in 1 s: ranks 0-1 waiting in (full|all_gather)_tensor over fsdp; "
+        r"ranks 0-2 did not finish in 3 s: ranks 0-1 waiting in (full|all_gather)_tensor over fsdp; "
         r"rank 2 waiting in all_gather over tp",
         error.message,
     )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+NO_BROWSER = "no browser"
+HOW_TO_GET_A_BROWSER = f"They need one of {', '.join(BROWSERS)} on the PATH: apt-get install chromium"
 TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 
 
@@ -22,7 +24,7 @@ TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 def browser() -> str:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed (apt-get install chromium)")
+        pytest.skip(f"{NO_BROWSER}. {HOW_TO_GET_A_BROWSER}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.tables.ranks import rank_lines
 from shardviz.picture.text.terminal import ASCII, Terminal, line
 from tests.dumps import Made, make_dump
+from tests.lanes import at_night
 from tests.picture.golden import check_golden
 
 if TYPE_CHECKING:
@@ -64,10 +66,13 @@ MISORDERED = {
     "other_dim": ("tp=4", Made("[8/tp, 8]", "[8, 8/tp]")),
     "misordered_1024": ("fsdp=128,tp=8", Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]")),
 }
+SMALL = [name for name in MISORDERED if not name.endswith("1024")]
 
 
-@pytest.mark.parametrize("width", [80, 160])
-@pytest.mark.parametrize("name", MISORDERED)
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [*product(MISORDERED, [80]), *product(SMALL, [160]), *at_night([("misordered_1024", 160)])],
+)
 def test_claimed_and_held_are_both_drawn_where_they_differ(name: str, width: int, tmp_path: Path) -> None:
     mesh, made = MISORDERED[name]
     text = page(tmp_path, mesh, made, Terminal(width))

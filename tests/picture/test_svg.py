@@ -60,7 +60,9 @@ def test_a_tooltip_tells_a_missing_file_from_a_part_in_another_place(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_layout_is_well_formed_and_stands_alone(name: str, tmp_path: Path) -> None:
+def test_every_layout_is_well_formed_and_stands_alone_and_every_box_lies_in_the_picture(
+    name: str, tmp_path: Path
+) -> None:
     picture = drawn(tmp_path, *ALL[name])
     root = ElementTree.fromstring(picture)
     assert root.tag == f"{SVG}svg"
@@ -70,11 +72,6 @@ def test_every_layout_is_well_formed_and_stands_alone(name: str, tmp_path: Path)
     assert re.findall(r"url\((.*?)\)", picture) == ["#sv-differs"]
     assert picture.count("http") == 1, "only the namespace is an address, and nobody fetches that"
     assert len(picture) < 80_000
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_every_box_has_a_size_and_lies_in_the_picture(name: str, tmp_path: Path) -> None:
-    root = ElementTree.fromstring(drawn(tmp_path, *ALL[name]))
     width, height = int(root.attrib["width"]), int(root.attrib["height"])
     boxes = list(root.iter(f"{SVG}rect"))
     assert boxes

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,6 @@ from tests.live.worlds import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from shardviz.live.plan.asking import Program
 
@@ -57,6 +57,12 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether a process waits: an exception in the middle of a weak reference's callback would only be printed."""
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def waits(folder: Path, name: str) -> None:
@@ -242,22 +248,15 @@ def test_ranks_end_when_the_process_that_asks_them_is_killed(tmp_path: Path) -> 
             ask([0, 1], work)
         os._exit(0)
     try:
-        for _ in range(6000):
-            if len(list(tmp_path.iterdir())) >= 1:
-                break
-            time.sleep(0.01)
+        wait_until(lambda: any(tmp_path.iterdir()))
         time.sleep(0.1)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     ranks = [int(path.name) for path in tmp_path.iterdir()]
     (tmp_path / "killed").touch()
-    for _ in range(1000):
-        if not any(map(is_alive, ranks)):
-            break
-        time.sleep(0.01)
     assert ranks
-    assert not any(map(is_alive, ranks))
+    wait_until(lambda: not any(map(is_alive, ranks)))
 
 
 def test_time_in_which_all_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +339,7 @@ def test_ctrl_c_leaves_no_rank_running(on_cores: int, tmp_path: Path) -> None:
     def work(rank: int) -> int:
         (tmp_path / str(os.getpid())).touch()
         if rank == 0:
+            wait_until(lambda: len(list(tmp_path.iterdir())) == min(on_cores, 2) and is_asleep(os.getppid()))
             os.kill(os.getppid(), signal.SIGINT)
         hang(tmp_path)
         return rank

@@ -11,7 +11,7 @@ import pytest
 
 from shardviz.cli import main
 from tests.lanes import at_night
-from tests.live.worlds import wait_until
+from tests.live.worlds import PATIENCE, wait_until
 
 HEAD = """
 import sys
@@ -210,11 +210,10 @@ def test_a_plan_that_is_ended_ends_the_ranks_that_it_asks(number: signal.Signals
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # these tests may run under nohup
     )
     wait_until((tmp_path / "begun").exists)
     plan.send_signal(number)
-    out, _ = plan.communicate(timeout=30)  # as long as a rank runs, it has the other end of stdout
+    out, _ = plan.communicate(timeout=PATIENCE)  # as long as a rank runs, it has the other end of stdout
     assert plan.returncode == (130 if number == signal.SIGINT else 128 + number)
     assert not out
     assert not list(tmp_path.glob("*.shardviz*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,26 +25,27 @@ SPLITS = [
 """Shapes, the dim that is split and over how many ranks: even, uneven, with empty parts, with nothing to split."""
 
 
-@pytest.mark.parametrize("on", ["meta", "fakes", "values"])
 @pytest.mark.parametrize(("shape", "dim", "size"), SPLITS)
-def test_dtensor_gives_every_rank_the_same_part(shape: tuple[int, ...], dim: int, size: int, on: str) -> None:
-    def parts(rank: int) -> list[object]:
+def test_dtensor_gives_every_rank_the_same_part(shape: tuple[int, ...], dim: int, size: int) -> None:
+    def parts(rank: int) -> dict[str, list[object]]:
         import torch
         from torch.distributed.device_mesh import init_device_mesh
 
-        found: list[object] = []
+        found: dict[str, list[object]] = {"meta": [], "fakes": [], "values": []}
         with fake_world(rank, size):
             mesh = init_device_mesh("cpu", (size,))
-            for how in (nullcontext(), split_alike()):
+            for on, how in product(found, (nullcontext, split_alike)):
                 with torch.device("meta" if on == "meta" else "cpu"), fake_mode() if on == "fakes" else nullcontext():
                     whole = torch.ones(shape)
-                    with how:
+                    with how():
                         local = distribute_tensor(whole, mesh, [Shard(dim)]).to_local()
-                found.append((local.shape, local.stride(), local.dtype, str(local.device), local.requires_grad))
+                about = (local.shape, local.stride(), local.dtype, str(local.device), local.requires_grad)
+                found[on].append(about)
         return found
 
     for rank, found in ask(range(size), parts).items():
-        assert found[0] == found[1], rank
+        for on, (plain, alike) in found.items():
+            assert plain == alike, (rank, on)
 
 
 def test_only_tensors_without_values_are_split_alike() -> None:

@@ -68,7 +68,7 @@ def test_a_signal_ends_the_job_after_its_report_of_exchanged_shards_and_leaves_n
 ):
     process, ranks = started(tmp_path, *TORCHRUN, "job.py")
     process.send_signal(number)
-    assert process.wait(120) == code
+    assert process.wait(240) == code
     text = (tmp_path / "said").read_text()
     assert [(one.kind, one.tensor) for one in check_dump(tmp_path / "job.shardviz").findings] == [
         ("misordered", "0.weight")
@@ -86,7 +86,7 @@ def test_ranks_are_ended_where_what_started_them_does_not_pass_a_signal_on(tmp_p
     script = " ".join((*TORCHRUN, "job.py", "&", "wait"))
     process, ranks = started(tmp_path, "sh", "-c", script)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 143
+    assert process.wait(240) == 143
     assert not [rank for rank in ranks if is_running(rank)]
 
 
