@@ -70,9 +70,16 @@ class Dump:
         firsts, names = self.id_owners
         return names[bisect_right(firsts, model_id) - 1]
 
-    def at(self, moment: Moment) -> list[Tensor]:
+    def at(self, moment: Moment) -> Sequence[Tensor]:
         """Return the tensors captured at one moment."""
-        return [tensor for tensor in self.tensors if tensor.moment == moment]
+        return self._by_moment.get(moment, ())
+
+    @cached_property
+    def _by_moment(self) -> Mapping[Moment, Sequence[Tensor]]:
+        found: dict[Moment, list[Tensor]] = {}
+        for tensor in self.tensors:
+            found.setdefault(tensor.moment, []).append(tensor)
+        return found
 
     def find(self, moment: Moment, role: str, name: str) -> Tensor | None:
         """Return the tensor of a name, if it was captured at that moment."""

@@ -142,17 +142,18 @@ def _in_a_child(measure: Callable[[Work], T], work: Work) -> T:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        os.close(reading)
         code = 1
         try:
-            result: object = measure(work)
-            code = 0
-        except BaseException:
-            result = traceback.format_exc()
-        with os.fdopen(writing, "wb") as pipe:
-            pickle.dump(result, pipe)
-        sys.stderr.flush()
-        os._exit(code)
+            os.close(reading)
+            try:
+                result: object = measure(work)
+                code = 0
+            except BaseException:
+                result = traceback.format_exc()
+            with os.fdopen(writing, "wb") as pipe:
+                pickle.dump(result, pipe)
+        finally:
+            os._exit(code)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         answer = pipe.read()
