@@ -19,7 +19,7 @@ from shardviz.errors import DumpError
 from shardviz.text import natural_key, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,16 +83,19 @@ def room_of(module: str) -> str:
     return parts[min(1, len(parts) - 1)] if parts[0] == PRODUCT[0] else parts[0]
 
 
-def sources(house: Path = HOUSE, tops: Sequence[str] = (*PRODUCT, "tests")) -> list[Source]:
+@cache
+def sources() -> tuple[Source, ...]:
     """Return every Python file of the tree, in order."""
-    paths = (path for top in tops for path in sorted((house / top).rglob("*.py")))
-    return [Source(path.relative_to(house), path.read_text(encoding="utf-8")) for path in paths]
+    paths = (path for top in (*PRODUCT, "tests") for path in sorted((HOUSE / top).rglob("*.py")))
+    return tuple(Source(path.relative_to(HOUSE), path.read_text(encoding="utf-8")) for path in paths)
 
 
 def imported(files: Sequence[Source]) -> Mapping[str, frozenset[str]]:
     """Return for each module those of the same files that it imports."""
     known = {file.module for file in files}
-    return {file.module: frozenset(_known(name, known) for name in file.imports()) - {"", file.module} for file in files}
+    return {
+        file.module: frozenset(_known(name, known) for name in file.imports()) - {"", file.module} for file in files
+    }
 
 
 def _known(name: str, known: set[str]) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.gauges.growth import dumps, stored
+from tests.gauges.growth.measure import growth_of
 from tests.gauges.growth.uses import USES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
-    from tests.gauges.growth.measure import Work
+    from tests.gauges.growth.measure import Growth, Work
 
     Make = Callable[[Path, int], None]
 
@@ -71,10 +73,10 @@ def _in_a_child(make: Callable[[], None]) -> None:
 
 INPUTS = (
     Input("tensors", 400, (dumps.tensors,)),
-    Input("layers", 400, (dumps.layers,)),
-    Input("ranks", 64, (dumps.ranks,), (*ONE, "memory")),
-    Input("ranks with a finding", 64, (dumps.ranks_found,)),
-    Input("ranks of which half are lost", 64, (dumps.ranks_lost,)),
+    Input("layers", 1000, (dumps.layers,)),
+    Input("ranks", 256, (dumps.ranks,), (*ONE, "memory")),
+    Input("ranks with a finding", 256, (dumps.ranks_found,)),
+    Input("ranks of which half are lost", 256, (dumps.ranks_lost,)),
     Input("tensors in one finding", 200, (dumps.alike,)),
     Input("tensors with a finding each", 200, (dumps.apart,)),
     Input("tensors that hold others", 200, (dumps.of_other_tensors,)),
@@ -83,12 +85,12 @@ INPUTS = (
     Input("gradients", 200, (dumps.gradients_right,), STEP),
     Input("gradients, each wrong", 100, (dumps.gradients,), STEP),
     Input("gradients, all halved", 100, (dumps.gradients_halved,), STEP),
-    Input("modules of a trace", 400, (dumps.trace,), (*STEP, "comms")),
-    Input("modules of a trace, half wrong", 400, (dumps.trace_found,), STEP),
-    Input("modules of two traces", 400, (dumps.trace, dumps.trace_found), TWO),
-    Input("calls of a trace", 400, (dumps.calls,), STEP),
-    Input("calls of a trace, half wrong", 400, (dumps.calls_found,), STEP),
-    Input("calls of two traces", 400, (dumps.calls, dumps.calls_found), TWO),
+    Input("modules of a trace", 800, (dumps.trace,), (*STEP, "comms")),
+    Input("modules of a trace, half wrong", 800, (dumps.trace_found,), STEP),
+    Input("modules of two traces", 800, (dumps.trace, dumps.trace_found), TWO),
+    Input("calls of a trace", 800, (dumps.calls,), STEP),
+    Input("calls of a trace, half wrong", 800, (dumps.calls_found,), STEP),
+    Input("calls of two traces", 800, (dumps.calls, dumps.calls_found), TWO),
     Input("modules of a job", 200, (dumps.job,), STEP),
     Input("modules of two jobs", 200, (dumps.job, dumps.job_found), TWO),
     Input("calls of a job", 200, (dumps.job_calls,), STEP),
@@ -112,3 +114,12 @@ def uses_of_all() -> Iterator[tuple[Input, str]]:
     for one in INPUTS:
         for use in one.uses:
             yield one, use
+
+
+def grown(text: str = "") -> Iterator[Growth]:
+    """Measure what is done with each input; only those pairs whose name has a text in it."""
+    for one, use in uses_of_all():
+        what = f"{one.name}: {use}"
+        if text in what:
+            with tempfile.TemporaryDirectory() as folder:
+                yield growth_of(what, functools.partial(one.prepared, Path(folder), use), one.size)

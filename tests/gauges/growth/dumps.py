@@ -28,7 +28,9 @@ COPIES = ("Replicate()", "Replicate()")
 
 def tensors(path: Path, num: int) -> None:
     """Write tensors of as many shapes, all of them right."""
-    make_dump(path, parse_mesh("fsdp=2,tp=2"), {f"part{at}.weight": f"[{4 * (at + 1)}/tp/fsdp, 4]" for at in range(num)})
+    make_dump(
+        path, parse_mesh("fsdp=2,tp=2"), {f"part{at}.weight": f"[{4 * (at + 1)}/tp/fsdp, 4]" for at in range(num)}
+    )
 
 
 def layers(path: Path, num: int) -> None:
@@ -42,7 +44,9 @@ def ranks(path: Path, num: int) -> None:
     """Write a small model on many ranks."""
     size = 8 * num
     parts = {"up": f"[{size}/tp/fsdp, 8]", "down": f"[{size}/fsdp, 8/tp]", "norm": f"[{size}]"}
-    make_dump(path, parse_mesh(f"fsdp={num // 4},tp=4"), {f"layers.{at}.{one}": parts[one] for at in (0, 1) for one in parts})
+    make_dump(
+        path, parse_mesh(f"fsdp={num // 4},tp=4"), {f"layers.{at}.{one}": parts[one] for at in (0, 1) for one in parts}
+    )
 
 
 def ranks_found(path: Path, num: int) -> None:
@@ -67,7 +71,9 @@ def alike(path: Path, num: int) -> None:
     """Write tensors that are wrong for one reason, which is one finding."""
     shapes = {f"part{at}.weight": f"[{4 * (at + 1)}" for at in range(num)}
     make_dump(
-        path, parse_mesh("fsdp=2,tp=2"), {name: Made(f"{n}/fsdp/tp, 4]", f"{n}/tp/fsdp, 4]") for name, n in shapes.items()}
+        path,
+        parse_mesh("fsdp=2,tp=2"),
+        {name: Made(f"{n}/fsdp/tp, 4]", f"{n}/tp/fsdp, 4]") for name, n in shapes.items()},
     )
 
 
@@ -117,10 +123,12 @@ def _with_values(path: Path, mesh: Mesh, names: list[str], values: Callable[[str
         record = msgspec.json.decode(file.read_bytes(), type=RankRecord)
         held = {name: values(name, rank) for name in names}
         bodies = tuple(
-            Body("param", "initial", one.shape, one.shape, "float32", layout=0, values=one.tolist()) for one in held.values()
+            Body("param", "initial", one.shape, one.shape, "float32", layout=0, values=one.tolist())
+            for one in held.values()
         )
         named = tuple(
-            TensorRecord(name, at, digests=hash_of(one, "float32", one.shape)) for at, (name, one) in enumerate(held.items())
+            TensorRecord(name, at, digests=hash_of(one, "float32", one.shape))
+            for at, (name, one) in enumerate(held.items())
         )
         layout = LayoutRecord(0, COPIES, (2, 4))
         write_rank(path, msgspec.structs.replace(record, layouts=(layout,), bodies=bodies, tensors=named))
@@ -179,11 +187,11 @@ def _trace(path: Path, places: list[tuple[str, int]], odd_from: int) -> None:
     sent = tuple(CollectiveRecord("all_reduce", ("tp",), 2, name, bytes=4096) for name, call in places if not call)
     for rank in FOUR.ranks:
         named, bodies = _output(is_first=rank == 0, off=float(odd_from < len(places)))
-        record = RankRecord(1, rank, FOUR.size, "test", (mesh,), layouts=(LayoutRecord(0, COPIES, (2, 4)),), bodies=bodies)
-        kept = sketches if rank == 0 else ()
-        write_rank(
-            path, msgspec.structs.replace(record, tensors=named, trace=points, sketches=kept, collectives=sent)
+        record = RankRecord(
+            1, rank, FOUR.size, "test", (mesh,), layouts=(LayoutRecord(0, COPIES, (2, 4)),), bodies=bodies
         )
+        kept = sketches if rank == 0 else ()
+        write_rank(path, msgspec.structs.replace(record, tensors=named, trace=points, sketches=kept, collectives=sent))
 
 
 def _output(*, is_first: bool, off: float) -> tuple[tuple[TensorRecord, ...], tuple[Body, ...]]:
@@ -224,9 +232,7 @@ def _gradients(path: Path, num: int, held: Callable[[np.ndarray, np.random.Gener
             bodies += [Body("grad", "reference", (4, 4), (4, 4), "float64", values=one.tolist()) for one in wanted]
         named = tuple(TensorRecord(f"{_part(at % num)}.weight", at) for at in range(len(bodies)))
         layouts = (LayoutRecord(0, COPIES, (4, 4)),)
-        write_rank(
-            path, RankRecord(1, rank, 4, "test", (mesh,), layouts=layouts, bodies=tuple(bodies), tensors=named)
-        )
+        write_rank(path, RankRecord(1, rank, 4, "test", (mesh,), layouts=layouts, bodies=tuple(bodies), tensors=named))
 
 
 def _part(at: int) -> str:
@@ -266,9 +272,7 @@ def _job(path: Path, places: Iterable[tuple[str, int]], odd_from: int) -> None:
         kept: list[KeptRecord] = []
         if moment == "step":
             kept = list(_kept(places, odd_from, named, bodies))
-        write_rank(
-            folder, RankRecord(1, 0, 1, "test", bodies=tuple(bodies), tensors=tuple(named), kept=tuple(kept))
-        )
+        write_rank(folder, RankRecord(1, 0, 1, "test", bodies=tuple(bodies), tensors=tuple(named), kept=tuple(kept)))
 
 
 def _kept(

@@ -13,8 +13,8 @@ import os
 import pickle
 import sys
 import time
-import tracemalloc
 import traceback
+import tracemalloc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 FACTOR = 4
 """How many times as large the larger input is."""
 MOST_SECONDS, MOST_BYTES = 8.0, 6.0
-"""The ratios above which a piece of work grows too fast: linear is 4, linear times a logarithm below 5, quadratic 16."""
+"""The ratios above which work grows too fast: linear is 4, linear times a logarithm below 5, quadratic 16."""
 RUNS = 3
 WARM = 8
 """The size at which it is found out what a piece of work imports."""

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Values = NDArray[np.float32]
+
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm")
 FILES = 4
-Values = NDArray[np.float32] if TYPE_CHECKING else object
 
 
 def chunks(path: Path, num: int) -> None:
@@ -75,32 +76,40 @@ def files(path: Path, num: int) -> None:
 
 def keys(path: Path, num: int) -> None:
     """Write a checkpoint of one file with many keys."""
-    _save(path, {f"layers.{at // 8}.{PARTS[at % 8]}.weight": _weight(at) for at in range(num)})
+    _save(path, {_name(at): _weight(at) for at in range(num)})
 
 
 def keys_renamed(path: Path, num: int) -> None:
-    """Write the same tensors under names that have nothing in common with those."""
-    _save(path, {f"h{at % 8}/blocks_{at // 8}": _weight(at) for at in range(num)})
+    """Write the same tensors, every other one under a name that has nothing in common with its first."""
+    _save(path, {_other_name(at) if at % 2 else _name(at): _weight(at) for at in range(num)})
 
 
 def keys_changed(path: Path, num: int) -> None:
     """Write tensors under the same names, with other values in all of them."""
-    _save(path, {f"layers.{at // 8}.{PARTS[at % 8]}.weight": _weight(at + 7 * num) for at in range(num)})
+    _save(path, {_name(at): _weight(at + 7 * num) for at in range(num)})
 
 
 def keys_exchanged(path: Path, num: int) -> None:
     """Write tensors each of which has the values of the next key."""
-    _save(path, {f"layers.{at // 8}.{PARTS[at % 8]}.weight": _weight((at + 1) % num) for at in range(num)})
+    _save(path, {_name(at): _weight((at + 1) % num) for at in range(num)})
 
 
 def keys_scaled(path: Path, num: int) -> None:
     """Write tensors each of which is a half of what it was."""
-    _save(path, {f"layers.{at // 8}.{PARTS[at % 8]}.weight": _weight(at) / 2 for at in range(num)})
+    _save(path, {_name(at): _weight(at) / 2 for at in range(num)})
 
 
 def keys_gone(path: Path, num: int) -> None:
-    """Write tensors of other names and other values."""
-    _save(path, {f"h{at % 8}/blocks_{at // 8}": _weight(at + 7 * num) for at in range(num)})
+    """Write tensors of which every other one has another name and other values."""
+    _save(path, {_other_name(at) if at % 2 else _name(at): _weight(at + 7 * num * (at % 2)) for at in range(num)})
+
+
+def _name(at: int) -> str:
+    return f"layers.{at // 8}.{PARTS[at % 8]}.weight"
+
+
+def _other_name(at: int) -> str:
+    return f"h{at % 8}/blocks_{at // 8}"
 
 
 def _save(path: Path, tensors: Mapping[str, Values]) -> None:

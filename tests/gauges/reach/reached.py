@@ -45,7 +45,9 @@ def entered_by(runs: Iterable[Sequence[str]]) -> frozenset[tuple[str, int]]:
             "SHARDVIZ_REACH_FOLDER": folder,
         }
         for arguments in runs:
-            done = subprocess.run([sys.executable, *arguments], cwd=HOUSE, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, *arguments], cwd=HOUSE, env=environment, capture_output=True, text=True
+            )
             print(f"reach: {' '.join(arguments)}: exit code {done.returncode}", file=sys.stderr, flush=True)
         lines = [line for file in Path(folder).iterdir() for line in file.read_text(encoding="utf-8").splitlines()]
     return frozenset((path, int(number)) for path, _, number in (line.rpartition(":") for line in lines))
@@ -60,3 +62,10 @@ def not_entered(files: Iterable[Source], entered: frozenset[tuple[str, int]]) ->
         if (str(file.path), first := min([function.lineno, *(one.lineno for one in function.decorator_list)]))
         not in entered
     ]
+
+
+def unreached(files: Sequence[Source]) -> list[str]:
+    """Run everything, and return the functions of `shardviz/` and `tui/` that no process entered."""
+    with tempfile.TemporaryDirectory() as folder:
+        entered = entered_by(commands(Path(folder)))
+    return not_entered([file for file in files if file.path.parts[0] in ("shardviz", "tui")], entered)

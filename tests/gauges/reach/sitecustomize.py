@@ -1,4 +1,4 @@
-"""Writes down each function of shardviz that a process enters, once: every Python that starts with this folder imports it.
+"""Writes down each function of shardviz that a process enters: every Python with this folder on its path imports it.
 
 A line is a file and the line on which the function begins, written at once, since ranks are killed. It imports little.
 """
