@@ -1,7 +1,7 @@
 """How much more a piece of work costs at four times the size: processor seconds and peak bytes, each in a fresh child.
 
 A child is forked for every run, so that no cache and no garbage of a run before it helps or hinders. Seconds are of the
-processor, of all threads, and the best of three, taken at both sizes in turn; bytes are what Python and numpy allocated,
+processor, of all threads, and the best of three, taken at both sizes in turn; bytes are what Python and numpy allocate,
 which is the same on every machine. Nothing is compared with an absolute number.
 """
 
