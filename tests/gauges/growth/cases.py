@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     Make = Callable[[Path, int], None]
 
 ONE = ("check", "show", "html", "diff", "view")
-STEP = (*ONE, "step", "diff html")
+STEP = (*ONE, "step")
+PLAN = ("show", "html", "diff", "view", "memory")
 TWO = ("diff", "diff html")
 
 
@@ -87,25 +88,25 @@ INPUTS = (
     Input("gradients, all halved", 100, (dumps.gradients_halved,), STEP),
     Input("modules of a trace", 800, (dumps.trace,), (*STEP, "comms")),
     Input("modules of a trace, half wrong", 800, (dumps.trace_found,), STEP),
-    Input("modules of two traces", 800, (dumps.trace, dumps.trace_found), TWO),
+    Input("modules of two traces", 800, (dumps.trace, dumps.trace_found), ("diff",)),
     Input("calls of a trace", 800, (dumps.calls,), STEP),
     Input("calls of a trace, half wrong", 800, (dumps.calls_found,), STEP),
-    Input("calls of two traces", 800, (dumps.calls, dumps.calls_found), TWO),
-    Input("modules of a job", 200, (dumps.job,), STEP),
+    Input("calls of two traces", 800, (dumps.calls, dumps.calls_found), ("diff",)),
+    Input("modules of a job", 200, (dumps.job,), ("check", "diff", "diff html", "view")),
     Input("modules of two jobs", 200, (dumps.job, dumps.job_found), TWO),
-    Input("calls of a job", 200, (dumps.job_calls,), STEP),
+    Input("calls of a job", 200, (dumps.job_calls,), ("diff", "diff html")),
     Input("calls of two jobs", 200, (dumps.job_calls, dumps.job_calls_found), TWO),
     Input("chunks of a tensor", 400, (stored.chunks,)),
     Input("chunks of a tensor, some twice", 400, (stored.chunks_apart,)),
     Input("files of a checkpoint", 100, (stored.files,)),
     Input("keys of a checkpoint", 400, (stored.keys,)),
-    Input("keys renamed", 400, (stored.keys, stored.keys_renamed), TWO),
-    Input("keys changed", 400, (stored.keys, stored.keys_changed), TWO),
-    Input("keys exchanged", 400, (stored.keys, stored.keys_exchanged), TWO),
-    Input("keys scaled", 400, (stored.keys, stored.keys_scaled), TWO),
-    Input("keys gone", 400, (stored.keys, stored.keys_gone), TWO),
-    Input("ranks of a plan", 512, (stored.planned_ranks,), (*ONE, "memory")),
-    Input("stages of a plan", 16, (stored.planned_stages,), (*ONE, "memory")),
+    Input("keys renamed", 400, (stored.keys, stored.keys_renamed), ("diff",)),
+    Input("keys changed", 400, (stored.keys, stored.keys_changed), ("diff",)),
+    Input("keys exchanged", 400, (stored.keys, stored.keys_exchanged), ("diff",)),
+    Input("keys scaled", 400, (stored.keys, stored.keys_scaled), ("diff",)),
+    Input("keys gone", 400, (stored.keys, stored.keys_gone), ("diff",)),
+    Input("ranks of a plan", 512, (stored.planned_ranks,), PLAN),
+    Input("stages of a plan", 16, (stored.planned_stages,), PLAN),
 )
 
 
