@@ -105,6 +105,15 @@ class Dump:
         return found
 
     @cached_property
+    def all_without_ids(self) -> Literal["", "zeros", "values", "mixed"]:
+        """What all stamped parameters hold in the place of ids; empty if any has its ids, or there are none."""
+        params = {name for tensor in self.at("stamped") if tensor.role == "param" for name in tensor.names}
+        if not params or params != self.without_ids.keys():
+            return ""
+        held = set(self.without_ids.values())
+        return held.pop() if len(held) == 1 else "mixed"
+
+    @cached_property
     def first_captured(self) -> Mapping[str, Tensor]:
         """Every tensor by name, as it was captured first."""
         found: dict[str, Tensor] = {}

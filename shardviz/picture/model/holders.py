@@ -293,7 +293,8 @@ def _both(one: Window, other: Window) -> Window:
 
 def _cut(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:
     """Cut spans at edges; return the parts, in order, and for each span the number of its first part."""
-    parts, owners = [], []
+    parts: list[tuple[int, int]] = []
+    owners: list[int] = []
     for start, stop in spans.tolist():
         inner = edges[np.searchsorted(edges, start, side="right") : np.searchsorted(edges, stop)].tolist()
         owners.append(len(parts))

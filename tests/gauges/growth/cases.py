@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Make = Callable[[Path, int], None]
 
 ONE = ("check", "show", "html", "diff", "view")
-STEP = (*ONE, "step")
+STEP = ("check", "show", "html", "view", "step")
 PLAN = ("show", "html", "diff", "view", "memory")
 TWO = ("diff", "diff html")
 
@@ -81,6 +81,7 @@ INPUTS = (
     Input("tensors in one finding", 200, (dumps.alike,)),
     Input("tensors with a finding each", 200, (dumps.apart,)),
     Input("tensors that hold others", 200, (dumps.of_other_tensors,)),
+    Input("tensors never written", 200, (dumps.never_written,)),
     Input("tensors whose copies differ", 200, (dumps.copies_apart,)),
     Input("ranks on which one tensor is wrong", 64, (dumps.on_one_tensor,)),
     Input("gradients", 200, (dumps.gradients_right,), STEP),

@@ -88,14 +88,23 @@ def apart(path: Path, num: int) -> None:
 
 
 def of_other_tensors(path: Path, num: int) -> None:
-    """Write tensors each of which holds the elements of the next one."""
+    """Write tensors each of which but the last holds the elements of the next one."""
     mesh = parse_mesh("fsdp=2,tp=2")
     own = np.arange(1, 33).reshape(2, 2, 8)
     made = {}
     for at in range(num):
-        other = 32 * ((at + 1) % num - at)
+        other = 32 * (at < num - 1)
         made[f"part{at}.weight"] = Made("[4/tp, 8]", ids={rank: own[rank % 2] + other for rank in range(4)})
     make_dump(path, mesh, made)
+
+
+def never_written(path: Path, num: int) -> None:
+    """Write tensors that hold zeros on all ranks, but one that is right."""
+    zeros = np.zeros((2, 8), np.int64)
+    made: dict[str, Made | str] = {
+        f"part{at}.weight": Made("[4/tp, 8]", ids=dict.fromkeys(range(4), zeros)) for at in range(num)
+    }
+    make_dump(path, parse_mesh("fsdp=2,tp=2"), made | {"last.weight": "[4/tp, 8]"})
 
 
 def on_one_tensor(path: Path, num: int) -> None:

@@ -67,9 +67,7 @@ def advise_zeros(case: Case) -> Advice:
         return _of_ranks(sorted(map(case.rank, blank)))
     if case.tensor.role != "param":
         return NEVER_WRITTEN
-    weights = {name for tensor in case.dump.at("stamped") if tensor.role == "param" for name in tensor.names}
-    blank_weights = {name for name, what in case.dump.without_ids.items() if what == "zeros"}
-    return NO_LOAD if weights == blank_weights and len(weights) > 1 else NO_VALUES
+    return NO_LOAD if case.dump.all_without_ids == "zeros" and len(case.dump.without_ids) > 1 else NO_VALUES
 
 
 def _of_ranks(ranks: list[int]) -> Advice:
