@@ -241,7 +241,7 @@ class Holders:
         """
         if not self.runs:
             return self._of_regions(plane, rows, cols)
-        # Cut where the holders of products change: a cell that crosses them has as many pairs as stripes, not all pairs.
+        # Cut where the holders of products change: a cell that crosses them has the pairs that occur, not all pairs.
         bands, owners = _cut(rows, self.dims[plane.rows].edges)
         window = _both(self._of_regions(plane, bands, cols), self._of_runs(plane, bands, cols))
         return window if len(bands) == len(rows) else _merged(window, owners)
