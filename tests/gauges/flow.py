@@ -74,5 +74,5 @@ def circles(files: Sequence[Source]) -> list[list[str]]:
 
 
 def product() -> list[Source]:
-    """Return the files that are installed."""
+    """Return the files that are installed; those of `tests` are not parsed for them."""
     return [file for file in sources() if file.module.startswith("shardviz")]

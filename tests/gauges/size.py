@@ -31,7 +31,7 @@ class Size:
     @classmethod
     def of(cls, files: Iterable[Source]) -> Size:
         """Count files."""
-        sizes = [(file.text.count("\n"), num_statements(file.tree)) for file in files]
+        sizes = [(file.text.count("\n"), num_statements(file.nodes)) for file in files]
         return cls(sum(lines for lines, _ in sizes), sum(number for _, number in sizes), len(sizes))
 
     @property
@@ -40,9 +40,9 @@ class Size:
         return self.statements / max(self.lines, 1)
 
 
-def num_statements(tree: ast.AST) -> int:
+def num_statements(nodes: Iterable[ast.AST]) -> int:
     """Count statements; docstrings are none."""
-    return sum(isinstance(node, ast.stmt) and not _is_text(node) for node in ast.walk(tree))
+    return sum(isinstance(node, ast.stmt) and not _is_text(node) for node in nodes)
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -73,7 +73,7 @@ def called_once(files: Sequence[Source]) -> list[str]:
     """Return private functions and methods that are named once besides their definition."""
     found = []
     for file in files:
-        names = Counter(_names(file.tree))
+        names = Counter(_names(file.nodes))
         private = (function for function in file.functions if function.name.startswith("_"))
         own = [function for function in private if not function.name.endswith("__")]
         found += [f"{file.path}:{one.lineno} {one.name}" for one in own if names[one.name] == 1]
@@ -86,8 +86,8 @@ def num_private(files: Iterable[Source]) -> int:
     return sum(name.startswith("_") and not name.endswith("__") for name in names)
 
 
-def _names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -100,7 +100,7 @@ def literal_tolerances(files: Iterable[Source]) -> list[str]:
     for file in files:
         if file.module == TOLERANCES:
             continue
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if isinstance(node, ast.Compare) and any(map(_has_tolerance, (node.left, *node.comparators))):
                 found.append(f"{file.path}:{node.lineno} {ast.unparse(node)}")
     return found

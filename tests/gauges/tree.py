@@ -54,7 +54,12 @@ class Source:
     @cached_property
     def functions(self) -> Sequence[ast.FunctionDef | ast.AsyncFunctionDef]:
         """All functions and methods."""
-        return [node for node in ast.walk(self.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        return [node for node in self.nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+    @cached_property
+    def nodes(self) -> Sequence[ast.AST]:
+        """All nodes of its tree."""
+        return list(ast.walk(self.tree))
 
     def imports(self) -> Iterator[str]:
         """Yield the modules, or names in modules, that it imports when it runs: those for types alone are left out."""
@@ -109,10 +114,15 @@ def _known(name: str, known: set[str]) -> str:
 def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a tree that are not for type checkers alone."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if isinstance(child, ast.If) and _is_for_types(child.test):
             for other in child.orelse:
                 yield other
                 yield from _run_nodes(other)
         else:
             yield child
             yield from _run_nodes(child)
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    """Whether a condition is `TYPE_CHECKING` or `typing.TYPE_CHECKING`."""
+    return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
