@@ -1,7 +1,7 @@
 # What CI runs, by name. PYTHON is the interpreter of an environment with `pip install -e ".[dev]"`.
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 
-.PHONY: check format lint types test test-fast test-nightly wheel bench
+.PHONY: check format lint types test test-fast test-nightly wheel bench gauges
 
 check: lint types test
 
@@ -30,3 +30,7 @@ wheel:
 
 bench:
 	for bench in tests/benchmarks/bench_*.py; do $(PYTHON) $$bench || exit 1; done
+
+# GAUGES="--tests FILE", "--reach", "--static" or "--growth TEXT": python -m tests.gauges --help
+gauges:
+	$(PYTHON) -m tests.gauges $(GAUGES)

@@ -19,7 +19,7 @@ from shardviz.errors import DumpError
 from shardviz.text import natural_key, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -70,9 +70,16 @@ class Dump:
         firsts, names = self.id_owners
         return names[bisect_right(firsts, model_id) - 1]
 
-    def at(self, moment: Moment) -> list[Tensor]:
+    def at(self, moment: Moment) -> Sequence[Tensor]:
         """Return the tensors captured at one moment."""
-        return [tensor for tensor in self.tensors if tensor.moment == moment]
+        return self._by_moment.get(moment, ())
+
+    @cached_property
+    def _by_moment(self) -> Mapping[Moment, Sequence[Tensor]]:
+        found: dict[Moment, list[Tensor]] = {}
+        for tensor in self.tensors:
+            found.setdefault(tensor.moment, []).append(tensor)
+        return found
 
     def find(self, moment: Moment, role: str, name: str) -> Tensor | None:
         """Return the tensor of a name, if it was captured at that moment."""
@@ -96,6 +103,15 @@ class Dump:
             if first in (0, ID_NONE):
                 found.update(dict.fromkeys(tensor.names, "values" if first else "zeros"))
         return found
+
+    @cached_property
+    def all_without_ids(self) -> Literal["", "zeros", "values", "mixed"]:
+        """What all stamped parameters hold in the place of ids; empty if any has its ids, or there are none."""
+        params = {name for tensor in self.at("stamped") if tensor.role == "param" for name in tensor.names}
+        if not params or params != self.without_ids.keys():
+            return ""
+        held = set(self.without_ids.values())
+        return held.pop() if len(held) == 1 else "mixed"
 
     @cached_property
     def first_captured(self) -> Mapping[str, Tensor]:

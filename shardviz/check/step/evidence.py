@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.compared import noises, rounding_of
 from shardviz.check.step.forward.activations import Activations
+from shardviz.check.step.rules.other_layers import WrongGradients
+from shardviz.check.step.rules.ratios.part import Parts
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.calls import Calls
@@ -17,7 +19,7 @@ from shardviz.check.step.trace.forward import first_in_forward, first_unlike_oth
 from shardviz.check.step.trace.readers import blamed_by_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.trace.divergence import Divergence
@@ -59,6 +61,16 @@ class Evidence:
         return {name: of_wrong.get(name, Fraction(1)) for name in self.gradients}
 
     @cached_property
+    def wrong_gradients(self) -> WrongGradients:
+        """The wrong gradients, by what ranks hold."""
+        return WrongGradients(tuple(self.gradients.values()))
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The gradients by their ratios."""
+        return Parts(tuple(self.gradients.values()), self.ratios)
+
+    @cached_property
     def without_gradient(self) -> tuple[str, ...]:
         """Parameters with a gradient in the unsharded model's step and none on any rank of the sharded one."""
         names = [name for tensor in self.dump.at("reference") if tensor.role == "grad" for name in tensor.names]
@@ -66,8 +78,16 @@ class Evidence:
 
     def tied_to(self, name: str) -> tuple[str, ...]:
         """Return the other names under which a tensor stood in the unsharded model."""
-        owner = {stamp.name: stamp.tied_to or stamp.name for stamp in self.dump.files.run.stamps}
-        return tuple(other for other in owner if other != name and owner[other] == owner.get(name))
+        return tuple(other for other in self._tied.get(name, ()) if other != name)
+
+    @cached_property
+    def _tied(self) -> Mapping[str, Sequence[str]]:
+        """All names of each tensor, by each of them."""
+        names: dict[str, list[str]] = {}
+        stamps = {stamp.name: stamp.tied_to or stamp.name for stamp in self.dump.files.run.stamps}
+        for name, owner in stamps.items():
+            names.setdefault(owner, []).append(name)
+        return {name: names[owner] for name, owner in stamps.items()}
 
     @cached_property
     def activations(self) -> Activations:

@@ -25,7 +25,6 @@ from shardviz.check.step.rules.other_layers import check_other_layers
 from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
 from shardviz.check.step.rules.ratios.factors import batch_axes
 from shardviz.check.step.rules.ratios.norms import check_norm
-from shardviz.check.step.rules.ratios.part import part_with
 from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.ratios.small import check_small_factor
 from shardviz.check.step.rules.scalars import check_scalar
@@ -126,7 +125,7 @@ def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecke
     elif one.incomparable:
         yield NotChecked(one.name, f"its {one.role}: {one.incomparable}", "step")
     elif one.wrong:
-        part = part_with(evidence, one) if one.role == "grad" else None
+        part = evidence.parts.part_with(one) if one.role == "grad" else None
         scaled = check_scale(one, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, one))
         found = _by_role(evidence, one) or scaled or check_terms(evidence, one)
         yield with_reason(evidence, one, found)

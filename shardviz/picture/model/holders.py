@@ -12,7 +12,7 @@ import math
 import sys
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -239,8 +239,12 @@ class Holders:
             rows: `(start, stop)` of each row of cells; none is empty.
             cols: `(start, stop)` of each column of cells.
         """
-        window = self._of_regions(plane, rows, cols)
-        return _both(window, self._of_runs(plane, rows, cols)) if self.runs else window
+        if not self.runs:
+            return self._of_regions(plane, rows, cols)
+        # Cut where the holders of products change: a cell that crosses them has the pairs that occur, not all pairs.
+        bands, owners = _cut(rows, self.dims[plane.rows].edges)
+        window = _both(self._of_regions(plane, bands, cols), self._of_runs(plane, bands, cols))
+        return window if len(bands) == len(rows) else _merged(window, owners)
 
     def at(self, index: Sequence[int]) -> Mask:
         """Return the ranks that hold one element, given by its index in `shape`."""
@@ -285,3 +289,27 @@ def _both(one: Window, other: Window) -> Window:
     at = [divmod(pair, len(other.masks)) for pair in pairs.tolist()]
     masks = tuple(frozenset(a | b for a, b in product(one.masks[first], other.masks[second])) for first, second in at)
     return Window(codes.reshape(one.codes.shape), masks)
+
+
+def _cut(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:
+    """Cut spans at edges; return the parts, in order, and for each span the number of its first part."""
+    parts: list[tuple[int, int]] = []
+    owners: list[int] = []
+    for start, stop in spans.tolist():
+        inner = edges[np.searchsorted(edges, start, side="right") : np.searchsorted(edges, stop)].tolist()
+        owners.append(len(parts))
+        parts += pairwise([start, *inner, stop])
+    return np.array(parts, np.int64).reshape(-1, 2), np.array(owners, np.int64)
+
+
+def _merged(window: Window, owners: Indices) -> Window:
+    """Sum up neighboring rows of cells; `owners` are the first of each sum."""
+    index: dict[tuple[int, ...], int] = {}
+    codes = [
+        [index.setdefault(tuple(np.unique(column).tolist()), len(index)) for column in rows.T]
+        for rows in np.split(window.codes, owners[1:])
+    ]
+    return Window(
+        np.array(codes, np.int64).reshape(len(owners), window.codes.shape[1]),
+        tuple(frozenset().union(*(window.masks[code] for code in own)) for own in index),
+    )

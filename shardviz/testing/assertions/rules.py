@@ -74,7 +74,7 @@ def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
     ]
 
 
-def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> set[str]:
+def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[str]:
     """Check that every parameter has a rule and every rule a tensor; return the rules that parameters use."""
     __tracebackhide__ = True
     names = {name: tensor.role for tensor in tensors for name in tensor.names}

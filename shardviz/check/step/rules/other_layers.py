@@ -6,6 +6,10 @@ leaves one gradient for different weights: equal numbers under different names t
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,20 +18,72 @@ from shardviz.check.step.words import claimed_text
 from shardviz.explain.sums import MixedLayers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.finding import Finding
+
+MEAN_ROUNDING = 1e-9
+"""How far the sum of a mean may round, relative to the largest element; far above what float64 does."""
 
 
 def check_other_layers(evidence: Evidence, one: Compared) -> Finding | None:
     """Return the finding if every wrong rank's gradient is that of another weight, which another rank has."""
     tied = (one.name, *evidence.tied_to(one.name))
-    others = [other for name, other in evidence.gradients.items() if name not in tied and other.wrong]
     for axis in one.mesh.axes:
-        for other in others:
-            if other.mesh == one.mesh and _is_shared(one, other, axis):
+        for other in evidence.wrong_gradients.near(one, axis):
+            if other.name not in tied and other.mesh == one.mesh and _is_shared(one, other, axis):
                 return _finding(one, other, axis)
     return None
+
+
+@dataclass(frozen=True)
+class WrongGradients:
+    """The wrong gradients of a step, found by what a rank holds without comparing each with each.
+
+    Attributes:
+        gradients: Every gradient that can be compared.
+    """
+
+    gradients: Sequence[Compared]
+
+    def near(self, one: Compared, axis: str) -> list[Compared]:
+        """Return the gradients that may be near to one's on a wrong rank, of ranks along an axis, in the step's order.
+
+        Near arrays have near means. So those that may be near are neighbors where the means are sorted.
+        """
+        rank = next((rank for rank in one.wrong if rank in one.mesh), None)
+        if rank is None or (mean := _mean(one.reduced[rank])) is None:
+            return []
+        allowed = one.tolerance + MEAN_ROUNDING * float(np.max(np.abs(one.reduced[rank]), initial=0.0))
+        found: set[int] = set()
+        for at in one.mesh.group_of(rank, axis):
+            if at not in one.reduced:
+                means, numbers = self._by_place.get((at, one.reduced[rank].shape), ([], []))
+                found.update(numbers[bisect_left(means, mean - allowed) : bisect_right(means, mean + allowed)])
+        return [self.gradients[number] for number in sorted(found) if rank not in self.gradients[number].reduced]
+
+    @cached_property
+    def _by_place(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
+        """For each rank and shape the means of what it holds, rising, and the numbers of the gradients."""
+        by_place: dict[tuple[int, tuple[int, ...]], list[tuple[float, int]]] = {}
+        for number, one in enumerate(self.gradients):
+            for rank, values in one.reduced.items() if one.wrong else ():
+                if (mean := _mean(values)) is not None:
+                    by_place.setdefault((rank, values.shape), []).append((mean, number))
+        pairs = ((place, sorted(means)) for place, means in by_place.items())
+        return {place: ([mean for mean, _ in means], [number for _, number in means]) for place, means in pairs}
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    """Return the mean; None if it is not finite, as NaN and infinite elements are near to nothing."""
+    if not np.isfinite(values).all():
+        return None
+    mean = float(np.mean(values)) if values.size else 0.0
+    return mean if math.isfinite(mean) else None
 
 
 def _is_shared(one: Compared, other: Compared, axis: str) -> bool:

@@ -148,9 +148,7 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
 
 def _is_of_another(dump: Dump) -> bool:
     """Whether a reference has no weight of the model, so that zeros beside the others say nothing of their own."""
-    weights = {name for tensor in dump.at("stamped") if tensor.role == "param" for name in tensor.names}
-    known = dump.without_ids
-    return bool(dump.files.run.reference) and "values" in known.values() and weights == set(known)
+    return bool(dump.files.run.reference) and dump.all_without_ids in ("values", "mixed")
 
 
 def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:

@@ -33,6 +33,5 @@ def cause_of_zeros(case: Case) -> Disorder:
         return RanksNotWritten(tuple(sorted(map(case.rank, blank))))
     if case.tensor.role != "param":
         return BufferNotWritten()
-    weights = {name for tensor in case.dump.at("stamped") if tensor.role == "param" for name in tensor.names}
-    blank_weights = {name for name, what in case.dump.without_ids.items() if what == "zeros"}
-    return NoWeightLoaded() if weights == blank_weights and len(weights) > 1 else WeightNotLoaded()
+    is_nothing_loaded = case.dump.all_without_ids == "zeros" and len(case.dump.without_ids) > 1
+    return NoWeightLoaded() if is_nothing_loaded else WeightNotLoaded()

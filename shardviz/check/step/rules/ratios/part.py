@@ -7,7 +7,7 @@ splits, is where to look.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -17,15 +17,15 @@ from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from fractions import Fraction
 
     from shardviz.check.step.compared import Compared
-    from shardviz.check.step.evidence import Evidence
 
 MAX_LISTED = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """The gradients of a step that have a factor, beside the others.
 
@@ -47,7 +47,7 @@ class Part:
         """Whether any other gradient is right, so that nothing that all come from is wrong."""
         return any(not one.wrong for one in self.others)
 
-    @property
+    @cached_property
     def text(self) -> str:
         """How many have it, and what only they have in common; empty where all do."""
         if self.is_all:
@@ -70,13 +70,41 @@ class Part:
         yield "all DTensors", lambda one: one.claimed is not None
 
 
-def part_with(evidence: Evidence, one: Compared) -> Part:
-    """Return the gradients of a step that have the factor that one of them has."""
-    ratio = evidence.ratios.get(one.name)
-    known = [other for other in evidence.gradients.values() if np.any(other.wanted)]
-    alike = [other for other in known if ratio is not None and evidence.ratios[other.name] == ratio]
-    have = tuple(alike or [one])
-    return Part(have, tuple(other for other in known if other not in have))
+@dataclass(frozen=True)
+class Parts:
+    """The gradients of a step by the factor that they have; gradients of one factor share their part.
+
+    Attributes:
+        gradients: Every gradient of the step that can be compared.
+        ratios: The factor of each, by name.
+    """
+
+    gradients: Sequence[Compared]
+    ratios: Mapping[str, Fraction | None]
+
+    def part_with(self, one: Compared) -> Part:
+        """Return the gradients that have the factor that one of them has."""
+        ratio = self.ratios.get(one.name)
+        return self._by_ratio[ratio] if ratio in self._by_ratio else self._alone(one)
+
+    @cached_property
+    def _known(self) -> tuple[Compared, ...]:
+        return tuple(one for one in self.gradients if np.any(one.wanted))
+
+    @cached_property
+    def _by_ratio(self) -> Mapping[Fraction | None, Part]:
+        ratios = dict.fromkeys(ratio for one in self._known if (ratio := self.ratios[one.name]) is not None)
+        return {
+            ratio: Part(
+                tuple(one for one in self._known if self.ratios[one.name] == ratio),
+                tuple(one for one in self._known if self.ratios[one.name] != ratio),
+            )
+            for ratio in ratios
+        }
+
+    def _alone(self, one: Compared) -> Part:
+        """Return the part of a gradient that has no factor, or none that another one has."""
+        return Part((one,), tuple(other for other in self._known if other is not one))
 
 
 def _is_among(names: set[str], one: Compared) -> bool:

@@ -1,0 +1,73 @@
+"""Prints the gauges of the tree and keeps them: `python -m tests.gauges`, which `make gauges` runs.
+
+Exits with 1 if a piece of work grows too fast with its input, and with 0 whatever else the gauges say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.gauges.flow import product
+from tests.gauges.growth.cases import grown
+from tests.gauges.kept import TODAY, details, read, static_gauges, worse, write
+from tests.gauges.slowest import slowest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def main() -> int:
+    """Print and keep the gauges."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gauges", description=__doc__)
+    parser.add_argument("--reach", action="store_true", help="also list what nothing enters; takes many minutes")
+    parser.add_argument("--tests", type=Path, metavar="FILE", help="junit xml, or durations, of the last run of pytest")
+    parser.add_argument("--static", action="store_true", help="leave growth out: seconds instead of minutes")
+    parser.add_argument("--growth", metavar="TEXT", help="only the growth of what has this in its name; keeps nothing")
+    args = parser.parse_args()
+    if args.growth is not None:
+        return _growth(args.growth)
+    gauges, then = static_gauges(), read() if TODAY.exists() else {}
+    for name, value in gauges.items():
+        was = f" (was {then[name]})" if then.get(name, value) != value else ""
+        print(f"{name}: {value}{was}")
+    more = [*details(), *_slow(args.tests), *_unreached(args.reach)]
+    print(*more, sep="\n")
+    lines = worse(gauges, then) if then else []
+    print(*lines, sep="\n")
+    write(gauges, more)
+    print(f"written to {TODAY}", flush=True)
+    return 0 if args.static else _growth("")
+
+
+def _slow(file: Path | None) -> Iterator[str]:
+    if file is None:
+        yield "slowest tests: not read; --tests FILE gives what pytest wrote with --junit-xml or --durations=0"
+    else:
+        yield from (f"slowest tests: {name}: {seconds:.1f} s" for seconds, name in slowest(file))
+
+
+def _unreached(is_asked: bool) -> Iterator[str]:
+    if not is_asked:
+        yield "functions that nothing enters: not looked for; --reach runs the contract, the demos and the probes"
+        return
+    from tests.gauges.reach.reached import unreached
+
+    found = unreached(product())
+    yield f"functions that nothing enters: {len(found)}"
+    yield from (f"never entered: {name}" for name in found)
+
+
+def _growth(text: str) -> int:
+    """Print how the work with each input grows; return 1 if any grows too fast."""
+    too_fast = 0
+    for growth in grown(text):
+        print(f"{'TOO FAST ' if growth.is_too_fast else ''}growth of {growth}", flush=True)
+        too_fast += growth.is_too_fast
+    return 1 if too_fast else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
