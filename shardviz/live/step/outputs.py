@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.placements import Partial, Replicate
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.compat import DTensor
 from shardviz.live.step.batch import own_batch
 from shardviz.live.step.observe import observed
 from shardviz.live.step.output_parts import (

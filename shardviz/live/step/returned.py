@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 
 from shardviz.live.capture.locals import of_tensor
-from shardviz.live.compat import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
