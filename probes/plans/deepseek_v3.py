@@ -71,7 +71,7 @@ def batch() -> torch.Tensor:
 
 
 def step(model: Decoder, tokens: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    given = stage_input(mesh.get_local_rank("pp"), *tokens.shape, SIZES.features)
+    given = stage_input(mesh.get_local_rank("pp"), *tokens.shape, features=SIZES.features)
     loss = model(given).float().mean()
     loss.backward()
     return loss

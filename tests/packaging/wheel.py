@@ -44,8 +44,8 @@ def build(folder: Path) -> Path:
     assert packaged == sources(), f"wheel and checkout differ: {sorted(packaged ^ sources())}"
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    assert {name for name in inside if name.startswith("shardviz/")} == {n for n in names if n.startswith("shardviz/")}
-    assert {name for name in inside if not name.startswith("shardviz/")} == BESIDE, sorted(inside)
+    wanted = packaged | BESIDE
+    assert inside == wanted, f"the sdist differs from what it should have: {sorted(inside ^ wanted)}"
     return wheel
 
 
