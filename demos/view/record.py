@@ -23,7 +23,7 @@ WALK = (
     ("", "it opens on the tensor that is out of order, with the fix in green"),
     ("v", "v: where the placements claim each element is"),
     ("v", "v: where each element really is"),
-    ("v", "v: the difference, 1→4: 1 should hold it, 4 does"),
+    ("v", "v: the difference, 1→2: 1 should hold it, 2 does"),
     ("enter", "enter: into the map"),
     ("down", "arrows: who should hold this element, and who does"),
     ("plus", "+: closer, down to single ids"),

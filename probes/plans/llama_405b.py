@@ -58,7 +58,8 @@ def batch() -> torch.Tensor:
 
 
 def step(model: Decoder, tokens: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    given = stage_input(mesh.get_local_rank("pp"), *tokens.shape, SIZES.features)
+    rows, length = tokens.shape
+    given = stage_input(mesh.get_local_rank("pp"), rows, length, SIZES.features)
     loss = model(given).float().mean()
     loss.backward()
     return loss

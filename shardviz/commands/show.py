@@ -1,12 +1,14 @@
 """Draw a dump's tensors, or list a checkpoint's: what is held where.
 
 Prints all tensors in a table, or one of them as a picture. Also writes one
-tensor as SVG, for an issue or a paper, or the whole run as one HTML page.
-`plain` behind a shape: a tensor without placements, on each rank its own.
+tensor as SVG, for an issue or a paper (without a name: the tensor of the only
+finding), or the whole run as one HTML page. `plain` after a shape marks a
+tensor without placements: each rank has its own.
 
 examples:
   shardviz show tp_fsdp-2x4.shardviz
   shardviz show tp_fsdp-2x4.shardviz up.weight -o weight.svg
+  shardviz show left_to_right_2d-2x2.shardviz -o finding.svg
   shardviz show tp_fsdp-2x4.shardviz -o run.html
   shardviz show tp_fsdp-2x4.shardviz --memory
   shardviz show checkpoints/step-1000 "*.wq.weight"
@@ -162,22 +164,27 @@ def _refuse_checkpoint(path: Path, what: str) -> None:
 
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
-    """Write one tensor as SVG; without a name, the only tensor that there is."""
+    """Write one tensor as SVG: the one that is named, or that of the only finding, or the only one there is."""
     from shardviz.commands.common.dumps import checked, read_dump, write_markup
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subjects.subject import of_tensor
     from shardviz.picture.svg.page import svg
 
     dump = read_dump(folder)
-    found = find_tensors(dump, "*" if pattern is None else pattern)
-    if len(found) > 1:
-        names = listed((name for name, _ in found), 4)
-        what = f"{counted(len(found), 'tensor')} of the dump match" if pattern else "no tensor is named"
+    report = checked(dump)
+    candidates = find_tensors(dump, "*" if pattern is None else pattern)
+    what = f"{counted(len(candidates), 'tensor')} of the dump match" if pattern else "no tensor is named"
+    wrong = {finding.tensor for finding in report.findings} & dump.first_captured.keys()
+    if pattern is None and wrong:
+        candidates = [(name, tensor) for name, tensor in candidates if name in wrong]
+        what = f"{len(wrong)} tensors have findings"
+    if len(candidates) > 1:
+        names = listed((name for name, _ in candidates), 4)
         raise ShardvizError(
             f"an SVG shows one tensor, and {what}", f"name one of {names}; or use --format html for all"
         )
-    ((name, tensor),) = found
-    write_markup(svg(of_tensor(dump, tensor, name, checked(dump))), output)
+    ((name, tensor),) = candidates
+    write_markup(svg(of_tensor(dump, tensor, name, report)), output)
 
 
 def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:

@@ -213,6 +213,8 @@ def _dense_arrays(record: RankRecord) -> list[Wanted]:
 
 
 def _check_folder(folder: Path) -> None:
+    if "\0" in str(folder):  # Python's own words for it vary by version
+        raise DumpError(f"cannot read dump {_named(folder)}: a path cannot have a null byte")
     try:
         mode = folder.stat().st_mode
     except FileNotFoundError:

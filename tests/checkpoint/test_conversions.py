@@ -179,6 +179,24 @@ def test_without_a_map_the_one_that_knows_the_names_is_named(tmp_path, source, c
     assert "Hint: --map llama knows these names" in capsys.readouterr().err
 
 
+def test_names_that_no_map_knows_get_a_hint_at_how_to_write_one(tmp_path, capsys):
+    weights = {f"{name}.weight": torch.randn(4, 4) for name in ("q", "k", "v", "o")}
+    qkv = torch.cat([weights[f"{name}.weight"] for name in "qkv"]).bfloat16()
+    fused = {"qkv.weight": qkv, "o.weight": weights["o.weight"]}
+    assert main(["diff", str(save(tmp_path / "apart", weights)), str(save(tmp_path / "fused", fused))]) == 1
+    assert "? say how names correspond, with --map FILE" in capsys.readouterr().out
+
+
+def test_a_tensor_that_a_map_names_and_the_conversion_lost_is_looked_for_where_it_should_be(tmp_path, capsys):
+    old = save(tmp_path / "old", {"a.weight": torch.randn(4, 4), "norm.weight": torch.randn(4)})
+    new = save(tmp_path / "new", {"b.weight": torch.randn(4, 4)})
+    (tmp_path / "my.map").write_text("b.weight = a.weight\nfinal.weight = norm.weight\n")
+    assert main(["diff", str(old), str(new), "--map", str(tmp_path / "my.map")]) == 2
+    told = capsys.readouterr().err
+    assert f"line 2: no tensor of {new} fits final.weight" in told
+    assert told.rstrip().endswith("Write final.weight ?= ... if it may be missing")
+
+
 def test_values_that_lost_digits_on_the_way_are_named(tmp_path):
     w = weight(8, 16)
     cut = (w.view(torch.int32) & -65536).view(torch.float32).bfloat16()

@@ -33,6 +33,8 @@ def follow(steps: Iterable[Step], beside: Path) -> list[str]:
     """
     for file in beside.glob("*.py"):
         shutil.copy(file, Path())
+    if (beside / "demos").is_dir():  # the README's commands are typed at the top of the repository
+        Path("demos").symlink_to(beside / "demos")
     return [_run(step.command) if step.command else _file(Path(step.file), step.text) for step in steps]
 
 

@@ -1,6 +1,7 @@
 """Pages whose commands are run: a fence of a page says what to type and what that prints, or what stands in a file.
 
     ```console            each line after `$ ` is a command; what follows is what it prints, stdout and stderr together
+    ```console needs X    the same, run by the nightly lane, if the library X is installed
     ```python model.py    the file model.py, whole; it is there before the commands that follow
 
 A picture of the page is what its commands write under that name. Other fences are for reading only. Seconds, rounding
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-FENCE = re.compile(r"^```(console|python [\w.]+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(console(?: needs \w+)?|python [\w.]+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ (.*)\n", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^):]+\.svg)\)")
 VARIES = (
@@ -35,11 +36,13 @@ class Step:
         command: A line for a shell; empty for a file.
         file: The file's name; empty for a command.
         text: What the page says that the command prints, or that stands in the file.
+        needs: The library that the command needs besides what tests need; empty for none.
     """
 
     command: str
     file: str
     text: str
+    needs: str = ""
 
 
 def steps(page: str) -> list[Step]:
@@ -81,10 +84,10 @@ def without_what_varies(text: str) -> str:
 
 
 def _steps(kind: str, body: str) -> Iterator[Step]:
-    if kind != "console":
+    if kind.startswith("python"):
         yield Step("", kind.partition(" ")[2], body)
         return
     before, *found = COMMAND.split(body)
     assert not before, f"a console fence begins with a command, not with {before!r}"
     for command, text in zip(found[::2], found[1::2], strict=True):
-        yield Step(command, "", text)
+        yield Step(command, "", text, kind.partition(" needs ")[2])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.demos.following import follow
 from tests.demos.pages import pictures, rewritten, steps, without_what_varies
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 
 ROOT = Path(__file__).parents[2]
 AT_NIGHT = ("live_bug", "plan", "to_3d", "convert", "two_jobs", "checkpoints", "jobs", "round_trips", "hsdp")
@@ -19,6 +19,12 @@ SLOW = [ROOT / "demos" / name / "README.md" for name in AT_NIGHT]
 """Pages whose commands take five seconds to half a minute: a plan of 16,384 ranks, jobs of their own, many files."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "demos").rglob("*.md"))]
+
+
+def steps_of(path):
+    return steps(path.read_text(encoding="utf-8"))
+
+
 DIFFERS = "the page differs; SHARDVIZ_GOLDEN=write pytest tests/demos writes it again, look at the difference"
 WRITE = os.environ.get("SHARDVIZ_GOLDEN") == "write"
 
@@ -29,22 +35,47 @@ WRITE = os.environ.get("SHARDVIZ_GOLDEN") == "write"
     ids=lambda path: path.relative_to(ROOT).as_posix(),
 )
 def test_a_page_shows_what_its_commands_print_and_draw(path, tmp_path, monkeypatch):
+    follow_page(path, "", tmp_path, monkeypatch)
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("path", "library"),
+    [(path, needs) for path in PAGES for needs in sorted({step.needs for step in steps_of(path)} - {""})],
+    ids=lambda case: case.relative_to(ROOT).as_posix() if isinstance(case, Path) else case,
+)
+def test_commands_that_need_a_library_print_what_the_page_shows(path, library, tmp_path, monkeypatch):
+    pytest.importorskip(library, reason=f"needs {library}: pip install -e '.[frameworks]'")
+    follow_page(path, library, tmp_path, monkeypatch)
+
+
+def follow_page(path, library, tmp_path, monkeypatch):
+    """Run the commands of a page that need this library, or none, and compare what they print and draw."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     page = path.read_text(encoding="utf-8")
-    todo = steps(page)
+    todo = [step for step in steps_of(path) if step.needs == library]
     texts = follow(todo, path.parent)
+    drawn = [name for name in pictures(page) if any(Path(name).name in step.command for step in todo)]
     if WRITE:
-        path.write_text(rewritten(page, texts), encoding="utf-8")
-        for picture in pictures(page):
+        new = iter(texts)
+        path.write_text(rewritten(page, [next(new) if step in todo else step.text for step in steps_of(path)]), "utf-8")
+        for picture in drawn:
             (path.parent / picture).write_bytes((tmp_path / Path(picture).name).read_bytes())
         return
     for step, text in zip(todo, texts, strict=True):
         assert without_what_varies(text) == without_what_varies(step.text), f"{step.command or step.file}: {DIFFERS}"
-    for picture in pictures(page):
+    for picture in drawn:
         assert (tmp_path / Path(picture).name).read_bytes() == (path.parent / picture).read_bytes(), (
             f"{picture}: {DIFFERS}"
         )
+
+
+def test_every_picture_of_a_page_is_drawn_by_one_of_its_commands():
+    for path in PAGES:
+        commands = [step.command for step in steps_of(path)]
+        for picture in pictures(path.read_text(encoding="utf-8")):
+            assert any(Path(picture).name in command for command in commands), f"{path}: {picture}"
 
 
 LINK = re.compile(r"\]\(([^)#:]+)\)")

@@ -115,7 +115,7 @@ def test_what_is_no_dump_is_reported(tmp_path: Path, name: str, message: str, hi
 def test_a_path_with_a_null_byte_is_reported():
     with pytest.raises(DumpError) as caught:
         read_files("a\0b")
-    assert caught.value.message == "cannot read dump a\\u0000b: embedded null byte"
+    assert caught.value.message == "cannot read dump a\\u0000b: a path cannot have a null byte"
 
 
 @pytest.mark.parametrize("name", ["run.json", "rank_00001.json"])

@@ -14,6 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+BESIDE = {
+    *("CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "SECURITY.md", "pyproject.toml"),
+    ".gitignore",  # hatchling reads it while it builds
+}
+"""What the sdist has besides the package."""
 
 
 def main() -> None:
@@ -35,21 +40,23 @@ def build(folder: Path) -> Path:
     assert not outside, f"the wheel puts files outside its package: {outside}"
     for needed in ("shardviz/py.typed", "shardviz/probes/tp_fsdp.py", "shardviz/tui/app.py"):
         assert needed in names, f"the wheel lacks {needed}"
-    packaged = {name for name in names if name.startswith("shardviz/") and name.endswith((".py", ".css", ".tcss"))}
+    packaged = {name for name in names if name.startswith("shardviz/")}
     assert packaged == sources(), f"wheel and checkout differ: {sorted(packaged ^ sources())}"
     with tarfile.open(sdist) as archive:
-        assert any(name.endswith("/pyproject.toml") for name in archive.getnames())
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = packaged | BESIDE
+    assert inside == wanted, f"the sdist differs from what it should have: {sorted(inside ^ wanted)}"
     return wheel
 
 
 def sources() -> set[str]:
-    """Return the wheel's names of every module and style sheet in the checkout."""
+    """Return the wheel's names of every file of the package that git tracks, or would."""
     rooms = {"shardviz": "shardviz", "probes": "shardviz/probes", "tui": "shardviz/tui"}
     return {
         f"{inside}/{path.relative_to(ROOT / room).as_posix()}"
         for room, inside in rooms.items()
         for path in (ROOT / room).rglob("*")
-        if path.suffix in (".py", ".css", ".tcss")
+        if path.is_file() and "__pycache__" not in path.parts
     }
 
 

@@ -47,6 +47,8 @@ ADAPTER = ".lora_"
 LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
 
+WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+
 
 def compare_checkpoints(
     before: Checkpoint,
@@ -108,7 +110,7 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side) -> None:
         return
     some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
     family = family_of(before.tensors, after.tensors)
-    hint = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+    hint = WRITE_A_MAP
     if adapter := next((one for one in (before, after) if all(ADAPTER in name for name in one.tensors)), None):
         hint = f"{adapter.path} is an adapter, and has nothing of a model: merge it first, or give another adapter"
     raise ShardvizError(
@@ -118,10 +120,14 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side) -> None:
 
 
 def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Name the map that knows the names of both, where many are in one only."""
-    lonely = sum(one.verdict in ("missing", "added", "moved") for one in outcomes)
-    family = family_of(before.tensors, after.tensors) if lonely > len(outcomes) / LONELY else ""
-    return (f"--map {family} knows these names",) if family else ()
+    """Name the map that knows the names of both if many are in one only, or say how to write one."""
+    verdicts = [outcome.verdict for outcome in outcomes]
+    lonely = sum(verdict in ("missing", "added", "moved") for verdict in verdicts)
+    if lonely <= len(outcomes) / LONELY:
+        return ()
+    if family := family_of(before.tensors, after.tensors):
+        return (f"--map {family} knows these names",)
+    return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
 
 
 def _lonely(pair: Pair) -> Outcome:

@@ -43,9 +43,9 @@ def is_turned(rule: Rule, first: Collection[str], second: Collection[str]) -> bo
     if rule.left == NOTHING:
         return not _fits(rule, second) and _fits(rule, first)
     own, others = (any(map(pattern_of(rule.left).fullmatch, names)) for names in (first, second))
-    if own and others:
+    if own == others:
         return not _fits(rule, second) and _fits(rule, first)
-    return others and not own
+    return others
 
 
 def _fits(rule: Rule, names: Collection[str]) -> bool:
@@ -154,7 +154,10 @@ class _Work:
             did_you_mean(rule.left, left.numbered if "*" in rule.left else left.tensors)
             or f"the names are like {printable(next(iter(left.tensors), ''))}"
         )
-        raise ShardvizError(f"{rule.where}: no tensor of {left.path} fits {printable(rule.left)}", hint)
+        raise ShardvizError(
+            f"{rule.where}: no tensor of {left.path} fits {printable(rule.left)}",
+            f"{hint}{'' if hint.endswith('?') else '.'} Write {printable(rule.left)} ?= ... if it may be missing",
+        )
 
     def _refuse_unmatched(self, rule: Rule) -> None:
         for pattern in names_in(rule.right):
