@@ -34,6 +34,9 @@ ROOMS = {
 }
 """Each room with the tests that its cases come from."""
 
+UNPROVEN = store.HERE / "unproven.txt"
+"""The causes that no recorded case has, a line each."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or compare; return 0 if nothing differs, 1 if something does, 2 if a file of the contract is damaged."""
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         if args.verb == "write":
-            return _write(args.rooms or list(ROOMS), verdicts=args.verdicts)
+            return _write(args.rooms or (store.rooms() if args.verdicts else list(ROOMS)), verdicts=args.verdicts)
         return _compare(args.room or store.rooms(), args.words, live=args.live)
     except DamagedError as error:
         print(f"contract: {error}\n  Hint: git checkout tests/contract, or write the room again", file=sys.stderr)
@@ -62,7 +65,15 @@ def _write(rooms: Sequence[str], *, verdicts: bool) -> int:
             store.write_verdicts(room, judge_room(room))
         elif code := _record(room):
             return code
+    found = {room: store.read_verdicts(room) for room in store.rooms()}
+    UNPROVEN.write_text("".join(f"{line}\n" for line in _unproven(_causes(found))))
     return 0
+
+
+def _unproven(named: set[str]) -> list[str]:
+    """Return the causes without a recorded case, each with the sentence that users would lose without it."""
+    absent = sorted((name, cause) for name, cause in CATALOGUE.items() if name not in named)
+    return [f"{name}: {(cause.__doc__ or '').partition(chr(10))[0]}" for name, cause in absent]
 
 
 def _record(room: str) -> int:
@@ -81,13 +92,15 @@ def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool) -> int:
     else:
         again = {room: judge_room(room, words) for room in known}
     rows = [row for room in known for row in _differences(known[room], again[room], words)]
-    for row in rows:
-        print(row)
     num_cases = sum(len(verdicts) for verdicts in again.values())
     named = _causes(again)
-    unproven = sorted(CATALOGUE.keys() - named)
-    if unproven and not words and len(rooms) == len(store.rooms()):
-        print(f"unproven: {len(unproven)} of {len(CATALOGUE)} causes have no recorded case: {', '.join(unproven)}")
+    if not words and len(rooms) == len(store.rooms()):
+        now, listed = _unproven(named), UNPROVEN.read_text().splitlines()
+        rows += [f"unproven: - {line}" for line in listed if line not in now]
+        rows += [f"unproven: + {line}" for line in now if line not in listed]
+        print(f"{len(now)} of {len(CATALOGUE)} causes have no recorded case: {UNPROVEN.name}")
+    for row in rows:
+        print(row)
     seconds = time.monotonic() - started
     print(f"{num_cases} cases in {seconds:.0f} s: {len(rows)} differences; {len(named)} causes named")
     return 1 if rows else 0
