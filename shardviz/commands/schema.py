@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the schema."""
-    from shardviz.plan.schema import schema_text
+    from shardviz.picture.schema import schema_text
 
     with reader_may_leave():
         sys.stdout.write(schema_text(args.what))

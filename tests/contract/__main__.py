@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if args.verb == "write":
             return _write(args.rooms or (store.rooms() if args.verdicts else list(ROOMS)), verdicts=args.verdicts)
-        return _compare(args.room or store.rooms(), args.words, live=args.live)
+        rooms = args.room or store.rooms()
+        return _compare(rooms, args.words, live=args.live, is_whole=not (args.room or args.words))
     except DamagedError as error:
         print(f"contract: {error}\n  Hint: git checkout tests/contract, or write the room again", file=sys.stderr)
         return 2
@@ -81,7 +82,7 @@ def _record(room: str) -> int:
     return subprocess.run([sys.executable, "-m", "pytest", *plugin, *ROOMS[room]], check=False).returncode
 
 
-def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool) -> int:
+def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool, is_whole: bool) -> int:
     started = time.monotonic()
     known = {room: store.read_verdicts(room) for room in rooms}
     if live:
@@ -94,7 +95,7 @@ def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool) -> int:
     rows = [row for room in known for row in _differences(known[room], again[room], words)]
     num_cases = sum(len(verdicts) for verdicts in again.values())
     named = _causes(again)
-    if not words and len(rooms) == len(store.rooms()):
+    if is_whole:
         now, listed = _unproven(named), UNPROVEN.read_text().splitlines()
         rows += [f"unproven: - {line}" for line in listed if line not in now]
         rows += [f"unproven: + {line}" for line in now if line not in listed]

@@ -21,7 +21,7 @@ TITLES = {
 }
 
 
-COMPUTED = {"summary": str, "tensors": tuple[str, ...]}
+COMPUTED = {"summary": str, "tensors": tuple[str, ...], "cause": str, "fix": str, "cause_id": str}
 """What a finding works out from its fields."""
 
 
@@ -31,7 +31,7 @@ def type_of(what: str) -> Any:
 
 
 def _answer() -> Any:
-    hints = get_type_hints(Finding)
+    hints = get_type_hints(Finding, localns={"Cause": object})
     fields = [(name, hints.get(name, COMPUTED.get(name))) for name in FOR_MACHINES]
     finding = msgspec.defstruct("Finding", fields, forbid_unknown_fields=True)
     answer = [
