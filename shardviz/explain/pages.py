@@ -62,7 +62,9 @@ def page_of(name: str) -> Page:
 
 
 def _of_kind(kind: Kind) -> Page:
-    causes = [(name, _title(cause)) for name, cause in CATALOGUE.items() if kind in cause.kinds]
+    usual = {name: cause for name, cause in CATALOGUE.items() if cause.kinds[0] == kind}
+    possible = {name: cause for name, cause in CATALOGUE.items() if kind in cause.kinds}
+    causes = [(name, _title(cause)) for name, cause in (usual or possible).items()]
     probes = [("try", f"shardviz probe bugs/{probe}") for probe in KINDS[kind].probes[:1]]
     return Page(kind, KINDS[kind].rule, (), (*causes, *probes))
 
@@ -70,7 +72,7 @@ def _of_kind(kind: Kind) -> Page:
 def _of_cause(cause: type[Cause]) -> Page:
     paragraphs = inspect.cleandoc(cause.__doc__ or "").split("\n\n")[1:]
     rows = (
-        ("kinds", ", ".join(cause.kinds)),
+        ("kind", ", ".join(cause.kinds)),
         ("cause", _readable(cause.why)),
         ("fix", _readable(cause.how)),
         ("see", ", ".join(cause.references)),

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from shardviz.explain.pages import Page
     from shardviz.picture.text.terminal import Terminal
 
-SHORT = 10
-"""Titles of rows up to this length share a column; a longer one, such as a cause's name, has a line of its own."""
+SHORT = 8
+"""Titles of rows up to this length share a column; if one is longer, as names of causes are, each has its own line."""
 
 
 def page_lines(page: Page, terminal: Terminal) -> list[Text]:
@@ -23,9 +23,10 @@ def page_lines(page: Page, terminal: Terminal) -> list[Text]:
     for paragraph in page.paragraphs:
         lines += [line(""), *wrapped(paragraph, terminal.width, line("  "), 2)]
     lines.append(line(""))
+    are_short = all(len(title) <= SHORT for title, _ in page.rows)
     for title, text in page.rows:
-        if len(title) > SHORT:
-            lines += [line(("  " + title, "bold")), *wrapped(text, terminal.width, line("    "), 4)]
+        if are_short:
+            lines += wrapped(text, terminal.width, line((f"  {title:<{SHORT + 2}}", DIM)), SHORT + 4)
         else:
-            lines += wrapped(text, terminal.width, line((f"  {title:<{SHORT}}", DIM)), SHORT + 2)
+            lines += [line((f"  {title}", "bold")), *wrapped(text, terminal.width, line("    "), 4)]
     return lines
