@@ -108,7 +108,7 @@ def _edits(node: ast.AST, text: str) -> Iterator[tuple[str, ast.expr, str]]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in TURNED:
         turned = ast.Compare(node.left, [TURNED[type(node.ops[0])]()], node.comparators)
         yield "comparison turned", node, f"({ast.unparse(turned)})"
-    if isinstance(node, ast.If | ast.IfExp):
+    if isinstance(node, ast.If | ast.IfExp) and ast.unparse(node.test) != "TYPE_CHECKING":
         yield "branch dropped", node.test, "False"
     if isinstance(node, ast.Call) and len(node.args) == 2 and not node.keywords:
         swapped = ast.Call(node.func, node.args[::-1], [])
