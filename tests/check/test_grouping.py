@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardviz.check.diff import compare
 from shardviz.check.grouping import grouped, ungrouped
 from shardviz.check.report import Report
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.machine import report_github, report_junit
 from shardviz.picture.text.report import summary_line
 from shardviz.picture.text.terminal import Terminal
 from tests.check.checking import check_made, only
 from tests.dumps import Made, make_dump
+from tests.findings import Words, make_finding
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
 
 NAMES = ("up.weight", "up.bias", "down.weight")
 
 
-def zeros(tensor: str, number: int = 8, **changes: object) -> Finding:
-    found = Finding("foreign", "error", tensor, (0, 1), f"{number} zeros", cause="Not written", fix="write it")
-    return replace(found, **changes)  # type: ignore[arg-type]
+def zeros(
+    tensor: str, number: int = 8, *, cause: str = "Not written", fix: str = "write it", **changes: Any
+) -> Finding:
+    found = make_finding("foreign", "error", tensor, (0, 1), f"{number} zeros", cause=cause, fix=fix)
+    return replace(found, **changes)
 
 
 def scaled(tensor: str, times: int, cause: str = "Summed over dp") -> Finding:
-    return Finding("wrong-scale", "error", tensor, (0, 1), f"{times} times the other", cause=cause, fix="divide")
+    return make_finding("wrong-scale", "error", tensor, (0, 1), f"{times} times the other", cause=cause, fix="divide")
 
 
 def test_a_tensor_of_a_group_that_is_held_in_no_known_order_is_said_to_be() -> None:
@@ -58,7 +61,7 @@ def test_a_name_that_is_a_word_of_the_cause_neither_splits_a_group_nor_is_replac
 
 
 def test_names_in_a_cause_are_those_of_all_tensors_of_a_group() -> None:
-    (found,) = grouped([zeros(name, cause=f"Nothing wrote {name}", fix=f"write {name}") for name in ("w.a", "w.b")])
+    (found,) = grouped([zeros(name, cause="Nothing wrote {tensor}", fix="write {tensor}") for name in ("w.a", "w.b")])
     assert (found.cause, found.fix) == ("Nothing wrote w.a, w.b", "write w.a, w.b")
     apart = [zeros(name, cause=f"Nothing wrote {other}") for name, other in (("w.a", "v"), ("w.b", "u"))]
     assert len(grouped(apart)) == 2
@@ -84,7 +87,7 @@ def test_one_cause_of_a_step_is_one_finding_whichever_ranks_show_it() -> None:
     left_out = [zeros(name, kind="write-not-applied", ranks=(at,)) for at, name in enumerate(NAMES)]
     (found,) = grouped(left_out)
     assert (found.tensors, found.ranks) == (NAMES, (0, 1, 2))
-    assert len(grouped([*left_out[:2], replace(left_out[2], cause="Frozen")])) == 2
+    assert len(grouped([*left_out[:2], left_out[2].because(Words(why="Frozen"))])) == 2
 
 
 def test_another_factor_is_another_cause() -> None:
@@ -114,7 +117,7 @@ def test_two_findings_of_one_tensor_are_not_two_tensors() -> None:
 
 
 def test_the_name_in_a_cause_becomes_the_names_of_all() -> None:
-    found = grouped([zeros(name, cause=f"{name} was never loaded") for name in ("h.0.w", "h.1.w", "x")])
+    found = grouped([zeros(name, cause="{tensor} was never loaded") for name in ("h.0.w", "h.1.w", "x")])
     assert [one.cause for one in found] == ["h.[0-1].w, x was never loaded"]
 
 

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, get_args
 
 from shardviz.check.hiding import HIDES, unhidden
 from shardviz.check.report import About, NotChecked
-from shardviz.explain.finding import Finding, Kind
+from shardviz.explain.finding import Kind
+from tests.findings import make_finding
 
 if TYPE_CHECKING:
+    from shardviz.explain.finding import Finding
     from shardviz.explain.finding import Kind as OfFinding
 
 KINDS = set(get_args(Kind))
@@ -16,7 +18,7 @@ ROWS = KINDS | {f"generic {kind}" for kind in KINDS} | {f"not checked: {about}" 
 
 
 def found(kind: OfFinding, tensor: str = "w", *, generic: bool = False) -> Finding:
-    return Finding(kind, "error", tensor, (0,), "wrong", generic=generic)
+    return make_finding(kind, "error", tensor, (0,), "wrong", generic=generic)
 
 
 def test_every_row_of_the_table_is_a_kind_that_exists() -> None:

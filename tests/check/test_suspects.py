@@ -17,11 +17,14 @@ from shardviz.explain.finding import Finding
 from tests.check.checking import check_made
 from tests.check.records import add_values, change_rank, read_rank
 from tests.dumps import Made
+from tests.findings import make_finding
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OUTPUT = Finding("wrong-value", "error", "output", (0,), "off", cause="It is wrong", fix="look at up", generic=True)
+OUTPUT = make_finding(
+    "wrong-value", "error", "output", (0,), "off", cause="It is wrong", fix="look at up", generic=True
+)
 
 
 def laid_out(tmp_path: Path, number: int) -> LaidOut:
@@ -63,13 +66,13 @@ def test_what_a_rule_explains_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_step_of_a_model_that_lacks_a_weight_shows_nothing(tmp_path: Path) -> None:
-    absent = Finding("incomplete", "warning", "layers.4", (), "no rank has it")
+    absent = make_finding("incomplete", "warning", "layers.4", (), "no rank has it")
     (result,) = with_suspects([OUTPUT], laid_out(tmp_path, -1), [absent])
     assert isinstance(result, NotChecked)
     assert "without layers.4" in result.why
 
 
 def test_a_weight_that_one_rank_lacks_is_no_reason_for_a_wrong_step(tmp_path: Path) -> None:
-    absent = Finding("incomplete", "warning", "layers.4", (1,), "no shard of it")
+    absent = make_finding("incomplete", "warning", "layers.4", (1,), "no shard of it")
     (result,) = with_suspects([replace(OUTPUT, generic=False)], laid_out(tmp_path, -1), [absent])
     assert isinstance(result, Finding)

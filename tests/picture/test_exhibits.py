@@ -14,7 +14,6 @@ from shardviz.dump.read import read_files
 from shardviz.dump.records.step import CallRecord
 from shardviz.dump.records.tensors import GatherRecord, LayoutRecord, Position
 from shardviz.dump.write import rank_file
-from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.columns import columns_of
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, due_and_held, exhibit, title_of
@@ -31,12 +30,14 @@ from shardviz.picture.text.terminal import ASCII, Terminal
 from tests.check.records import add_values, change_rank, change_run
 from tests.check.steps import WANTED, Step, on_all
 from tests.dumps import Made, make_dump
+from tests.findings import make_finding
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
     from shardviz.picture.model.subjects.subject import Subject
 
 HOSTILE = "<b>\x1b[31m[bold]"
@@ -263,7 +264,7 @@ def test_under_a_finding_about_values_nothing_reads_as_well(tmp_path: Path) -> N
     folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {"w": "[8, 2]"})
     dump = dump_of(read_files(folder))
     right = of_tensor(dump, dump.tensors[0], "w", report_on(dump))
-    wrong = replace(right, findings=(Finding("wrong-value", "error", "w", (1,), "the gradient is off"),))
+    wrong = replace(right, findings=(make_finding("wrong-value", "error", "w", (1,), "the gradient is off"),))
     text, drawn = drawn_as(right)
     assert "held     as claimed\n" in text
     assert "✓ as claimed" in drawn

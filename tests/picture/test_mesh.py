@@ -13,7 +13,6 @@ from shardviz.check.report import named_ranks
 from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.mesh.heat import Heat, bytes_held, findings_on, heats_of
 from shardviz.picture.model.mesh.rank_grid import grids_of, kept
@@ -22,11 +21,14 @@ from shardviz.picture.svg.page import mesh_figure
 from shardviz.picture.text.meshes import heat_lines, mesh_lines
 from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
 from tests.dumps import Made, make_dump
+from tests.findings import make_finding
 from tests.picture.contrast import contrast, luminance
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
+
+    from shardviz.explain.finding import Finding
 
 LARGE = parse_mesh("fsdp=128,tp=8")
 
@@ -77,7 +79,7 @@ def test_a_column_that_is_left_out_shows_a_mark_in_the_row_that_has_one() -> Non
 
 
 def finding(*ranks: int) -> Finding:
-    return Finding("misordered", "error", "w", ranks, "wrong")
+    return make_finding("misordered", "error", "w", ranks, "wrong")
 
 
 def test_a_finding_that_names_every_rank_points_at_none_beside_one_that_names_some() -> None:

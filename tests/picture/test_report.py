@@ -15,24 +15,26 @@ from shardviz.check.report import NotChecked, Report
 from shardviz.check.run import report_on
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import read_files
-from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.machine import report_github, report_json, report_junit
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import listed_rows, report_lines, summary_line, summary_lines
 from shardviz.picture.text.terminal import Terminal
 from tests.dumps import Made, make_dump
+from tests.findings import make_finding
 from tests.picture.golden import check_golden
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardviz.explain.finding import Finding
 
 MESH = parse_mesh("fsdp=2,tp=4")
 TERMINAL = Terminal(80)
 
 
 def swapped(tensor: str) -> Finding:
-    return Finding(
+    return make_finding(
         kind="misordered",
         severity="error",
         tensor=tensor,
@@ -47,7 +49,7 @@ def swapped(tensor: str) -> Finding:
     )
 
 
-LATE = Finding("incomplete", "warning", "", (3,), "rank 3 wrote no file")
+LATE = make_finding("incomplete", "warning", "", (3,), "rank 3 wrote no file")
 WEIRD = "[red]w\x1b[31m:100%,\n"
 
 
@@ -84,18 +86,12 @@ def test_the_report_of_a_dump_with_findings(tmp_path: Path) -> None:
 
 
 def test_findings_that_differ_in_more_than_the_layer_stay_apart() -> None:
-    other = Finding("misordered", "error", "layers.2.w", (1,), "1 of 8 ranks holds other rows")
+    other = make_finding("misordered", "error", "layers.2.w", (1,), "1 of 8 ranks holds other rows")
     text = TERMINAL.render(findings_lines(grouped([swapped("layers.0.w"), other, swapped("layers.1.w")]), TERMINAL))
     assert [row for row in text.splitlines() if "misordered" in row] == [
         "✗ misordered  layers.[0-1].w  ranks 1-6",
         "✗ misordered  layers.2.w  rank 1",
     ]
-
-
-def test_a_short_name_is_folded_in_a_sentence_only_where_it_stands_alone() -> None:
-    found = [Finding("missing", "error", name, (), f"20 of 31 ids of {name} are held.") for name in ("0", "1")]
-    text = TERMINAL.render(findings_lines(grouped(found), TERMINAL))
-    assert "2 tensors alike: 20 of 31 ids of [0-1] are held." in text
 
 
 def test_a_fix_to_copy_is_not_broken_in_two() -> None:
@@ -223,7 +219,7 @@ def test_a_tensor_of_which_a_rank_left_no_file_is_not_said_to_be_in_order(tmp_pa
 
 def test_many_names_of_one_finding_are_wrapped_at_the_terminals_width() -> None:
     names = ("embed.weight", "layers.0.attn.wqkv.weight", "layers.0.up.weight", "layers.1.down.bias", "head.weight")
-    one = Finding("misordered", "error", names[0], (0, 1), "rows are elsewhere", held="[8/tp]")
+    one = make_finding("misordered", "error", names[0], (0, 1), "rows are elsewhere", held="[8/tp]")
     whole = replace(one, members=tuple(replace(one, tensor=name) for name in names))
     lines = [text.plain for text in findings_lines([whole], Terminal(width=80))]
     at = next(number for number, text in enumerate(lines) if text.startswith("  tensors "))

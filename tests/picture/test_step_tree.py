@@ -15,7 +15,6 @@ from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.explain.finding import Finding
 from shardviz.picture.html.difference import difference_html
 from shardviz.picture.html.step_tree import modules_section
 from shardviz.picture.model.step_beside import step_json
@@ -24,11 +23,14 @@ from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.text.difference import difference_lines
 from shardviz.picture.text.step_tree import heat_lines, step_lines
 from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
+from tests.findings import make_finding
 
 ENDED = ("embed", "layers.0.attn", "layers.0", "layers.1.attn.o", "layers.1.attn", "layers.1", "head", "")
 WRONG = ENDED[3:]
 WHOLE = np.arange(24.0).reshape(4, 6) + 1
-FOUND = Finding("wrong-value", "error", "output", (0,), "the output is off", cause="a sum", module="layers.1.attn.o")
+FOUND = make_finding(
+    "wrong-value", "error", "output", (0,), "the output is off", cause="a sum", module="layers.1.attn.o"
+)
 
 
 def point(name, what, **more):

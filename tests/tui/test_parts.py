@@ -22,7 +22,6 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.errors import ShardvizError
-from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.exhibit import Row, exhibit, plain
 from shardviz.picture.model.holders import Holders
@@ -43,6 +42,7 @@ from shardviz.tui.widgets.finding_card import Room, finding_body, verdict_text
 from shardviz.tui.widgets.map.side_bar import SIDES
 from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump
+from tests.findings import make_finding
 from tests.plans import make_plan
 from tests.tui.driving import walk
 from tests.tui.steps import add_to_ranks
@@ -112,15 +112,15 @@ def test_a_layer_that_differs_in_one_of_two_dumps_stands_apart_from_the_others(t
     assert [there.entries[pair.there].title for pair in found] == ["layers.1.weight", "layers.[0,2-3].weight"]
 
 
-def test_findings_that_differ_in_the_layer_they_name_are_one(tmp_path: Path) -> None:
+def test_findings_that_differ_only_in_their_layer_are_one(tmp_path: Path) -> None:
     names = [f"layers.{layer}.weight" for layer in range(32)]
     doc = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))
-    alike = [Finding("misordered", "error", name, (0,), f"of {name} one row is elsewhere") for name in names]
-    other = Finding("misordered", "error", names[7], (0,), f"of {names[7]} two rows are elsewhere")
+    alike = [make_finding("misordered", "error", name, (0,), "one row is elsewhere") for name in names]
+    other = make_finding("misordered", "error", names[7], (0,), "two rows are elsewhere")
     changed = replace(doc, report=replace(doc.report, findings=tuple(grouped([*alike, other]))))
     assert [(finding.title, finding.summary) for finding in changed.findings] == [
-        ("layers.[0-31].weight", "32 tensors alike: of layers.[0-31].weight one row is elsewhere"),
-        ("layers.7.weight", "of layers.7.weight two rows are elsewhere"),
+        ("layers.[0-31].weight", "32 tensors alike: one row is elsewhere"),
+        ("layers.7.weight", "two rows are elsewhere"),
     ]
     assert changed.by_finding == {0: 0, 1: 0}
     assert changed.entries[0].findings == (0, 1)
@@ -129,7 +129,7 @@ def test_findings_that_differ_in_the_layer_they_name_are_one(tmp_path: Path) -> 
 def test_a_tensor_has_the_same_verdict_as_in_text_and_on_the_page(tmp_path: Path) -> None:
     tensors = {"good": "[4/tp]", "wrong": Made("[4/tp, 4]", "[4, 4/tp]"), "warned": "[6/tp]", "unseen": "[8/tp]"}
     doc = document(tmp_path / "a.shardviz", "tp=2", tensors)
-    warning = Finding("incomplete", "warning", "warned", (0,), "a rank has none of it")
+    warning = make_finding("incomplete", "warning", "warned", (0,), "a rank has none of it")
     report = replace(
         doc.report, findings=(*doc.report.findings, warning), not_checked=(NotChecked("unseen", "no", "order"),)
     )
@@ -325,7 +325,7 @@ def test_a_tensor_of_a_billion_elements_is_walked_to_its_last_id(tmp_path: Path)
 @pytest.mark.parametrize("also", [(), ("each shard transposed",)])
 def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(also: tuple[str, ...]) -> None:
     sentence = "the name is odd; this fits as well: no, it does not"
-    found = Finding("misordered", "error", "w", (0,), sentence, details=("an example",), fix="mend it", also=also)
+    found = make_finding("misordered", "error", "w", (0,), sentence, details=("an example",), fix="mend it", also=also)
     printed = io.StringIO()
     Console(file=printed, width=100).print(finding_body(found))
     first, *rows = [row.rstrip() for row in printed.getvalue().splitlines()]
@@ -334,7 +334,7 @@ def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(a
 
 def test_a_table_leaves_room_for_the_whole_fix_and_the_map_for_the_card() -> None:
     rows = [Row(f"rank {rank}", plain([rank])) for rank in range(8)]
-    found = Finding("misordered", "error", "w", (0,), "the order is odd", fix="mend it " * 15, cause="unknown")
+    found = make_finding("misordered", "error", "w", (0,), "the order is odd", fix="mend it " * 15, cause="unknown")
     printed = io.StringIO()
     room = Room(60, 12)
     Console(file=printed, width=60).print(finding_body(found, exhibit("its rows", ("rank", "is"), rows), room))
