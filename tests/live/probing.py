@@ -44,9 +44,9 @@ def run_probe(
     return dump_of(read_files(folder))
 
 
-def checked(text: str, mesh: str, folder: Path) -> Report:
+def checked(text: str, mesh: str, folder: Path, *, alone: bool = False) -> Report:
     """Run a probe of which only what differs from `HEAD` is written, and check what its ranks wrote."""
     folder.mkdir(exist_ok=True)
     probe = folder / "mine.py"
     probe.write_text(HEAD + text)
-    return report_on(run_probe(str(probe), mesh, folder / "dump"))
+    return report_on(run_probe(str(probe), mesh, folder / "dump", alone=alone))

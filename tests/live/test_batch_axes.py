@@ -3,7 +3,7 @@
 import pytest
 
 from shardviz.errors import ProbeError
-from tests.lanes import recorded
+from tests.lanes import at_night, recorded
 from tests.live.probing import checked
 
 ATTENTION = """
@@ -62,8 +62,13 @@ def parallelize(model, mesh):
     ("forward", "unchecked"),
     [
         ("mean = self.gathered(super().forward(tokens, labels)).mean(1); return mean[:, None]", ()),
-        ("return self.gathered(super().forward(tokens, labels))", ()),
-        ("return super().forward(tokens, labels).transpose(0, 1)", ()),
+        *at_night(
+            [
+                ("return self.gathered(super().forward(tokens, labels))", ()),
+                ("return super().forward(tokens, labels).transpose(0, 1)", ()),
+            ],
+            recorded,
+        ),
         ("return super().forward(tokens, labels).flatten(0, 1)", ("has merged into one",)),
     ],
     ids=["pooled", "gathered", "sequence-first", "flattened"],
@@ -110,4 +115,4 @@ def test_a_mean_over_each_ranks_own_rows_is_compared_part_by_part_along_that_dim
 )
 def test_a_dim_that_cannot_be_split_is_reported_in_a_line(axes, rows, says, tmp_path):
     with pytest.raises(ProbeError, match=says):
-        checked(f"BATCH_AXES = {axes}\ndef batch(): return torch.randn({rows})\n", "dp=3", tmp_path)
+        checked(f"BATCH_AXES = {axes}\ndef batch(): return torch.randn({rows})\n", "dp=3", tmp_path, alone=True)
