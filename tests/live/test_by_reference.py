@@ -12,7 +12,7 @@ import shardviz
 from shardviz.check.run import check_dump
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.testing import spmd
-from tests.lanes import at_night, recorded
+from tests.lanes import at_night
 
 TP = {"tp": 2}
 
@@ -73,7 +73,6 @@ def test_a_fused_weight_that_a_loader_cut_as_a_whole_is_named_in_the_notation(me
     assert (finding.kind, finding.claimed, finding.held) == ("misordered", "[48/tp, 24]", "[48/3/tp, 24]")
 
 
-@recorded
 @spmd(mesh=TP)
 def test_another_layers_weight_is_foreign(mesh, shard_dump):
     torch.manual_seed(0)
@@ -178,7 +177,6 @@ def tied():
     return model
 
 
-@recorded
 @spmd(mesh=TP)
 @pytest.mark.parametrize("exchanged", [False, True])
 def test_a_tied_weight_is_stored_once_and_found_under_its_other_name(mesh, exchanged, shard_dump):
@@ -244,9 +242,8 @@ class Experts(nn.Module):
         self.scale = nn.Parameter(torch.randn(64, dtype=torch.bfloat16))
 
 
-@recorded
 @spmd(mesh=TP)
-@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("dim", [1, *at_night([0, 2])])
 @pytest.mark.parametrize("exchanged", [False, True])
 def test_experts_of_three_dims_and_weights_of_one_are_placed_in_bfloat16(mesh, dim, exchanged, shard_dump):
     model = Experts()
@@ -263,7 +260,6 @@ def test_experts_of_three_dims_and_weights_of_one_are_placed_in_bfloat16(mesh, d
     assert report.not_checked == ()
 
 
-@recorded
 @spmd(mesh={"dp": 2})
 @pytest.mark.parametrize("flipped", [False, True])
 def test_a_plain_weight_that_is_whole_and_in_another_order_is_found(mesh, shard_dump, flipped):
@@ -276,7 +272,6 @@ def test_a_plain_weight_that_is_whole_and_in_another_order_is_found(mesh, shard_
     assert found == ([("misordered-within-shard", "0.weight")] if flipped else [])
 
 
-@recorded
 @spmd(mesh=TP)
 def test_zeros_that_a_loader_left_where_the_checkpoint_has_values_are_found(mesh, shard_dump):
     model = built()
@@ -290,7 +285,6 @@ def test_zeros_that_a_loader_left_where_the_checkpoint_has_values_are_found(mesh
     assert "zeros" in finding.summary
 
 
-@recorded
 @spmd(mesh=TP)
 def test_a_bias_of_which_one_half_is_zero_is_in_order(mesh, shard_dump):
     model = built()

@@ -18,7 +18,6 @@ from shardviz.errors import DumpError, MeshError, NotationError, ShardvizError
 from shardviz.layout.notation import write
 from shardviz.live.capture.captured_step import check_step
 from shardviz.testing import spmd
-from tests.lanes import recorded
 
 PP_FSDP = {"pp": 2, "fsdp": 2}
 
@@ -82,7 +81,6 @@ def test_stages_that_were_stamped_one_by_one_all_have_their_stamps_in_the_dump(m
     }
 
 
-@recorded
 @spmd(mesh=PP_FSDP)
 @pytest.mark.parametrize("stamped", [True, False], ids=["stamped", "values"])
 def test_stages_that_use_the_same_names_are_distinguished_by_their_coordinate(mesh, stamped, shard_dump):
@@ -101,7 +99,6 @@ def test_stages_that_use_the_same_names_are_distinguished_by_their_coordinate(me
     assert names == {f"pp={pp}.{at}.weight": [2 * pp, 2 * pp + 1] for pp in range(2) for at in range(2)}
 
 
-@recorded
 @spmd(mesh=PP_FSDP)
 def test_stages_that_are_alike_and_were_stamped_one_by_one_are_not_taken_for_copies(mesh, shard_dump):
     model = nn.Sequential(nn.Linear(12, 10))
@@ -114,7 +111,6 @@ def test_stages_that_are_alike_and_were_stamped_one_by_one_are_not_taken_for_cop
     ]
 
 
-@recorded
 @spmd(mesh=PP_FSDP)
 def test_a_bug_in_the_second_stage_is_found_there(mesh, shard_dump):
     model = layers(own_layers(mesh))
@@ -148,7 +144,6 @@ def narrow(mesh):
     return nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 20)).to(torch.bfloat16)
 
 
-@recorded
 @spmd(mesh={"fsdp": 3})
 def test_a_bfloat16_job_is_checked_as_it_is(mesh, shard_dump):
     model = narrow(mesh)
@@ -173,7 +168,6 @@ def test_a_model_that_is_cast_after_it_was_stamped_is_reported_once_what_to_do_a
     assert "cast the model before shardviz.stamp" in reasons[""]
 
 
-@recorded
 @spmd(mesh={"fsdp": 3})
 def test_weights_that_are_cast_up_after_they_were_stamped_are_in_order(mesh, shard_dump):
     model = narrow(mesh)
@@ -313,7 +307,6 @@ def test_a_step_whose_copies_agree_is_right_and_says_what_was_not_compared(mesh,
     assert {("scalar", "loss"), ("scalar", "mean_loss"), ("output", "output"), ("grad", "0.weight")} <= roles
 
 
-@recorded
 @spmd(mesh=DP_FSDP)
 def test_gradients_that_nothing_reduced_along_an_axis_are_named_with_it(mesh, shard_dump):
     model, _, _ = trained(mesh, reduced=False)
@@ -324,7 +317,6 @@ def test_gradients_that_nothing_reduced_along_an_axis_are_named_with_it(mesh, sh
     assert all("differs along dp:" in finding.summary for finding in findings)
 
 
-@recorded
 @spmd(mesh=DP_FSDP)
 def test_a_logged_number_of_each_ranks_own_is_named(mesh, shard_dump):
     model, _, loss = trained(mesh)
@@ -333,7 +325,6 @@ def test_a_logged_number_of_each_ranks_own_is_named(mesh, shard_dump):
     assert (finding.kind, finding.tensor) == ("unreduced-scalar", "loss")
 
 
-@recorded
 @spmd(mesh=DP_FSDP)
 def test_an_output_that_is_labelled_as_copies_and_is_not_is_named(mesh, shard_dump):
     model, output, _ = trained(mesh)
@@ -343,7 +334,6 @@ def test_an_output_that_is_labelled_as_copies_and_is_not_is_named(mesh, shard_du
     assert (finding.kind, finding.tensor) == ("unreduced-output", "output")
 
 
-@recorded
 @spmd(mesh=DP_FSDP)
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_plain_gradients_are_copies_where_their_weights_are(mesh, wrapped, shard_dump):
@@ -356,7 +346,6 @@ def test_plain_gradients_are_copies_where_their_weights_are(mesh, wrapped, shard
     assert kinds == (set() if wrapped else {"unreduced-gradient"})
 
 
-@recorded
 @spmd(mesh={"tp": 4})
 def test_plain_shards_of_one_number_are_no_copies(mesh, shard_dump):
     model = nn.LayerNorm(12)

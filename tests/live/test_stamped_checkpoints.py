@@ -14,7 +14,6 @@ import shardviz
 from shardviz.check.run import check_dump
 from shardviz.cli import main
 from shardviz.testing import spmd
-from tests.lanes import recorded
 
 TP = {"tp": 2}
 
@@ -97,7 +96,6 @@ def test_a_key_that_the_file_lacks_and_nobody_missed_is_found(mesh, shard_dump):
     }
 
 
-@recorded
 @spmd(mesh=TP)
 @pytest.mark.parametrize("number", [32, 2048])
 @pytest.mark.parametrize("wrong", [False, True])

@@ -138,7 +138,6 @@ def test_the_same_model_without_the_bug_has_no_findings(text: str, mesh: str, tm
     assert checked(text, mesh, tmp_path, right=True).findings == ()
 
 
-@recorded
 def test_stages_with_each_others_layers_are_looked_for_in_the_first_layer_that_got_another_input(
     tmp_path: Path,
 ) -> None:
