@@ -54,7 +54,7 @@ def test_a_changed_verdict_is_printed_before_and_after(recorded, capsys):
     assert contract.main(["compare", "--room", "dumps"]) == 1
     out = capsys.readouterr().out
     assert "wrong\n" in out
-    assert '- claimed "[8/fsdp/tp, 4]"' in out
+    assert '- cause_id "another-order", claimed "[8/fsdp/tp, 4]"' in out
     assert "ranks [0, 3]" in out
     assert "ranks [1, 2]" in out
 
