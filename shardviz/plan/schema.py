@@ -21,8 +21,8 @@ TITLES = {
 }
 
 
-COMPUTED = {"summary": str, "tensors": tuple[str, ...]}
-"""What a finding works out from its fields."""
+COMPUTED = {"summary": str, "tensors": tuple[str, ...], "cause": str, "fix": str, "cause_id": str}
+"""What a finding works out from its fields, or from its cause in the catalogue."""
 
 
 def type_of(what: str) -> Any:
@@ -31,7 +31,7 @@ def type_of(what: str) -> Any:
 
 
 def _answer() -> Any:
-    hints = get_type_hints(Finding)
+    hints = get_type_hints(Finding, localns={"Cause": object})  # which no field for machines is
     fields = [(name, hints.get(name, COMPUTED.get(name))) for name in FOR_MACHINES]
     finding = msgspec.defstruct("Finding", fields, forbid_unknown_fields=True)
     answer = [
