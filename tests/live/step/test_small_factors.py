@@ -4,7 +4,6 @@ from functools import cache
 
 from tests.bugs.pairs.running import reports_on
 from tests.bugs.places.later.small import FAULTS
-from tests.lanes import recorded
 
 MESH = "dp=1,tp=2"
 
@@ -16,7 +15,6 @@ def both():
     return dict(reports_on([(source, MESH) for source in sources]))
 
 
-@recorded
 def test_a_hundredth_too_much_of_one_gradient_is_found_in_bfloat16():
     (found,) = both()[0].findings
     assert (found.kind, found.tensor) == ("wrong-scale", "layers.1.mlp.up.weight")
