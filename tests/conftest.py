@@ -15,6 +15,7 @@ import pytest
 from shardviz.live import world
 from shardviz.live.world.torchrun import variables
 from tests import lanes
+from tests.live import standing
 from tests.live.worlds import PATIENCE
 from tests.picture.browser import HOW_TO_GET_A_BROWSER, NO_BROWSER
 
@@ -55,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: runs in the nightly lane only (--lane nightly)")
+    config.addinivalue_line("markers", "recorded: by day the contract judges what it recorded (tests/lanes.py)")
     lanes.load_profile(config.getoption("lane"))
     _read_quickly(is_worker=hasattr(config, "workerinput"))
     _heed_signals()
@@ -116,6 +118,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if lanes.is_of(item, lane)]
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the ranks that a module's tests have left standing."""
+    if nextitem is None or nextitem.path != item.path:
+        standing.end_all()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # the last to speak: below the line that counts

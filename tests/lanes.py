@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests.contract import recording
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -31,6 +33,9 @@ NOT_FAST = ("test_cli.py", "test_display.py", "test_layout_against_torch.py", "t
 IN_A_BROWSER = "test_in_a_browser"
 
 nightly = pytest.mark.nightly
+recorded = pytest.mark.recorded
+"""A test of how a dump is judged, of which the contract has the dump and its verdict: by day that is judged again, and
+ranks write the dump anew at night and when the contract is recorded."""
 
 
 def load_profile(lane: str) -> None:
@@ -46,9 +51,9 @@ def cases(number: int) -> settings:
     return settings(max_examples=number if is_nightly else max(FEWEST, number // PART))
 
 
-def at_night(values: Iterable[Any]) -> list[Any]:
+def at_night(values: Iterable[Any], mark: pytest.MarkDecorator = nightly) -> list[Any]:
     """Return values for `parametrize` that only the nightly lane tries; a tuple is one for each of its names."""
-    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=nightly) for value in values]
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark) for value in values]
 
 
 def is_read(path: Path, tests: Path, lane: str) -> bool:
@@ -69,7 +74,8 @@ def _has_daily(path: Path) -> bool:
 
 def is_of(item: pytest.Item, lane: str) -> bool:
     """Whether a test belongs to a lane. What hypothesis makes belongs to each: the nightly lane makes other cases."""
-    is_nightly = item.get_closest_marker(nightly.name) is not None
+    is_recorded = item.get_closest_marker(recorded.name) is not None
+    is_nightly = item.get_closest_marker(nightly.name) is not None or (is_recorded and not recording.is_on())
     if lane == "nightly":
         return is_nightly or getattr(getattr(item, "obj", None), "is_hypothesis_test", False) or _is_proof(item)
     if lane == "default":

@@ -28,6 +28,11 @@ ROOMS = {
         *("tests/live/test_by_reference.py", "tests/live/test_by_map.py", "tests/live/test_written_anew.py"),
         *("tests/live/test_unknown_models.py", "tests/live/test_steps_judged_together.py", "tests/live/claims"),
     ),
+    "steps": (
+        *("tests/live/step", "tests/live/test_batch_axes.py", "tests/live/test_contradictions.py"),
+        *("tests/live/test_healthy_at_random.py", "tests/live/test_optimizers.py"),
+        *("tests/live/test_reference_values.py", "tests/live/test_unsharded_update.py"),
+    ),
     "dumps": ("tests/check", "tests/picture"),
     "checkpoints": ("tests/checkpoint", "tests/reference"),
     "jobs": ("tests/live/run",),

@@ -1,4 +1,4 @@
-"""Run a probe on real ranks and lay its dump side by side, for tests."""
+"""Run a probe on real ranks that stand ready, and lay its dump side by side, for tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shardviz.dump.write import prepare_folder
 from shardviz.layout.mesh import parse_mesh
 from shardviz.live.job import VALUES_LIMIT, ProbeJob
 from tests.contract import recording
+from tests.live import standing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,18 +32,21 @@ def batch(): return torch.randn(12, 6)
 """
 
 
-def run_probe(probe: str, mesh_text: str, folder: Path, *, values_limit: int = VALUES_LIMIT) -> Dump:
-    """Return what the probe's ranks wrote."""
+def run_probe(
+    probe: str, mesh_text: str, folder: Path, *, values_limit: int = VALUES_LIMIT, alone: bool = False
+) -> Dump:
+    """Return what the probe's ranks wrote; if it raises, `alone` saves the try on ranks that stand ready."""
     found = probe_files.find(probe)
     mesh = parse_mesh(mesh_text, found.axes)
     job = ProbeJob.of(found, mesh, prepare_folder(folder), values_limit=values_limit)
-    replace(job, keeps_evidence=recording.is_on()).launch()
+    job = replace(job, keeps_evidence=recording.is_on())
+    job.launch() if alone else standing.run(job)
     return dump_of(read_files(folder))
 
 
-def checked(text: str, mesh: str, folder: Path) -> Report:
+def checked(text: str, mesh: str, folder: Path, *, alone: bool = False) -> Report:
     """Run a probe of which only what differs from `HEAD` is written, and check what its ranks wrote."""
     folder.mkdir(exist_ok=True)
     probe = folder / "mine.py"
     probe.write_text(HEAD + text)
-    return report_on(run_probe(str(probe), mesh, folder / "dump"))
+    return report_on(run_probe(str(probe), mesh, folder / "dump", alone=alone))

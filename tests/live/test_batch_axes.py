@@ -3,6 +3,7 @@
 import pytest
 
 from shardviz.errors import ProbeError
+from tests.lanes import at_night, recorded
 from tests.live.probing import checked
 
 ATTENTION = """
@@ -39,12 +40,14 @@ def test_context_parallel_needs_no_step_of_its_own(tmp_path):
     assert report.not_checked == ()
 
 
+@recorded
 def test_attention_that_meets_only_its_own_keys_is_found_and_never_compared_part_by_part(tmp_path):
     bug = "def parallelize(model, mesh): fully_shard(model, mesh=mesh['dp', 'cp']._flatten('all'))\n"
     report = checked(ATTENTION + bug, "dp=2,cp=2", tmp_path)
     assert "output" in {finding.tensor for finding in report.findings}
 
 
+@recorded
 def test_gradients_that_were_not_summed_over_the_sequences_axis_are_found(tmp_path):
     bug = """
 def parallelize(model, mesh):
@@ -59,8 +62,13 @@ def parallelize(model, mesh):
     ("forward", "unchecked"),
     [
         ("mean = self.gathered(super().forward(tokens, labels)).mean(1); return mean[:, None]", ()),
-        ("return self.gathered(super().forward(tokens, labels))", ()),
-        ("return super().forward(tokens, labels).transpose(0, 1)", ()),
+        *at_night(
+            [
+                ("return self.gathered(super().forward(tokens, labels))", ()),
+                ("return super().forward(tokens, labels).transpose(0, 1)", ()),
+            ],
+            recorded,
+        ),
         ("return super().forward(tokens, labels).flatten(0, 1)", ("has merged into one",)),
     ],
     ids=["pooled", "gathered", "sequence-first", "flattened"],
@@ -89,6 +97,7 @@ def test_rows_may_be_another_dim_than_the_first(tmp_path):
     assert report.findings == report.not_checked == ()
 
 
+@recorded
 def test_a_mean_over_each_ranks_own_rows_is_compared_part_by_part_along_that_dim(tmp_path):
     report = checked(SECOND + "def loss(model, batch): return model(batch).mean(1).square().sum()\n", "dp=4", tmp_path)
     assert report.findings == ()
@@ -106,4 +115,4 @@ def test_a_mean_over_each_ranks_own_rows_is_compared_part_by_part_along_that_dim
 )
 def test_a_dim_that_cannot_be_split_is_reported_in_a_line(axes, rows, says, tmp_path):
     with pytest.raises(ProbeError, match=says):
-        checked(f"BATCH_AXES = {axes}\ndef batch(): return torch.randn({rows})\n", "dp=3", tmp_path)
+        checked(f"BATCH_AXES = {axes}\ndef batch(): return torch.randn({rows})\n", "dp=3", tmp_path, alone=True)

@@ -243,7 +243,7 @@ class Experts(nn.Module):
 
 
 @spmd(mesh=TP)
-@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("dim", [1, *at_night([0, 2])])
 @pytest.mark.parametrize("exchanged", [False, True])
 def test_experts_of_three_dims_and_weights_of_one_are_placed_in_bfloat16(mesh, dim, exchanged, shard_dump):
     model = Experts()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.lanes import recorded
 from tests.live.probing import checked
 
 CASES = {
@@ -68,6 +69,7 @@ def test_a_contradiction_is_a_finding(text, kind, words, tmp_path):
     assert any(finding.kind == kind and words in finding.summary for finding in findings), findings
 
 
+@recorded
 @pytest.mark.parametrize(("text", "kind", "words"), CASES.values(), ids=CASES)
 def test_its_right_twin_is_quiet(text, kind, words, tmp_path):
     assert checked(text + "\nBROKEN = False", "dp=2", tmp_path).findings == ()
@@ -102,6 +104,7 @@ def step(model, rows, mesh):
 STEPPED = "\ndef optimizer(model, mesh): return torch.optim.SGD(model.parameters(), 0.1)\n"
 
 
+@recorded
 def test_gradients_that_fsdp_holds_back_are_a_finding_once_an_optimizer_steps(tmp_path):
     report = checked(HELD_BACK + "LAST = False", "dp=2", tmp_path / "alone")
     assert report.findings == ()
@@ -124,6 +127,7 @@ def parallelize(model, mesh):
 """
 
 
+@recorded
 def test_a_graph_that_is_cut_on_every_rank_is_one_finding(tmp_path):
     (finding,) = checked(CUT + "BROKEN = True", "dp=2", tmp_path / "cut").findings
     assert (finding.kind, finding.tensor) == ("wrong-value", "0.weight")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.lanes import recorded
 from tests.live.probing import checked
 
 
@@ -72,6 +73,7 @@ def optimizer(model, mesh):
 """
 
 
+@recorded
 @pytest.mark.parametrize(
     ("text", "wrong", "right", "kind", "names"),
     [

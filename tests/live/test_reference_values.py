@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.lanes import recorded
 from tests.live.probing import checked
 
 FILLED = """
@@ -23,6 +24,7 @@ def test_weights_loaded_after_sharding_start_both_steps_and_that_is_reported(tmp
     assert "0.bias, 0.weight, 2.bias, 2.weight: drawn or loaded in parallelize() or initialize()" in entry.why
 
 
+@recorded
 @pytest.mark.parametrize("values", ["p.full_tensor() * 2", "p.full_tensor().flip(0)", "torch.zeros(p.shape)"])
 def test_weights_that_are_scaled_moved_or_zeroed_are_not_the_unsharded_models(values, tmp_path):
     assert checked(FILLED.format(values=values), "dp=2", tmp_path).findings
@@ -66,6 +68,7 @@ def test_gradients_clipped_by_hand_by_the_norm_of_all_are_right(tmp_path):
     assert sum("clips them to a norm of 0.01" in entry.why for entry in report.not_checked) == 1
 
 
+@recorded
 @pytest.mark.parametrize("clip", [OWN, HALF])
 def test_gradients_scaled_otherwise_are_not(clip, tmp_path):
     assert {one.kind for one in checked(CLIPPED.format(clip=clip), "dp=2", tmp_path).findings} == {"wrong-scale"}
@@ -80,6 +83,7 @@ def step(model, rows, mesh):
 """
 
 
+@recorded
 def test_batch_statistics_beside_a_step_of_ones_own_are_compared_over_the_parts(tmp_path):
     assert checked(NORMED.format(times=""), "dp=2", tmp_path / "right").findings == ()
     assert checked(NORMED.format(times="* 2"), "dp=2", tmp_path / "wrong").findings

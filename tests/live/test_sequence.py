@@ -4,7 +4,7 @@ import pytest
 
 from shardviz.check.run import report_on
 from shardviz.errors import ProbeError
-from tests.lanes import at_night
+from tests.lanes import at_night, recorded
 from tests.live.probing import run_probe
 
 PROBE = """
@@ -39,6 +39,7 @@ def test_what_context_parallel_reorders_is_held_against_what_was_cut_by_hand(tmp
     assert report.not_checked == ()
 
 
+@recorded
 @pytest.mark.parametrize("probe", ["cp", "quiet/head_and_tail"])
 @pytest.mark.parametrize("ranks", [1, 3, *at_night([2, 6])])
 def test_one_order_for_all_that_goes_along_the_sequence_is_right_on_any_mesh(probe, ranks, tmp_path):
@@ -82,6 +83,7 @@ def labelled(labels, tmp_path):
     return report_on(run_probe(str(probe), "cp=3", tmp_path / "dump"))
 
 
+@recorded
 @pytest.mark.parametrize(
     "labels",
     ["own(shifted(tokens, 1), mesh)", "own(tokens.roll(-1), mesh)", "own(torch.arange(1, 25), mesh)"],

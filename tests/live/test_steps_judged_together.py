@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.check.run import report_on
+from tests.lanes import recorded
 from tests.live.probing import run_probe
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def test_a_bug_is_named_by_what_proves_it(text: str, mesh: str, kind: str, says:
     assert all(says in found.summary for found in report.findings)
 
 
+@recorded
 @pytest.mark.parametrize(
     ("text", "mesh"),
     [(SHARED_HEADS, "tp=4"), (TIED_STAGES, "pp=2"), (SWAPPED_STAGES, "pp=3"), (CHUNKS_AS_THEY_CAME, "tp=2")],

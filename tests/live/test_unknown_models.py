@@ -7,6 +7,7 @@ import pytest
 from shardviz.check.run import report_on
 from shardviz.cli import main
 from shardviz.picture.text.report import listed_rows
+from tests.lanes import recorded
 from tests.live.probing import HEAD, checked, run_probe
 
 
@@ -20,6 +21,7 @@ def build(): return nn.Sequential(nn.Linear(6, 8), Norm(), nn.Linear(8, 6))
     assert (report.findings, report.not_checked) == ((), ())
 
 
+@recorded
 def test_a_loss_on_the_tp_mesh_is_averaged_over_the_batch_as_well(tmp_path):
     tp = """
 def parallelize(model, mesh):
@@ -30,6 +32,7 @@ def parallelize(model, mesh):
     assert (report.findings, report.not_checked) == ((), ())
 
 
+@recorded
 def test_micro_batches_are_put_together_to_the_output_of_the_batch(tmp_path):
     accumulation = """
 def step(model, rows, mesh):
@@ -44,6 +47,7 @@ def step(model, rows, mesh):
     assert (report.findings, report.not_checked) == ((), ())
 
 
+@recorded
 def test_a_divide_factor_over_a_group_of_one_counts_once_as_in_the_models_own_float32(tmp_path):
     expert = """
 BATCH_AXES = ()
@@ -76,6 +80,7 @@ def step(model, rows, mesh):
     assert re.fullmatch(r"the optimizer: rank 0 raised RuntimeError in step \(\w+\.py:\d+\): no such state", entry.why)
 
 
+@recorded
 def test_outputs_of_models_that_ran_more_often_unsharded_are_not_laid_side_by_side(tmp_path):
     halves = """
 def loss(model, rows):
@@ -111,6 +116,7 @@ def test_a_model_with_dropout_is_compared_in_eval_and_that_is_reported(tmp_path)
     ]
 
 
+@recorded
 def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_reported(tmp_path):
     norm = "def build(): return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))"
     report = checked(norm, "dp=3", tmp_path)
@@ -134,6 +140,7 @@ def parallelize(model, mesh): ...
     assert {finding.kind for finding in report.findings} == {"unreduced-gradient"}
 
 
+@recorded
 def test_fsdp1_over_tensor_parallel_with_a_shared_weight_is_checked_to_its_gradients(tmp_path):
     two_d = """
 from torch.distributed.fsdp import FullyShardedDataParallel

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.lanes import recorded
 from tests.live.probing import checked
 
 RIGHT = {
@@ -25,6 +26,7 @@ def optimizer(model, mesh): return torch.optim.SGD([p for n, p in model.named_pa
 }
 
 
+@recorded
 @pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
 def test_a_right_update_is_quiet(text, tmp_path):
     report = checked(text, "dp=2", tmp_path)

@@ -4,6 +4,7 @@ import pytest
 
 from shardviz.check.run import check_dump
 from shardviz.cli import main
+from tests.lanes import recorded
 from tests.live.probing import HEAD, checked
 
 ROPE = """
@@ -30,6 +31,7 @@ def test_a_buffer_that_every_rank_computes_again_is_left_to_the_step(tmp_path):
     assert why.startswith("every rank computes it again after the model is filled, with equal results")
 
 
+@recorded
 @pytest.mark.parametrize(
     ("written", "kind"),
     [

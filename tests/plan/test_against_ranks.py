@@ -14,6 +14,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.planning import PlanJob, plan
 from tests.lanes import at_night
+from tests.live import standing
 from tests.plan.agreeing import differences
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def planned(name: str, mesh_text: str | None, folder: Path) -> DumpFiles:
 def ran(name: str, mesh_text: str | None, folder: Path) -> DumpFiles:
     """Return what real ranks wrote."""
     probe = probe_files.find(name)
-    ProbeJob.of(probe, mesh_for(probe, mesh_text), prepare_folder(folder)).launch()
+    standing.run(ProbeJob.of(probe, mesh_for(probe, mesh_text), prepare_folder(folder)))
     return read_files(folder)
 
 

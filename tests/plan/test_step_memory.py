@@ -227,7 +227,7 @@ def batch(): return torch.zeros(4, 20, 16)
 """
 
 
-@pytest.mark.parametrize(("layer", "gates"), [("LSTM", 4), ("GRU", 3)])
+@pytest.mark.parametrize(("layer", "gates"), [("LSTM", 4), *at_night([("GRU", 3)])])
 def test_gates_of_a_recurrent_layer_wait_for_its_backward(layer: str, gates: int, tmp_path: Path) -> None:
     (tmp_path / "words.py").write_text(RECURRENT.format(layer))
     probe = probe_files.find(str(tmp_path / "words.py"))

@@ -10,6 +10,7 @@ from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.commands.probe import mesh_for
 from shardviz.live.plan.planning import PlanJob, plan
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,8 +48,7 @@ def planned(code: str, folder: Path, mesh: str | None = None) -> PlanRecord:
     return plan(PlanJob(probe, mesh_for(probe, mesh)))[1]
 
 
-@pytest.mark.parametrize("other", ["", OTHER], ids=["alike", "told apart"])
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(("which", "other"), [(0, ""), (1, OTHER), *at_night([(1, ""), (0, OTHER)])])
 def test_where_some_ranks_cannot_be_stepped_no_step_is_planned_and_why_is_said(
     which: int, other: str, tmp_path: Path
 ) -> None:

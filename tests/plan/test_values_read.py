@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.cli import main
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +88,10 @@ READING = {
 }
 
 
-@pytest.mark.parametrize("case", READING)
+BY_DAY = ("to print it", "to divide by it", "to end always", "to go another way", "to count", "as a size", "by numpy")
+
+
+@pytest.mark.parametrize("case", [*BY_DAY, *at_night(case for case in READING if case not in BY_DAY)])
 def test_a_value_that_is_read_does_not_matter_or_ends_the_step(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

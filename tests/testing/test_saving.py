@@ -9,6 +9,7 @@ from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
 from shardviz.testing.saving import check_file
+from tests.lanes import nightly
 from tests.testing.sessions import main as pytest_main
 
 MINE = """
@@ -75,6 +76,7 @@ def saved(tmp_path_factory):
     return Saved(texts, pytest_main(folder, ["-v", "-p", "no:cacheprovider", str(folder)])[1])
 
 
+@nightly
 def test_the_saved_test_of_ones_own_probe_finds_it_names_layers_once_and_passes(saved):
     text = saved.text_of_passed("mine")
     assert 'probe = load_probe(Path(__file__).parent / "probes/mine.py", "build")' in text

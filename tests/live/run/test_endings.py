@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardviz.check.run import check_dump
-from tests.lanes import at_night, nightly
+from tests.lanes import nightly
 from tests.live.run.jobs import BEGIN, END, ON_TWO_RANKS, TORCHRUN, command_for, environment, run
 
 STAYS = (
@@ -56,11 +56,13 @@ def started(folder, *command):
     return process, [int(pid.read_text()) for pid in pids]
 
 
+@nightly
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
         (signal.SIGTERM, 143, "was ended by SIGTERM"),
-        *at_night([(signal.SIGINT, 130, "was ended by Ctrl-C"), (signal.SIGHUP, 129, "was ended by SIGHUP")]),
+        (signal.SIGINT, 130, "was ended by Ctrl-C"),
+        (signal.SIGHUP, 129, "was ended by SIGHUP"),
     ],
 )
 def test_a_signal_ends_the_job_after_its_report_of_exchanged_shards_and_leaves_nothing_running(

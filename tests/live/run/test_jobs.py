@@ -37,7 +37,7 @@ def test_a_job_that_shards_what_it_built_is_in_order_and_goes_on(tmp_path):
     assert not list(tmp_path.glob(".job*"))
 
 
-@nightly  # so they are every day in the job that a signal ends, tests/live/run/test_endings.py
+@nightly  # tests/live/run/test_watch.py exchanges shards every day
 def test_shards_exchanged_after_sharding_are_named(tmp_path):
     ran = run(tmp_path, SHARDED + "exchange(model[0].weight)\ntrain(model)\n")
     assert ran.code == 1, ran.err

@@ -13,6 +13,7 @@ train(model)
 """
 
 
+@nightly
 def test_weights_drawn_from_a_seed_per_rank_are_explained_and_no_finding(tmp_path):
     ran = run(tmp_path, OWN_SEED + ON_TWO_RANKS + "train(model)\n")
     assert ran.code == 2, ran.err
