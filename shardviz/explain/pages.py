@@ -99,4 +99,5 @@ def table() -> Iterator[str]:
     yield "| --- | --- | --- |"
     for kind, page in KINDS.items():
         seen = ", ".join(f"[{probe}](../../probes/bugs/{probe}.py)" for probe in page.probes)
+        seen = seen or f"[{'its tests' if page.page.startswith('tests/') else 'a demo'}](../../{page.page})"
         yield f"| `{kind}` | {page.rule} | {seen} |"
