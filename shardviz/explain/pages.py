@@ -37,8 +37,8 @@ class Page:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be the name of a kind or a cause; a layout has brackets."""
-    return bool(text) and all(part.isalnum() and part.islower() for part in text.split("-"))
+    """Whether a text can be the name of a kind or a cause, rightly spelled or not; a layout has brackets."""
+    return bool(text) and all(part.isidentifier() for part in text.split("-"))
 
 
 def page_of(name: str) -> Page:
@@ -51,6 +51,7 @@ def page_of(name: str) -> Page:
         >>> page_of("misordered").title
         'every element once, not where claimed; the order that fits is named'
     """
+    name = name.lower().replace("_", "-")
     if name in KINDS:
         return _of_kind(name)  # type: ignore[arg-type]  # a key of KINDS is a kind
     if name in CATALOGUE:
@@ -65,8 +66,10 @@ def _of_kind(kind: Kind) -> Page:
     usual = {name: cause for name, cause in CATALOGUE.items() if cause.kinds[0] == kind}
     possible = {name: cause for name, cause in CATALOGUE.items() if kind in cause.kinds}
     causes = [(name, _title(cause)) for name, cause in (usual or possible).items()]
+    others = [name for name in possible if usual and name not in usual]
+    also = [("also possible", ", ".join(others))] if others else []
     probes = [("try", f"shardviz probe bugs/{probe}") for probe in KINDS[kind].probes[:1]]
-    return Page(kind, KINDS[kind].rule, (), (*causes, *probes))
+    return Page(kind, KINDS[kind].rule, (), (*causes, *also, *probes))
 
 
 def _of_cause(cause: type[Cause]) -> Page:
