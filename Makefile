@@ -1,9 +1,9 @@
 # What CI runs, by name. PYTHON is the interpreter of an environment with `pip install -e ".[dev]"`.
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 
-.PHONY: check format lint types test test-fast test-nightly wheel bench gauges
+.PHONY: contract check format lint types test test-fast test-nightly wheel bench gauges
 
-check: lint types test
+check: lint types test contract
 
 format:
 	$(PYTHON) -m ruff format .
@@ -18,6 +18,9 @@ types:
 
 test:
 	$(PYTHON) -m pytest -n 3
+
+contract:
+	$(PYTHON) -m tests.contract compare
 
 test-fast:
 	$(PYTHON) -m pytest -n 3 --lane fast

@@ -59,7 +59,7 @@ def _key(finding: Finding, ranks_of: Mapping[str, frozenset[int]]) -> Hashable:
     # A factor is the whole of what a wrong scale says: other factors have other causes.
     is_told_by_sentence = not finding.cause or finding.kind == "wrong-scale"
     numbers = (finding.sentence, finding.intended) if is_told_by_sentence else ()
-    cause = finding.explanation.about("")
+    cause = finding.explanation.renamed(finding.tensor, "")
     return finding.kind, finding.severity, finding.generic, ranks, cause, finding.refs, numbers
 
 
@@ -70,11 +70,11 @@ def _as_one(members: Sequence[Finding]) -> Finding:
         return first
     ranks = tuple(sorted({rank for member in members for rank in member.ranks}))
     whole = replace(first, members=tuple(members), ranks=ranks)
-    bare = first.explanation.about("")
+    bare = first.explanation.renamed(first.tensor, "")
     are_alike = len({replace(member, tensor="", ranks=(), explanation=bare) for member in members}) == 1
     what = "tensors alike" if are_alike else f"tensors, such as {first.tensor}"
     sentence = f"{len(members)} {what}: {first.sentence}"
-    return replace(whole, sentence=sentence, explanation=first.explanation.about(whole.title))
+    return replace(whole, sentence=sentence, explanation=first.explanation.renamed(first.tensor, whole.title))
 
 
 def ungrouped(findings: Iterable[Finding]) -> list[Finding]:

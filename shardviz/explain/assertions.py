@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardviz.explain.cause import Cause
+from shardviz.explain.values import tied_again
 from shardviz.text import continued
 
 # Layouts
@@ -164,6 +165,11 @@ class NeverTied(Cause):
     kinds = ("untied",)
     how = "tie them after the model is sharded, under one layout: model.{tensor} = model.{owner}"
     references = ("foundation-model-stack#331",)
+
+    @property
+    def fix(self) -> str:
+        """The assignment that ties the name, or each of several names."""
+        return tied_again(self, self.tensor)
 
     @property
     def cause(self) -> str:

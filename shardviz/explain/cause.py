@@ -66,15 +66,15 @@ class Cause:
         """The name that a finding gives to programs."""
         return self.name
 
-    def about(self, tensor: str) -> Cause:
-        """Return the same cause of another tensor, or of several: only the name of the tensor differs."""
+    def renamed(self, tensor: str, new: str) -> Cause:
+        """Return the same cause with another name, or several names, in the place of a tensor's."""
         changed: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "tensor":
-                changed["tensor"] = tensor
+            if field.name == "tensor" and value == tensor:
+                changed["tensor"] = new
             elif isinstance(value, Cause):
-                changed[field.name] = value.about(tensor)
+                changed[field.name] = value.renamed(tensor, new)
         return replace(self, **changed) if changed else self
 
     @property

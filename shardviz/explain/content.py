@@ -47,7 +47,7 @@ class OtherTensor(Disorder):
 
 
 @dataclass(frozen=True)
-class NameCollision(Disorder):
+class LocalNumbering(Disorder):
     """Ranks use one name for different tensors of the model.
 
     With local experts, for example, rank 1 calls expert 4 its expert 0. Each rank's state_dict is consistent, and a

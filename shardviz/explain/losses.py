@@ -210,7 +210,7 @@ class MeanOfMeans(Cause):
 
 
 @dataclass(frozen=True)
-class UnreducedScalar(Cause):
+class ScalarNotReduced(Cause):
     """Ranks log their own part of a value, and a reduction over an axis gives the right one.
 
     `.item()` of a DTensor with a Partial placement reads the local term and asks nobody. Rank 0's log then shows one

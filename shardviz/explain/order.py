@@ -312,7 +312,7 @@ class OddCopies(Disorder):
 
 
 @dataclass(frozen=True)
-class SequenceOrder(Disorder):
+class SequenceOrderDiffers(Disorder):
     """Two tensors of one sequence are split in different orders: tokens meet wrong labels.
 
     Context parallel reorders its buffers to balance causal attention. A tensor that was left out of it, or was cut by

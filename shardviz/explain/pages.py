@@ -80,7 +80,7 @@ def _of_cause(cause: type[Cause]) -> Page:
         ("fix", _readable(cause.how)),
         ("see", ", ".join(cause.references)),
     )
-    texts = tuple(" ".join(paragraph.split()) for paragraph in paragraphs)
+    texts = tuple(" ".join(text.split()) for text in paragraphs if not text.startswith("Attributes:"))
     return Page(cause.name, _title(cause), texts, tuple(row for row in rows if row[1]))
 
 

@@ -13,7 +13,7 @@ MAX_LISTED = 4
 
 
 @dataclass(frozen=True)
-class UnreducedGradient(Cause):
+class GradientNotReduced(Cause):
     """Each rank keeps its own part of a gradient, because nothing reduces it over an axis.
 
     The parameter is outside the wrapper that reduces, or the reduction runs over a group of one rank. Every rank's
@@ -93,7 +93,7 @@ class UnreducedSharedPart(Cause):
 
 
 @dataclass(frozen=True)
-class UnreducedOutput(Cause):
+class OutputNotReduced(Cause):
     """Each rank returns its own term of an output, and nothing adds the terms.
 
     A row-parallel layer needs a sum over its axis. Without it the output has the right shape on every rank, so what

@@ -201,6 +201,13 @@ class RepeatedDraw(Cause):
         )
 
 
+def tied_again(cause: Cause, names: str) -> str:
+    """Return the fix of a lost tie: of several names an assignment each, because one for all would unpack a tensor."""
+    is_one = not any(sign in names for sign in ", [")
+    fields = vars(cause) | ({} if is_one else {"tensor": "NAME"})
+    return cause.how.format_map(fields) + ("" if is_one else f", for each NAME of {names}")
+
+
 @dataclass(frozen=True)
 class BrokenTie(Cause):
     """Two names that shared one storage are two tensors after sharding.
@@ -225,6 +232,11 @@ class BrokenTie(Cause):
         "unit: model.{tensor} = model.{tied_to}"
     )
     references = ("foundation-model-stack#331",)
+
+    @property
+    def fix(self) -> str:
+        """The assignment that ties the name, or each of several names."""
+        return tied_again(self, self.tensor)
 
 
 @dataclass(frozen=True)

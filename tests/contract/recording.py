@@ -53,8 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         room = Room(config.getoption("--contract"))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if room is not None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if room is not None and not exitstatus:  # half a room would replace a whole one
         from tests.contract.judge import judge_cases
 
         path = room.save()
@@ -71,7 +71,7 @@ def _record(command: Sequence[str], inputs: Sequence[Mapping[str, Path]], probe:
         return
     test = re.sub(r" \(\w+\)$", "", os.environ.get("PYTEST_CURRENT_TEST", "")).removeprefix("tests/")
     name = f"{test} {probe}".strip() if probe and probe not in test else test
-    num_alike = sum(case.startswith(name) for case in room.cases)
+    num_alike = sum(case == name or case.startswith(f"{name} #") for case in room.cases)
     if num_alike < MAX_OF_TEST and all(0 < _size(files) <= MAX_BYTES for files in inputs):
         room.add(name, command, inputs)
 

@@ -102,8 +102,11 @@ def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def rooms() -> list[str]:
-    """Return the names of the rooms that are recorded."""
-    return sorted(path.name.removesuffix(".tar.xz") for path in RECORDED.glob("*.tar.xz"))
+    """Return the names of the rooms that are recorded; of a room that lost its archive or its verdicts, too."""
+    return sorted(
+        {path.name.removesuffix(".tar.xz") for path in RECORDED.glob("*.tar.xz")}
+        | {path.stem for path in VERDICTS.glob("*.json")}
+    )
 
 
 def load(name: str) -> Room:

@@ -37,6 +37,10 @@ def test_every_cause_has_kinds_and_fills_its_words_with_its_fields():
             assert used <= known or is_filled_by_itself, f"{text!r} has fields that {cause.__name__} has not"
 
 
+def test_no_cause_has_the_name_of_a_kind():
+    assert CATALOGUE.keys().isdisjoint(get_args(Kind))
+
+
 def test_no_two_causes_give_the_same_advice():
     by_words = defaultdict(list)
     for name, cause in CATALOGUE.items():

@@ -53,7 +53,7 @@ def _add(found: Kept, kind: str, name: str, value: object) -> None:
 
 
 def differing(sharded: Kept, unsharded: Kept) -> Iterator[str]:
-    """Yield what this rank's optimizer keeps and the unsharded model's does not, as reasons why it is not checked.
+    """Yield what both optimizers keep with different values, as reasons why it is not checked.
 
     Args:
         sharded: What the sharded model's optimizer keeps on this rank.
@@ -77,5 +77,6 @@ def _is_kept(name: str, value: torch.Tensor, due: Mapping[str, torch.Tensor]) ->
 
 
 def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    largest = float(one.abs().max()) if one.numel() else 0.0
+    finite = [side[torch.isfinite(side)].abs() for side in (one.double(), other.double())]
+    largest = max((float(side.max()) for side in finite if side.numel()), default=0.0)
     return bool(torch.allclose(one.double(), other.double(), rtol=0.0, atol=NEAR * largest, equal_nan=True))

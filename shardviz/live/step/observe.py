@@ -92,7 +92,7 @@ def _keep_values(seen: Observed, inner: nn.Module, last: nn.Module, followed: Fo
 def _keep_output(seen: Observed) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
         if not seen.asking:
-            seen.returned.append(Returned.of(output))
+            seen.returned.append(Returned.safely(output))
         if torch.is_tensor(output) and not seen.asking and is_array(output):
             seen.outputs.append(output.detach())
 

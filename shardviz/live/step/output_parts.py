@@ -135,6 +135,9 @@ def reduction_of(
     is_shared_out = bool(batch_axes) or any(len(offer.parts) > 1 for offer in of_ranks.values())
     if not is_shared_out or not all(offer.parts and rank in mesh for rank, offer in of_ranks.items()):
         return None
+    shapes = {part.shape for offer in of_ranks.values() for part in offer.parts} | {part.shape for part in wanted.parts}
+    if len(shapes) > 1:
+        return None
     groups: dict[tuple[int, ...], list[tuple[torch.Tensor, ...]]] = {}
     for rank, offer in of_ranks.items():
         coords = zip(mesh.axes, mesh.coord_of(rank), strict=True)

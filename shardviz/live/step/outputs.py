@@ -185,7 +185,8 @@ class Comparison:
             shape = tuple(values[0].shape)
             is_labelled = shape != tuple(wanted.whole.shape) or not self._is_of_rows(values[0])
             return Offer(shape, is_labelled=is_labelled, is_loss=loss)
-        may_be_of_rows = parts[0].shape == wanted.parts[0].shape and parts[0].numel() <= MAX_EXCHANGED
+        are_alike = len({part.shape for part in (*parts, *wanted.parts)}) == 1
+        may_be_of_rows = are_alike and parts[0].numel() <= MAX_EXCHANGED
         of_rows = tuple(part.cpu() for part in parts) if may_be_of_rows else ()
         is_one = len(parts) == 1 or own.ndim > 0 or all(torch.equal(part, own) for part in parts)
         fits = tuple(self._fitting(own, wanted)) if is_one else ()

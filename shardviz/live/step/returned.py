@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,12 @@ MAX_DEPTH = 8
 
 MAX_TENSORS = 128
 """The first tensors of a call are kept."""
+
+MAX_VISITED = 4096
+"""So many containers and objects of one call are looked through."""
+
+LARGEST = sys.float_info.max
+"""Python's integers can be larger than this; such a number is not compared."""
 
 MAX_ELEMENTS = 1 << 24
 """Once so many elements of one call are kept, nothing more is."""
@@ -41,10 +48,18 @@ class Returned:
     num_left_out: int = 0
 
     @staticmethod
+    def safely(output: Any) -> Returned:
+        """Look through what a model returned; if its own code raises on the way, nothing of it is kept."""
+        try:
+            return Returned.of(output)
+        except Exception:  # a mapping's items() or a property is the user's code, and runs in the user's forward
+            return Returned(unread={"": type(output).__name__})
+
+    @staticmethod
     def of(output: Any) -> Returned:
         """Look through what a model returned."""
         found, num_elements = Returned(), 0
-        for path, leaf in _leaves(output, "", MAX_DEPTH):
+        for path, leaf in _leaves(output, "", (), [MAX_VISITED]):
             if not torch.is_tensor(leaf):
                 found.unread[path] = type(leaf).__name__
             elif len(found.tensors) == MAX_TENSORS or num_elements > MAX_ELEMENTS:
@@ -55,20 +70,33 @@ class Returned:
         return found
 
 
-def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield tensors, numbers as tensors, and what cannot be looked into, each with its path."""
+def _leaves(value: Any, path: str, inside: tuple[int, ...], left: list[int]) -> Iterator[tuple[str, Any]]:
+    """Yield tensors, numbers as tensors, and what cannot be looked into, each with its path.
+
+    Args:
+        value: What to look through.
+        path: Its path.
+        inside: The ids of the containers and objects that it is in; one that is in itself is left out.
+        left: One number: how many more containers and objects are looked through.
+    """
     if torch.is_tensor(value):
         yield path, value
     elif isinstance(value, bool | int | float):
-        yield path, torch.tensor(value, dtype=torch.float64)
-    elif value is None or isinstance(value, str | bytes | torch.dtype | torch.device | type):
+        is_too_large = isinstance(value, int) and abs(value) > LARGEST
+        yield path, value if is_too_large else torch.tensor(value, dtype=torch.float64)
+    elif value is None or id(value) in inside or isinstance(value, str | bytes | torch.dtype | torch.device | type):
         return
-    elif (items := _items(value)) is not None and depth:
+    elif len(inside) == MAX_DEPTH or not left[0]:
+        yield path, value
+    elif (items := _items(value)) is not None:
+        left[0] -= 1
         for at, item in items:
-            yield from _leaves(item, path + at, depth - 1)
-    elif hasattr(value, "__dict__") and depth and not isinstance(value, nn.Module):
-        inside = (pair for key, item in vars(value).items() for pair in _leaves(item, f"{path}.{key}", depth - 1))
-        of_object = [pair for pair in inside if torch.is_tensor(pair[1]) and pair[1].ndim]
+            yield from _leaves(item, path + at, (*inside, id(value)), left)
+    elif hasattr(value, "__dict__") and not isinstance(value, nn.Module):
+        left[0] -= 1
+        sides = ((f"{path}.{key}", item) for key, item in vars(value).items())
+        leaves = (leaf for name, item in sides for leaf in _leaves(item, name, (*inside, id(value)), left))
+        of_object = [leaf for leaf in leaves if torch.is_tensor(leaf[1]) and leaf[1].ndim]
         yield from of_object or [(path, value)]
     else:
         yield path, value

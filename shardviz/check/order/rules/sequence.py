@@ -19,7 +19,7 @@ from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.splits import explain_splits
 from shardviz.check.report import NotChecked
 from shardviz.errors import ShardvizError
-from shardviz.explain.order import SequenceOrder, SequenceRestart, SequenceShift
+from shardviz.explain.order import SequenceOrderDiffers, SequenceRestart, SequenceShift
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.region import Ranges, Region, length
@@ -146,7 +146,7 @@ def _cause(one: Order, usual: Order) -> Disorder:
     if shift := _shift(one, usual):
         return SequenceShift(one.name, shift)
     same = len(one.held) > 1 and len(set(one.held.values())) == 1
-    return (SequenceRestart if same else SequenceOrder)(one.name, usual.name)
+    return (SequenceRestart if same else SequenceOrderDiffers)(one.name, usual.name)
 
 
 def _shift(one: Order, usual: Order) -> int:

@@ -13,7 +13,7 @@ from shardviz.check.step.rules.ratios.scale import cause_of_ratio
 from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
 from shardviz.check.step.words import apart_text, claimed_text
 from shardviz.explain.numbers import times_text
-from shardviz.explain.sums import UnreducedGradient, UnreducedOutput, UnreducedSharedPart
+from shardviz.explain.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +43,9 @@ def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None
     whole = one.whose if ratio == 1 else f"{times_text(ratio)} {one.whose}"
     what = "gradient" if one.role == "grad" else "output"
     op = OPS[reduction]
-    cause: Cause = UnreducedGradient(over, op) if one.role == "grad" else UnreducedOutput(over, op)
+    cause: Cause = GradientNotReduced(over, op) if one.role == "grad" else OutputNotReduced(over, op)
     if one.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
-        cause = UnreducedGradient(over, op, ratio, cause_of_ratio(one, ratio, over, batch))
+        cause = GradientNotReduced(over, op, ratio, cause_of_ratio(one, ratio, over, batch))
     return cause.finding(
         one.name,
         one.wrong,

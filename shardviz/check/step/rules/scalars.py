@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.rules.reductions import missing_reduction, own_part
 from shardviz.check.step.words import claimed_text
-from shardviz.explain.losses import NormOfPart, ScalarOfPart, UnreducedScalar
+from shardviz.explain.losses import NormOfPart, ScalarNotReduced, ScalarOfPart
 from shardviz.explain.numbers import number
 from shardviz.text import listed
 
@@ -44,4 +44,4 @@ def _cause(missing: Reduction | None, axes: str) -> Cause:
     """Return why ranks log different values, by the reduction that makes them right."""
     if missing is None:
         return ScalarOfPart(axes)
-    return NormOfPart(axes) if missing == "norm" else UnreducedScalar(axes, "AVG" if missing == "mean" else "SUM")
+    return NormOfPart(axes) if missing == "norm" else ScalarNotReduced(axes, "AVG" if missing == "mean" else "SUM")

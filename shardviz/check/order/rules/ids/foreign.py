@@ -19,7 +19,7 @@ from shardviz.explain.content import (
     AnotherCheckpoint,
     ChangedAfterStamping,
     LoadedOnOneRank,
-    NameCollision,
+    LocalNumbering,
     OtherTensor,
     RanksNotLoaded,
     RewrittenAfterStamping,
@@ -88,7 +88,7 @@ def _collision(case: Case) -> Finding:
     by_rank = owners_of(case)
     named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
     distinct = len(set(by_rank.values()))
-    return NameCollision().finding(
+    return LocalNumbering().finding(
         case.name,
         tuple(sorted(by_rank)),
         f"ranks use this name for {distinct} different tensors of the unsharded model: {named}",
