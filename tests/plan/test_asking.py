@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -259,19 +260,28 @@ def test_ranks_end_when_the_process_that_asks_them_is_killed(tmp_path: Path) -> 
     wait_until(lambda: not any(map(is_alive, ranks)))
 
 
-def test_time_in_which_all_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "WAIT", 3.0)
+def test_time_in_which_all_is_stopped_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(_rank: int) -> int:
+        for number in range(14):
+            (tmp_path / f"at work {number}").touch()
+            time.sleep(0.1)
+        return 0
+
+    monkeypatch.setattr(asking, "WAIT", 4.0)
     monkeypatch.setattr(asking, "TICK", 0.5)
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
         code = 1
-        with contextlib.suppress(BaseException):
-            code = ask([0], lambda _: [time.sleep(0.1) for _ in range(7)] and 0)[0]
+        try:
+            code = ask([0], work)[0]
+        except BaseException:
+            traceback.print_exc()
         os._exit(code)
-    wait_until(lambda: os.getpgid(pid) == pid)
+    # Once the rank has worked for a while, what asks it is waiting.
+    wait_until((tmp_path / "at work 5").exists)
     os.killpg(pid, signal.SIGSTOP)
-    time.sleep(3.5)
+    time.sleep(4.5)
     os.killpg(pid, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
