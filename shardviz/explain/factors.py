@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import over_axes
+from shardviz.explain.numbers import SizeOfAxes
 from shardviz.text import continued
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ class LostContributions(Cause):
 
 
 @dataclass(frozen=True)
-class SummedValue(Cause):
+class SummedValue(SizeOfAxes):
     """A logged number is a sum over ranks or micro-batches of what should be averaged.
 
     Each rank or micro-batch has the same number, for instance a mean. Adding them up multiplies it by how many
@@ -311,16 +311,6 @@ class SummedValue(Cause):
     )
     how = "reduce over {axes} with ReduceOp.AVG, or reduce once only; divide the loss by the number of micro-batches"
     references = KNOWN
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the factor."""
-        return over_axes(self.why, self.axes).format_map(vars(self))
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the axes if their size is the factor."""
-        return over_axes(self.how, self.axes).format_map(vars(self))
 
 
 @dataclass(frozen=True)
@@ -345,7 +335,7 @@ class DividedMean(Cause):
 
 
 @dataclass(frozen=True)
-class UnsummedValue(Cause):
+class UnsummedValue(SizeOfAxes):
     """A logged number counts one rank's part only, and all parts happen to be equal.
 
     Each rank computes the number of its own rows or shards and nothing adds them up. Because the parts are equal, the
@@ -360,13 +350,3 @@ class UnsummedValue(Cause):
     )
     how = "all_reduce it with ReduceOp.SUM over {axes}; a mean is taken once only"
     references = KNOWN
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the divisor."""
-        return over_axes(self.why, self.axes).format_map(vars(self))
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the axes if their size is the divisor."""
-        return over_axes(self.how, self.axes).format_map(vars(self))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import over_axes
+from shardviz.explain.numbers import SizeOfAxes
 from shardviz.explain.step import UNEXPLAINED
 
 
@@ -188,7 +188,7 @@ class ScaledBetweenModules(Cause):
 
 
 @dataclass(frozen=True)
-class RepeatedForwardSum(Cause):
+class RepeatedForwardSum(SizeOfAxes):
     """A module sums over ranks what is the whole value already.
 
     Its weights were never split, or another layer has summed before. The output is too large by the size of the axis.
@@ -203,19 +203,9 @@ class RepeatedForwardSum(Cause):
     )
     how = "sum over {axes} once, of parts that differ from rank to rank; look at {module} for what else multiplies"
 
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the factor."""
-        return over_axes(self.why, self.axes).format_map(vars(self))
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the axes if their size is the factor."""
-        return over_axes(self.how, self.axes).format_map(vars(self))
-
 
 @dataclass(frozen=True)
-class AveragedForward(Cause):
+class AveragedForward(SizeOfAxes):
     """A module averages the terms of a sum, or keeps one of several equal contributions.
 
     The reduction takes the mean, or a division by a local size is left in the module. The output is too small by
@@ -230,16 +220,6 @@ class AveragedForward(Cause):
         "number that changes when it is sharded"
     )
     how = "sum over {axes} and do not divide; look at {module} for what else divides"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the factor."""
-        return over_axes(self.why, self.axes).format_map(vars(self))
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the axes if their size is the factor."""
-        return over_axes(self.how, self.axes).format_map(vars(self))
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write.add_argument("--verdicts", action="store_true", help="judge the recorded cases again, and record only that")
     compare = verbs.add_parser("compare", help="judge every recorded case again, and print what differs")
     compare.add_argument("words", nargs="*", metavar="WORD", help="only cases that have one of these in their names")
-    compare.add_argument("--room", action="append", metavar="ROOM", choices=list(ROOMS), help="only this room")
-    compare.add_argument("--live", action="store_true", help="run the tests that make the cases again, too: an hour")
+    compare.add_argument("--room", action="append", metavar="ROOM", choices=store.rooms(), help="only this room")
+    compare.add_argument(
+        "--live",
+        action="store_true",
+        help="run the tests that make the cases again: an hour; what is recorded is written anew",
+    )
     args = parser.parse_args(arguments)
     try:
         if args.verb == "write":
