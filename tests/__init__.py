@@ -3,7 +3,7 @@
 import sys
 
 for _hook in [finder for finder in sys.meta_path if hasattr(finder, "_must_rewrite")]:
-    # pytest would rewrite the asserts of all modules of a package that has a plugin, in each worker anew where a container
-    # lets it keep nothing. Tests have the asserts that matter, and what is compiled is kept for all workers.
+    # pytest would rewrite the asserts of all modules of a package that has a plugin, in each worker anew if a container
+    # lets it keep nothing. Tests have the asserts that matter. What is compiled is kept for all workers.
     _hook._must_rewrite.discard("shardviz")
     sys.dont_write_bytecode = False
