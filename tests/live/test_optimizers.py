@@ -136,6 +136,7 @@ def beside_the_unsharded(report):
     return [entry.why for entry in report.not_checked if not entry.why.startswith(alone)]
 
 
+@recorded
 def test_an_optimizer_of_other_tensors_than_the_models_is_found_by_weights_that_stay(tmp_path):
     report = checked(MADE_BEFORE + "AFTER = False", "dp=2", tmp_path / "before")
     (finding,) = report.findings

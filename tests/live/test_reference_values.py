@@ -17,6 +17,7 @@ def initialize(model, mesh):
 """
 
 
+@recorded
 def test_weights_loaded_after_sharding_start_both_steps_and_that_is_reported(tmp_path):
     report = checked(FILLED.format(values="torch.randn(p.shape, dtype=p.dtype)"), "dp=2", tmp_path)
     assert report.findings == ()
@@ -62,6 +63,7 @@ OWN = "[p.grad.to_local().mul_(0.01 / p.grad.to_local().norm()) for p in model.p
 HALF = "[p.grad.to_local().mul_(0.3) for p in model.parameters()]"
 
 
+@recorded
 def test_gradients_clipped_by_hand_by_the_norm_of_all_are_right(tmp_path):
     report = checked(CLIPPED.format(clip=WHOLE), "dp=2", tmp_path)
     assert report.findings == ()
@@ -101,6 +103,7 @@ def parallelize(model, mesh): model[0].seed = 5{own}
 """
 
 
+@recorded
 def test_copies_that_drop_different_numbers_in_training_are_a_finding(tmp_path):
     assert checked(DROPPED.format(own=""), "dp=2", tmp_path / "right").findings == ()
     report = checked(DROPPED.format(own=" + mesh.get_local_rank('dp')"), "dp=2", tmp_path / "wrong")

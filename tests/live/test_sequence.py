@@ -25,6 +25,7 @@ def balanced(mesh):
 """
 
 
+@recorded
 def test_what_context_parallel_reorders_is_held_against_what_was_cut_by_hand(tmp_path):
     probe = tmp_path / "mine.py"
     probe.write_text(
@@ -51,11 +52,15 @@ def test_one_order_for_all_that_goes_along_the_sequence_is_right_on_any_mesh(pro
     ("returned", "says"),
     [
         ("torch.arange(3)", r"sequence\(mesh\) returned Tensor"),
-        ("{'tokens': torch.rand(3)}", r"returned torch.float32\[3\] as 'tokens'"),
         ("{'tokens': torch.tensor([-1, 2])}", "returned position -1 in 'tokens'"),
-        ("{'labels': (torch.arange(3), {'ofset': 1})}", "returned {'ofset': 1} with the positions of 'labels'"),
         ("{'labels': (torch.arange(3), {'offset': None})}", "returned {'offset': None} with the positions of 'labels'"),
-        ("{'table': torch.arange(3)}", "returned 'table', which is the name of a tensor in the model"),
+        *at_night(
+            [
+                ("{'tokens': torch.rand(3)}", r"returned torch.float32\[3\] as 'tokens'"),
+                ("{'labels': (torch.arange(3), {'ofset': 1})}", "returned {'ofset': 1} with the positions of 'labels'"),
+                ("{'table': torch.arange(3)}", "returned 'table', which is the name of a tensor in the model"),
+            ]
+        ),
     ],
 )
 def test_what_are_no_positions_is_reported_in_one_line(returned, says, tmp_path):

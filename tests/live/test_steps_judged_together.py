@@ -194,6 +194,7 @@ def test_terms_of_a_sum_that_nothing_adds_up_are_reported_by_the_module_that_put
     assert found.fix.startswith("all_reduce the output of 0 over tp before 1 reads it")
 
 
+@recorded
 def test_terms_of_a_sum_that_are_added_up_between_modules_are_right(tmp_path: Path) -> None:
     report = checked(SUMMED_BY_HAND, "tp=2", tmp_path, right=True)
     assert (report.findings, report.not_checked) == ((), ())

@@ -11,6 +11,7 @@ from tests.lanes import recorded
 from tests.live.probing import HEAD, checked, run_probe
 
 
+@recorded
 def test_rounding_in_a_norm_that_computes_in_float32_is_not_called_wrong(tmp_path):
     norm = """
 class Norm(nn.Module):
@@ -106,6 +107,7 @@ def loss(model, batch): return model(**batch)["loss"]
     assert (report.findings, report.not_checked) == ((), ())
 
 
+@recorded
 def test_a_model_with_dropout_is_compared_in_eval_and_that_is_reported(tmp_path):
     dropout = "def build(): return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 6))"
     report = checked(dropout, "dp=2", tmp_path)
@@ -129,6 +131,7 @@ def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_report
     )
 
 
+@recorded
 def test_a_gradient_that_nothing_reduces_is_found_whatever_the_model_draws_and_rounds(tmp_path):
     unreduced = """
 class Norm(nn.Module):
@@ -236,6 +239,7 @@ def build(): return Model()
 """
 
 
+@recorded
 def test_a_buffer_that_no_id_fits_in_is_compared_where_ranks_have_all_of_it(tmp_path):
     report = checked(MASKED, "dp=2", tmp_path / "whole")
     assert (report.findings, report.not_checked) == ((), ())

@@ -128,6 +128,7 @@ def optimizer(model, mesh): return torch.optim.Adam(model.parameters())
 """
 
 
+@recorded
 def test_a_weight_stepped_by_rounding_alone_is_not_checked(tmp_path):
     report = checked(SHIFTED, "dp=2", tmp_path)
     assert report.findings == ()

@@ -23,6 +23,7 @@ def parallelize(model, mesh):
 RIGHT = "1 / 10000 ** (torch.arange(3) / 3)"
 
 
+@recorded
 def test_a_buffer_that_every_rank_computes_again_is_left_to_the_step(tmp_path):
     report = checked(ROPE.format(frequencies=RIGHT, written="model.frequencies()"), "dp=2", tmp_path)
     assert report.findings == ()
@@ -80,6 +81,7 @@ BATCH_AXES = ()
 """
 
 
+@recorded
 def test_a_weight_that_is_padded_where_it_is_sharded_is_named_and_the_step_says_why_not(tmp_path):
     probe = tmp_path / "padded.py"
     probe.write_text(HEAD + PADDED)

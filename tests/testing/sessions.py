@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import os
@@ -62,9 +63,15 @@ def main(folder: Path, arguments: Sequence[str]) -> tuple[int, str]:
         Its exit code, and all that it printed.
     """
     printed = io.StringIO()
+    gc.freeze()  # a session collects garbage as it ends, among all that the tests before it have left
     with _as_in_a_process_of_its_own(folder), redirect_stdout(printed), redirect_stderr(printed):
         code = pytest.main([*WITHIN_ANOTHER, *arguments])
     return int(code), printed.getvalue()
+
+
+def only_in(folder: Path) -> list[str]:
+    """Return options that keep pytest from making a node of each folder of each other test, all of them beside this."""
+    return ["--confcutdir", str(folder)]
 
 
 def execute(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -74,7 +81,7 @@ def execute(command: list[str], folder: Path) -> subprocess.CompletedProcess[str
 
 def _arguments(folder: Path, body: str, *options: str) -> list[str]:
     (folder / "test_it.py").write_text(HEAD + body)
-    settings = ["-v", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder)]
+    settings = ["-v", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), *only_in(folder)]
     return [*settings, *options, str(folder)]
 
 

@@ -11,6 +11,7 @@ from shardviz.errors import ShardvizError
 from shardviz.testing.saving import check_file
 from tests.lanes import nightly
 from tests.testing.sessions import main as pytest_main
+from tests.testing.sessions import only_in
 
 MINE = """
 from torch import nn
@@ -73,7 +74,7 @@ def saved(tmp_path_factory):
     own["mine"].write_text(MINE)
     own["narrow"].write_text(NARROW)
     texts = {name: save(str(own.get(name, name)), mesh, folder, name) for name, mesh in SAVED.items()}
-    return Saved(texts, pytest_main(folder, ["-v", "-p", "no:cacheprovider", str(folder)])[1])
+    return Saved(texts, pytest_main(folder, ["-v", "-p", "no:cacheprovider", *only_in(folder), str(folder)])[1])
 
 
 @nightly
