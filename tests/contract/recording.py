@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shardviz.checkpoint.maps.language as language
+from shardviz.errors import ShardvizError
 from tests.contract.store import Room, files_of, write_verdicts
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-MAX_BYTES = 1 << 19
+MAX_BYTES = 1 << 22
 """Inputs that are larger than this show nothing that a smaller one does not."""
 
 MAX_OF_TEST = 24
@@ -93,6 +94,22 @@ def _before(judge: Callable[..., Any], record: Callable[..., None]) -> Callable[
     return recorded
 
 
+def _if_refused(opens: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that opens a checkpoint, and records one that it refuses."""
+
+    @wraps(opens)
+    def opened(path: Path | str) -> Any:
+        try:
+            return opens(path)
+        except ShardvizError:
+            if Path(path).exists():
+                mark = f"{{0}}{Path(path).suffix if Path(path).is_file() else ''}"
+                _record(("check", mark), (files_of(Path(path)),))
+            raise
+
+    return opened
+
+
 def _dump(dump: Any) -> None:
     path = dump.files.path
     probe = Path(dump.files.run.probe).stem.removeprefix("case")
@@ -133,12 +150,27 @@ def _checkpoints(before: Any, after: Any, names: Any = (), *_: Any, also: Sequen
     _record(command, [files_of(path) for path in paths])
 
 
+def _record_refused_map(text: str) -> None:
+    """Add a case with a map that nobody can read, between any two checkpoints."""
+    if room is not None:
+        folder = Path(tempfile.mkdtemp(prefix="shardviz-contract-"))
+        (folder / MAP).write_text(text)
+        header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+        (folder / "any.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        files = [files_of(folder / name) for name in ("any.safetensors", "any.safetensors", MAP)]
+        _record(("diff", "{0}.safetensors", "{1}.safetensors", "--map", "{2}.map"), files)
+
+
 def _remembered(parse: Callable[..., Any]) -> Callable[..., Any]:
     """Return a parser of maps that remembers the text of what it made."""
 
     @wraps(parse)
     def parsed(text: str, source: str) -> Any:
-        rules = parse(text, source)
+        try:
+            rules = parse(text, source)
+        except ShardvizError:
+            _record_refused_map(text)
+            raise
         _lines[id(rules)] = rules, text
         return rules
 
@@ -150,7 +182,9 @@ language.parse_rules = _remembered(language.parse_rules)
 # Modules that import these functions by name do so after this one, and get the recording ones.
 import shardviz.check.run as check_run  # noqa: E402
 import shardviz.checkpoint.findings as findings  # noqa: E402
+import shardviz.checkpoint.open as opening  # noqa: E402
 
+opening.open_checkpoint = _if_refused(opening.open_checkpoint)
 check_run.report_on = _before(check_run.report_on, _dump)
 findings.check_checkpoint = _before(findings.check_checkpoint, _checkpoint)
 

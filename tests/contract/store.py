@@ -56,7 +56,12 @@ class Room:
             command: The arguments of `shardviz`.
             inputs: The files of each input, by their path in it (`files_of`).
         """
-        case = Case(name, tuple(command), tuple(self._content(files) for files in inputs))
+        self.add_content(name, command, [{path: file.read_bytes() for path, file in files.items()} for files in inputs])
+
+    def add_content(self, name: str, command: Iterable[str], inputs: Iterable[Mapping[str, bytes]]) -> None:
+        """Add a case as `add` does, of which each file's content is given."""
+        contents = [{path: self.blob(content) for path, content in files.items()} for files in inputs]
+        case = Case(name, tuple(command), tuple(contents))
         alike = [other for other in self.cases.values() if (other.command, other.inputs) == (case.command, case.inputs)]
         if alike:
             return
@@ -65,10 +70,8 @@ class Room:
             name, number = f"{case.name} #{number}", number + 1
         self.cases[name] = Case(name, case.command, case.inputs)
 
-    def _content(self, files: Mapping[str, Path]) -> dict[str, str]:
-        return {name: self._blob(file.read_bytes()) for name, file in files.items()}
-
-    def _blob(self, content: bytes) -> str:
+    def blob(self, content: bytes) -> str:
+        """Keep the content of a file; return its hash."""
         digest = hashlib.sha256(content).hexdigest()[:20]
         self.blobs[digest] = content
         return digest
