@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import shardviz.checkpoint.maps.language as language
 from shardviz.errors import ShardvizError
-from tests.contract.store import Room, files_of, write_verdicts
+from tests.contract.store import Room, files_of, read_verdicts, rooms, write_verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pytest
 
+    from tests.contract.judge import Rows
+
 MAX_BYTES = 1 << 22
-"""Inputs that are larger than this show nothing that a smaller one does not."""
+"""Inputs that are larger than this are not kept."""
+
+SMALL = 1 << 19
+"""A case of more bytes is kept only if it has a cause that no smaller case has, of any room."""
 
 MAX_OF_TEST = 24
 """Of one test so many cases: hypothesis makes hundreds."""
@@ -58,12 +63,27 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if room is not None and not exitstatus:  # half a room would replace a whole one
         from tests.contract.judge import judge_cases
 
+        verdicts = judge_cases(room, list(room.cases.values()))
+        room.keep(worth_keeping(room, verdicts))
         path = room.save()
-        write_verdicts(room.name, judge_cases(room, list(room.cases.values())))
+        write_verdicts(room.name, {name: verdicts[name] for name in room.cases})
         size = f"{path.stat().st_size / 1e6:.1f} MB"
         session.config.pluginmanager.get_plugin("terminalreporter").write_line(
             f"{len(room.cases)} cases, {size}: {path.name}"
         )
+
+
+def worth_keeping(room: Room, verdicts: Mapping[str, Rows]) -> list[str]:
+    """Return the names of a room's cases without those that are large and say nothing of their own."""
+    others = [read_verdicts(name) for name in rooms() if name != room.name]
+    named = {row.get("cause_id") for cases in others for rows in cases.values() for row in rows}
+    kept = []
+    for name in sorted(room.cases, key=room.size):
+        causes = {row["cause_id"] for row in verdicts[name] if row.get("cause_id")}
+        if room.size(name) <= SMALL or causes - named:
+            kept.append(name)
+            named |= causes
+    return kept
 
 
 def _record(command: Sequence[str], inputs: Sequence[Mapping[str, Path]], probe: str = "") -> None:

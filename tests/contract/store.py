@@ -76,6 +76,17 @@ class Room:
         self.blobs[digest] = content
         return digest
 
+    def size(self, name: str) -> int:
+        """Return how many bytes a case reads."""
+        return sum(len(self.blobs[digest]) for files in self.cases[name].inputs for digest in files.values())
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Leave out all other cases, and the files that only they have."""
+        chosen = set(names)
+        self.cases = {name: case for name, case in self.cases.items() if name in chosen}
+        used = {digest for case in self.cases.values() for files in case.inputs for digest in files.values()}
+        self.blobs = {digest: content for digest, content in self.blobs.items() if digest in used}
+
     def save(self) -> Path:
         """Write the archive; blobs of one length are neighbors, which compresses well."""
         RECORDED.mkdir(exist_ok=True)

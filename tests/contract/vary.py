@@ -98,7 +98,7 @@ def _made(
         (name, case.name, store.read_verdicts(name)[case.name][0]["exit"] == 0)
         for name, room in _rooms.items()
         for case in room.cases.values()
-        if sum(len(room.blobs[digest]) for files in case.inputs for digest in files.values()) <= LARGEST
+        if room.size(case.name) <= LARGEST
     ]
     by_kind: dict[tuple[str, bool], list[str]] = {}
     for name, case, is_right in small:
