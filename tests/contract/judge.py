@@ -110,7 +110,8 @@ def _with_inputs(text: str, inputs: Sequence[Path]) -> str:
     for number, path in enumerate(inputs):
         mark = f"{{{number}}}"
         if text.startswith(mark):
-            return str(path)
+            rest = text.removeprefix(mark)
+            return f"{path}{rest}" if rest.startswith("/") else str(path)
     return text
 
 

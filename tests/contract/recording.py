@@ -158,16 +158,39 @@ def _checkpoints(before: Any, after: Any, names: Any = (), *_: Any, also: Sequen
         text = _lines.get(id(names), (None, ""))[1]
     if names and not text:
         return
-    marks = [f"{{{number}}}{path.suffix if path.is_file() else ''}" for number, path in enumerate(paths)]
+    marks, inputs = _with_siblings(paths)
     command = ["diff", *marks[:2]]
     for mark in marks[2:]:
         command += ["--also", mark]
     if text:
         file = Path(tempfile.mkdtemp(prefix="shardviz-contract-"), MAP)
         file.write_text(text)
-        command += ["--map", f"{{{len(paths)}}}.map"]
-        paths.append(file)
-    _record(command, [files_of(path) for path in paths])
+        command += ["--map", f"{{{len(inputs)}}}.map"]
+        inputs.append(files_of(file))
+    _record(command, inputs)
+
+
+def _with_siblings(paths: Sequence[Path]) -> tuple[list[str], list[Mapping[str, Path]]]:
+    """Return how a command names each path, and the inputs; checkpoints of other steps beside one are read too."""
+    from shardviz.checkpoint.comparing.elsewhere.stale import siblings
+
+    marks, inputs, folders = [], [], dict[Path, dict[str, Path]]()
+    for path in map(Path.absolute, paths):
+        others = siblings(path)
+        folder = Path(os.path.commonpath([path.parent, *(other.parent for other in others)]))
+        if not others:
+            marks.append(f"{{{len(inputs)}}}{path.suffix if path.is_file() else ''}")
+            inputs.append(files_of(path))
+            continue
+        if folder not in folders:
+            folders[folder] = {}
+            inputs.append(folders[folder])
+        for one in (path, *others):
+            of_it = {(one / name if name else one): file for name, file in files_of(one).items()}
+            folders[folder] |= {name.relative_to(folder).as_posix(): file for name, file in of_it.items()}
+        number = next(at for at, files in enumerate(inputs) if files is folders[folder])
+        marks.append(f"{{{number}}}/{path.relative_to(folder).as_posix()}")
+    return marks, inputs
 
 
 def _record_refused_map(text: str) -> None:
