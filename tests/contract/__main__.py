@@ -34,6 +34,12 @@ ROOMS = {
         *("tests/live/test_reference_values.py", "tests/live/test_unsharded_update.py"),
     ),
     "dumps": ("tests/check", "tests/picture"),
+    "rules": (
+        *("tests/check/step", "tests/check/test_step.py", "tests/check/test_step_causes.py", "tests/check/test_masks.py"),
+        *("tests/check/test_step_evidence.py", "tests/check/test_step_factors.py", "tests/check/test_step_forward.py"),
+        *("tests/check/test_update.py", "tests/check/test_masters.py", "tests/check/test_writes.py"),
+        *("tests/check/test_copied.py", "tests/check/test_counts.py"),
+    ),
     "checkpoints": ("tests/checkpoint", "tests/reference"),
     "jobs": ("tests/live/run",),
 }

@@ -102,6 +102,19 @@ def _size(files: Mapping[str, Path]) -> int:
     return sum(file.stat().st_size for file in files.values())
 
 
+def _after(make: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
+    """Return a function that records what it makes."""
+
+    @wraps(make)
+    def recorded(*args: Any, **named: Any) -> Any:
+        made = make(*args, **named)
+        if room is not None:
+            record(made)
+        return made
+
+    return recorded
+
+
 def _before(judge: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
     """Return a function that records its arguments and then judges."""
 
@@ -223,12 +236,14 @@ def _remembered(parse: Callable[..., Any]) -> Callable[..., Any]:
 language.parse_rules = _remembered(language.parse_rules)
 
 # Modules that import these functions by name do so after this one, and get the recording ones.
-import shardviz.check.run as check_run  # noqa: E402
+import shardviz.dump.dump as dumps  # noqa: E402
+
+dumps.dump_of = _after(dumps.dump_of, _dump)  # whoever judges a part of it
+
 import shardviz.checkpoint.findings as findings  # noqa: E402
 import shardviz.checkpoint.open as opening  # noqa: E402
 
 opening.open_checkpoint = _if_refused(opening.open_checkpoint)
-check_run.report_on = _before(check_run.report_on, _dump)
 findings.check_checkpoint = _before(findings.check_checkpoint, _checkpoint)
 
 import shardviz.check.diff as diff  # noqa: E402
