@@ -51,6 +51,7 @@ def is_on() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--contract", metavar="ROOM", help="record what is judged as the cases of a room of the contract")
+    parser.addoption("--contract-into", metavar="FOLDER", help="write the room there, and not into the contract")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,8 +66,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
         verdicts = judge_cases(room, list(room.cases.values()))
         room.keep(worth_keeping(room, verdicts))
-        path = room.save()
-        write_verdicts(room.name, {name: verdicts[name] for name in room.cases})
+        into = session.config.getoption("--contract-into")
+        path = room.save(Path(into) if into else None)
+        write_verdicts(room.name, {name: verdicts[name] for name in room.cases}, Path(into) if into else None)
         size = f"{path.stat().st_size / 1e6:.1f} MB"
         session.config.pluginmanager.get_plugin("terminalreporter").write_line(
             f"{len(room.cases)} cases, {size}: {path.name}"

@@ -87,10 +87,14 @@ class Room:
         used = {digest for case in self.cases.values() for files in case.inputs for digest in files.values()}
         self.blobs = {digest: content for digest, content in self.blobs.items() if digest in used}
 
-    def save(self) -> Path:
-        """Write the archive; blobs of one length are neighbors, which compresses well."""
-        RECORDED.mkdir(exist_ok=True)
-        path = RECORDED / f"{self.name}.tar.xz"
+    def save(self, folder: Path | None = None) -> Path:
+        """Write the archive, into another folder if one is given.
+
+        Blobs of one length are neighbors, which compresses well.
+        """
+        folder = folder or RECORDED
+        folder.mkdir(exist_ok=True, parents=True)
+        path = folder / f"{self.name}.tar.xz"
         cases = [{"name": case.name, "command": case.command, "inputs": case.inputs} for case in self.cases.values()]
         ordered = sorted(self.blobs.items(), key=lambda item: (item[1][:16], len(item[1]), item[0]))
         with tarfile.open(path, "w:xz", preset=9) as archive:
@@ -174,13 +178,13 @@ def _suffix(case: Case, number: int) -> str:
     return text.partition("}")[2]
 
 
-def read_verdicts(name: str) -> dict[str, Any]:
-    """Return a room's verdicts by case.
+def read_verdicts(name: str, folder: Path | None = None) -> dict[str, Any]:
+    """Return a room's verdicts by case, from another folder if one is given.
 
     Raises:
         DamagedError: The file is damaged or missing.
     """
-    path = VERDICTS / f"{name}.json"
+    path = (folder or VERDICTS) / f"{name}.json"
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -190,11 +194,12 @@ def read_verdicts(name: str) -> dict[str, Any]:
     return found
 
 
-def write_verdicts(name: str, verdicts: Mapping[str, Any]) -> None:
+def write_verdicts(name: str, verdicts: Mapping[str, Any], folder: Path | None = None) -> None:
     """Write a room's verdicts, a line for each finding, so that a change is read as a diff."""
-    VERDICTS.mkdir(exist_ok=True)
+    folder = folder or VERDICTS
+    folder.mkdir(exist_ok=True, parents=True)
     lines = []
     for case, rows in sorted(verdicts.items()):
         inner = ",\n".join(f"    {json.dumps(row, sort_keys=True, ensure_ascii=False)}" for row in rows)
         lines.append(f"  {json.dumps(case, ensure_ascii=False)}: [\n{inner}\n  ]")
-    (VERDICTS / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    (folder / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -190,7 +190,7 @@ def _of_dump(rng: random.Random, files: Files, small: tuple[str, Change] | None)
     except ValueError:
         return ""
     if how < 0.68:
-        done = _of_values(rng, records, small)
+        done = _of_values(rng, records, small) or (_of_text(rng, records) if small is None else "")
     elif how < 0.74:
         done = _between_ranks(rng, records)
     else:
