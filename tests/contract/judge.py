@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.cli import main
-from tests.contract.store import lay_out, load, place
+from tests.contract.store import Case, Room, lay_out, load, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from tests.contract.store import Case, Room
 
 Rows = list[dict[str, Any]]
 """A case's verdict: its exit code, then one object for each thing that was said."""
@@ -67,8 +65,22 @@ def _judge_in(job: tuple[Case, Mapping[str, Path], Path]) -> tuple[str, Rows]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def judge_files(case: Case, inputs: Sequence[Mapping[str, bytes]]) -> Rows:
+    """Return the verdict on a case whose files are these, and not those that are recorded."""
+    room = Room("made")
+    with tempfile.TemporaryDirectory(prefix="shardviz-contract-") as made:
+        files = [{name: room.blob(content) for name, content in one.items()} for one in inputs]
+        case = Case(case.name, case.command, tuple(files))
+        return judge(case, place(case, lay_out(room, Path(made, "files")), Path(made, "case")))
+
+
 def judge(case: Case, inputs: Sequence[Path]) -> Rows:
     """Return the verdict on a case whose inputs are in place."""
+    return judge_and_print(case, inputs)[0]
+
+
+def judge_and_print(case: Case, inputs: Sequence[Path]) -> tuple[Rows, str]:
+    """Return the verdict on a case whose inputs are in place, and all that was printed, sentences and all."""
     command = [_with_inputs(text, inputs) for text in case.command]
     out, talk = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk), _own_environment():
@@ -77,7 +89,8 @@ def judge(case: Case, inputs: Sequence[Path]) -> Rows:
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 70
     where = os.path.commonpath([str(path) for path in inputs])
-    return [{"exit": code}, *_rows(out.getvalue(), where)]
+    printed = f"{out.getvalue()}\n{talk.getvalue()}".replace(str(inputs[0].parent), "<in>")
+    return [{"exit": code}, *_rows(out.getvalue(), where)], printed
 
 
 @contextlib.contextmanager
@@ -97,7 +110,8 @@ def _with_inputs(text: str, inputs: Sequence[Path]) -> str:
     for number, path in enumerate(inputs):
         mark = f"{{{number}}}"
         if text.startswith(mark):
-            return str(path)
+            rest = text.removeprefix(mark)
+            return f"{path}{rest}" if rest.startswith("/") else str(path)
     return text
 
 

@@ -13,15 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shardviz.checkpoint.maps.language as language
-from tests.contract.store import Room, files_of, write_verdicts
+from shardviz.errors import ShardvizError
+from tests.contract.store import Room, files_of, read_verdicts, rooms, write_verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pytest
 
-MAX_BYTES = 1 << 19
-"""Inputs that are larger than this show nothing that a smaller one does not."""
+    from tests.contract.judge import Rows
+
+MAX_BYTES = 1 << 22
+"""Inputs that are larger than this are not kept."""
+
+SMALL = 1 << 19
+"""A case of more bytes is kept only if it has a cause that no smaller case has, of any room."""
 
 MAX_OF_TEST = 24
 """Of one test so many cases: hypothesis makes hundreds."""
@@ -45,6 +51,7 @@ def is_on() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--contract", metavar="ROOM", help="record what is judged as the cases of a room of the contract")
+    parser.addoption("--contract-into", metavar="FOLDER", help="write the room there, and not into the contract")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,12 +64,28 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if room is not None and not exitstatus:  # half a room would replace a whole one
         from tests.contract.judge import judge_cases
 
-        path = room.save()
-        write_verdicts(room.name, judge_cases(room, list(room.cases.values())))
+        verdicts = judge_cases(room, list(room.cases.values()))
+        room.keep(worth_keeping(room, verdicts))
+        into = session.config.getoption("--contract-into")
+        path = room.save(Path(into) if into else None)
+        write_verdicts(room.name, {name: verdicts[name] for name in room.cases}, Path(into) if into else None)
         size = f"{path.stat().st_size / 1e6:.1f} MB"
         session.config.pluginmanager.get_plugin("terminalreporter").write_line(
             f"{len(room.cases)} cases, {size}: {path.name}"
         )
+
+
+def worth_keeping(room: Room, verdicts: Mapping[str, Rows]) -> list[str]:
+    """Return the names of a room's cases without those that are large and say nothing of their own."""
+    others = [read_verdicts(name) for name in rooms() if name != room.name]
+    named = {row.get("cause_id") for cases in others for rows in cases.values() for row in rows}
+    kept = []
+    for name in sorted(room.cases, key=room.size):
+        causes = {row["cause_id"] for row in verdicts[name] if row.get("cause_id")}
+        if room.size(name) <= SMALL or causes - named:
+            kept.append(name)
+            named |= causes
+    return kept
 
 
 def _record(command: Sequence[str], inputs: Sequence[Mapping[str, Path]], probe: str = "") -> None:
@@ -81,6 +104,19 @@ def _size(files: Mapping[str, Path]) -> int:
     return sum(file.stat().st_size for file in files.values())
 
 
+def _after(make: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
+    """Return a function that records what it makes."""
+
+    @wraps(make)
+    def recorded(*args: Any, **named: Any) -> Any:
+        made = make(*args, **named)
+        if room is not None:
+            record(made)
+        return made
+
+    return recorded
+
+
 def _before(judge: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
     """Return a function that records its arguments and then judges."""
 
@@ -91,6 +127,22 @@ def _before(judge: Callable[..., Any], record: Callable[..., None]) -> Callable[
         return judge(*args, **named)
 
     return recorded
+
+
+def _if_refused(opens: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that opens a checkpoint, and records one that it refuses."""
+
+    @wraps(opens)
+    def opened(path: Path | str) -> Any:
+        try:
+            return opens(path)
+        except ShardvizError:
+            if Path(path).exists():
+                mark = f"{{0}}{Path(path).suffix if Path(path).is_file() else ''}"
+                _record(("check", mark), (files_of(Path(path)),))
+            raise
+
+    return opened
 
 
 def _dump(dump: Any) -> None:
@@ -121,16 +173,50 @@ def _checkpoints(before: Any, after: Any, names: Any = (), *_: Any, also: Sequen
         text = _lines.get(id(names), (None, ""))[1]
     if names and not text:
         return
-    marks = [f"{{{number}}}{path.suffix if path.is_file() else ''}" for number, path in enumerate(paths)]
+    marks, inputs = _with_siblings(paths)
     command = ["diff", *marks[:2]]
     for mark in marks[2:]:
         command += ["--also", mark]
     if text:
         file = Path(tempfile.mkdtemp(prefix="shardviz-contract-"), MAP)
         file.write_text(text)
-        command += ["--map", f"{{{len(paths)}}}.map"]
-        paths.append(file)
-    _record(command, [files_of(path) for path in paths])
+        command += ["--map", f"{{{len(inputs)}}}.map"]
+        inputs.append(files_of(file))
+    _record(command, inputs)
+
+
+def _with_siblings(paths: Sequence[Path]) -> tuple[list[str], list[Mapping[str, Path]]]:
+    """Return how a command names each path, and the inputs; checkpoints of other steps beside one are read too."""
+    from shardviz.checkpoint.comparing.elsewhere.stale import siblings
+
+    marks, inputs, folders = [], [], dict[Path, dict[str, Path]]()
+    for path in map(Path.absolute, paths):
+        others = siblings(path)
+        folder = Path(os.path.commonpath([path.parent, *(other.parent for other in others)]))
+        if not others:
+            marks.append(f"{{{len(inputs)}}}{path.suffix if path.is_file() else ''}")
+            inputs.append(files_of(path))
+            continue
+        if folder not in folders:
+            folders[folder] = {}
+            inputs.append(folders[folder])
+        for one in (path, *others):
+            of_it = {(one / name if name else one): file for name, file in files_of(one).items()}
+            folders[folder] |= {name.relative_to(folder).as_posix(): file for name, file in of_it.items()}
+        number = next(at for at, files in enumerate(inputs) if files is folders[folder])
+        marks.append(f"{{{number}}}/{path.relative_to(folder).as_posix()}")
+    return marks, inputs
+
+
+def _record_refused_map(text: str) -> None:
+    """Add a case with a map that nobody can read, between any two checkpoints."""
+    if room is not None:
+        folder = Path(tempfile.mkdtemp(prefix="shardviz-contract-"))
+        (folder / MAP).write_text(text)
+        header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+        (folder / "any.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        files = [files_of(folder / name) for name in ("any.safetensors", "any.safetensors", MAP)]
+        _record(("diff", "{0}.safetensors", "{1}.safetensors", "--map", "{2}.map"), files)
 
 
 def _remembered(parse: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,7 +224,11 @@ def _remembered(parse: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(parse)
     def parsed(text: str, source: str) -> Any:
-        rules = parse(text, source)
+        try:
+            rules = parse(text, source)
+        except ShardvizError:
+            _record_refused_map(text)
+            raise
         _lines[id(rules)] = rules, text
         return rules
 
@@ -148,10 +238,14 @@ def _remembered(parse: Callable[..., Any]) -> Callable[..., Any]:
 language.parse_rules = _remembered(language.parse_rules)
 
 # Modules that import these functions by name do so after this one, and get the recording ones.
-import shardviz.check.run as check_run  # noqa: E402
-import shardviz.checkpoint.findings as findings  # noqa: E402
+import shardviz.dump.dump as dumps  # noqa: E402
 
-check_run.report_on = _before(check_run.report_on, _dump)
+dumps.dump_of = _after(dumps.dump_of, _dump)  # whoever judges a part of it
+
+import shardviz.checkpoint.findings as findings  # noqa: E402
+import shardviz.checkpoint.open as opening  # noqa: E402
+
+opening.open_checkpoint = _if_refused(opening.open_checkpoint)
 findings.check_checkpoint = _before(findings.check_checkpoint, _checkpoint)
 
 import shardviz.check.diff as diff  # noqa: E402

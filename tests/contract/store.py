@@ -56,7 +56,12 @@ class Room:
             command: The arguments of `shardviz`.
             inputs: The files of each input, by their path in it (`files_of`).
         """
-        case = Case(name, tuple(command), tuple(self._content(files) for files in inputs))
+        self.add_content(name, command, [{path: file.read_bytes() for path, file in files.items()} for files in inputs])
+
+    def add_content(self, name: str, command: Iterable[str], inputs: Iterable[Mapping[str, bytes]]) -> None:
+        """Add a case as `add` does, of which each file's content is given."""
+        contents = [{path: self.blob(content) for path, content in files.items()} for files in inputs]
+        case = Case(name, tuple(command), tuple(contents))
         alike = [other for other in self.cases.values() if (other.command, other.inputs) == (case.command, case.inputs)]
         if alike:
             return
@@ -65,18 +70,31 @@ class Room:
             name, number = f"{case.name} #{number}", number + 1
         self.cases[name] = Case(name, case.command, case.inputs)
 
-    def _content(self, files: Mapping[str, Path]) -> dict[str, str]:
-        return {name: self._blob(file.read_bytes()) for name, file in files.items()}
-
-    def _blob(self, content: bytes) -> str:
+    def blob(self, content: bytes) -> str:
+        """Keep the content of a file; return its hash."""
         digest = hashlib.sha256(content).hexdigest()[:20]
         self.blobs[digest] = content
         return digest
 
-    def save(self) -> Path:
-        """Write the archive; blobs of one length are neighbors, which compresses well."""
-        RECORDED.mkdir(exist_ok=True)
-        path = RECORDED / f"{self.name}.tar.xz"
+    def size(self, name: str) -> int:
+        """Return how many bytes a case reads."""
+        return sum(len(self.blobs[digest]) for files in self.cases[name].inputs for digest in files.values())
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Leave out all other cases, and the files that only they have."""
+        chosen = set(names)
+        self.cases = {name: case for name, case in self.cases.items() if name in chosen}
+        used = {digest for case in self.cases.values() for files in case.inputs for digest in files.values()}
+        self.blobs = {digest: content for digest, content in self.blobs.items() if digest in used}
+
+    def save(self, folder: Path | None = None) -> Path:
+        """Write the archive, into another folder if one is given.
+
+        Blobs of one length are neighbors, which compresses well.
+        """
+        folder = folder or RECORDED
+        folder.mkdir(exist_ok=True, parents=True)
+        path = folder / f"{self.name}.tar.xz"
         cases = [{"name": case.name, "command": case.command, "inputs": case.inputs} for case in self.cases.values()]
         ordered = sorted(self.blobs.items(), key=lambda item: (item[1][:16], len(item[1]), item[0]))
         with tarfile.open(path, "w:xz", preset=9) as archive:
@@ -160,13 +178,13 @@ def _suffix(case: Case, number: int) -> str:
     return text.partition("}")[2]
 
 
-def read_verdicts(name: str) -> dict[str, Any]:
-    """Return a room's verdicts by case.
+def read_verdicts(name: str, folder: Path | None = None) -> dict[str, Any]:
+    """Return a room's verdicts by case, from another folder if one is given.
 
     Raises:
         DamagedError: The file is damaged or missing.
     """
-    path = VERDICTS / f"{name}.json"
+    path = (folder or VERDICTS) / f"{name}.json"
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -176,11 +194,12 @@ def read_verdicts(name: str) -> dict[str, Any]:
     return found
 
 
-def write_verdicts(name: str, verdicts: Mapping[str, Any]) -> None:
+def write_verdicts(name: str, verdicts: Mapping[str, Any], folder: Path | None = None) -> None:
     """Write a room's verdicts, a line for each finding, so that a change is read as a diff."""
-    VERDICTS.mkdir(exist_ok=True)
+    folder = folder or VERDICTS
+    folder.mkdir(exist_ok=True, parents=True)
     lines = []
     for case, rows in sorted(verdicts.items()):
         inner = ",\n".join(f"    {json.dumps(row, sort_keys=True, ensure_ascii=False)}" for row in rows)
         lines.append(f"  {json.dumps(case, ensure_ascii=False)}: [\n{inner}\n  ]")
-    (VERDICTS / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    (folder / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.contract import __main__ as contract
-from tests.contract import store
+from tests.contract import mutants, store
 from tests.contract.judge import judge_cases
 from tests.contract.store import DamagedError, Room
+from tests.contract.varied import variant
 from tests.dumps import Made, make_dump
 
 
@@ -99,3 +101,43 @@ def test_files_and_verdicts_are_stable(recorded):
     store.write_verdicts("dumps", json.loads(before[1]))
     after = [(recorded / "recorded" / "dumps.tar.xz").read_bytes(), (recorded / "verdicts" / "dumps.json").read_text()]
     assert before == after
+
+
+def test_what_is_compared_live_is_not_written_over(recorded, monkeypatch, capsys):
+    def record(room, into):
+        folder = Path(into)
+        changed = store.read_verdicts(room)
+        changed["wrong"][1]["ranks"] = [0, 3]
+        store.load(room).save(folder)
+        store.write_verdicts(room, changed, folder)
+        return 0
+
+    before = (recorded / "verdicts" / "dumps.json").read_text()
+    monkeypatch.setattr(contract, "_record", record)
+    assert contract.main(["compare", "--live", "--room", "dumps"]) == 1
+    assert "ranks [0, 3]" in capsys.readouterr().out
+    assert (recorded / "verdicts" / "dumps.json").read_text() == before
+
+
+def test_a_variant_is_the_same_every_time_and_differs_from_its_case(recorded):
+    room = store.load("dumps")
+    case = room.cases["right"]
+    made = [variant(case, room.blobs, f"1.{number}") for number in range(40)]
+    assert made == [variant(case, room.blobs, f"1.{number}") for number in range(40)]
+    files = [{name: room.blobs[digest] for name, digest in case.inputs[0].items()}]
+    done = [found for found in made if found is not None]
+    assert len(done) > 10
+    assert sum(inputs != [files[0]] for _, inputs in done) > len(done) // 2  # some words are changed into themselves
+
+
+def test_mutants_make_one_mistake_each(tmp_path, monkeypatch):
+    text = "def f(axis, dim):\n    if axis < 0.5:\n        return g(axis, dim)\n    return max(axis, dim)\n"
+    (tmp_path / "rule.py").write_text(text)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    made = {(one.line, one.source) for one in mutants.mutants_of("rule.py", {1, 2, 3, 4})}
+    assert made == {
+        (2, text.replace("axis < 0.5", "(axis >= 0.5)")),
+        (2, text.replace("axis < 0.5", "False")),
+        (2, text.replace("0.5", "50.0")),
+        (3, text.replace("g(axis, dim)", "g(dim, axis)")),
+    }

@@ -1,0 +1,199 @@
+"""`python -m tests.contract.by_map`: the room `maps`, of small checkpoints that a map converts, rightly and wrongly.
+
+For each function of a map, on shapes whose dims differ and on square ones: what the map says, and the slips of a
+conversion, such as the function left out, done twice or undone, another number, another order, another dim, one part
+or one element changed, rounded, padded, missing. Each pair is compared in both directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.contract import store
+from tests.contract.judge import judge_cases
+from tests.contract.varied import write_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+    Tensors = Mapping[str, Array]
+
+ROOM = "maps"
+
+
+def _numbers(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def cat(*parts: Array, dim: int = 0) -> Array:
+    return np.concatenate(parts, dim)
+
+
+def interleave(*parts: Array, dim: int = 0, blocks: int = 0) -> Array:
+    cut = [np.split(part, blocks or part.shape[dim], dim) for part in parts]
+    return np.concatenate([block for turn in zip(*cut, strict=True) for block in turn], dim)
+
+
+def rotary(rows: Array, head: int) -> Array:
+    return rows.reshape(-1, head // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def unrotary(rows: Array, head: int) -> Array:
+    return rows.reshape(-1, 2, head // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def padded(part: Array, size: int, dim: int, value: float = 0.0) -> Array:
+    more = [(0, size - length if at == dim else 0) for at, length in enumerate(part.shape)]
+    return np.pad(part, more, constant_values=value)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A map of one line, with what it makes and what slips make instead.
+
+    Attributes:
+        line: The right side of the line.
+        sources: The tensors that it names.
+        right: What it makes.
+        slips: What else a conversion may have made, by what it did.
+    """
+
+    line: str
+    sources: Tensors
+    right: Array
+    slips: Mapping[str, Array] = field(default_factory=dict)
+
+
+def conversions() -> Iterator[Conversion]:
+    """Yield a conversion for each function of the language, and some of several."""
+    for shape in ((24, 10), (16, 16), (24,)):
+        w, head = _numbers(*shape), 12 if shape[0] == 24 else 16
+        ways: dict[str, tuple[Callable[[Array, int], Array], Callable[[Array, int], Array]]] = {
+            "rotary": (rotary, unrotary),
+            "unrotary": (unrotary, rotary),
+        }
+        for name, (do, back) in ways.items():
+            right = do(w, head)
+            slips = {"left out": w, "undone": back(w, head), "twice": do(right, head), "other heads": do(w, 8)}
+            slips["halves exchanged"] = cat(right[len(w) // 2 :], right[: len(w) // 2])
+            if shape == (16, 16):
+                slips |= {"transposed": right.T, "transposed before": do(w.T.copy(), head)}
+            yield Conversion(f"{name}(a, {head})", {"a": w}, right, slips)
+    for first, second in (((8, 6), (8, 6)), ((8, 6), (4, 6)), ((8, 8), (8, 8))):
+        a, b = _numbers(*first, seed=1), _numbers(*second, seed=2)
+        slips = {"other order": cat(b, a), "first twice": cat(a, a[: len(b)])}
+        slips["over two ranks"] = interleave(a, b, blocks=2)
+        if first == second:
+            slips |= {"in turns": interleave(a, b), "added": cat(a, a + b)}
+            slips |= {"other dim": cat(a, b, dim=1).reshape(16, -1)}
+            yield Conversion("interleave(a, b, 0)", {"a": a, "b": b}, interleave(a, b), {"one after other": cat(a, b)})
+            turns = interleave(a, b, blocks=4)
+            others = {"other blocks": interleave(a, b, blocks=2), "other order": interleave(b, a, blocks=4)}
+            yield Conversion("interleave(a, b, 0, 4)", {"a": a, "b": b}, turns, {**others, "in turns": cat(a, b)})
+            stacked = {"other order": np.stack([b, a]), "same twice": np.stack([a, a])}
+            yield Conversion("stack(a, b)", {"a": a, "b": b}, np.stack([a, b]), stacked)
+            last = {"along the first": np.stack([a, b]).reshape(*first, 2), "other order": np.stack([b, a], -1)}
+            yield Conversion("stack(a, b, 2)", {"a": a, "b": b}, np.stack([a, b], -1), last)
+        yield Conversion("cat(a, b)", {"a": a, "b": b}, cat(a, b), slips)
+        if first == second:
+            yield Conversion("cat(a, b, 1)", {"a": a, "b": b}, cat(a, b, dim=1), {"other order": cat(b, a, dim=1)})
+    q, k, v = _numbers(8, 6, seed=3), _numbers(4, 6, seed=4), _numbers(4, 6, seed=5)
+    fused = {"k and v exchanged": cat(q, v, k), "by ranks": interleave(q, k, v, blocks=2), "k lost": cat(q, v, v)}
+    fused |= {"one part halved": cat(q, k / 2, v), "one part of zeros": cat(q, k * 0, v), "reversed": cat(v, k, q)}
+    yield Conversion("cat(q, k, v)", {"q": q, "k": k, "v": v}, cat(q, k, v), fused)
+    groups = interleave(q, k, v, blocks=2)
+    yield Conversion("interleave(q, k, v, 0, 2)", {"q": q, "k": k, "v": v}, groups, {"as a whole": cat(q, k, v)})
+    for shape in ((12, 10), (12, 12)):
+        w = _numbers(*shape, seed=6)
+        parts = {f"part {at}": w[4 * at : 4 * at + 4] for at in (0, 2)}
+        yield Conversion("split(a, 3, 1)", {"a": w}, w[4:8], {**parts, "off by one": w[5:9], "every third": w[1::3]})
+        along = {"part 0": w[:, : shape[1] // 2], "every other": w[:, 1::2]}
+        yield Conversion("split(a, 2, 1, 1)", {"a": w}, w[:, shape[1] // 2 :], along)
+        yield Conversion("slice(a, 2, 7)", {"a": w}, w[2:7], {"off by one": w[3:8], "from the first": w[:5]})
+        yield Conversion("slice(a, 2, 7, 1)", {"a": w}, w[:, 2:7], {"off by one": w[:, 1:6]})
+        yield Conversion("take(a, 3)", {"a": w}, w[3], {"the next": w[4], "along the other": w[: shape[1], 3]})
+        turned = {"left out": w, "other order": w[::-1].T} if shape[0] == shape[1] else {"left out": w}
+        yield Conversion("transpose(a)", {"a": w}, w.T, {**turned, "same shape": w.reshape(shape[::-1])})
+        more = padded(w, 16, 0)
+        beyond = {"too few": w, "as a whole": np.roll(more, 1, 0), "of ones": padded(w, 16, 0, 1.0)}
+        beyond["one part padded"] = cat(padded(w[:6], 8, 0), padded(w[6:], 8, 0))
+        yield Conversion("pad(a, 16)", {"a": w}, more, beyond)
+        yield Conversion("pad(a, 16, 1)", {"a": w}, padded(w, 16, 1), {"at the front": padded(w, 16, 1)[:, ::-1]})
+    cube = _numbers(4, 6, 5, seed=7)
+    turned = {"left out": cube.reshape(4, 5, 6), "all turned": cube.transpose(2, 1, 0).reshape(4, 5, 6)}
+    yield Conversion("permute(a, 0, 2, 1)", {"a": cube}, cube.transpose(0, 2, 1), turned)
+    yield Conversion("transpose(a, 0, 1)", {"a": cube}, cube.swapaxes(0, 1), {"left out": cube.reshape(6, 4, 5)})
+    yield Conversion(
+        "reshape(a, 24, -1)", {"a": cube}, cube.reshape(24, 5), {"turned": cube.swapaxes(0, 1).reshape(24, 5)}
+    )
+    experts = {f"e{at}": _numbers(4, 6, seed=10 + at) for at in range(4)}
+    line = f"stack({', '.join(experts)})"
+    ordered = list(experts.values())
+    orders = {"reversed": ordered[::-1], "two exchanged": [ordered[at] for at in (0, 2, 1, 3)]}
+    orders |= {"shifted": [ordered[at] for at in (1, 2, 3, 0)], "one for all": ordered[:1] * 4}
+    slips = {name: np.stack(order) for name, order in orders.items()}
+    slips["each transposed"] = np.stack([one.T for one in ordered]).reshape(4, 4, 6)
+    slips["one changed"] = np.stack([*ordered[:3], ordered[3] + 1])
+    yield Conversion(line, experts, np.stack(ordered), slips)
+    line = f"stack({', '.join(f'transpose({name})' for name in experts)})"
+    yield Conversion(
+        line, experts, np.stack([one.T for one in ordered]), {"left out": np.stack(ordered).reshape(4, 6, 4)}
+    )
+
+
+def _any_slips(right: Array) -> Iterator[tuple[str, Array]]:
+    """Yield what may have become of any tensor."""
+    one = right.copy()
+    one.reshape(-1)[right.size // 2] *= 1 + 1e-3
+    least = right.copy()
+    least.reshape(-1)[-1] = np.nextafter(least.reshape(-1)[-1], np.float32(9))
+    lost = right.copy()
+    lost[len(lost) // 2 :] = 0
+    yield from {"one element": one, "one bit": least, "second half zero": lost, "halved": right / 2}.items()
+    yield from {"zero": right * 0, "rows reversed": right[::-1], "shifted by one": np.roll(right, 1, 0)}.items()
+    yield from {"plus 1": right + 1, "not finite": np.where(right > 1, np.nan, right)}.items()
+    if right.ndim > 1:
+        yield from {"turned": right.swapaxes(0, 1).reshape(right.shape), "last dim reversed": right[..., ::-1]}.items()
+
+
+def _file(tensors: Tensors, dtype: str = "F32") -> bytes:
+    header, data = {}, {}
+    for name, one in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(one.shape)}
+        bits = np.ascontiguousarray(one, np.float32).view(np.uint32)
+        narrow = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        data[name] = narrow.tobytes() if dtype == "BF16" else bits.tobytes()
+    return write_tensors(header, data)
+
+
+def main() -> None:
+    """Make the room, and judge it."""
+    room = store.Room(ROOM)
+    rest = {"norm": _numbers(7, seed=99), "bias": _numbers(5, seed=98)}
+    for number, one in enumerate(conversions()):
+        sources, rows = _file({**rest, **one.sources}), f"w = {one.line}\n".encode()
+        slips = {"right": one.right, **one.slips, **dict(_any_slips(one.right))}
+        made = {name: _file({**rest, "w": array}) for name, array in slips.items()}
+        made["rounded"] = _file({**rest, "w": one.right}, "BF16")
+        made["missing"] = _file(rest)
+        for at, (name, content) in enumerate(made.items()):
+            files = [{"": content}, {"": sources}]
+            if at % 3 == 2:
+                files.reverse()
+            command = ("diff", "{0}.safetensors", "{1}.safetensors", "--map", "{2}.map")
+            shape = "x".join(map(str, one.right.shape))
+            room.add_content(f"{number} {one.line} of {shape}: {name}", command, [*files, {"": rows}])
+    path = room.save()
+    verdicts = judge_cases(room, list(room.cases.values()))
+    store.write_verdicts(ROOM, verdicts)
+    print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
