@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.checkpoint.comparing.casts import cast, is_whole
+from shardviz.relate.casts import cast, is_whole
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError
 from shardviz.explain.optimizer_states import (

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from shardviz.checkpoint.beside.compare import compare_with_job
 from shardviz.checkpoint.beside.job import job_of
-from shardviz.checkpoint.comparing.casts import cast
+from shardviz.relate.casts import cast
 from shardviz.checkpoint.maps.language import parse_rules
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main

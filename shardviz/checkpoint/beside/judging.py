@@ -12,7 +12,7 @@ from shardviz.checkpoint.beside.reading import Reader
 from shardviz.checkpoint.beside.shapes import of_another_shape
 from shardviz.checkpoint.beside.words import AS_HASHED, DIFFERENT, holding, in_words, name_places, ranks_of
 from shardviz.checkpoint.comparing.agreement import can_cast
-from shardviz.checkpoint.comparing.casts import cast, is_narrower
+from shardviz.relate.casts import cast, is_narrower
 from shardviz.checkpoint.comparing.changed.numbers import NARROW, WIDE
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.comparing.casts import cast
+from shardviz.relate.casts import cast
 from shardviz.checkpoint.records import Saved
 from shardviz.dump.digests import hash_of, hash_of_bytes
 from shardviz.errors import DumpError

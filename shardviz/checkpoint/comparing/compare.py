@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
-from shardviz.checkpoint.comparing.casts import is_narrower
+from shardviz.relate.casts import is_narrower
 from shardviz.checkpoint.comparing.changed.changes import change_of
 from shardviz.checkpoint.comparing.changed.factors import overflown
 from shardviz.checkpoint.comparing.elsewhere.contents import Contents

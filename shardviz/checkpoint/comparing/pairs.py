@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardviz.checkpoint.comparing.agreement import is_same
-from shardviz.checkpoint.comparing.casts import is_whole
+from shardviz.relate.casts import is_whole
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.matching import apply, is_turned

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.casts import cast, numbers_of
-from shardviz.checkpoint.comparing.eight_bits import EIGHT_BITS, EightBits
+from shardviz.relate.casts import cast, numbers_of
+from shardviz.relate.eight_bits import EIGHT_BITS, EightBits
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import WrongQuantizationScales

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.agreement import narrower
-from shardviz.checkpoint.comparing.casts import cast
+from shardviz.relate.casts import cast
 from shardviz.checkpoint.comparing.changed.differences import counted_differences
 from shardviz.checkpoint.comparing.changed.factors import shifted
 from shardviz.checkpoint.comparing.changed.numbers import padding, repeated, rounded

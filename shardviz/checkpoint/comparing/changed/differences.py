@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.casts import cast
+from shardviz.relate.casts import cast
 from shardviz.checkpoint.comparing.changed.factors import DIGITS, blocks
 from shardviz.layout.region import box_of, index_of
 from shardviz.reference.lookup import is_alike, read_region

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.casts import cast
+from shardviz.relate.casts import cast
 from shardviz.checkpoint.comparing.changed.words import Words
 from shardviz.explain.conversion import ForgottenFactor, ForgottenOffset
 from shardviz.reference.lookup import is_alike

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.agreement import can_cast, is_same, narrower
-from shardviz.checkpoint.comparing.casts import cast
+from shardviz.relate.casts import cast
 from shardviz.errors import DumpError
 from shardviz.reference.lookup import is_alike
 
