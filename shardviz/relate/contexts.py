@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.relations import SURPRISE, Chain, From, Located, Padded, Pending, Transposed
+from shardviz.relate.relations import SURPRISE, Chain, From, Located, Padded, Pending, Plus, Transposed
 from shardviz.relate.sums import REDUCTIONS, reduced
 from shardviz.relate.values import padded
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MAX_LINKS = 3
 """A chain of more relations explains anything."""
 
+SMALL = 1 << 14
+"""Up to so many elements all chains with equally few links are searched for, as alternatives."""
+
 MAX_TURNED = 4
 """Dims of a tensor whose dims are tried in every order."""
 
@@ -40,6 +43,7 @@ class Context:
         source: The source, in the shape in which regions count.
         actual: What each rank holds, reduced.
         sizes: The norms of the terms of sums.
+        behind: What was done to the arrays last, and is undone in `actual`.
     """
 
     links: Chain
@@ -47,6 +51,16 @@ class Context:
     source: Values
     actual: Mapping[int, Values]
     sizes: Mapping[int, float] = field(default_factory=dict)
+    behind: Chain = ()
+
+    def chain(self, placed: Chain, numbers: Chain) -> Chain:
+        """Return the whole chain, given where the parts are and what was done to their values."""
+        return (*self.links, *placed, *self.pending, *numbers, *self.behind)
+
+    @property
+    def stated(self) -> Chain:
+        """The relations that the context brings itself."""
+        return self.chain((), ())
 
 
 def num_links(chain: Chain, claimed: Layout | None) -> int:
@@ -85,13 +99,43 @@ def contexts(pair: Pair, held: Mapping[int, Values]) -> Iterator[Context]:
     two = (tuple(map(Pending, neighbors)) for neighbors in pairwise(axes))
     pendings = dict.fromkeys([claimed, (), *single, *two])
     sources = [source for name in ("", *pair.candidates) for source in _sources(pair, name)]
-    both = [(source, pending) for source in sources for pending in pendings]
-    ways = [(num_links((*source[0], *pending), pair.claimed), source, pending) for source, pending in both]
-    for links, (chain, source), pending in sorted(ways, key=lambda way: way[0]):
+    sources += [added for source in sources if not source[0] for added in _with_added(pair, source[1])]
+    cuts: list[tuple[Chain, Mapping[int, Values]]] = [((), held), *_without_padding(pair, held)]
+    ways = [
+        (num_links((*source[0], *pending, *cut[0]), pair.claimed), source, pending, cut)
+        for source in sources
+        for pending in pendings
+        for cut in cuts
+    ]
+    for links, (chain, source), pending, (behind, parts) in sorted(ways, key=lambda way: way[0]):
         if links <= MAX_LINKS:
-            actual, sizes = reduced(held, pair.mesh, pending, pair.bound.limit) if pending else (held, {})
+            actual, sizes = reduced(parts, pair.mesh, pending, pair.bound.limit) if pending else (parts, {})
             if actual:
-                yield Context(chain, pending, source, actual, sizes)
+                yield Context(chain, pending, source, actual, sizes, behind)
+
+
+def _with_added(pair: Pair, source: Values) -> Iterator[tuple[Chain, Values]]:
+    """Yield a small source with a candidate added or subtracted, in case it is moved as well: a residual, mostly."""
+    for name, candidate in pair.candidates.items() if source.size <= SMALL else ():
+        if candidate.shape == source.shape:
+            yield from (((Plus(sign, name),), source + sign * candidate) for sign in (1.0, -1.0))
+
+
+def _without_padding(pair: Pair, held: Mapping[int, Values]) -> Iterator[tuple[Chain, Mapping[int, Values]]]:
+    """Yield what ranks hold without zeros behind each part, if all are padded to one size along one dim."""
+    if pair.claimed is None or not held:
+        return
+    shapes = dict(zip(pair.mesh.ranks, pair.claimed.local_shapes().tolist(), strict=True))
+    ndims = {values.ndim for values in held.values()} | {len(shape) for shape in shapes.values()}
+    for dim in range(min(ndims)) if len(ndims) == 1 else ():
+        sizes = {values.shape[dim] for values in held.values()}
+        size = sizes.pop()
+        if sizes or size <= max(shape[dim] for shape in shapes.values()):
+            continue
+        turned = {rank: np.moveaxis(values, dim, 0) for rank, values in held.items()}
+        if not any(values[shapes[rank][dim] :].any() for rank, values in turned.items()):
+            cut = {rank: np.moveaxis(values[: shapes[rank][dim]], 0, dim) for rank, values in turned.items()}
+            yield (Padded(dim, size),), cut
 
 
 def _sources(pair: Pair, name: str) -> Iterator[tuple[Chain, Values]]:

@@ -97,7 +97,10 @@ def sources_of(
     for shape in {actual[rank].shape for rank in ranks} if len(holders) > 1 else ():
         regions = [region for region in holders if region.shape == shape]
         alike = [rank for rank in ranks if actual[rank].shape == shape]
-        if not regions or not math.prod(shape):
+        if not regions:
+            continue
+        if not math.prod(shape):  # all empty parts are the same
+            sources |= dict.fromkeys(alike, holders[regions[0]][0])
             continue
         points = _points([actual[rank] for rank in alike]), _points([part_of(source, region) for region in regions])
         close, coarse = (nearest(*points, apart) for apart in (near, NEARLY))

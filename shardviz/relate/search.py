@@ -16,7 +16,7 @@ import numpy as np
 
 from shardviz.layout.region import indices
 from shardviz.relate import factors
-from shardviz.relate.contexts import MAX_LINKS, contexts, cost, index_shape_of, num_links
+from shardviz.relate.contexts import MAX_LINKS, SMALL, contexts, cost, index_shape_of, num_links
 from shardviz.relate.orders import orders_along
 from shardviz.relate.pair import Group, Related
 from shardviz.relate.regions import layouts_of, sources_of
@@ -25,7 +25,6 @@ from shardviz.relate.relations import (
     Filled,
     Located,
     Offset,
-    Padded,
     Permuted,
     Plus,
     Reassigned,
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
 
     Values = NDArray[Any]
     Left = dict[int, tuple[Values, Values]]  # what ranks hold that nothing explains yet, and what they should hold
-
-SMALL = 1 << 14
-"""Up to so many elements all chains with equally few links are searched for, as alternatives."""
 
 NARROW = ("float32", "float16", "bfloat16")
 """The dtypes that values may have been rounded to."""
@@ -109,9 +105,6 @@ class Search:
         """Yield what may have been done to the values of a part, simplest first."""
         yield ()
         if actual.shape != part.shape:
-            longer = [dim for dim in range(part.ndim) if actual.shape[dim] > part.shape[dim]]
-            if len(longer) == 1:
-                yield (Padded(longer[0], actual.shape[longer[0]]),)
             return
         for factor in (1.0, *factors.candidates(actual, part)):
             scaled: Chain = (Scaled(factor),) if factor != 1 else ()
@@ -121,9 +114,6 @@ class Search:
             if scaled:
                 yield scaled
             yield from ((*scaled, Rounded(dtype)) for dtype in self.narrower if self.limit < error < COARSE)
-        if actual.size > 1 and np.isfinite(actual).all() and np.isfinite(part).all():
-            offset = float(np.median(actual - part))
-            yield from ((Offset(number),) for number in dict.fromkeys((float(f"{offset:.3g}"), offset)) if number)
 
     def place(self, context: Context, layout: Layout, moved: Chain = (), probes: int = -1) -> Left:
         """Compare each rank with its region of the source, and note what explains it.
@@ -167,7 +157,7 @@ class Search:
         self, context: Context, layout: Layout, moved: Chain, links: Chain, rank: int, sides: tuple[Values, Values]
     ) -> bool:
         """Keep a chain if it explains a rank, and return whether it does."""
-        chain: Chain = (*context.links, *moved, Located(layout), *context.pending, *links)
+        chain = context.chain((*moved, Located(layout)), links)
         actual, part = sides
         for link in links:
             part = link.apply(part, rank, {})
@@ -178,7 +168,7 @@ class Search:
 
     def explore(self, context: Context) -> None:
         """Try the placements: as claimed, other layouts, and what they leave."""
-        num_links = self.num_links((*context.links, *context.pending))
+        num_links = self.num_links(context.stated)
         summed = {link.axis for link in context.pending}
         layouts = [layout for layout in self.layouts(context) if not summed & {*layout.split_axes}]
         is_large = context.source.size > SMALL
@@ -193,7 +183,7 @@ class Search:
 
     def refine(self, context: Context, layouts: list[Layout], left: list[Left]) -> None:
         """Look for parts of other ranks, something added, and slices in another order."""
-        is_small = context.source.size <= SMALL or not (context.links or context.pending)
+        is_small = context.source.size <= SMALL or not context.stated
         others = range(min(len(left), MAX_LAYOUTS)) if self.claimed is None else ()
         for index in dict.fromkeys([min(range(len(left)), key=lambda index: len(left[index])), 0, *others]):
             if self.best() or left[index].keys() <= self.filled.keys():
@@ -208,18 +198,22 @@ class Search:
                 self.permute(context, layout)
 
     def add(self, context: Context, layout: Layout, left: Left) -> None:
-        """Place the source plus a candidate, with the factor that fits all ranks together."""
+        """Place the source plus a number or a candidate, with the factor that fits all ranks together."""
         regions = dict(layout.regions())
         left = {rank: sides for rank, sides in left.items() if sides[0].shape == sides[1].shape}
-        for name, candidate in self.pair.candidates.items() if left else ():
-            if candidate.shape != self.shape:
-                continue
-            terms = [part_of(candidate, regions[rank]) for rank in left]
+        added: list[tuple[str, Values]] = [("", np.ones(()))]
+        added += [(name, whole) for name, whole in self.pair.candidates.items() if whole.shape == self.shape]
+        for name, whole in added if left else ():
+            whole = np.broadcast_to(whole, self.shape)
             actual, parts = zip(*left.values(), strict=True)
-            times = coefficient_of(actual, parts, terms)
-            if times is not None:
-                links, source = (*context.links, Plus(times, name)), context.source + times * candidate
-                self.place(replace(context, links=links, source=source), layout)
+            times = coefficient_of(actual, parts, [part_of(whole, regions[rank]) for rank in left])
+            for factor in factors.ratios(times) if times is not None else ():
+                link = Plus(factor, name) if name else Offset(factor)
+                source = context.source + factor * whole
+                if not self.place(
+                    replace(context, links=(*context.links, link), source=source), layout, probes=FEW_PROBES
+                ):
+                    return
 
     def permute(self, context: Context, layout: Layout) -> None:
         """Put the parts of all ranks together, and look for the slices of the source in them."""
@@ -230,6 +224,9 @@ class Search:
                 place = np.ix_(*map(indices, regions[rank].dims))
                 whole[place], known[place] = np.nan_to_num(actual), True
         source = np.nan_to_num(context.source)
+        source_middle, middle = (float(side[known].mean()) if known.any() else 0.0 for side in (source, whole))
+        if abs(middle - source_middle) > COARSE * _root(source):  # a number may have been added
+            source, whole = source - source_middle, whole - middle
         held_size, size = (_root(side[known]) or 1.0 for side in (whole, source))
         for near, scale in product((self.near, COARSE)[: 1 + bool(self.limit)], (size, held_size, -held_size)):
             sides = source / size, whole / scale, known, regions
@@ -249,10 +246,13 @@ class Search:
         for link in links:
             source = source.take(link.order, link.dim)
         ordered = replace(context, links=(*context.links, *links), source=source)
-        odd = self.place(ordered, layout)
-        if odd and (moved := sources_of(context.actual, source, layout, odd.keys() - self.filled.keys(), self.near)):
+        left = self.place(ordered, layout)
+        odd = left.keys() - self.filled.keys()
+        if odd and (moved := sources_of(context.actual, source, layout, odd, self.near)):
             self.place(ordered, layout, (Reassigned(moved),))
-        return not odd
+        if odd and self.best() is None:
+            self.add(ordered, layout, {rank: left[rank] for rank in odd})
+        return not left
 
     def related(self) -> Related:
         """Split the ranks into few groups, each with its cheapest chain."""
@@ -302,7 +302,7 @@ def relation_of(pair: Pair) -> Related:
     """
     search = Search(pair)
     for context in contexts(pair, search.actual):
-        best, links = search.best(), search.num_links((*context.links, *context.pending))
+        best, links = search.best(), search.num_links(context.stated)
         is_enough = pair.wanted.size > SMALL or not links
         if best is not None and search.num_links(best) <= links - (0 if is_enough else 1):
             break

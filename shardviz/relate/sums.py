@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.factors import ratios
 from shardviz.relate.values import error_of
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Seq
         terms: Their parts of what may have been added.
 
     Returns:
-        The coefficient, as a ratio of small numbers if it is one; None if the equations do not tell.
+        The coefficient; None if the equations do not tell.
     """
     sides = (parts, terms, actual)
     columns = np.stack([np.concatenate([part.ravel() for part in side]) for side in sides]).astype(np.float64)
@@ -85,4 +84,4 @@ def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Seq
     (scale, times), _, matrix_rank, _ = np.linalg.lstsq(columns[:2].T, columns[2], rcond=None)
     if matrix_rank < 2 or min(abs(scale), abs(times)) <= LEAST_COEFFICIENT:
         return None
-    return next(ratios(times / scale))
+    return float(times / scale)

@@ -99,8 +99,9 @@ def spoiled(
     if "zeros" in kinds:
         held[second] = np.zeros_like(held[second])
     if "pad" in kinds:
+        size = max(len(values) for values in held.values()) + 2
         for rank, values in held.items():
-            held[rank] = np.concatenate([values, np.zeros((2, *values.shape[1:]))])
+            held[rank] = np.concatenate([values, np.zeros((size - len(values), *values.shape[1:]))])
     terms_of = [axis for axis in free if mesh.axis_size(axis) > 1]
     if "pending" in kinds and not terms_of:
         return False
