@@ -29,8 +29,24 @@ EPSILON = {
 }
 """The distance from 1 to the next number of each dtype: `torch.finfo(dtype).eps`."""
 
+QUOTIENT = {
+    "float64": 0.0,
+    "float32": 2 * EPSILON["float32"],
+    "float16": EPSILON["float16"],
+    "bfloat16": EPSILON["bfloat16"],
+}
+"""By which part of itself a value over its scale may be off: either may have been rounded, and the quotient too."""
+
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """The dtypes in which weights are computed with."""
+
+ASSERT_CLOSE = {
+    "float16": (1e-3, 1e-5),
+    "bfloat16": (1.6e-2, 1e-5),
+    "float32": (1.3e-6, 1e-5),
+    "float64": (1e-7, 1e-7),
+}
+"""The relative and absolute tolerances of `torch.testing.assert_close`; other dtypes must be equal."""
 
 EXACT = 1e-9
 """Float64 results that differ only in the order of their sums, relative to the largest element."""
@@ -123,11 +139,19 @@ is as coarse as float8."""
 ROUNDINGS_OF_ONE = 4
 """How many roundings a single result takes: inputs, product, sum and result."""
 
-ROUNDINGS_OF_LOSS = 100
-"""How many roundings the loss of a model may take, if the same model computes it twice in different ways."""
+ROUNDINGS_OF_STEP = 100
+"""How many roundings a whole step may take: a loss that the same model computes in two ways, an update of weights."""
+
+ROUNDINGS_OF_RULE = 8.0
+"""How many roundings a value may miss a rule by that says how it was made: a multiplication and a sum round."""
 
 ROUNDINGS_OF_SUM = 64
 """How many float32 roundings a copy may be off that each rank summed by itself."""
+
+ROUNDINGS_OF_ROLE = {"grad": 16.0, "activation": 4.0, "optim": 4.0}
+"""How many roundings an element may be off between two layouts, which add the same terms in different orders, relative
+to the largest element; for a gradient, to that of any gradient. Measured on small language models: 12 in float32 and 16
+in bfloat16."""
 
 LOSS_IN_FLOAT64 = 1e-12
 """How far the loss may be off if the same model computes it twice in float64."""

@@ -8,7 +8,8 @@ import numpy as np
 
 from shardviz.layout.layout import FlatView, Layout
 from shardviz.layout.mesh import Mesh
-from shardviz.relate import Bound, Pair
+from shardviz.relate.pair import Pair
+from shardviz.relate.tolerance import Bound
 
 KINDS = ("exchange", "permute", "scale", "round", "pending", "order", "other", "zeros", "plus", "offset", "pad", "turn")
 EXACT = {"exchange", "permute", "scale", "order", "other", "zeros", "turn", "pad"}

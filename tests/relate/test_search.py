@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
-from shardviz.relate import Bound, Pair, relation_of, replay
 from shardviz.relate.contexts import num_links
-from shardviz.relate.relations import Filled, From, Located, Pending, Permuted, Reassigned, Rounded, Scaled
+from shardviz.relate.pair import Pair
+from shardviz.relate.relations import Filled, From, Located, Pending, Permuted, Rounded, Scaled
+from shardviz.relate.replay import replay
+from shardviz.relate.search import relation_of
+from shardviz.relate.tolerance import Bound
 from tests.lanes import cases
 from tests.relate.making import KINDS, Made, flat, make, part
 

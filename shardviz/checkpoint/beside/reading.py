@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from shardviz.relate.casts import cast
 from shardviz.checkpoint.records import Saved
 from shardviz.dump.digests import hash_of, hash_of_bytes
 from shardviz.errors import DumpError
 from shardviz.reference.lookup import read_region
+from shardviz.relate.casts import cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable

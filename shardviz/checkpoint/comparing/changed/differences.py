@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.casts import cast
 from shardviz.checkpoint.comparing.changed.factors import DIGITS, blocks
 from shardviz.layout.region import box_of, index_of
 from shardviz.reference.lookup import is_alike, read_region
+from shardviz.relate.casts import cast
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

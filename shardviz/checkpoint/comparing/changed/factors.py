@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.casts import cast
 from shardviz.checkpoint.comparing.changed.words import Words
 from shardviz.explain.conversion import ForgottenFactor, ForgottenOffset
 from shardviz.reference.lookup import is_alike
+from shardviz.relate.casts import cast
+from shardviz.relate.tolerance import SAFETY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +28,6 @@ BLOCK = 1 << 18
 
 SAMPLES = 256
 """Values that the factor and the number are read off."""
-
-FAR = 16
-"""Roundings by which values must be apart from each other, and from what they were, to show a factor."""
 
 
 def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> Words | None:
@@ -51,11 +49,15 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
     if not len(own) or not np.isfinite([own, new]).all():
         return None
     largest = int(np.abs(own).argmax())
-    room = FAR * exact * abs(own[largest])
+    room = SAFETY * exact * abs(own[largest])
     if np.ptp(own) <= room:
         return None
     factor, added = float(new[largest] / own[largest]), float(np.median(new - own))
-    if factor and abs(factor - 1) > FAR * exact and _fits(mine, theirs, dtype, exact, lambda values: values * factor):
+    if (
+        factor
+        and abs(factor - 1) > SAFETY * exact
+        and _fits(mine, theirs, dtype, exact, lambda values: values * factor)
+    ):
         return _multiplied(factor, names)
     if abs(added) > room and _fits(mine, theirs, dtype, exact, lambda values: values + added):
         return _added(added, names)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.casts import cast
 from shardviz.checkpoint.comparing.changed.factors import blocks
 from shardviz.checkpoint.comparing.changed.words import Words
 from shardviz.explain.conversion import (
@@ -18,6 +17,7 @@ from shardviz.explain.conversion import (
     RepeatedHeads,
 )
 from shardviz.reference.lookup import is_alike
+from shardviz.relate.casts import cast
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,6 +13,7 @@ from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
 from shardviz.reference.lookup import is_alike
+from shardviz.relate.tolerance import LEAST_PART, MANY, SAFETY
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -27,15 +28,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.tensor import Tensor
 
     Values = NDArray[np.float64]
-
-FEWEST_ELEMENTS = 16
-"""Elements of a tensor that a factor is read off: one or two fit any."""
-
-CLEAR = 16
-"""Roundings that most of a change must be larger than, so that its factor is seen."""
-
-NEAR = 0.02
-"""How near a factor is to one that says something else: none of the change, or all of it."""
 
 
 def with_merged(found: Found, also: Sequence[Checkpoint]) -> Found:
@@ -64,7 +56,7 @@ def _times(sides: list[Tensor]) -> float | None:
     """Return the t with which the second is the first + t * (third - first); None where there is none, or 0 or 1."""
     one, other, _ = sides
     types = {side.dtype for side in sides}
-    if len(types) > 1 or one.dtype not in DIGITS or one.shape != other.shape or math.prod(one.shape) < FEWEST_ELEMENTS:
+    if len(types) > 1 or one.dtype not in DIGITS or one.shape != other.shape or math.prod(one.shape) < MANY:
         return None
     try:
         bits = [side.bits for side in sides]
@@ -73,14 +65,14 @@ def _times(sides: list[Tensor]) -> float | None:
     first, second, last = (values_of(sampled(part), one.dtype) for part in bits)
     if is_alike(bits[0]) and is_alike(bits[2]):
         return None  # one number each: any third is on their line
-    change, room = last - first, CLEAR * 2.0 ** -DIGITS[one.dtype] * np.abs(first)
+    change, room = last - first, SAFETY * 2.0 ** -DIGITS[one.dtype] * np.abs(first)
     at = int(np.abs(change).argmax())
     if not np.isfinite([first, second, last]).all() or np.median(np.abs(change) - room) <= 0:
         return None
     times = float((second[at] - first[at]) / change[at])
     largest = max(abs(values[at]) for values in (first, second, last))
     off = _rounding(one.dtype, times) * float(largest / abs(change[at]))
-    return times if min(abs(times), abs(times - 1)) > NEAR and _fits(bits, one.dtype, times, off) else None
+    return times if min(abs(times), abs(times - 1)) > LEAST_PART and _fits(bits, one.dtype, times, off) else None
 
 
 def _rounding(dtype: str, times: float) -> float:
