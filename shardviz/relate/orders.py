@@ -108,13 +108,11 @@ def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[Order] |
     return complete if len(complete) == len(orders) and _is_made_of(before, after, complete) else None
 
 
-def hash_of(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a hash of each number (SplitMix64; Steele, Lea and Flood 2014), the same in all versions of numpy."""
-    with np.errstate(over="ignore"):
-        mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        hashes: NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+def mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread hashes over all 64 bits, in place: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    hashes ^= hashes >> np.uint64(30)
+    hashes *= np.uint64(0xBF58476D1CE4E5B9)
+    hashes ^= hashes >> np.uint64(27)
     return hashes
 
 
@@ -123,7 +121,7 @@ def _hashes(bits: NDArray[Any]) -> list[NDArray[np.uint64]]:
     hashes = [np.zeros(size, np.uint64) for size in bits.shape]
     dims = range(bits.ndim)
     for rows in _row_blocks(bits):
-        values = hash_of(bits[rows].astype(np.uint64) + np.uint64(1))
+        values = mixed(bits[rows].astype(np.uint64) + np.uint64(1))
         for dim in dims:
             sums = values.sum(axis=tuple(other for other in dims if other != dim), dtype=np.uint64)
             if dim:
