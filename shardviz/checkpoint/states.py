@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.checkpoint.comparing.casts import cast, is_whole
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError
 from shardviz.explain.optimizer_states import (
@@ -19,6 +18,7 @@ from shardviz.explain.optimizer_states import (
     NegativeSquares,
     NotFiniteState,
 )
+from shardviz.relate.casts import cast, is_whole
 from shardviz.text import counted, folded_names, listed, printable
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, Lines, by_windows, only_place
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,22 +47,6 @@ def bits_of(values: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
-def is_alike(bits: NDArray[Any]) -> bool:
-    """Whether all elements are the same: such content says nothing about where it belongs."""
-    return bits.size == 0 or bool((bits == bits.flat[0]).all())
-
-
-def read_region(reference: NDArray[Any], region: Region) -> NDArray[Any]:
-    """Return the elements of a reference that a region covers, in the region's order."""
-    if all(len(ranges) == 1 for ranges in region.dims):
-        return reference[tuple(slice(*ranges[0]) for ranges in region.dims)]
-    whole = reference
-    for dim, ranges in enumerate(region.dims):
-        parts = [whole[(slice(None),) * dim + (slice(*pair),)] for pair in ranges]
-        whole = np.concatenate(parts, dim) if parts else np.take(whole, [], dim)
-    return whole
-
-
 def locate(
     local: NDArray[Any], reference: NDArray[Any], claimed: Region | None = None, *, singly: bool = True
 ) -> NDArray[np.int64]:
@@ -83,7 +68,7 @@ def locate(
         [33, 49]
     """
     if claimed is not None and claimed.shape == local.shape:
-        wanted = read_region(reference, claimed)
+        wanted = part_of(reference, claimed)
         expected = claimed.flat_ids(reference.shape) + 1
         if np.array_equal(wanted, local):
             return expected

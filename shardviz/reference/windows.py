@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.relate.orders import mixed
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -175,14 +177,6 @@ def _rolling(table: NDArray[Any], width: int) -> NDArray[np.uint64]:
 
 def _hashed(windows: NDArray[Any]) -> NDArray[np.uint64]:
     return _rolling(windows, windows.shape[1])[:, 0]
-
-
-def mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread hashes over all 64 bits (the finalizer of splitmix64)."""
-    hashes ^= hashes >> np.uint64(30)
-    hashes *= np.uint64(0xBF58476D1CE4E5B9)
-    hashes ^= hashes >> np.uint64(27)
-    return hashes
 
 
 def _resolved(

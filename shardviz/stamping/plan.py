@@ -15,7 +15,7 @@ import numpy as np
 
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
-from shardviz.reference.lookup import is_alike
+from shardviz.relate.values import is_alike
 from shardviz.stamping.fill import Fill, can_fill
 from shardviz.text import bytes_text, counted, listed, printable
 

@@ -13,7 +13,7 @@ from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Positi
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
-from shardviz.reference.lookup import read_region
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,7 +89,7 @@ def _body(rank: int, one: Held, mesh: Mesh, layouts: tuple[LayoutRecord, ...]) -
     if rank in one.of_rank:
         local = one.of_rank[rank]
     elif one.claimed:
-        local = read_region(one.whole, parse(one.held or one.claimed).layout(mesh).region(mesh.coord_of(rank)))
+        local = part_of(one.whole, parse(one.held or one.claimed).layout(mesh).region(mesh.coord_of(rank)))
     else:
         local = one.whole
     dtype = one.dtype or str(local.dtype)

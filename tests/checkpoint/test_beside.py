@@ -10,13 +10,13 @@ from safetensors.numpy import save_file
 
 from shardviz.checkpoint.beside.compare import compare_with_job
 from shardviz.checkpoint.beside.job import job_of
-from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.maps.language import parse_rules
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.dump.digests import hash_of_bytes
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.relate.casts import cast
 from tests.checkpoint import jobs
 from tests.checkpoint.jobs import Held, job
 

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
 from shardviz.checkpoint.comparing.agreement import equal
-from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
+from shardviz.relate.casts import cast
 
 
 def compared(one, other, names=None):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.relate.casts import cast
 from tests.checkpoint.maps import both, weight
 
 EIGHT = torch.float8_e4m3fn

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import EPSILONS
 from shardviz.check.step.no_gradient import check_absent_gradients
 from shardviz.check.step.words import apart_text, farthest
 from shardviz.check.values.copies import copies_of
 from shardviz.explain.numbers import number
 from shardviz.explain.sums import GradientCopiesDiffer, LoggedValuesDiffer, OutputCopiesDiffer
 from shardviz.layout.notation import write
+from shardviz.relate.tolerance import EPSILON, ROUNDINGS_OF_ONE, ROUNDINGS_OF_SUM
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
     Values = dict[int, NDArray[np.float64]]
-
-ROUNDING = 4
-"""Copies may differ by so many units of rounding of their largest element: each rank may have computed its own."""
-
-SUMS = 64
-"""The same for what is summed in float32, or in float64."""
 
 MAX_LISTED = 4
 NO_REFERENCE = "the step against an unsharded model's: a captured job has none; copies on its ranks were compared"
@@ -93,8 +87,8 @@ def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Find
     apart = {rank: farthest(one, values[first]) for rank, one in values.items()}
     largest = max(float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one))) for one in values.values())
     dtype = "float32" if tensor.role == "scalar" else group[0].body.dtype
-    own = EPSILONS.get(dtype, EPSILONS["float32"])
-    allowed = (ROUNDING * own + SUMS * min(own, EPSILONS["float32"])) * largest
+    own = EPSILON.get(dtype, EPSILON["float32"])
+    allowed = (ROUNDINGS_OF_ONE * own + ROUNDINGS_OF_SUM * min(own, EPSILON["float32"])) * largest
     wrong = [rank for rank, by in apart.items() if not by <= allowed]
     if not wrong or all(np.array_equal(one, values[first], equal_nan=True) for one in values.values()):
         return None

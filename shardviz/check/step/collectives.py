@@ -15,6 +15,7 @@ from shardviz.check.report import NotChecked
 from shardviz.errors import DumpError
 from shardviz.explain.numbers import number
 from shardviz.explain.sums import WrongCollective
+from shardviz.relate.tolerance import SINGLE
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ class Wrong:
     after: Values
     wanted: Values
 
-
-RTOL = 1e-6
-"""How far a sum may be off for rounding, relative to it: a float32's, with room for its terms."""
 
 MAX_SHOWN = 8
 
@@ -93,7 +91,7 @@ def wrong_after(dump: Dump, call: CallRecord) -> dict[int, Wrong]:
         wanted = DEFINITIONS[call.op](before, me)
         if wanted is not None:
             after = values_of(dump, call.module, rank)
-            if after.shape != wanted.shape or not np.allclose(after, wanted, rtol=RTOL, atol=0):
+            if after.shape != wanted.shape or not np.allclose(after, wanted, rtol=SINGLE, atol=0):
                 found[rank] = Wrong(call, after, wanted)
     return found
 

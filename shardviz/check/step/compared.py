@@ -1,9 +1,7 @@
 """One tensor after a step beside the same tensor of the unsharded model's step.
 
-How far two right results may be apart: every element is a sum of up to n products, rounded at each step, and in the
-end to the coarsest dtype that took part. Rounding errors add like a random walk, so their size is eps * sqrt(n) times
-the size of the terms (Higham & Mary 2019, "A new approach to probabilistic rounding error analysis"); `SAFETY` of that
-is allowed. What is narrower than float32 is summed in float32, as torch does.
+How far two right results may be apart, `relate.tolerance` says: every element is a sum of up to n products, rounded at
+each step, and in the end to the coarsest dtype that took part.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import numpy as np
 from shardviz.check.order.rules.intent import order_of
 from shardviz.check.step.words import farthest
 from shardviz.layout.region import Region
+from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, above_noise, rounding_of_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,22 +28,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import NoiseRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-
-SAFETY = 16.0
-FEWEST = 16
-"""Of so many elements the mean square tells more than the largest difference."""
-TYPICAL = 4.0
-"""The root of the mean square difference may be so many times that which rounding alone makes of the whole tensor."""
-NOISE = 4.0
-"""A result may be off by so many times what it moves by when weights and batch are moved by a rounding."""
-EPSILONS = {
-    "float64": 2.0**-52,
-    "float32": 2.0**-23,
-    "float16": 2.0**-10,
-    "bfloat16": 2.0**-7,
-    "float8_e4m3fn": 2.0**-3,
-    "float8_e5m2": 2.0**-2,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +48,7 @@ class Rounding:
         """Return how far an element may be from what is wanted."""
         own = float(np.max(np.abs(wanted), initial=0.0))
         size = max(own, self.size) if gradient else max(own, self.epsilon)
-        return SAFETY * max(self.epsilon, min(self.epsilon, EPSILONS["float32"]) * math.sqrt(self.terms)) * size
+        return rounding_of_sums(self.epsilon, self.terms) * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +109,8 @@ class Compared:
         if not self.noise:
             return allowed
         least = self.rounding.epsilon * float(np.max(np.abs(self.wanted), initial=0.0))
-        few = max(1.0, math.sqrt(FEWEST / max(self.wanted.size, 1)))  # the largest of few says less of all that may be
-        return min(allowed, max(NOISE * few * self.noise, least))
+        few = max(1.0, math.sqrt(MANY / max(self.wanted.size, 1)))  # the largest of few says less of all that may be
+        return above_noise(few * self.noise, least, allowed)
 
     @cached_property
     def incomparable(self) -> str:
@@ -156,7 +139,7 @@ class Compared:
 
     def _is_typical(self, values: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
         """Whether values are no farther from those wanted on the whole than rounding takes them."""
-        if not self.typical or values.size < FEWEST:
+        if not self.typical or values.size < MANY:
             return True
         allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(wanted))
         return _root(values - wanted) <= allowed
@@ -236,7 +219,7 @@ def rounding_of(dump: Dump) -> Rounding:
     """Return what the step allows for rounding, from the tensors that took part in it."""
     dtypes = {shard.body.dtype for tensor in dump.at("step") for shard in tensor.shards.values()}
     dtypes |= {dtype for record in dump.files.ranks.values() for dtype in record.narrowed_to}
-    epsilon = max((EPSILONS.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+    epsilon = max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0)
     whole = [tensor for tensor in dump.at("reference") if tensor.role != "activation"]
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
     gradients = [

@@ -8,7 +8,7 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.captured import check_captured, copies_apart
-from shardviz.check.step.compared import EPSILONS, compared
+from shardviz.check.step.compared import compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.contradictions import check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
@@ -35,6 +35,7 @@ from shardviz.check.step.training import check_training
 from shardviz.check.step.words import number
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
+from shardviz.relate.tolerance import EPSILON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,7 +101,7 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
     """Say how many gradients are so small beside the others that in a narrow dtype a wrong factor would not show."""
-    narrow = {EPSILONS[dtype]: dtype for dtype in EPSILONS if EPSILONS[dtype] > EPSILONS["float32"]}
+    narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
     sizes = [(one, float(np.max(np.abs(one.wanted), initial=0.0))) for one in gradients]
     lost = [one for one, size in sizes if one.rounding.epsilon in narrow and 0.0 < size <= one.tolerance]
     if lost:

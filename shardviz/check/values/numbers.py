@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from shardviz.dump.content import leaves
 from shardviz.layout.region import index_of
+from shardviz.relate.tolerance import STEP
 
 if TYPE_CHECKING:
     from shardviz.dump.dump import Shard
 
 LEAST_ALIKE = 3
-ALIKE = 1e-5
-"""Relative, of differences and factors: those of float32 numbers are rounded."""
 
 
 def flat_values(shard: Shard) -> list[float | str] | None:
@@ -62,7 +61,7 @@ def same_step(one: Shard, other: Shard) -> tuple[float, float]:
 def _one_of(numbers: list[float]) -> float:
     """Return what all numbers are, rounding apart; 0 where they are not one finite number."""
     first = numbers[0]
-    is_one = math.isfinite(first) and all(math.isclose(number, first, rel_tol=ALIKE) for number in numbers)
+    is_one = math.isfinite(first) and all(math.isclose(number, first, rel_tol=STEP) for number in numbers)
     return first if is_one else 0
 
 

@@ -16,7 +16,7 @@ from shardviz.checkpoint.maps.functions import FUNCTIONS
 from shardviz.checkpoint.maps.made import Op, leaves, parts_of
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
-from shardviz.reference.lookup import read_region
+from shardviz.relate.values import part_of
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Given:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
-        return read_region(self.bits, region)
+        return part_of(self.bits, region)
 
 
 def _parts_in(node: Node, bits: NDArray[Any], live: Live) -> Iterator[tuple[NDArray[Any], Node]]:

@@ -16,7 +16,7 @@ import numpy as np
 from shardviz.dump.content import bits_of_values
 from shardviz.errors import DumpError, LayoutError, ShardvizError
 from shardviz.layout.region import Region
-from shardviz.reference.lookup import read_region
+from shardviz.relate.values import part_of
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Live:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
-        return read_region(self.bits, region)
+        return part_of(self.bits, region)
 
     @cached_property
     def absent(self) -> tuple[int, ...]:

@@ -12,12 +12,12 @@ from shardviz.checkpoint.beside.reading import Reader
 from shardviz.checkpoint.beside.shapes import of_another_shape
 from shardviz.checkpoint.beside.words import AS_HASHED, DIFFERENT, holding, in_words, name_places, ranks_of
 from shardviz.checkpoint.comparing.agreement import can_cast
-from shardviz.checkpoint.comparing.casts import cast, is_narrower
 from shardviz.checkpoint.comparing.changed.numbers import NARROW, WIDE
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
 from shardviz.explain.odd_files import LeftOverFromStep, NeverLoaded
 from shardviz.layout.region import index_of
+from shardviz.relate.casts import cast, is_narrower
 from shardviz.text import counted, named_ranks, printable
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.records import Saved
 from shardviz.dump.digests import hash_of, hash_of_bytes
 from shardviz.errors import DumpError
-from shardviz.reference.lookup import read_region
+from shardviz.relate.casts import cast
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class Reader:
         if self._turn is None and isinstance(self.entry, Saved) and self.entry.shape == self.shape:
             found = self.entry.read(region)
         else:
-            found = read_region(self._all(), region)
+            found = part_of(self._all(), region)
         for dtype, to in pairwise(self._steps):
             there = cast(found, dtype, to)
             if there is None:

@@ -9,10 +9,10 @@ import numpy as np
 
 from shardviz.checkpoint.beside.job import Live
 from shardviz.checkpoint.beside.reading import is_of
-from shardviz.checkpoint.comparing.casts import cast, is_narrower, is_whole
 from shardviz.checkpoint.maps.made import Made, pieces
 from shardviz.errors import DumpError
 from shardviz.machine import cores
+from shardviz.relate.casts import cast, is_narrower, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

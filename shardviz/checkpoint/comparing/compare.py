@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
-from shardviz.checkpoint.comparing.casts import is_narrower
 from shardviz.checkpoint.comparing.changed.changes import change_of
 from shardviz.checkpoint.comparing.changed.factors import overflown
 from shardviz.checkpoint.comparing.elsewhere.contents import Contents
@@ -26,6 +25,7 @@ from shardviz.checkpoint.maps.made import Made
 from shardviz.checkpoint.maps.wrong import instead_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.conversion import OverflowInFloat16
+from shardviz.relate.casts import is_narrower
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:

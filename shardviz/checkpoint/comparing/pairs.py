@@ -7,7 +7,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardviz.checkpoint.comparing.agreement import is_same
-from shardviz.checkpoint.comparing.casts import is_whole
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.matching import apply, is_turned
@@ -16,6 +15,7 @@ from shardviz.checkpoint.maps.settings import numbers_beside
 from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
 from shardviz.errors import ShardvizError
 from shardviz.reference.names import Matching, matched
+from shardviz.relate.casts import is_whole
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.casts import cast, numbers_of
-from shardviz.checkpoint.comparing.eight_bits import EIGHT_BITS, EightBits
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import WrongQuantizationScales
 from shardviz.layout.region import index_of
+from shardviz.relate.casts import cast, numbers_of
+from shardviz.relate.eight_bits import EIGHT_BITS, EightBits
+from shardviz.relate.tolerance import QUOTIENT
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 WIDE = ("float64", "float32", "bfloat16", "float16")
 BLOCKS = (128, 64, 32, 16, 256, 512)
 """Sizes of blocks that are tried, besides those that divide a dim."""
-
-ROUNDING = {"float64": 0.0, "float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""By which part of itself a value over its scale may be off: either may have been rounded, and the quotient too."""
 
 ROWS = 1 << 18
 """Elements that are compared at a time."""
@@ -146,7 +144,7 @@ def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]
 def _fits(wide: Tensor, coded: Tensor, scale: Tensor) -> Iterator[Fit]:
     """Yield how values fit for each way in which scales may belong to blocks of them."""
     scales = _numbers(scale).reshape(scale.shape)
-    loss = max(ROUNDING[wide.dtype], ROUNDING.get(scale.dtype, 0.0))
+    loss = max(QUOTIENT[wide.dtype], QUOTIENT.get(scale.dtype, 0.0))
     shape = tuple(one for one in scale.shape if one > 1) and scale.shape
     if not shape:
         yield _fit(wide, coded, scales.reshape((1,) * len(wide.shape)), (0,) * len(wide.shape), loss)

@@ -115,9 +115,9 @@ class Made:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
-        from shardviz.reference.lookup import read_region
+        from shardviz.relate.values import part_of
 
-        return read_region(self.bits, region)
+        return part_of(self.bits, region)
 
 
 def value_of(node: Node) -> NDArray[Any]:

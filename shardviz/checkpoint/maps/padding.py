@@ -9,7 +9,7 @@ import numpy as np
 
 from shardviz.checkpoint.maps.made import Made, Op, called, parts_of
 from shardviz.layout.region import indices
-from shardviz.reference.lookup import read_region
+from shardviz.relate.values import part_of
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def padding_in(node: Node) -> NDArray[np.bool_]:
 def padding_of(node: Op, region: Region) -> NDArray[np.bool_]:
     """Return which elements of a part of what is made are padding."""
     if node.function != PAD or has_padding(node.parts[0]):
-        return np.asarray(read_region(padding_in(node), region))
+        return np.asarray(part_of(padding_in(node), region))
     dim = dim_of(node)
     along = indices(region.dims[dim]) >= node.parts[0].shape[dim]
     return np.broadcast_to(along.reshape([-1 if at == dim else 1 for at in range(len(region.dims))]), region.shape)

@@ -19,7 +19,7 @@ from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
 from shardviz.checkpoint.maps.slips import variants
 from shardviz.explain.conversion import AnotherSourceTensor, RenumberedParts
-from shardviz.reference.lookup import is_alike, read_region
+from shardviz.relate.values import is_alike, part_of
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Piece:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part."""
-        return read_region(self.bits, region)
+        return part_of(self.bits, region)
 
 
 def instead_of(made: Made, tensor: Tensor, known: Contents) -> Instead | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.live.capture.stamp import bits_of_tensor, from_bits
-from shardviz.reference.lookup import read_region
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ class Made:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the bits of a part, in the region's order."""
-        return read_region(self.bits, region)
+        return part_of(self.bits, region)
 
 
 def outline(entry: Entry) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from shardviz.live.compat import clean_name
 from shardviz.live.step.returned import Returned, numbers_of
+from shardviz.relate.tolerance import SINGLE
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ Kept = dict[str, dict[str, torch.Tensor]]
 """Values by what they are (`step`, `hist[0]`), and by the name of their parameter, which is empty for a group's."""
 
 MAX_LISTED = 4
-NEAR = 1e-6
-"""How far two values may be apart, relative to the larger one."""
 
 
 def kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> Kept:
@@ -79,4 +78,4 @@ def _is_kept(name: str, value: torch.Tensor, due: Mapping[str, torch.Tensor]) ->
 def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
     finite = [side[torch.isfinite(side)].abs() for side in (one.double(), other.double())]
     largest = max((float(side.max()) for side in finite if side.numel()), default=0.0)
-    return bool(torch.allclose(one.double(), other.double(), rtol=0.0, atol=NEAR * largest, equal_nan=True))
+    return bool(torch.allclose(one.double(), other.double(), rtol=0.0, atol=SINGLE * largest, equal_nan=True))

@@ -9,6 +9,7 @@ import torch
 
 from shardviz.live.capture.locals import Local
 from shardviz.live.step.returned import joined, named_calls, numbers_of
+from shardviz.relate.tolerance import ELEMENT, EXACT, ROUNDINGS_OF_ONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.live.step.unsharded.step import UnshardedStep
-
-EXACT = 1e-9
-"""How near values must be to those of a layout to be laid out so, relative to the largest; then they are judged."""
-
-NARROW = 1e-4
-"""The same at least in a step that computes in float32, or narrower."""
 
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "avg": lambda stacked: stacked.double().mean(0),
@@ -47,7 +42,7 @@ class Wanted:
         """Return how far an element may be from what a layout gives."""
         finite = self.whole[torch.isfinite(self.whole)].abs().double()
         largest = float(finite.max()) if finite.numel() else 0.0
-        return (max(NARROW, 4 * precision) if precision else EXACT) * max(largest, EXACT)
+        return (max(ELEMENT["float32"], ROUNDINGS_OF_ONE * precision) if precision else EXACT) * max(largest, EXACT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ import torch
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.stamp import dtype_name
+from shardviz.relate.tolerance import ELEMENT, EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,9 +37,6 @@ MAX_ELEMENTS = 1 << 16
 
 MAX_WHOLE = 1 << 20
 """Of the unsharded model's activations that no part fits, as many as these elements are written down."""
-
-TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
-"""How far rounding in a dtype may take an activation from the reference, relative and absolute; else 1e-9."""
 
 
 def placed(locals_: Mapping[str, Local], wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[Local]:
@@ -145,5 +144,5 @@ def _fitting(values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int) -
 
 
 def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    close = TOLERANCE.get(one.dtype, 1e-9)
+    close = ELEMENT.get(dtype_name(one.dtype), EXACT)
     return bool(torch.allclose(one.double(), other.double(), rtol=close, atol=close))

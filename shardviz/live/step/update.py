@@ -11,6 +11,7 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import clean_name, flat_params, unit_of
 from shardviz.live.step.observe import optimizer_states
+from shardviz.relate.tolerance import SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.step.observe import Observed
-
-ALIKE = 1e-6
-"""The largest relative difference between the factors by which ranks scaled one gradient together, as in clipping."""
 
 ONE_OPTIMIZER = "return one torch.optim.Optimizer, or an object whose `optim` is one: a step of several is only planned"
 """What a probe's `optimizer()` has to return."""
@@ -123,7 +121,7 @@ def distinct_gradients(before: Sequence[Local], after: Sequence[Local]) -> list[
     for factors in of_all_ranks(mine):
         for name, factor in factors.items():
             by_name.setdefault(name, []).append(factor)
-    apart = {name for name, found in by_name.items() if max(found) - min(found) > ALIKE * max(map(abs, found))}
+    apart = {name for name, found in by_name.items() if max(found) - min(found) > SINGLE * max(map(abs, found))}
     return [replace(one, grad=left[one.name].grad) if one.name in apart else one for one in before]
 
 

@@ -30,8 +30,9 @@ from shardviz.explain.assertions import (
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
 from shardviz.layout.region import box_of, index_of
-from shardviz.reference.lookup import bits_of, is_alike, locate
+from shardviz.reference.lookup import bits_of, locate
 from shardviz.reference.windows import UNPLACED
+from shardviz.relate.values import is_alike
 from shardviz.text import counted
 
 if TYPE_CHECKING:

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import distributed
 
-from shardviz.check.step.compared import SAFETY, Rounding, laid_out
+from shardviz.check.step.compared import Rounding, laid_out
 from shardviz.dump.whole import whole_values
 from shardviz.explain.finding import MOST_NAMES
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.stamp import dtype_name
+from shardviz.relate.tolerance import ASSERT_CLOSE, ROUNDINGS_OF_ROLE, SAFETY
 from shardviz.testing.assertions.differences import explained, misshapen
 from shardviz.testing.assertions.gathering import gather
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for
@@ -38,18 +40,6 @@ if TYPE_CHECKING:
     from shardviz.testing.assertions.subjects import Subject
 
     Key = tuple[Role, str]
-
-TOLERANCES = {
-    torch.float16: (1e-3, 1e-5),
-    torch.bfloat16: (1.6e-2, 1e-5),
-    torch.float32: (1.3e-6, 1e-5),
-    torch.float64: (1e-7, 1e-7),
-}
-"""rtol and atol by dtype, those of `torch.testing.assert_close`; other dtypes must be equal."""
-ROUNDING: dict[Role, float] = {"grad": 16.0, "activation": 4.0, "optim": 4.0}
-"""Computed values are sums, and each layout adds them in a different order: an element may also be off by this many
-times the dtype's eps, relative to the largest element. For a gradient, the largest element of any gradient counts.
-Measured on small language models: 12 times eps in float32, 16 in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -178,13 +168,13 @@ def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceM
     for key, values in whole.items():
         dtypes = {theirs[key].values.dtype, own.get(key, theirs[key]).values.dtype}
         size = max(_largest(values), largest if key[0] == "grad" else 0.0)
-        found[key] = Expected(values, *_tolerance(dtypes, ROUNDING.get(key[0], 0.0) * size))
+        found[key] = Expected(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
     return found
 
 
 def _tolerance(dtypes: Collection[torch.dtype], rounded: float) -> tuple[float, float]:
     """Return rtol and atol; `rounded` is how much an element may be off by, in units of eps."""
-    rtols, atols = zip(*(TOLERANCES.get(dtype, (0.0, 0.0)) for dtype in dtypes), strict=True)
+    rtols, atols = zip(*(ASSERT_CLOSE.get(dtype_name(dtype), (0.0, 0.0)) for dtype in dtypes), strict=True)
     eps = max(torch.finfo(dtype).eps if dtype.is_floating_point else 0.0 for dtype in dtypes)
     return max(rtols), max(*atols, rounded * eps)
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.changed.orders import name_change
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.optimizer import state_of
@@ -14,6 +13,7 @@ from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.transfers import WrongOnDisk
 from shardviz.layout.region import Region, index_of
 from shardviz.reference.names import matched
+from shardviz.relate.casts import cast
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:

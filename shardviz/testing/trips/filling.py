@@ -13,7 +13,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.describe import digest
 from shardviz.live.capture.lookup.by_reference import claimed_region
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
-from shardviz.reference.lookup import read_region
+from shardviz.relate.values import part_of
 from shardviz.stamping.fill import Fill, can_fill
 from shardviz.testing.trips.contents import with_settings
 
@@ -59,7 +59,7 @@ class Flags:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part."""
-        return read_region(self.bits, region)
+        return part_of(self.bits, region)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def fill(seen: Contents, entries: Mapping[str, Entry | None], number: float) -> 
             refused[name] = f"{local.values.dtype} has no values to fill it with"
         elif local.values.is_meta:
             refused[name] = "it is on the meta device"
-        elif (own := part_of(local, entry)) is None:
+        elif (own := part_of_entry(local, entry)) is None:
             refused[name] = "its placements do not say which elements this rank has"
         else:
             _write(local.values, own)
@@ -151,20 +151,20 @@ def _not_applied(seen: Contents, entries: Mapping[str, Entry | None], refused: M
     for name, local in seen.tensors.items():
         entry = entries.get(name)
         if entry is not None and name not in refused:
-            own = part_of(local, entry)
+            own = part_of_entry(local, entry)
             if own is None or not np.array_equal(own, bits_of_tensor(local.values)):
                 wrong[name] = "it did not read back as it was filled: it shares elements with another tensor"
     return wrong
 
 
-def part_of(local: Local, entry: Entry) -> NDArray[Any] | None:
+def part_of_entry(local: Local, entry: Entry) -> NDArray[Any] | None:
     """Return the bits that this rank's part should have; None where its placements do not say which part that is."""
     if tuple(entry.shape) != local.shape:
         return None
     region = region_of(local)
     if region is None or region.shape != tuple(local.values.shape):
         return None
-    return read_region(entry.bits.reshape(-1), region) if local.flat else entry.read(region)
+    return part_of(entry.bits.reshape(-1), region) if local.flat else entry.read(region)
 
 
 def region_of(local: Local) -> Region | None:

@@ -15,7 +15,7 @@ from shardviz.explain.transfers import FusedCutInOnePiece, InterleavedParts, Reo
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits
 from shardviz.live.capture.stamp import bits_of_tensor
-from shardviz.testing.trips.filling import part_of
+from shardviz.testing.trips.filling import part_of_entry
 from shardviz.testing.trips.mapping import entry_of
 from shardviz.text import listed
 
@@ -96,7 +96,7 @@ def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
     whole = None
     with suppress(ShardvizError):  # a layout of parts need not be one of the whole
         whole = cut.fused(name, local)
-    wanted = part_of(whole, cut.entry(name, None)) if whole is not None else None
+    wanted = part_of_entry(whole, cut.entry(name, None)) if whole is not None else None
     if wanted is not None and _equal(wanted, got, cut.entry(name, None).dtype, local):
         return "the rank's rows are those of the whole, cut in one piece", FusedCutInOnePiece(is_seen=True)
     right = [_right(cut, piece) for piece in pieces.values()]
@@ -109,7 +109,7 @@ def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
 
 def _right(cut: Cut, piece: Piece) -> NDArray[Any] | None:
     entry = entry_of(cut.node(*piece.of))
-    part = part_of(piece.local, entry)
+    part = part_of_entry(piece.local, entry)
     return None if part is None else cast_bits(part, entry.dtype, piece.local.values.dtype)
 
 

@@ -18,9 +18,11 @@ from shardviz.live.capture.lookup.by_reference import add_by_reference, cast_bit
 from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
-from shardviz.reference.lookup import FEW_EQUAL, is_alike, read_region
+from shardviz.reference.lookup import FEW_EQUAL
+from shardviz.relate.casts import through
+from shardviz.relate.values import is_alike, part_of
 from shardviz.testing.assertions.gathering import gather
-from shardviz.testing.trips.filling import part_of, region_of
+from shardviz.testing.trips.filling import part_of_entry, region_of
 from shardviz.text import join_numbers, listed
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     wrong = wanted != got
     region = region_of(local)
     if target.padding is not None and region is not None:
-        wrong &= ~read_region(target.padding(), region)
+        wrong &= ~part_of(target.padding(), region)
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
     fate, why = _fate(local, target, got, wrong)
     padded = target.padded() if target.padded is not None else None
@@ -130,7 +132,7 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
 
 
 def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:
-    part = part_of(local, entry)
+    part = part_of_entry(local, entry)
     return None if part is None else cast_bits(part, entry.dtype, local.values.dtype)
 
 
@@ -140,8 +142,10 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
         return "other", ""  # of two values one is the old one
     if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= _most(wrong):
         return "kept", ""
-    for dtype in NARROWER.get(dtype_name(local.values.dtype), ()):
-        if np.array_equal(_rounded(local, target.entry, dtype), got):
+    own, part = dtype_name(local.values.dtype), part_of_entry(local, target.entry)
+    for dtype in NARROWER.get(own, ()):
+        rounded = through(part, target.entry.dtype, dtype, own) if part is not None else None
+        if rounded is not None and np.array_equal(rounded, got):
             return "rounded", dtype
     if not got[wrong].any():
         return "zeros", ""
@@ -153,12 +157,6 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
 def _most(wrong: NDArray[np.bool_]) -> float:
     """How many of the wrong elements must be the old ones: of narrow values some are equal by chance."""
     return max(1.0, (1 - FEW_EQUAL) * int(wrong.sum()))
-
-
-def _rounded(local: Local, entry: Entry, dtype: str) -> NDArray[Any]:
-    part = part_of(local, entry)
-    assert part is not None, "its shape was compared before"
-    return cast_bits(cast_bits(part, entry.dtype, getattr(torch, dtype)), dtype, local.values.dtype)
 
 
 def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:

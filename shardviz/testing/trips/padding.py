@@ -12,7 +12,7 @@ from shardviz.checkpoint.maps.padding import PAD, dim_of, has_padding, padding_i
 from shardviz.layout.layout import Layout
 from shardviz.live.capture.lookup.by_reference import cast_bits
 from shardviz.live.capture.stamp import bits_of_tensor, from_bits
-from shardviz.reference.lookup import read_region
+from shardviz.relate.values import part_of
 from shardviz.testing.trips.filling import region_of
 from shardviz.testing.trips.mapping import entry_of
 
@@ -34,7 +34,7 @@ def without_padding(local: Local, node: Node) -> Local:
         return local
     got, entry, padding = bits_of_tensor(local.values).copy(), entry_of(node), padding_in(node)
     for region in (*_others(local), own):  # a shard of another rank has that one's padding
-        mask = read_region(padding, region)
+        mask = part_of(padding, region)
         wanted = cast_bits(entry.read(region), entry.dtype, local.values.dtype)
         if region == own or (mask.shape == got.shape and _equal(got[~mask], wanted[~mask])):
             got[mask] = wanted[mask]

@@ -19,6 +19,7 @@ from shardviz.explain.loads import (
     TieLostInLoad,
 )
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.relate.tolerance import SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.testing.trips.contents import Contents
-
-ROUNDING = 1e-6
-"""How far a hyperparameter may be off, relative to itself: some formats store float32."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def _settings(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
     return {
         name: ("setting", f"it is {after.settings[name]:g} after the load, and was saved as {value:g}")
         for name, value in saved.settings.items()
-        if name in after.settings and not math.isclose(after.settings[name], value, rel_tol=ROUNDING)
+        if name in after.settings and not math.isclose(after.settings[name], value, rel_tol=SINGLE)
     }
 
 

@@ -16,7 +16,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
-from shardviz.reference.lookup import read_region
+from shardviz.relate.values import part_of
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
 from shardviz.testing.trips import filling
@@ -69,7 +69,7 @@ class Whole:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part."""
-        return read_region(self.bits, region)
+        return part_of(self.bits, region)
 
 
 def assert_transferred(

@@ -261,7 +261,7 @@ def _targets(entries: Mapping[str, Entry], old: Contents, now: Contents, salt: s
 
 def _old_of(old: Contents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
     local = old.tensors.get(name)
-    return partial(filling.part_of, local, entry) if local is not None and entry is not None else None
+    return partial(filling.part_of_entry, local, entry) if local is not None and entry is not None else None
 
 
 def _left_out(before: Before, of: set[What], *, same: bool) -> Iterator[str]:

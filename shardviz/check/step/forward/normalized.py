@@ -13,6 +13,7 @@ import numpy as np
 from shardviz.check.step.forward.reason import Reason
 from shardviz.explain.modules import NormOfSplitFeatures
 from shardviz.layout.region import indices
+from shardviz.relate.tolerance import FEW, LEAST_STATISTIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
-
-FEWEST = 4
-"""Features per row that a rank must have: any three numbers are near to a line through two."""
-
-LEAST = 1e-3
-"""Rows whose factor is nearer to 1 than this show nothing."""
 
 
 def check_normalized(evidence: Evidence, one: Compared) -> Reason | None:
@@ -56,7 +51,7 @@ def _parts(dump: Dump, name: str, size: int) -> Mapping[int, NDArray[np.int64]]:
         return {}
     held = {rank: shard.held for rank, shard in stamped.shards.items()}
     parts = {rank: np.asarray(indices(own.dims[0])) for rank, own in held.items() if own is not None}
-    return parts if all(FEWEST <= len(part) < size for part in parts.values()) else {}
+    return parts if all(FEW <= len(part) < size for part in parts.values()) else {}
 
 
 def _bare(
@@ -85,7 +80,9 @@ def _is_row_by_row(got: NDArray[np.float64], due: NDArray[np.float64], tolerance
         return False
     factors = (centred * other).sum(1, keepdims=True) / squares
     left = np.abs(centred - factors * other).max()
-    return bool(left <= 10 * tolerance * max(1.0, float(np.abs(got).max())) and np.any(np.abs(factors - 1) > LEAST))
+    return bool(
+        left <= 10 * tolerance * max(1.0, float(np.abs(got).max())) and np.any(np.abs(factors - 1) > LEAST_STATISTIC)
+    )
 
 
 def _splitting(dump: Dump, name: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from shardviz.check.step.jobs.values import in_both
 from shardviz.check.step.trace.calls import is_within
 from shardviz.layout.candidates import placements_of
+from shardviz.relate.tolerance import FEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,14 +23,11 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.judging import Judging
     from shardviz.check.step.jobs.traces import Place
 
-FEWEST = 4
-"""Fewer elements are some whole number times others by chance."""
-
 
 def added_at(judging: Judging, place: Place, rank: int) -> tuple[str, int]:
     """Return the term that a value has too often, and how often (-1: it lacks it); empty where there is none."""
     whole, part = judging.whole[place].values, judging.ranks[rank][place].values
-    if whole is None or part is None or not (whole.is_whole and part.is_whole) or part.values.size < FEWEST:
+    if whole is None or part is None or not (whole.is_whole and part.is_whole) or part.values.size < FEW:
         return "", 0
     terms = list(_terms(judging, place, rank, part.shape))
     for _, region in placements_of(whole.shape, part.shape, judging.mesh, rank) if terms else ():

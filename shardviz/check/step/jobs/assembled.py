@@ -12,7 +12,6 @@ from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.added import added_at
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.traces import Place
-from shardviz.check.step.jobs.values import ON_GPU
 from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.forward import first_in_forward
 from shardviz.check.step.trace.readers import blamed_by_weights
@@ -22,6 +21,7 @@ from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import DumpError
+from shardviz.relate.tolerance import TENSOR_FLOAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -244,7 +244,7 @@ def _add_vectors(found: Assembling, params: Mapping[str, Weight]) -> None:
 
 def _add_weight(found: Assembling, rank: int, name: str, moment: Moment, weight: Weight, layout: Layout | None) -> None:
     assert weight.values is not None
-    if weight.values.tolerance == ON_GPU:
+    if weight.values.tolerance == TENSOR_FLOAT:
         found.narrowed_to = ("float16",)
     shape = weight.shape if layout is None or layout.flat else layout.shape
     found.add(rank, name, (moment, "grad"), shape, weight.values.values, weight.values.dtype, layout)

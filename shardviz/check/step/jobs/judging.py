@@ -16,12 +16,13 @@ import numpy as np
 
 from shardviz.check.step.forward.slices import places_of
 from shardviz.check.step.jobs.traces import float_of
-from shardviz.check.step.jobs.values import EXACT, in_both
+from shardviz.check.step.jobs.values import in_both
 from shardviz.dump.records.trace import PointRecord
 from shardviz.layout.candidates import num_splits, placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial, Replicate
+from shardviz.relate.tolerance import DRIFT, EXACT, MOST_NOISE, TENSOR_FLOAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,12 +35,6 @@ if TYPE_CHECKING:
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
 
-LOOSE = 5e-3
-"""Where rounding may take an element so far, right jobs drift apart from module to module."""
-DRIFT = 2.0
-"""In narrow numbers an element may be so many times as far off as any before it that is right."""
-MOST_DRIFT = 0.25
-"""But no farther than this, relative to the largest element."""
 MAX_DENOMINATOR = 64
 """The number that gradients are multiplied by is a ratio of small numbers: sizes of axes, numbers of micro-batches."""
 NARROW = ("bfloat16", "float16")
@@ -157,7 +152,7 @@ class Judging:
             self.num_not_finite += 1
             return None
         base = max((self._base(whole, part) for part in values.values()), default=EXACT)
-        relative = max(base, min(DRIFT * self.drift, MOST_DRIFT)) if base >= LOOSE else base
+        relative = max(base, min(DRIFT * self.drift, MOST_NOISE)) if base >= TENSOR_FLOAT else base
         near = relative * float_of(whole)
         layout = self._fit(place, whole, values, near) or self._sum(place, whole, values, near)
         state: State = "odd"

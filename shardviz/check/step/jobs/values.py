@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.dump.arrays.sample import kept, strides_between
+from shardviz.relate.tolerance import ELEMENT, EXACT, TENSOR_FLOAT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,13 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.layout.region import Ranges, Region
-
-
-TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3, "float32": 1e-4}
-"""How far rounding in a dtype may take an element, relative to the largest one; else `EXACT`."""
-ON_GPU = 5e-3
-"""The same for float32 where multiplications may round their factors to TF32."""
-EXACT = 1e-9
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Kept:
     def tolerance(self) -> float:
         """How far rounding may take an element that is computed, relative to the largest one."""
         is_rounded = self.dtype == "float32" and not self.device.startswith("cpu")
-        return ON_GPU if is_rounded else TOLERANCE.get(self.dtype, EXACT)
+        return TENSOR_FLOAT if is_rounded else ELEMENT.get(self.dtype, EXACT)
 
     @property
     def is_whole(self) -> bool:

@@ -21,6 +21,7 @@ from shardviz.explain.gradients import (
     UnequalMicroBatches,
 )
 from shardviz.explain.numbers import number
+from shardviz.relate.tolerance import TELLING
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 DIGITS = 3
 """Weights are rounded to this many digits after the point."""
-
-MARGIN = 1e4
-"""A gradient this many times the tolerance shows the weights."""
 
 MAX_LISTED = 8
 
@@ -80,7 +78,7 @@ def _parts(evidence: Evidence, one: Compared) -> list[NDArray[np.float64]]:
 def _tells(evidence: Evidence, one: Compared) -> bool:
     parts = _parts(evidence, one)
     sizes = [float(np.max(np.abs(part), initial=0.0)) for part in parts]
-    return bool(parts) and min(sizes) > MARGIN * one.tolerance and one.wanted.size >= 2 * len(parts)
+    return bool(parts) and min(sizes) > TELLING * one.tolerance and one.wanted.size >= 2 * len(parts)
 
 
 def _weights(evidence: Evidence, one: Compared) -> Weights:

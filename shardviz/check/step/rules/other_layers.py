@@ -16,6 +16,7 @@ import numpy as np
 
 from shardviz.check.step.words import claimed_text
 from shardviz.explain.sums import MixedLayers
+from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.finding import Finding
-
-MEAN_ROUNDING = 1e-9
-"""How far the sum of a mean may round, relative to the largest element; far above what float64 does."""
 
 
 def check_other_layers(evidence: Evidence, one: Compared) -> Finding | None:
@@ -58,7 +56,7 @@ class WrongGradients:
         rank = next((rank for rank in one.wrong if rank in one.mesh), None)
         if rank is None or (mean := _mean(one.reduced[rank])) is None:
             return []
-        allowed = one.tolerance + MEAN_ROUNDING * float(np.max(np.abs(one.reduced[rank]), initial=0.0))
+        allowed = one.tolerance + EXACT * float(np.max(np.abs(one.reduced[rank]), initial=0.0))
         found: set[int] = set()
         for at in one.mesh.group_of(rank, axis):
             if at not in one.reduced:

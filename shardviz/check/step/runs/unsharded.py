@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays.sketch import apart, factor
+from shardviz.relate.tolerance import COARSEST_NORM, MOST_SKETCH_NOISE, NORM, SKETCH_NOISE, above_noise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,14 +23,6 @@ if TYPE_CHECKING:
 Direction = Literal["forward", "backward"]
 Place = tuple[str, str, int, int]
 """A name, what of it, the number of the call, and of the tensor."""
-
-BASE = {"float64": 1e-9, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
-"""How far tensors of right runs may be apart, relative to their size, where rounding was not tried; else `COARSE`."""
-COARSE = 0.1
-NOISE = 6.0
-"""They may be apart by so many times what rounding alone did to either; sketches show that to a third."""
-LARGEST = 0.3
-"""Where rounding alone does more than this, two runs show nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +41,9 @@ class Pair:
     def allowed(self) -> float:
         """How far the two may be apart."""
         sides = self.ours, self.theirs
-        base = max(BASE.get(one.dtype, COARSE) for one in sides)
+        base = max(NORM.get(one.dtype, COARSEST_NORM) for one in sides)
         noise = max(one.noise for one in sides)
-        return max(NOISE * noise, min(base, BASE["float32"]) if noise else base)
+        return above_noise(noise, min(base, NORM["float32"]) if noise else base, times=SKETCH_NOISE)
 
     @cached_property
     def apart(self) -> float:
@@ -62,7 +55,7 @@ class Pair:
     @property
     def is_telling(self) -> bool:
         """Whether rounding alone does less than all that is there."""
-        return self.allowed <= LARGEST
+        return self.allowed <= MOST_SKETCH_NOISE
 
     @property
     def differs(self) -> bool:

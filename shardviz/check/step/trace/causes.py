@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import NOISE, Compared, Rounding
+from shardviz.check.step.compared import Compared, Rounding
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
@@ -23,6 +23,7 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
 from shardviz.layout.placements import Placement, Replicate, Shard
+from shardviz.relate.tolerance import NOISE, POINT_EPSILON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES = 1 << 10
 """A tensor that could be split over the mesh in more ways than this is not looked at."""
-
-POINT_ROUNDING = 1e-2
-"""How far an element of an activation may be off in a narrow dtype, relative to the largest."""
 
 
 def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | None:
@@ -85,7 +83,7 @@ def compared_at(evidence: Evidence, calls: Calls, found: Divergence) -> Iterator
 
 def _rounding(evidence: Evidence) -> Rounding:
     of_step = evidence.activations.rounding
-    return Rounding(min(of_step.epsilon, POINT_ROUNDING), of_step.terms, 0.0)
+    return Rounding(min(of_step.epsilon, POINT_EPSILON), of_step.terms, 0.0)
 
 
 def _layouts(dump: Dump, calls: Calls, found: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:

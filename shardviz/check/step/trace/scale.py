@@ -16,6 +16,7 @@ from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.gradients import AveragedBackward, RepeatedBackwardSum
 from shardviz.explain.modules import AveragedForward, RepeatedForwardSum, ScaledBetweenModules, ScaledByMicroBatches
 from shardviz.explain.numbers import times_text
+from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, near_ratio
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
@@ -25,20 +26,15 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
 MAX_DENOMINATOR = 64
-NEAR = 1e-6
-"""A factor this near to a ratio of small numbers, relative to it and rounding apart, is that one."""
-
-LEAST_SCALE = 0.01
-"""Factors nearer to 1 than this are errors that happen to be proportional."""
 
 
 def check_times(evidence: Evidence, one: Compared, first: Divergence) -> Finding | None:
     """Return the finding if every rank has the unsharded model's values times one number."""
     factor = _factor(one)
-    if factor is None or abs(factor - 1) < LEAST_SCALE:
+    if factor is None or abs(factor - 1) < LEAST_FACTOR_OF_MODULE:
         return None
     ratio = Fraction(factor).limit_denominator(MAX_DENOMINATOR)
-    is_ratio = bool(ratio) and abs(factor - ratio) <= max(NEAR, one.rounding.epsilon) * abs(factor)
+    is_ratio = bool(ratio) and abs(factor - ratio) <= near_ratio(one.rounding.epsilon) * abs(factor)
     axes = _axes(one, ratio) if is_ratio else []
     size = " or ".join(axes)
     cause = _cause(evidence, first, ratio if is_ratio else Fraction(0), size)

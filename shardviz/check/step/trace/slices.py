@@ -9,6 +9,7 @@ import numpy as np
 from shardviz.check.step.words import WHAT, claimed_text
 from shardviz.explain.forward import ExchangedParts, FirstPartOnAll
 from shardviz.explain.modules import StatisticsOfPart
+from shardviz.relate.tolerance import EXPLAINED_BY_LINE, LEAST_STATISTIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 
 FEWEST = 6
 """Numbers that share a factor and an offset: any three are near to a line through two."""
-
-LEFT = 0.1
-"""A factor and an offset explain numbers where they leave no more than this part of the difference."""
-
-LEAST = 1e-3
-"""Factors that are nearer to 1 than this show nothing."""
 
 
 def check_other_part(one: Compared) -> Finding | None:
@@ -72,7 +67,7 @@ def check_own_statistics(one: Compared) -> Finding | None:
         factors = [_factors(one, rank, dims) for rank in one.wrong] if axes else []
         if factors and all(own is not None for own in factors):
             joined = np.concatenate([own for own in factors if own is not None])
-            if float(joined.max() - joined.min()) > LEAST:
+            if float(joined.max() - joined.min()) > LEAST_STATISTIC:
                 return _of_statistics(one, dims, " and ".join(axes))
     return None
 
@@ -97,8 +92,8 @@ def _factors(one: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.floa
     factors = (centred * other).sum(1, keepdims=True) / squares
     left = float(np.abs(centred - factors * other).max())
     apart = float(np.abs(got - due).max())
-    fits = left <= min(4 * one.tolerance * max(1.0, float(np.abs(factors).max())), LEFT * apart)
-    return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST) else None
+    fits = left <= min(4 * one.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)
+    return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST_STATISTIC) else None
 
 
 def _grouped(values: NDArray[np.float64], dims: tuple[int, ...]) -> NDArray[np.float64]:

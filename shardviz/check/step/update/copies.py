@@ -13,7 +13,7 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
-from shardviz.check.step.update.reasons import FIT, factors_of, scaled
+from shardviz.check.step.update.reasons import factors_of, scaled
 from shardviz.check.step.words import apart_text, claimed_text
 from shardviz.explain.update import (
     AverageNotWritten,
@@ -22,6 +22,7 @@ from shardviz.explain.update import (
     OptimizerOfOtherParameters,
     StepNotKept,
 )
+from shardviz.relate.tolerance import EXPLAINED_UPDATE, SINGLE
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-
-LEAST = 1e-6
-"""Gradients are said not to be zero from this size on, relative to the largest one: less may be lost in rounding."""
 
 MAX_LISTED = 8
 
@@ -116,7 +114,7 @@ def _not_written(one: Compared, idle: tuple[int, ...]) -> Finding:
 def _differing(dump: Dump, one: Compared) -> Finding:
     axes = " and ".join(one.copies_differ_along)
     factors = factors_of(dump, one)
-    if factors and max(factors.values()) - min(factors.values()) > FIT * max(map(abs, factors.values())):
+    if factors and max(factors.values()) - min(factors.values()) > EXPLAINED_UPDATE * max(map(abs, factors.values())):
         why = scaled(factors)
         return _apart(one, why.cause, f": {why.sentence}")
     return _apart(one, CopiesSteppedApart(axes, listed(_differing_states(dump, one), MAX_LISTED)))
@@ -184,7 +182,7 @@ def _with_gradient(dump: Dump, one: Compared) -> tuple[int, ...]:
     if gradient is None:
         return ()
     sizes = np.abs(dump.values(gradient.first, one.name)).ravel()
-    least = LEAST * one.rounding.size
+    least = SINGLE * one.rounding.size
     return tuple(
         rank
         for rank in one.values

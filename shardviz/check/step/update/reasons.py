@@ -21,6 +21,7 @@ from shardviz.explain.update import (
     RankDependentStep,
     RepeatedStep,
 )
+from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -31,12 +32,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
-
-FIT = 1e-4
-"""How far what an explanation leaves over may be, relative to the largest that it explains."""
-
-FEWEST = 4
-"""Of fewer elements any number is some multiple of another."""
 
 MAX_LISTED = 4
 
@@ -72,7 +67,7 @@ def factors_of(dump: Dump, one: Compared) -> dict[int, float]:
     steps = steps_of(dump, one)
     found = {rank: _factor(got, due) for rank, (got, due) in steps.items() if np.any(due)}
     known = {rank: factor for rank, factor in found.items() if factor is not None}
-    enough = sum(np.count_nonzero(due) for _, due in steps.values()) >= FEWEST
+    enough = sum(np.count_nonzero(due) for _, due in steps.values()) >= FEW
     return known if enough and len(known) == len(found) else {}
 
 
@@ -83,13 +78,13 @@ def _factor(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
 
 def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     size = max(float(np.max(np.abs(one), initial=0.0)) for one in (got, other))
-    return bool(np.max(np.abs(got - other), initial=0.0) <= FIT * size)
+    return bool(np.max(np.abs(got - other), initial=0.0) <= EXPLAINED_UPDATE * size)
 
 
 def why_weight(dump: Dump, one: Compared) -> Why | None:
     """Return why a weight is another after the step, where its step shows that."""
     factors = factors_of(dump, one)
-    apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > FIT}
+    apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > EXPLAINED_UPDATE}
     if apart:
         return scaled(factors)
     return _decayed(dump, one)
@@ -98,14 +93,14 @@ def why_weight(dump: Dump, one: Compared) -> Why | None:
 def scaled(factors: Mapping[int, float]) -> Why:
     """Return why every rank's step is a multiple of the unsharded model's."""
     low, high = min(factors.values()), max(factors.values())
-    if high - low > FIT * max(abs(low), abs(high)):
+    if high - low > EXPLAINED_UPDATE * max(abs(low), abs(high)):
         shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
         return Why(
             f"ranks step it by different multiples of the unsharded model's step: {shown}",
             RankDependentStep(),
         )
     whole = round(high)
-    if whole >= 2 and abs(high - whole) <= FIT * whole:
+    if whole >= 2 and abs(high - whole) <= EXPLAINED_UPDATE * whole:
         return Why(
             f"the optimizer's step of it is {whole} times the unsharded model's on every rank",
             RepeatedStep(whole),
@@ -130,7 +125,7 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
     off = np.concatenate([difference.ravel() for difference, _ in pairs]) if pairs else np.zeros(0)
     own = [start[one.regions[rank].flat_ids(one.wanted.shape)].ravel() for _, rank in pairs]
     weights = np.concatenate(own) if own else np.zeros(0)
-    if np.count_nonzero(weights) < FEWEST or np.ptp(weights) <= FIT * float(np.max(np.abs(weights))):
+    if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
         return None
     factor = float(np.sum(off * weights) / np.sum(weights * weights))
     if not factor or not _is_near(off, factor * weights):
@@ -174,7 +169,7 @@ def _are_multiples(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> b
     """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
     got, due = (np.concatenate([values[rank].ravel() for rank in parts]) for values in (one.reduced, _wanted(one)))
     added = np.concatenate([part.ravel() for part in parts.values()])
-    if np.count_nonzero(added) < FEWEST or not np.any(got):
+    if np.count_nonzero(added) < FEW or not np.any(got):
         return False
     return _factor(got, added) is not None and _factor(due, added) is None
 
@@ -197,7 +192,7 @@ def _from_others(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dic
 def _is_from(one: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, other: int) -> bool:
     """Whether a rank's state is another's, but for what the two ranks' own gradients add to it."""
     got, due = one.reduced[rank], one.wanted_of(other)
-    if one.regions[rank] == one.regions[other] or got.shape != due.shape or got.size < FEWEST:
+    if one.regions[rank] == one.regions[other] or got.shape != due.shape or got.size < FEW:
         return False
     off, added = got - due, parts[rank] - parts[other]
     return bool(np.any(added)) and _factor(off, added) is not None

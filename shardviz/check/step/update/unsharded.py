@@ -22,6 +22,7 @@ from shardviz.check.step.update.reasons import Why, of_another_order, of_others,
 from shardviz.check.step.words import claimed_text, number
 from shardviz.explain.states import UnexplainedState
 from shardviz.explain.update import BufferOfParts, UnexplainedBuffer, UnexplainedWeight, UnreducedStatistics
+from shardviz.relate.tolerance import ROUNDINGS_OF_STEP, STEP, TELLING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,12 +32,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
-
-MARGIN = 1e4
-"""A gradient this often the tolerance is not lost in rounding."""
-
-RELATIVE = 1e-5
-"""How far a weight's update may be off, relative to the largest of its tensor."""
 
 WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the buffer"}
 """What is compared, causes before what comes of them."""
@@ -192,7 +187,7 @@ def _beyond(dump: Dump, one: Compared, rank: int) -> NDArray[np.float64]:
     before = _before(dump, one)
     if before is not None:
         moved = float(np.max(np.abs(wanted - _part(one, before, rank)), initial=0.0))
-        allowed += max(RELATIVE, 100 * one.rounding.epsilon) * moved
+        allowed += max(STEP, ROUNDINGS_OF_STEP * one.rounding.epsilon) * moved
     off = np.abs(one.reduced[rank] - wanted)
     return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
 
@@ -224,7 +219,7 @@ def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
     if whole.size != one.wanted.size:
         return np.ones(one.reduced[rank].shape, bool)
     sizes = np.abs(_part(one, whole, rank))
-    telling: NDArray[np.bool_] = (sizes > MARGIN * one.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
+    telling: NDArray[np.bool_] = (sizes > TELLING * one.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
     return telling
 
 

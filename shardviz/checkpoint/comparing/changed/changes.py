@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.agreement import narrower
-from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.changed.differences import counted_differences
 from shardviz.checkpoint.comparing.changed.factors import shifted
 from shardviz.checkpoint.comparing.changed.numbers import padding, repeated, rounded
 from shardviz.checkpoint.comparing.changed.orders import name_change
 from shardviz.checkpoint.records import Saved
+from shardviz.relate.casts import cast
 
 if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.outcome import Verdict

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.casts import cast
-from shardviz.checkpoint.comparing.changed.factors import DIGITS, blocks
 from shardviz.layout.region import box_of, index_of
-from shardviz.reference.lookup import is_alike, read_region
+from shardviz.relate.casts import cast
+from shardviz.relate.tolerance import FLOATS
+from shardviz.relate.values import blocks, is_alike, part_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,8 +54,8 @@ def counted_differences(
 
 def _only(side: Tensor, box: Region | None) -> str:
     """Return the number that all values of a tensor, or of a part of it, are; empty where they are not alike."""
-    bits = side.bits if box is None else read_region(side.bits, box)
-    if side.dtype in DIGITS and not any((part << 1).any() for part in blocks(bits)):
+    bits = side.bits if box is None else part_of(side.bits, box)
+    if side.dtype in FLOATS and not any((part << 1).any() for part in blocks(bits)):
         return "0"  # and some of them -0
     return _text(bits, side.dtype) if is_alike(bits) else ""
 

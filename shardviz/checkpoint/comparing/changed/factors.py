@@ -7,29 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.changed.words import Words
 from shardviz.explain.conversion import ForgottenFactor, ForgottenOffset
-from shardviz.reference.lookup import is_alike
+from shardviz.relate.casts import cast, values_of
+from shardviz.relate.factors import factor_at_largest, is_made
+from shardviz.relate.tolerance import EPSILON, FLOATS, SAFETY
+from shardviz.relate.values import blocks, is_alike, sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     Values = NDArray[np.float64]
-
-DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
-"""Bits of a value behind its first one."""
-
-BLOCK = 1 << 18
-"""Elements that are looked at at a time."""
-
-SAMPLES = 256
-"""Values that the factor and the number are read off."""
-
-FAR = 16
-"""Roundings by which values must be apart from each other, and from what they were, to show a factor."""
 
 
 def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> Words | None:
@@ -44,20 +32,19 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
     Returns:
         The words; None where it is not so.
     """
-    if mine.shape != theirs.shape or dtype not in DIGITS or is_alike(mine) or is_alike(theirs):
+    if mine.shape != theirs.shape or dtype not in FLOATS or is_alike(mine) or is_alike(theirs):
         return None
     own, new = (values_of(sampled(bits), dtype) for bits in (mine, theirs))
-    exact = 2.0 ** -DIGITS[dtype]
     if not len(own) or not np.isfinite([own, new]).all():
         return None
-    largest = int(np.abs(own).argmax())
-    room = FAR * exact * abs(own[largest])
+    exact = EPSILON[dtype]
+    room = SAFETY * exact * float(np.abs(own).max())
     if np.ptp(own) <= room:
         return None
-    factor, added = float(new[largest] / own[largest]), float(np.median(new - own))
-    if factor and abs(factor - 1) > FAR * exact and _fits(mine, theirs, dtype, exact, lambda values: values * factor):
+    factor, added = factor_at_largest(new, own), float(np.median(new - own))
+    if factor and abs(factor - 1) > SAFETY * exact and is_made(theirs, [mine], dtype, lambda own: own * factor, exact):
         return _multiplied(factor, names)
-    if abs(added) > room and _fits(mine, theirs, dtype, exact, lambda values: values + added):
+    if abs(added) > room and is_made(theirs, [mine], dtype, lambda own: own + added, exact):
         return _added(added, names)
     return None
 
@@ -91,37 +78,3 @@ def factor_text(number: float) -> str:
         if near and math.isclose(number, near, rel_tol=1e-2) and abs(number - near) < 1e-2
         else f"{number:.4g}"
     )
-
-
-def sampled(bits: NDArray[Any]) -> NDArray[Any]:
-    """Return some elements, evenly spread."""
-    places = np.unique(np.linspace(0, bits.size - 1, SAMPLES).astype(np.int64))
-    found: NDArray[Any] = bits[np.unravel_index(places, bits.shape)]
-    return found
-
-
-def values_of(bits: NDArray[Any], dtype: str) -> Values:
-    """Return values as float64."""
-    found = cast(np.ascontiguousarray(bits), dtype, "float64")
-    assert found is not None, "numpy knows these types"
-    return found.view(np.float64)
-
-
-def blocks(bits: NDArray[Any]) -> list[NDArray[Any]]:
-    """Cut an array along its first dim, or its elements, so that little memory is needed at a time."""
-    if bits.ndim and bits.size > BLOCK * max(len(bits), 1):
-        bits = bits.reshape(-1)  # a single row may be all of it
-    rows = max(BLOCK // max(bits.size // max(len(bits), 1), 1), 1) if bits.ndim else 1
-    return [bits[at : at + rows] for at in range(0, len(bits), rows)] if bits.ndim else [bits]
-
-
-def _fits(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, exact: float, made: Callable[[Values], Values]) -> bool:
-    """Whether all values of one side are made of the other's, but for roundings."""
-    for own, new in zip(blocks(mine), blocks(theirs), strict=True):
-        values, there = values_of(own, dtype), values_of(new, dtype)
-        with np.errstate(all="ignore"):
-            wanted = made(values)
-            room = exact * np.maximum(np.maximum(np.abs(values), np.abs(there)), np.abs(wanted))
-            if not (np.abs(there - wanted) <= room).all():
-                return False
-    return True

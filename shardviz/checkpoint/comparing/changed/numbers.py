@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.casts import cast
-from shardviz.checkpoint.comparing.changed.factors import blocks
 from shardviz.checkpoint.comparing.changed.words import Words
 from shardviz.explain.conversion import (
     CutOffDigits,
@@ -17,7 +15,8 @@ from shardviz.explain.conversion import (
     PaddedParts,
     RepeatedHeads,
 )
-from shardviz.reference.lookup import is_alike
+from shardviz.relate.casts import through
+from shardviz.relate.values import blocks, is_alike
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,8 +63,7 @@ def _narrowed(own: _Bits, new: _Bits, name: str) -> Words | None:
 
 def _is_through(own: NDArray[Any], new: NDArray[Any], dtype: str, narrow: str, to: str) -> bool:
     for before, after in zip(blocks(own), blocks(new), strict=True):
-        there = cast(before, dtype, narrow)
-        back = None if there is None else cast(there, narrow, to)
+        back = through(before, dtype, narrow, to)
         if back is None or not np.array_equal(back, after):
             return False
     return True

@@ -14,10 +14,11 @@ import numpy as np
 from shardviz.check.order.infer.orders import name_order, transposed_digits
 from shardviz.check.order.infer.transpositions import transpositions
 from shardviz.checkpoint.comparing.agreement import BLOCK
-from shardviz.checkpoint.comparing.changed.slices import orders_of_slices
 from shardviz.checkpoint.comparing.changed.stretches import name_stretches
-from shardviz.reference.lookup import is_alike, locate
+from shardviz.reference.lookup import locate
 from shardviz.reference.windows import UNPLACED
+from shardviz.relate.orders import orders_of_slices
+from shardviz.relate.values import is_alike
 from shardviz.text import join_numbers
 
 if TYPE_CHECKING:

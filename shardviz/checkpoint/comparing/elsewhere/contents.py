@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.agreement import can_cast, is_same, narrower
-from shardviz.checkpoint.comparing.casts import cast
 from shardviz.errors import DumpError
-from shardviz.reference.lookup import is_alike
+from shardviz.relate.casts import cast
+from shardviz.relate.values import is_alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,7 +14,7 @@ from shardviz.checkpoint.comparing.elsewhere.merged import with_merged
 from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open, with_odd_file
 from shardviz.checkpoint.comparing.elsewhere.whole_file import with_whole_file
 from shardviz.explain.odd_files import LeftOverFromStep, OutlierCheckpoint, TakenFromLaterStep
-from shardviz.reference.lookup import is_alike
+from shardviz.relate.values import is_alike
 from shardviz.text import listed
 
 if TYPE_CHECKING:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.changed.factors import DIGITS, blocks, factor_text, sampled, values_of
+from shardviz.checkpoint.comparing.changed.factors import factor_text
 from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open
 from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
-from shardviz.reference.lookup import is_alike
+from shardviz.relate.casts import values_of
+from shardviz.relate.factors import factor_at_largest, is_made
+from shardviz.relate.tolerance import EPSILON, FLOATS, LEAST_PART, MANY, SAFETY
+from shardviz.relate.values import is_alike, sampled
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -27,15 +30,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.tensor import Tensor
 
     Values = NDArray[np.float64]
-
-FEWEST_ELEMENTS = 16
-"""Elements of a tensor that a factor is read off: one or two fit any."""
-
-CLEAR = 16
-"""Roundings that most of a change must be larger than, so that its factor is seen."""
-
-NEAR = 0.02
-"""How near a factor is to one that says something else: none of the change, or all of it."""
 
 
 def with_merged(found: Found, also: Sequence[Checkpoint]) -> Found:
@@ -64,7 +58,7 @@ def _times(sides: list[Tensor]) -> float | None:
     """Return the t with which the second is the first + t * (third - first); None where there is none, or 0 or 1."""
     one, other, _ = sides
     types = {side.dtype for side in sides}
-    if len(types) > 1 or one.dtype not in DIGITS or one.shape != other.shape or math.prod(one.shape) < FEWEST_ELEMENTS:
+    if len(types) > 1 or one.dtype not in FLOATS or one.shape != other.shape or math.prod(one.shape) < MANY:
         return None
     try:
         bits = [side.bits for side in sides]
@@ -73,28 +67,20 @@ def _times(sides: list[Tensor]) -> float | None:
     first, second, last = (values_of(sampled(part), one.dtype) for part in bits)
     if is_alike(bits[0]) and is_alike(bits[2]):
         return None  # one number each: any third is on their line
-    change, room = last - first, CLEAR * 2.0 ** -DIGITS[one.dtype] * np.abs(first)
-    at = int(np.abs(change).argmax())
+    change, room = last - first, SAFETY * EPSILON[one.dtype] * np.abs(first)
     if not np.isfinite([first, second, last]).all() or np.median(np.abs(change) - room) <= 0:
         return None
-    times = float((second[at] - first[at]) / change[at])
+    times = factor_at_largest(second - first, change)
+    at = int(np.abs(change).argmax())
     largest = max(abs(values[at]) for values in (first, second, last))
-    off = _rounding(one.dtype, times) * float(largest / abs(change[at]))
-    return times if min(abs(times), abs(times - 1)) > NEAR and _fits(bits, one.dtype, times, off) else None
+    rounding = _rounding(one.dtype, times)
+    if min(abs(times), abs(times - 1)) <= LEAST_PART:
+        return None
+    sources, slack = [bits[0], bits[2]], rounding * float(largest / abs(change[at]))
+    fits = is_made(bits[1], sources, one.dtype, lambda base, end: base + times * (end - base), rounding, slack)
+    return times if fits else None
 
 
 def _rounding(dtype: str, times: float) -> float:
     """Return how far a value may be from the line, as a part of it, where all three were rounded."""
-    return (2 + 2 * abs(times)) * 2.0 ** -DIGITS[dtype]
-
-
-def _fits(bits: Sequence[NDArray[Any]], dtype: str, times: float, off: float) -> bool:
-    """Whether all values are on the line, but for their roundings and for how far off the factor may be."""
-    for parts in zip(*map(blocks, bits), strict=True):
-        first, second, last = (values_of(part, dtype) for part in parts)
-        with np.errstate(all="ignore"):
-            size = np.maximum(np.maximum(np.abs(first), np.abs(second)), np.abs(last))
-            room = _rounding(dtype, times) * size + off * np.abs(last - first)
-            if not (np.abs(first + times * (last - first) - second) <= room).all():
-                return False
-    return True
+    return (2 + 2 * abs(times)) * EPSILON[dtype]

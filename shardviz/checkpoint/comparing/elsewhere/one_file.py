@@ -9,11 +9,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.agreement import can_cast, equal, narrower
-from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError
 from shardviz.explain.odd_files import FileOfAnotherSave, FileOfAnotherStep, FileOfOtherSide, FileOnEitherSide, OddFile
+from shardviz.relate.casts import cast
 from shardviz.text import printable
 
 if TYPE_CHECKING:

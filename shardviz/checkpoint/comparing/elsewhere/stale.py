@@ -10,7 +10,7 @@ from shardviz.checkpoint.comparing.agreement import is_same
 from shardviz.checkpoint.maps.made import Made, Op
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.errors import DumpError
-from shardviz.reference.lookup import is_alike
+from shardviz.relate.values import is_alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -23,9 +23,10 @@ from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.capture.meshes import without_axes
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
-from shardviz.reference.lookup import has_windows_of, is_alike, locate, read_region
+from shardviz.reference.lookup import has_windows_of, locate
 from shardviz.reference.singly import singly
 from shardviz.reference.windows import UNPLACED
+from shardviz.relate.values import is_alike, part_of
 from shardviz.stamping.fill import Fill, looks_filled
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _slice_of(local: Local, entry: Entry, claimed: Region, shape: tuple[int, ...
 
 def _part_of(entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
     entry = replace(entry, shape=shape) if isinstance(entry, Fill) else entry
-    return entry.read(claimed) if entry.shape == shape else read_region(entry.bits.reshape(shape), claimed)
+    return entry.read(claimed) if entry.shape == shape else part_of(entry.bits.reshape(shape), claimed)
 
 
 def _ids(

@@ -26,8 +26,9 @@ from shardviz.live.claims import registry
 from shardviz.live.claims.deepspeed.fragment import MASTER
 from shardviz.live.claims.flat import FlatParam
 from shardviz.live.claims.local import Local
-from shardviz.reference.lookup import is_alike, locate, read_region
+from shardviz.reference.lookup import locate
 from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, Lines, only_place
+from shardviz.relate.values import is_alike, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -97,7 +98,7 @@ class Whole:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the bits of a part, in the region's order."""
-        return read_region(self.bits, region)
+        return part_of(self.bits, region)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
-from shardviz.reference.lookup import read_region
+from shardviz.relate.values import part_of
 from shardviz.text import listed, printable, starred
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Merged:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
-        return read_region(self.bits, region)
+        return part_of(self.bits, region)
 
     def _turned(self, one: Entry) -> NDArray[Any]:
         return one.bits.T if self.transposed else one.bits

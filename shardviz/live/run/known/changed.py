@@ -14,15 +14,13 @@ from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import stored_slice
 from shardviz.live.capture.stamp import from_bits
+from shardviz.relate.tolerance import ROUNDINGS_OF_RULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
-
-EXACT = 8.0
-"""Rounding steps of the job's element type by which a value may miss a rule: a multiplication and a sum round."""
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -62,7 +60,7 @@ def _how(local: Local, entry: Entry) -> str:
 
 def _by_number(own: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> str:
     """Return the factor, or the number, by which all elements differ."""
-    step = EXACT * torch.finfo(dtype).eps
+    step = ROUNDINGS_OF_RULE * torch.finfo(dtype).eps
     if not (torch.isfinite(own).all() and torch.isfinite(other).all() and other.std() > 0):
         return ""
     factor = float(own @ other / (other @ other))

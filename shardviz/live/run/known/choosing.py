@@ -19,7 +19,7 @@ from shardviz.live.run.known.overlooked import is_of_another_kind, misfits, note
 from shardviz.live.run.known.rounded import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.known.values import NAME, UNSEEN
 from shardviz.reference.files import Reference
-from shardviz.reference.lookup import is_alike
+from shardviz.relate.values import is_alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -20,8 +20,8 @@ from shardviz.live.compat import clean_name
 from shardviz.live.run.known.choosing import Candidate, Chosen, fitting
 from shardviz.live.run.known.files import Opened
 from shardviz.live.run.known.sources import Loaded
-from shardviz.reference.lookup import is_alike
 from shardviz.reference.names import matched
+from shardviz.relate.values import is_alike
 from shardviz.text import counted, named_ranks, printable
 
 if TYPE_CHECKING:

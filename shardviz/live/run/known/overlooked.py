@@ -20,7 +20,8 @@ from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor, from_bits
-from shardviz.reference.lookup import has_windows_of, is_alike
+from shardviz.reference.lookup import has_windows_of
+from shardviz.relate.values import is_alike
 from shardviz.text import counted, fold, listed, printable, starred
 
 if TYPE_CHECKING:

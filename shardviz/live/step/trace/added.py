@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.layout.candidates import placements_of
 from shardviz.live.step.trace.fitting import part_of
+from shardviz.relate.tolerance import FEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
     from shardviz.live.step.trace.joined import Place
     from shardviz.live.step.trace.judged import Judged
-
-FEWEST = 4
-"""Fewer elements are some whole number times others by chance."""
 
 
 def added_at(judged: Judged, place: Place) -> tuple[str, int]:
@@ -34,7 +32,7 @@ def added_at(judged: Judged, place: Place) -> tuple[str, int]:
     """
     values, whole = judged.own[place].values, judged.reference.points[place].values
     terms = {"output": _terms, "gradient of input": _terms_around}.get(place.what)
-    if terms is None or values is None or whole is None or values.numel() < FEWEST:
+    if terms is None or values is None or whole is None or values.numel() < FEW:
         return "", 0
     near = judged.near(place)
     for _, region in placements_of(tuple(whole.shape), tuple(values.shape), judged.mesh, judged.rank):

@@ -9,6 +9,7 @@ import torch
 
 from shardviz.layout.candidates import num_splits, placements_of
 from shardviz.layout.placements import Partial, Replicate
+from shardviz.relate.tolerance import MANY, TYPICAL_POINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,13 +17,6 @@ if TYPE_CHECKING:
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
-
-FEWEST = 16
-"""Of so many elements the mean square tells more than the largest difference."""
-
-TYPICAL = 2.0
-"""The root of the mean square difference may be so many times that which rounding alone makes. Of 2,530 points of right
-steps in bfloat16, the largest was 0.95 times as large, and the largest difference 1.5 times."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +38,9 @@ class Allowed:
         apart = (values - wanted * scale).abs()
         if not bool((apart <= self.most * max(1.0, abs(scale))).all()):
             return False
-        if self.moved is None or apart.numel() < FEWEST:
+        if self.moved is None or apart.numel() < MANY:
             return True
-        allowed = max(TYPICAL * _root(part_of(self.moved, region)), self.least * _root(wanted))
+        allowed = max(TYPICAL_POINT * _root(part_of(self.moved, region)), self.least * _root(wanted))
         return _root(apart) <= allowed * abs(scale)
 
 

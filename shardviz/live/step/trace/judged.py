@@ -13,19 +13,20 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import torch
-
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.placements import Partial
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.step.trace.fitting import Allowed, fitting, part_of, placements_of_sum
 from shardviz.live.step.trace.joined import points_of
 from shardviz.live.step.trace.slices import Slices, places_in
+from shardviz.relate.tolerance import ELEMENT, EPSILON, EXACT, MOST_NOISE, above_noise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
     from shardviz.dump.records.trace import State
@@ -44,13 +45,6 @@ MAX_ODD = 16
 MAX_WHOLE = 1 << 20
 """And no more elements than this of the unsharded model's."""
 
-TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
-"""How far rounding in a dtype may take an element, relative to the largest one; else `EXACT`."""
-EXACT = 1e-9
-NOISE = 4
-"""A point may be off by so many times what it moves by when weights and batch are moved by a rounding."""
-LARGEST_NOISE = 0.25
-"""But by no more than this of its largest element, as where a router chooses otherwise after a rounding."""
 NUMBER = re.compile(r"\d+")
 MAX_DENOMINATOR = 64
 """The number that gradients are multiplied by is a ratio of small numbers: sizes of axes, numbers of micro-batches."""
@@ -132,7 +126,7 @@ class Judged:
         if whole is None or other is None or other.values is None or other.values.shape != whole.shape:
             return self.epsilon * size
         apart = float((whole.double() - other.values.double()).abs().max()) if whole.numel() else 0.0
-        return min(LARGEST_NOISE * size, max(NOISE * apart, self.precision * size))
+        return above_noise(apart, self.precision * size, MOST_NOISE * size)
 
     def _allowed(self, place: Place) -> Allowed:
         whole = self._wanted(place)
@@ -300,8 +294,9 @@ def judged(
     points = {
         place: point for place, point in points_of(own, reference.counts).items() if place.module or not is_pipeline
     }
-    narrow = [TOLERANCE.get(dtype, EXACT) for dtype in TOLERANCE if torch.finfo(dtype).eps <= precision]
-    narrow += [TOLERANCE.get(point.values.dtype, EXACT) for point in points.values() if point.values is not None]
+    narrow = [allowed for dtype, allowed in ELEMENT.items() if EPSILON[dtype] <= precision]
+    dtypes = (dtype_name(point.values.dtype) for point in points.values() if point.values is not None)
+    narrow += [ELEMENT.get(dtype, EXACT) for dtype in dtypes]
     found = Judged(points, reference, mesh, rank, max(of_all_ranks(max(narrow, default=EXACT))), moved, precision)
     found.settle()
     return found

@@ -20,6 +20,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import clean_name
 from shardviz.live.step.trace.fitting import part_of
 from shardviz.live.step.trace.joined import Place
+from shardviz.relate.tolerance import LEAST_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 MAX_EXCHANGED = 1 << 21
 """Ranks exchange no more elements of inputs and gradients than this."""
-
-SAME = 2e-3
-"""How far the gradient of a module run again may be from the unsharded step's own, as a factor, to say anything."""
 
 
 class Sides(NamedTuple):
@@ -113,7 +111,7 @@ def _of_module(
     due = _gradients(name, module, weights, sharded) if own else {}
     for weight, gradient in own.items():
         local = dict(module.named_parameters())[weight.removeprefix(f"{name}.")].grad
-        if local is not None and weight in due and abs(factor_of(local, gradient) - 1) <= SAME:
+        if local is not None and weight in due and abs(factor_of(local, gradient) - 1) <= LEAST_FACTOR:
             yield weight, due[weight]
 
 

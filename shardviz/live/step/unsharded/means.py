@@ -12,6 +12,7 @@ import torch
 
 from shardviz.live.step.batch import part_of
 from shardviz.live.step.step import loss_of
+from shardviz.relate.tolerance import ROUNDINGS_OF_STEP, SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.live.step.batch import Batch
-
-FIT = 1e-6
-"""How far the mean of the parts' gradients may be from the whole's, relative to its norm."""
 
 
 def is_weighted_mean(
@@ -45,7 +43,7 @@ def is_weighted_mean(
     matrix, wanted = stacked[:, :-1], stacked[:, -1:]
     weights = torch.linalg.lstsq(matrix, wanted, driver="gelsd").solution
     off = (matrix @ weights - wanted).norm() / wanted.norm().clamp(min=1e-30)
-    near = max(FIT, 100 * precision)
+    near = max(SINGLE, ROUNDINGS_OF_STEP * precision)
     return bool(off <= near) and bool((weights >= -near).all()) and len(whole) > parts
 
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import quiet_redistribution
+from shardviz.relate.tolerance import ROUNDINGS_OF_ONE, SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.trace.judged import Judged
     from shardviz.live.step.unsharded.step import UnshardedStep
-
-NEAR = 1e-6
-"""How near to the mean square a loss must be to be it, relative to it: a step may compute it in float32."""
-ROUNDING = 4
-"""The same in multiples of the precision of a narrower dtype."""
 
 LOSS = (
     "the step's loss, gradients and logged values beside the unsharded model's: the probe has a step and no "
@@ -65,7 +61,7 @@ def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
     of_all = of_all_ranks((_number(step.loss), _squares(step), _squares(step, torch.float64)))
     losses = [loss for loss, *_ in of_all]
     known = [(loss, ways) for loss, *ways in of_all if ways[0]]
-    near = max(NEAR, ROUNDING * reference.precision)
+    near = max(SINGLE, ROUNDINGS_OF_ONE * reference.precision)
 
     def are(found: Sequence[float], wanted: Sequence[float]) -> bool:
         return bool(np.allclose(found, wanted, rtol=near, atol=0.0, equal_nan=True))

@@ -30,6 +30,7 @@ from shardviz.live.step.trace.judged import Judged, judged
 from shardviz.live.step.trace.noise import moved, moved_tensor
 from shardviz.live.step.trace.reference import Reference
 from shardviz.live.step.unsharded.means import is_weighted_mean
+from shardviz.relate.tolerance import LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,12 +41,6 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.locals import Local
     from shardviz.live.step.batch import Batch
-
-EQUAL = 1e-12
-"""If rows are independent, the relative difference between the mean of the parts' losses and the whole's loss."""
-
-ROUNDING = 100
-"""For a step in a narrower dtype, that difference in multiples of the dtype's own precision."""
 
 DRAWS = "the step in training: it draws random numbers, as dropout does, and a sharded model draws different ones"
 DRAWS_IN_EVAL = "the step: it draws random numbers even in eval(), and a sharded model draws different ones"
@@ -276,12 +271,14 @@ def _are_alike(parts: torch.Tensor | None, whole: torch.Tensor | None, precision
     """Whether the parts' outputs are the whole batch's, so that rows are independent; None if that is not known."""
     if parts is None or whole is None or parts.shape != whole.shape:
         return None
-    allowed = max(EQUAL, ROUNDING * precision) * max(float(whole.abs().max()) if whole.numel() else 0.0, 1e-30)
+    allowed = max(LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP * precision) * max(
+        float(whole.abs().max()) if whole.numel() else 0.0, 1e-30
+    )
     return bool(((parts - whole).abs() <= allowed).all())
 
 
 def _equal(loss: float, whole: float, precision: float) -> bool:
-    return abs(loss - whole) <= max(EQUAL, ROUNDING * precision) * max(abs(whole), 1e-30)
+    return abs(loss - whole) <= max(LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP * precision) * max(abs(whole), 1e-30)
 
 
 def _number(loss: torch.Tensor) -> float:

@@ -16,10 +16,11 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.ratios.clipping import multiplied, nearness, round_norm
 from shardviz.check.step.rules.ratios.factors import batch_axes, cause_of_axes
 from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
-from shardviz.check.step.rules.ratios.scale import RATIO_PRECISION, overs
+from shardviz.check.step.rules.ratios.scale import overs
 from shardviz.check.step.words import size_clause
 from shardviz.explain.numbers import number, times_text
 from shardviz.explain.scales import ClippedByParts, ScaledBackward
+from shardviz.relate.tolerance import near_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,7 @@ def _is_clipped(one: Compared, factor: float) -> bool:
 
 def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
     ratio = Fraction(factor).limit_denominator(max(gradients[0].mesh.size, 1))
-    near = max(RATIO_PRECISION, gradients[0].rounding.epsilon)
+    near = near_ratio(gradients[0].rounding.epsilon)
     is_ratio = bool(ratio) and abs(factor - ratio) <= near * max(1.0, abs(factor))
     found = overs(gradients, ratio, batch_axes(evidence.dump)) if is_ratio else []
     size = " or ".join(over.text for over in found)

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.rules.ratios.norms import total
-from shardviz.check.step.rules.ratios.scale import RATIO_PRECISION, least_scale
+from shardviz.relate.tolerance import EXACT, SAFETY, SINGLE, least_factor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
-
-ROUND = 1e-9
-"""How near a norm must be to a number of two digits to be one that was asked for, relative to it."""
 
 CLIP_EPSILON = 1e-6
 """What torch.nn.utils.clip_grad_norm_ adds to the norm that it divides by."""
@@ -59,14 +56,14 @@ def round_norm(factor: float, norm: float, near: float) -> float:
     """
     for left in (factor * norm, factor * (norm + CLIP_EPSILON)):
         asked = float(f"{left:.1e}")
-        if near < RATIO_PRECISION * 10 and left and abs(left - asked) <= near * asked:
+        if near < SINGLE * 10 and left and abs(left - asked) <= near * asked:
             return asked
     return 0.0
 
 
 def nearness(gradients: Sequence[Compared]) -> float:
     """Return how far a norm of gradients may be off by rounding, relative to it."""
-    return max(ROUND, 16 * max(one.rounding.epsilon for one in gradients))
+    return max(EXACT, SAFETY * max(one.rounding.epsilon for one in gradients))
 
 
 def _factor(gradients: Sequence[Compared]) -> float | None:
@@ -77,7 +74,7 @@ def _factor(gradients: Sequence[Compared]) -> float | None:
     factor = sum(float(np.sum(values * wanted)) for values, wanted in pairs) / square
     if (
         not factor
-        or abs(factor - 1) < least_scale(gradients[0])
+        or abs(factor - 1) < least_factor(gradients[0].rounding.epsilon)
         or sum(np.count_nonzero(wanted) for _, wanted in pairs) < 2
     ):
         return None

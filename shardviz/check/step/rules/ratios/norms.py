@@ -16,6 +16,7 @@ import numpy as np
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.words import claimed_text
 from shardviz.explain.scales import NormOverWrongAxes, RootsReduced
+from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
     Values = Mapping[int, NDArray[np.float64]]
-
-EQUAL = 1e-9
-"""How far apart numbers that ranks computed together may be, relative to them."""
 
 
 def check_norm(evidence: Evidence, one: Compared) -> Finding | None:
@@ -67,7 +65,7 @@ def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
         for op, name, values in ways:
             found = [float(value) for value in _over(one, axes, op, values).values()]
             found = [math.sqrt(value) for value in found] if values is own else found
-            if found and max(found) - min(found) <= EQUAL * max(found):
+            if found and max(found) - min(found) <= EXACT * max(found):
                 yield f"the {name} over {over} of each rank's own", found[0]
 
 

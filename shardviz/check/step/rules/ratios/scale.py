@@ -19,6 +19,7 @@ from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.factors import DividedMean, LostContributions, SummedContributions, SummedValue, UnsummedValue
 from shardviz.explain.numbers import number, times_text
 from shardviz.explain.scales import ClippedByShardNorm, LossScaleLeft, ScaledByOwnCount, ScaledInStep, ScaledPart
+from shardviz.relate.tolerance import EXPLAINED, SINGLE, least_factor, near_ratio
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -32,15 +33,6 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
-
-RATIO_PRECISION = 1e-6
-"""A ratio this near to one of small numbers is that one: real ratios are axis sizes and their products."""
-
-LEAST_SCALE = 0.002
-"""Numbers nearer to 1 than this are errors that happen to be proportional, not scales."""
-
-LEFT = 0.25
-"""Numbers explain differences of whose squares they leave no more than this part."""
 
 MAX_LISTED = 3
 LOSS_SCALE = 16
@@ -140,14 +132,9 @@ def _small(one: Compared, rank: int, got: NDArray[np.float64]) -> Fraction | Non
     if factor is None:
         return None
     ratio = Fraction(factor).limit_denominator(max(one.mesh.size, 1))
-    if not ratio or abs(factor - ratio) > _precision(one) * max(1.0, abs(factor)):
+    if not ratio or abs(factor - ratio) > near_ratio(one.rounding.epsilon) * max(1.0, abs(factor)):
         return None
     return ratio if one.near(got, one.wanted_of(rank) * float(ratio), scale=float(ratio)) else None
-
-
-def _precision(one: Compared) -> float:
-    """Return how near a ratio must be: of coarse dtypes, nearer than they round is too much to ask."""
-    return max(RATIO_PRECISION, one.rounding.epsilon)
 
 
 def _factor(one: Compared, rank: int, got: NDArray[np.float64]) -> float | None:
@@ -169,12 +156,12 @@ def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
         if not factor or not one.near(got, wanted * factor, scale=abs(factor)):
             return None
         factors[rank] = factor
-    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < least_scale(one):
+    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < least_factor(one.rounding.epsilon):
         return None
     if not _explains(one, factors):
         return None
     low, high = min(factors.values()), max(factors.values())
-    alike = high - low <= _precision(one) * abs(high)
+    alike = high - low <= near_ratio(one.rounding.epsilon) * abs(high)
     shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
     cause: Cause = ClippedByShardNorm() if one.role == "grad" else ScaledByOwnCount()
@@ -186,26 +173,21 @@ def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
     return cause.finding(one.name, one.wrong, summary, claimed=claimed_text(one))
 
 
-def least_scale(one: Compared) -> float:
-    """Return how far from 1 a factor must be: one third is off by half of a hundredth in bfloat16."""
-    return max(LEAST_SCALE, 1.5 * one.rounding.epsilon)
-
-
 def _explains(one: Compared, factors: Mapping[int, float]) -> bool:
     """Whether factors leave little of the differences, and of what is there: rounding alone has some factor, too."""
     pairs = [(one.reduced[rank], one.wanted_of(rank), factor) for rank, factor in factors.items()]
     off = sum(float(np.sum(np.square(got - wanted))) for got, wanted, _ in pairs)
     left = sum(float(np.sum(np.square(got - factor * wanted))) for got, wanted, factor in pairs)
     there = sum(float(np.sum(np.square(got))) for got, _, _ in pairs)
-    return left <= LEFT * min(off, there)
+    return left <= EXPLAINED * min(off, there)
 
 
 def _is_loss_scale(factors: Iterable[float]) -> bool:
     """Whether some ranks' factor is 1 and that of all others one large power of two."""
-    high = {factor for factor in factors if abs(factor - 1) > RATIO_PRECISION}
+    high = {factor for factor in factors if abs(factor - 1) > SINGLE}
     scale = max(high, default=0.0)
     power = 2.0 ** round(math.log2(scale)) if scale >= LOSS_SCALE else 0.0
-    return bool(power) and all(abs(factor - power) <= RATIO_PRECISION * power for factor in high)
+    return bool(power) and all(abs(factor - power) <= SINGLE * power for factor in high)
 
 
 def size_in_words(mesh: Mesh, ratio: Fraction) -> str:

@@ -17,6 +17,7 @@ from shardviz.check.step.words import claimed_text
 from shardviz.dump.records.step import of_replay
 from shardviz.explain.numbers import number
 from shardviz.explain.scales import SmallFactor
+from shardviz.relate.tolerance import EXPLAINED_BY_LINE, MANY, SURE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,15 +26,8 @@ if TYPE_CHECKING:
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.finding import Finding
 
-FEWEST_ELEMENTS = 16
-"""Of fewer, what is left of the differences says too little of how far the factor may be off."""
 FEWEST = 3
 """Of so many gradients there is a factor that most have."""
-
-SURE = 6.0
-"""A factor must be so many times as far from 1 as what is left of the differences makes it."""
-LARGEST = 0.1
-"""Where more is left of the differences than this, relative to the gradient, the gradient is another one."""
 
 
 def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
@@ -42,13 +36,13 @@ def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
     common = float(np.median([factor for _, (factor, _, _) in found])) if len(found) >= FEWEST else 1.0
     for one, (factor, error, left) in found:
         off = min(abs(factor - common), abs(factor - 1))
-        if not one.wrong and left <= LARGEST and off > max(one.rounding.epsilon, SURE * error):
+        if not one.wrong and left <= EXPLAINED_BY_LINE and off > max(one.rounding.epsilon, SURE * error):
             yield _finding(one, factor)
 
 
 def _is_known(evidence: Evidence, one: Compared) -> bool:
     tensor = evidence.dump.find("reference", "activation", of_replay(one.name)) if evidence.is_narrow else None
-    return tensor is not None and tensor.shape == one.wanted.shape and one.wanted.size >= FEWEST_ELEMENTS
+    return tensor is not None and tensor.shape == one.wanted.shape and one.wanted.size >= MANY
 
 
 def _finding(one: Compared, factor: float) -> Finding:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.eight_bits import EIGHT_BITS
 from shardviz.layout.dtypes import itemsize
+from shardviz.relate.eight_bits import EIGHT_BITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,6 +54,36 @@ def numbers_of(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
         found: NDArray[Any] = EIGHT_BITS[dtype].values[bits]
         return found
     return _widened(bits) if dtype == _BFLOAT16 else bits.view(dtype)
+
+
+def values_of(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    """Return the numbers that bits of a type stand for, as float64."""
+    return numbers_of(np.ascontiguousarray(bits).reshape(bits.shape), dtype).astype(np.float64)
+
+
+def through(bits: NDArray[Any], dtype: str, narrow: str, to: str) -> NDArray[Any] | None:
+    """Return bits of one type that were rounded to a narrower one on their way to another; None if that is not known.
+
+    Example:
+        >>> bits = np.array([1.00390625], np.float32).view(np.uint32)
+        >>> through(bits, "float32", "bfloat16", "float32").view(np.float32).tolist()
+        [1.0]
+    """
+    there = cast(bits, dtype, narrow)
+    return None if there is None else cast(there, narrow, to)
+
+
+def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    """Return numbers rounded to a dtype, to the nearest and of two to the even one, as a cast of torch does.
+
+    Example:
+        >>> rounded(np.array([1.00390625, 1.01171875]), "bfloat16").tolist()  # halfway between two each
+        [1.0, 1.015625]
+    """
+    wide = np.ascontiguousarray(values, np.float64).reshape(np.shape(values))
+    bits = cast(wide.view(np.uint64), "float64", dtype)
+    assert bits is not None, "numbers can be rounded to all dtypes that are asked for"
+    return values_of(bits, dtype)
 
 
 def _is_integer_beside_eight_bits(*dtypes: str) -> bool:

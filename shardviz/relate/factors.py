@@ -1,0 +1,157 @@
+"""A number that multiplies values: estimated by least squares, verified by whoever asks, named as a ratio if it is one.
+
+This is the only place in which "the reference times k" is estimated. Whether the values really are that depends on how
+far rounding may take them, which the caller knows.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.relate.casts import values_of
+from shardviz.relate.tolerance import COARSE, PROPORTIONAL
+from shardviz.relate.values import blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    Values = NDArray[Any]
+
+LARGE = 1e150
+"""The square of a larger number is not finite in float64."""
+
+
+def factor_of(values: Values, wanted: Values) -> float | None:
+    """Return the number that multiplies wanted values to come nearest to others; None if no number is any better.
+
+    Args:
+        values: What is held.
+        wanted: What is wanted, of the same shape.
+
+    Returns:
+        The least-squares factor; None if all wanted values are zero, or if either side is not finite.
+
+    Example:
+        >>> factor_of(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
+        2.0
+    """
+    return common_factor([(values, wanted)])
+
+
+def common_factor(pairs: Iterable[tuple[Values, Values]]) -> float | None:
+    """Return the one number that multiplies the wanted values of all pairs of held and wanted to come nearest to them.
+
+    Returns:
+        The least-squares factor; None if all wanted values are zero, or if any value is not finite.
+    """
+    dot = square = 0.0
+    for values, wanted in pairs:
+        with np.errstate(over="ignore", invalid="ignore"):
+            dot += float(np.sum(values * wanted))
+            square += float(np.sum(wanted * wanted))
+        if not math.isfinite(dot) and not np.all(np.isfinite(values)):
+            return None
+    return dot / square if square and math.isfinite(square) and math.isfinite(dot) else None
+
+
+def factor_at_largest(values: Values, wanted: Values) -> float:
+    """Return the quotient at the largest wanted value, which rounding changes least; infinite or NaN if that is zero.
+
+    For values that were rounded once this is nearer than least squares, and a single outlier does not move it.
+    """
+    at = int(np.abs(wanted).argmax())
+    with np.errstate(all="ignore"):
+        return float(np.float64(values[at]) / wanted[at])
+
+
+def is_made(
+    held: Values,
+    sources: Sequence[Values],
+    dtype: str,
+    made: Callable[..., Values],
+    rounding: float,
+    slack: float = 0.0,
+) -> bool:
+    """Whether all values of a tensor are made of those of others, but for roundings; block by block.
+
+    Args:
+        held: The bits of the tensor.
+        sources: Those of the others, of the same shape.
+        dtype: The element type of all.
+        made: Returns what is due, given the sources' values.
+        rounding: How far a value may be off, relative to the largest of the values that take part.
+        slack: How far it may be off besides that, relative to the difference of the last source and the first.
+    """
+    for there, *parts in zip(blocks(held), *map(blocks, sources), strict=True):
+        values, others = values_of(there, dtype), [values_of(part, dtype) for part in parts]
+        with np.errstate(all="ignore"):
+            due = made(*others)
+            size = np.abs(values)
+            for one in (due, *others):
+                size = np.maximum(size, np.abs(one))
+            room = rounding * size + (slack * np.abs(others[-1] - others[0]) if slack else 0.0)
+            if not (np.abs(values - due) <= room).all():
+                return False
+    return True
+
+
+def ratio_near(factor: float, most: int, near: float) -> Fraction | None:
+    """Return the ratio of small numbers that a factor is; None if it is none.
+
+    Args:
+        factor: The factor.
+        most: The largest denominator. `Fraction.limit_denominator` snaps any number to some ratio: only the error says
+            whether that is meant.
+        near: How far the factor may be off: relative to it if it is larger than 1, absolute else.
+
+    Example:
+        >>> ratio_near(0.33333334, 8, 1e-6), ratio_near(0.34, 8, 1e-6)
+        (Fraction(1, 3), None)
+    """
+    if not math.isfinite(factor):
+        return None
+    ratio = Fraction(factor).limit_denominator(max(most, 1))
+    return ratio if ratio and abs(factor - ratio) <= near * max(1.0, abs(factor)) else None
+
+
+def whole_multiple(excess: Values, term: Values, near: float) -> int:
+    """Return how often a term is in what values have too much: negative if it is lacking, 0 if it is not that.
+
+    Args:
+        excess: The values less what is wanted.
+        term: The term, of the same shape.
+        near: How far rounding may take an element, absolute.
+    """
+    factor = factor_of(excess, term) or 0.0
+    times = round(factor)
+    return times if times and bool(np.all(np.abs(excess - times * term) <= near * max(1, abs(times)))) else 0
+
+
+def candidates(actual: Values, wanted: Values) -> Iterator[float]:
+    """Yield factors to be tried for values, simplest first: none if the two do not look alike at any scale."""
+    dot, square, norm = (float(np.vdot(*pair)) for pair in ((actual, wanted), (wanted, wanted), (actual, actual)))
+    if not math.isfinite(norm + square):
+        finite = np.isfinite(actual) & np.isfinite(wanted) & (np.abs(actual) < LARGE) & (np.abs(wanted) < LARGE)
+        yield from () if finite.all() else candidates(actual[finite], wanted[finite])
+    elif square and norm and dot * dot > PROPORTIONAL * square * norm:
+        yield from ratios(dot / square)
+
+
+def ratios(factor: float) -> Iterator[float]:
+    """Yield ratios of small numbers near a factor, then the factor in three digits, then the factor itself.
+
+    Example:
+        >>> list(ratios(0.2501))
+        [0.25, 0.25, 0.2501]
+    """
+    number = 1 / factor if abs(factor) < 1 else factor
+    near = [float(Fraction(number).limit_denominator(most)) for most in (1, 8, 64)] + [float(f"{number:.3g}"), number]
+    for ratio in dict.fromkeys(1 / value if abs(factor) < 1 else value for value in near if value):
+        if abs(ratio / factor - 1) < COARSE:
+            yield ratio

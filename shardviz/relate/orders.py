@@ -1,0 +1,246 @@
+"""The order of slices: which slice of one tensor stands at each index of another.
+
+There are three ways, for three situations. `orders_of_slices` compares bits and streams: it is for whole tensors of
+checkpoints. `matches` compares every slice with every other one within a tolerance: it is for small tensors of a step.
+`orders_along` compares features of slices, at any scale, and lets groups of ranks vote: it is for the search, which has
+parts of the tensor on each rank and does not know yet what else was done to them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.layout.region import indices
+from shardviz.relate.values import BLOCK, slices_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.region import Region
+
+    Values = NDArray[np.float64]
+    Order = NDArray[np.int64]
+
+MAX_NUMBERS = 1 << 22
+"""No more pairs of numbers than this are compared to match slices."""
+
+MAX_BALLOTS = 8
+"""Groups of ranks that vote on an order."""
+
+
+def matches(own: Values, others: Values, near: float) -> NDArray[np.bool_] | None:
+    """Return for each of some rows which of others it is within a tolerance; None if there are too many to compare.
+
+    Args:
+        own: Slices as rows.
+        others: More of them, with as many elements each.
+        near: How far an element may be off.
+    """
+    if len(own) * others.size > MAX_NUMBERS:
+        return None
+    close: NDArray[np.bool_] = np.abs(own[:, None, :] - others[None, :, :]).max(axis=2) <= near
+    return close
+
+
+def places_of(part: Values, whole: Values, near: float) -> tuple[int, Order] | None:
+    """Return a dim, and for each slice of a part along it the index of that slice in the whole, -1 if there is none.
+
+    Args:
+        part: What a rank holds.
+        whole: The whole tensor.
+        near: How far an element may be off.
+
+    Returns:
+        The dim along which most slices are found. None if no dim has slices of the same shape in both, or if slices of
+        the whole are too alike to tell them apart.
+
+    Example:
+        >>> whole = np.arange(8.0).reshape(4, 2)
+        >>> places_of(np.concatenate([whole[2:], np.zeros((1, 2))]), whole, 0.0)
+        (0, array([ 2,  3, -1]))
+    """
+    found = [(dim, at) for dim in range(part.ndim) for at in _places(part, whole, dim, near)]
+    return max(found, key=lambda place: int(np.count_nonzero(place[1] >= 0)), default=None)
+
+
+def _places(part: Values, whole: Values, dim: int, near: float) -> Iterator[Order]:
+    if part.ndim != whole.ndim or not part.size or not whole.size:
+        return
+    if any(part.shape[other] != whole.shape[other] for other in range(part.ndim) if other != dim):
+        return
+    own, others = slices_of(part, dim), slices_of(whole, dim)
+    if own.shape[1] < 2 or len(others) < 2 or (close := matches(own, others, near)) is None:
+        return
+    if np.all(close.sum(axis=1) <= 1):
+        yield np.where(close.any(axis=1), close.argmax(axis=1), -1)
+
+
+def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[Order] | None:
+    """Return which slices of one tensor another one is made of, dim by dim; None if it is not just that.
+
+    Slices are compared by the sum of their elements' hashes, which no order within a slice changes. Both tensors are
+    read twice, in blocks.
+
+    Args:
+        before: The bits of the one.
+        after: Those of the other, of the same shape with at least one dim.
+
+    Returns:
+        For each dim an order with which `before[np.ix_(*orders)]` is the other; slices that are alike keep their order.
+
+    Example:
+        >>> before = np.arange(6, dtype=np.uint32).reshape(3, 2)
+        >>> [order.tolist() for order in orders_of_slices(before, before[[2, 0, 1]])]
+        [[2, 0, 1], [0, 1]]
+    """
+    long = [dim for dim, size in enumerate(before.shape) if size > 1]
+    if len(long) < before.ndim:
+        squeezed = orders_of_slices(before.squeeze(), after.squeeze()) if long else None
+        rest = iter(squeezed or ())
+        return None if squeezed is None else [next(rest) if dim in long else np.arange(1) for dim in range(before.ndim)]
+    orders = [_same_hashes(*hashes) for hashes in zip(_hashes(before), _hashes(after), strict=True)]
+    complete = [order for order in orders if order is not None]
+    return complete if len(complete) == len(orders) and _is_made_of(before, after, complete) else None
+
+
+def mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread hashes over all 64 bits, in place: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    hashes ^= hashes >> np.uint64(30)
+    hashes *= np.uint64(0xBF58476D1CE4E5B9)
+    hashes ^= hashes >> np.uint64(27)
+    return hashes
+
+
+def _hashes(bits: NDArray[Any]) -> list[NDArray[np.uint64]]:
+    """Return a hash of each slice along each dim: the sum of its elements' hashes."""
+    hashes = [np.zeros(size, np.uint64) for size in bits.shape]
+    dims = range(bits.ndim)
+    for rows in _row_blocks(bits):
+        values = mixed(bits[rows].astype(np.uint64) + np.uint64(1))
+        for dim in dims:
+            sums = values.sum(axis=tuple(other for other in dims if other != dim), dtype=np.uint64)
+            if dim:
+                hashes[dim] += sums
+            else:
+                hashes[0][rows] = sums
+    return hashes
+
+
+def _row_blocks(bits: NDArray[Any]) -> Iterator[slice]:
+    step = max(BLOCK * len(bits) // max(bits.size, 1), 1)
+    for start in range(0, len(bits), step):
+        yield slice(start, min(start + step, len(bits)))
+
+
+def _same_hashes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> Order | None:
+    """Return where each hash stands among others, equal ones in their order; None if they are not the same."""
+    if np.array_equal(before, after):
+        return np.arange(len(before))
+    order, other = np.argsort(before, kind="stable"), np.argsort(after, kind="stable")
+    if not np.array_equal(before[order], after[other]):
+        return None
+    places = np.empty(len(order), np.int64)
+    places[other] = order
+    return places
+
+
+def _is_made_of(before: NDArray[Any], after: NDArray[Any], orders: list[Order]) -> bool:
+    first, *others = orders
+    return all(np.array_equal(before[np.ix_(first[rows], *others)], after[rows]) for rows in _row_blocks(after))
+
+
+def features(slices: Values) -> Values:
+    """Return six numbers per row that neither rounding nor the order within the row changes much.
+
+    They are sums of x, x^2, and sin and cos of x at two speeds: enough to tell rows apart that are drawn at random.
+    """
+    waves = (wave(slices * speed) for wave in (np.sin, np.cos) for speed in (1.1, 2.3))
+    sums = [slices, np.square(slices), *waves]
+    return np.stack([values.sum(1) for values in sums], 1) / math.sqrt(max(slices.shape[1], 1))
+
+
+def nearest(points: Values, among: Values, near: float) -> Order:
+    """Return for each point the index of the nearest one, its own index if that is near; -1 if none is near.
+
+    Many points are compared by hashed cells of a grid. A point near its cell's edge is inside a cell at the next shift.
+    """
+    places = np.full(len(points), -1)
+    if len(points) == len(among):
+        places = np.where(np.abs(points - among).max(1) <= near, np.arange(len(points)), -1)
+    generator, is_large = np.random.default_rng(1), len(points) * len(among) > 1 << 17
+    for _ in range(8 if is_large else 1):
+        left = np.flatnonzero(places < 0)
+        if not len(left):
+            break
+        choices = np.broadcast_to(np.arange(len(among)), (len(left), len(among)))
+        if is_large:
+            choices = _neighbors_in_cells(points[left], among, near, generator)
+        apart = np.abs(points[left][:, None] - among[choices]).max(2)
+        best, rows = apart.argmin(1), np.arange(len(left))
+        places[left] = np.where(apart[rows, best] <= near, choices[rows, best], -1)
+        if not (places >= 0).any():
+            break
+    return places
+
+
+def _neighbors_in_cells(points: Values, among: Values, near: float, generator: np.random.Generator) -> Order:
+    """Return for each point four others, those of the same cell of a randomly shifted grid first."""
+    shift, odd = generator.random(points.shape[1]), generator.integers(1, 1 << 62, points.shape[1])
+    grid = (np.floor(side / (24 * near) + shift).clip(-1e18, 1e18).astype(np.int64) for side in (points, among))
+    keys, known = ((cell * odd).sum(1) for cell in grid)
+    order = np.argsort(known, kind="stable")
+    first = np.searchsorted(known, keys, sorter=order)
+    neighbors: Order = order[np.minimum(first[:, None] + np.arange(4), len(order) - 1)]
+    return neighbors
+
+
+def orders_along(
+    source: Values, whole: Values, known: NDArray[np.bool_], regions: Mapping[int, Region], dim: int, near: float
+) -> list[tuple[int, ...]]:
+    """Return orders of slices along a dim, the likeliest first; none if all slices stand where they should.
+
+    Each group of ranks that holds the same part of all slices matches them by itself. The groups vote, and then each of
+    them offers its own order.
+
+    Args:
+        source: The wanted tensor.
+        whole: What ranks hold, put together, at the scale of the source.
+        known: Which elements of it are held by any rank.
+        regions: The part of each rank.
+        dim: The dim.
+        near: How far features of equal slices may be off.
+    """
+    shape, same = source.shape, np.arange(source.shape[dim])
+    wanted, held, there = slices_of(source, dim), slices_of(whole, dim), slices_of(known, dim)
+    columns = _columns(shape, there, regions.values(), dim)
+    ballots = np.stack(list(_ballots(wanted, held, there, columns, near)) or [same])
+    counts = ((ballots[:, None] == ballots[None]) & (ballots >= 0)[:, None]).sum(1)
+    vote = ballots[counts.argmax(0), same]
+    filled = [np.where(places >= 0, places, np.where(vote >= 0, vote, same)) for places in (vote, *ballots)]
+    return list(dict.fromkeys(tuple(order.tolist()) for order in filled if (order != same).any()))
+
+
+def _columns(
+    shape: tuple[int, ...], known: NDArray[np.bool_], regions: Iterable[Region], dim: int
+) -> list[NDArray[np.bool_]]:
+    """Return the distinct sets of columns that groups of ranks hold of every slice, those that all hold in front."""
+    columns: list[NDArray[np.bool_]] = [np.asarray(known.all(0))]
+    for others in list(dict.fromkeys(region.dims[:dim] + region.dims[dim + 1 :] for region in regions))[:MAX_BALLOTS]:
+        held = np.zeros(shape[:dim] + shape[dim + 1 :], np.bool_)
+        held[np.ix_(*map(indices, others))] = True
+        columns.append(held.ravel())
+    return list({column.tobytes(): column for column in columns}.values())
+
+
+def _ballots(
+    source: Values, whole: Values, known: NDArray[np.bool_], columns: Iterable[NDArray[np.bool_]], near: float
+) -> Iterator[Order]:
+    for picked in columns:
+        rows = known[:, picked].all(1)
+        if picked.any() and rows.any():
+            yield np.where(rows, nearest(features(whole[:, picked]), features(source[:, picked]), near), -1)

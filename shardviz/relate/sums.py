@@ -1,0 +1,87 @@
+"""Terms: what ranks hold if a reduction is still pending, and what was added to the wanted values."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.relate.values import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.relate.relations import Pending
+
+    Values = NDArray[Any]
+
+REDUCTIONS: Mapping[str, Callable[[Values], Values]] = {
+    "sum": lambda stacked: stacked.sum(0),
+    "max": lambda stacked: stacked.max(0),
+    "min": lambda stacked: stacked.min(0),
+}
+"""The reductions that are tried: torch's `Partial` has these, and `avg`, which is a sum and a factor."""
+
+LEAST_COEFFICIENT = 1e-6
+"""Smaller coefficients of a sum are what rounding leaves of zero."""
+
+FEWEST_NUMBERS = 4
+"""Two coefficients need more numbers than this to be solved for: any four fit some."""
+
+
+def reduced(
+    held: Mapping[int, Values], mesh: Mesh, pending: Sequence[Pending], limit: float
+) -> tuple[dict[int, Values], dict[int, float]]:
+    """Reduce what ranks hold over axes.
+
+    A group in which a rank is missing has no result: its sum is not known. Terms that are equal on all ranks of every
+    group are copies, and nothing is pending.
+
+    Args:
+        held: What each rank holds.
+        mesh: The mesh.
+        pending: The axes, with one reduction.
+        limit: The relative error up to which terms are equal.
+
+    Returns:
+        For each rank the result, and the norm of the terms: a sum that cancels is rounded as its terms are. Both are
+        empty if the terms are copies.
+    """
+    totals: dict[int, Values] = {}
+    sizes: dict[int, float] = {}
+    are_terms = False
+    for group in mesh.groups(*(link.axis for link in pending)):
+        terms = [np.asarray(held[rank], np.float64) for rank in group if rank in held]
+        if len(terms) == len(group) and len({term.shape for term in terms}) == 1:
+            are_terms = are_terms or any(error_of(term, terms[0]) > limit for term in terms[1:])
+            with np.errstate(invalid="ignore", over="ignore"):
+                total = REDUCTIONS[pending[0].op](np.stack(terms))
+                size = math.sqrt(sum(float(np.vdot(term, term)) for term in terms))
+            totals |= dict.fromkeys(group, total)
+            sizes |= dict.fromkeys(group, size)
+    return (totals, sizes) if are_terms else ({}, {})
+
+
+def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Sequence[Values]) -> float | None:
+    """Solve `actual = scale * (part + coefficient * term)` for all ranks together.
+
+    Args:
+        actual: What some ranks hold.
+        parts: What they should hold.
+        terms: Their parts of what may have been added.
+
+    Returns:
+        The coefficient; None if the equations do not tell.
+    """
+    sides = (parts, terms, actual)
+    columns = np.stack([np.concatenate([part.ravel() for part in side]) for side in sides]).astype(np.float64)
+    if columns.shape[1] < FEWEST_NUMBERS or not np.isfinite(columns).all():
+        return None
+    (scale, times), _, matrix_rank, _ = np.linalg.lstsq(columns[:2].T, columns[2], rcond=None)
+    if matrix_rank < 2 or min(abs(scale), abs(times)) <= LEAST_COEFFICIENT:
+        return None
+    return float(times / scale)

@@ -1,0 +1,246 @@
+"""How far a value may be off: the dtypes' roundings, one procedure for a bound, and every threshold of the judges.
+
+The procedure, from the strictest case to the loosest:
+
+1. What only moves data is compared bit by bit, and a cast by rounding the wanted values with `casts`: `Bound()`.
+2. If noise was measured (the unsharded step once more, with weights and batch moved by one rounding), a value may be
+   off by `NOISE` times that: `above_noise`. A root mean square is compared besides the largest element.
+3. If nothing was measured, `Bound.of` allows `4 * eps * growth ** depth` of the coarsest dtype (TTrace, arXiv
+   2506.09280), `rounding_of_sums` follows Higham and Mary for elements that are long sums, and `ELEMENT` and
+   `NORM` have what right jobs were seen to differ by.
+4. Between floor and limit nobody can tell rounding from a mistake.
+
+A threshold that stands here is a number that a verdict depends on. How much memory or how many lines something may take
+stands where it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+EPSILON = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float8_e4m3fn": 2.0**-3,
+    "float8_e5m2": 2.0**-2,
+}
+"""The distance from 1 to the next number of each dtype: `torch.finfo(dtype).eps`."""
+
+QUOTIENT = {
+    "float64": 0.0,
+    "float32": 2 * EPSILON["float32"],
+    "float16": EPSILON["float16"],
+    "bfloat16": EPSILON["bfloat16"],
+}
+"""By which part of itself a value over its scale may be off: either may have been rounded, and the quotient too."""
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+"""The dtypes in which weights are computed with."""
+
+ASSERT_CLOSE = {
+    "float16": (1e-3, 1e-5),
+    "bfloat16": (1.6e-2, 1e-5),
+    "float32": (1.3e-6, 1e-5),
+    "float64": (1e-7, 1e-7),
+}
+"""The relative and absolute tolerances of `torch.testing.assert_close`; other dtypes must be equal."""
+
+EXACT = 1e-9
+"""Float64 results that differ only in the order of their sums, relative to the largest element."""
+
+SINGLE = 1e-6
+"""Numbers that were stored in float32 once, or worked out in a few float32 operations: 8 of its roundings."""
+
+STEP = 1e-5
+"""Float32 results of a whole step, relative to the largest, and numbers that ranks log. For a single operation torch's
+`assert_close` has 1.3e-6."""
+
+EXPLAINED_UPDATE = 1e-4
+"""How far an update may be from what explains it, relative to the largest of both."""
+
+ELEMENT = {"bfloat16": 3e-2, "float16": 5e-3, "float32": 1e-4}
+"""How far one element of a right step may be off, relative to the largest, if nothing was measured; else `EXACT`. About
+four roundings of a narrow dtype; in float32, what sums of some thousand terms lose."""
+
+TENSOR_FLOAT = ELEMENT["float16"]
+"""The same for float32 on a GPU, which may multiply in TF32: that has float16's ten digits."""
+
+NORM = {"float64": EXACT, "float32": STEP, "float16": 4e-3, "bfloat16": 3e-2}
+"""How far the norm of the difference may be off, relative to the norm, if nothing was measured."""
+
+COARSEST_NORM = 0.1
+"""The same for dtypes that are not in `NORM`, as float8."""
+
+GROWTH = 1.03
+"""By how much a module multiplies the rounding of what it is given (TTrace, arXiv 2506.09280)."""
+
+SAFETY = 16.0
+"""How many times a bound that holds with high probability is allowed; how many roundings make a difference certain."""
+
+NOISE = 4.0
+"""How many times the measured effect of one rounding of all inputs is allowed. Of 2,530 points of right steps in
+bfloat16 the farthest was 1.5 times as far off."""
+
+SKETCH_NOISE = 6.0
+"""The same for sketches, which know a distance to a third."""
+
+MOST_NOISE = 0.25
+"""More noise than this, relative to the largest element, hides everything: what is farther off is wrong."""
+
+MOST_SKETCH_NOISE = 0.3
+"""The same for sketches."""
+
+TYPICAL = 4.0
+"""How many times the root mean square of the noise the difference's may be; the noise is that of the whole tensor."""
+
+TYPICAL_POINT = 2.0
+"""The same if the noise of each element is known. Of 2,530 points of right steps in bfloat16 the most was 0.95."""
+
+DRIFT = 2.0
+"""How many times the largest difference of all right points before a point may be off that follows them."""
+
+MANY = 16
+"""Of so many elements the root mean square tells more than the largest element, and a factor can be read off them."""
+
+FEW = 4
+"""Fewer numbers than this are some multiple of others by chance: one independent number more than three parameters."""
+
+LEAST_FACTOR = 0.002
+"""Gradients whose factor is nearer to 1 than this have errors that happen to be proportional."""
+
+LEAST_FACTOR_OF_MODULE = 0.01
+"""The same for what a module returns, which drifts more than gradients do."""
+
+LEAST_STATISTIC = 1e-3
+"""The same for statistics of a rank's part, of which there are many: slices that have one factor each."""
+
+LEAST_PART = 0.02
+"""A part of a change must be so far from none and all of it to be one."""
+
+EXPLAINED = 0.25
+"""Numbers of each rank explain differences if they leave no more than this part of their squares."""
+
+EXPLAINED_BY_LINE = 0.1
+"""The same for a factor and an offset, relative to the largest difference; and for a factor of rounded values."""
+
+SURE = 6.0
+"""How many standard errors a factor must be from 1."""
+
+TELLING = 1e4
+"""How many times its tolerance a value must be for small parts of it to show."""
+
+POINT_EPSILON = 1e-2
+"""The coarsest rounding of a module's output with which its causes are sought, bfloat16's rounded up: any explains what
+is as coarse as float8."""
+
+ROUNDINGS_OF_ONE = 4
+"""How many roundings a single result takes: inputs, product, sum and result."""
+
+ROUNDINGS_OF_STEP = 100
+"""How many roundings a whole step may take: a loss that the same model computes in two ways, an update of weights."""
+
+ROUNDINGS_OF_RULE = 8.0
+"""How many roundings a value may miss a rule by that says how it was made: a multiplication and a sum round."""
+
+ROUNDINGS_OF_SUM = 64
+"""How many float32 roundings a copy may be off that each rank summed by itself."""
+
+ROUNDINGS_OF_ROLE = {"grad": 16.0, "activation": 4.0, "optim": 4.0}
+"""How many roundings an element may be off between two layouts, which add the same terms in different orders, relative
+to the largest element; for a gradient, to that of any gradient. Measured on small language models: 12 in float32 and 16
+in bfloat16."""
+
+LOSS_IN_FLOAT64 = 1e-12
+"""How far the loss may be off if the same model computes it twice in float64."""
+
+COARSE = 0.02
+"""How near values must be to have something in common at all, before it is looked at precisely."""
+
+PROPORTIONAL = 0.99
+"""The squared cosine of values that may be each other's times a number: an error of a tenth."""
+
+LEAST_SLICE = 0.1
+"""The smallest size that a slice counts as, relative to the typical one: rows near zero would alarm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The relative error that rounding may cause. `Bound()` is exact: data that is moved, or ids.
+
+    Attributes:
+        floor: Up to this error values match.
+        limit: Above this error they differ. Between floor and limit nobody can tell.
+
+    Example:
+        >>> Bound.of("bfloat16").verdict(0.01), Bound.of("bfloat16").verdict(0.02), Bound().verdict(1e-12)
+        (None, None, False)
+    """
+
+    floor: float = 0.0
+    limit: float = 0.0
+
+    @classmethod
+    def of(cls, dtype: str, depth: int = 0, growth: float = GROWTH) -> Bound:
+        """Return the bound of values that were computed in a dtype, without a measured noise.
+
+        Args:
+            dtype: The coarsest dtype that took part, as torch writes it without `torch.`.
+            depth: The modules before the value, one behind the other.
+            growth: By how much each of them multiplies the error.
+        """
+        floor = EPSILON[dtype] * growth**depth
+        return cls(floor, ROUNDINGS_OF_ONE * floor)
+
+    @classmethod
+    def measured(cls, noise: float, dtype: str) -> Bound:
+        """Return the bound of values whose noise was measured.
+
+        Args:
+            noise: How far one rounding of all inputs takes the values, relative to their norm.
+            dtype: The coarsest dtype that took part: nothing is known more precisely than it rounds.
+        """
+        floor = max(noise, EPSILON[dtype])
+        return cls(floor, min(max(NOISE * noise, floor), MOST_NOISE))
+
+    def verdict(self, error: float) -> bool | None:
+        """Return whether an error is rounding; None if nobody can tell."""
+        return True if error <= self.floor else None if error <= self.limit else False
+
+
+def rounding_of_sums(epsilon: float, terms: int) -> float:
+    """Return how far an element may be off that is a sum of products, relative to the size of its terms.
+
+    Rounding errors add like a random walk, so they grow with the root of the number of terms (Higham & Mary 2019,
+    "A new approach to probabilistic rounding error analysis"). What is narrower than float32 is summed in float32, as
+    torch does.
+
+    Args:
+        epsilon: The distance from 1 to the next number of the coarsest dtype.
+        terms: The number of terms of the longest sum.
+    """
+    return SAFETY * max(epsilon, min(epsilon, EPSILON["float32"]) * math.sqrt(terms))
+
+
+def above_noise(noise: float, least: float, most: float = math.inf, times: float = NOISE) -> float:
+    """Return how far a value may be off whose noise was measured.
+
+    Args:
+        noise: How far one rounding of all inputs takes it.
+        least: What is allowed in any case: one rounding of the value itself.
+        most: What is allowed at most.
+        times: How many times the noise is allowed.
+    """
+    return min(most, max(times * noise, least))
+
+
+def least_factor(epsilon: float) -> float:
+    """Return how far from 1 the factor of a gradient must be: one third is off by half of a hundredth in bfloat16."""
+    return max(LEAST_FACTOR, 1.5 * epsilon)
+
+
+def near_ratio(epsilon: float) -> float:
+    """Return how near a factor must be to a ratio of small numbers to be that one, in a dtype of a precision."""
+    return max(SINGLE, epsilon)
