@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 from shardviz.explain.values import tied_again
 from shardviz.text import continued
@@ -11,7 +9,6 @@ from shardviz.text import continued
 # Layouts
 
 
-@dataclass(frozen=True)
 class CopiesNotClaimed(Cause):
     """A tensor is split over an axis, or pending there, and the test expects equal copies.
 
@@ -26,7 +23,6 @@ class CopiesNotClaimed(Cause):
     how = "replicate it along {axis}, or assert another axis"
 
 
-@dataclass(frozen=True)
 class UnexpectedDtype(Cause):
     """A tensor has the layout that the test expects, and another dtype.
 
@@ -43,7 +39,6 @@ class UnexpectedDtype(Cause):
     how = "make it {dtype}, or expect {held}"
 
 
-@dataclass(frozen=True)
 class UnexpectedShape(Cause):
     """The layout that the test expects does not fit the shape of the tensor.
 
@@ -66,7 +61,6 @@ class UnexpectedShape(Cause):
         return f"expect {self.held}: {self.expected} does not fit the shape {list(self.shape)}"
 
 
-@dataclass(frozen=True)
 class UnexpectedPlainTensor(Cause):
     """A tensor is plain, and the test expects it to be sharded.
 
@@ -88,7 +82,6 @@ class UnexpectedPlainTensor(Cause):
         return f"shard it{gathered if self.is_param else ''}, or expect {self.held}"
 
 
-@dataclass(frozen=True)
 class UnexpectedPlacement(Cause):
     """A tensor has other placements than the test expects.
 
@@ -108,7 +101,6 @@ class UnexpectedPlacement(Cause):
 # Copies and ties
 
 
-@dataclass(frozen=True)
 class UnequalGradientCopies(Cause):
     """Copies of a gradient differ along an axis after backward.
 
@@ -146,7 +138,6 @@ class UnequalGradientCopies(Cause):
         )
 
 
-@dataclass(frozen=True)
 class NeverTied(Cause):
     """Two names that should be tied do not share storage.
 
@@ -180,7 +171,6 @@ class NeverTied(Cause):
 # Shapes beside a reference's
 
 
-@dataclass(frozen=True)
 class WrongLocalShape(Cause):
     """A local tensor does not have the shape that its placements give the rank.
 
@@ -192,7 +182,6 @@ class WrongLocalShape(Cause):
     how = "give DTensor.from_local the shape and stride of the whole, and local tensors cut as torch.chunk cuts them"
 
 
-@dataclass(frozen=True)
 class UnrelatedShapes(Cause):
     """A tensor and its reference have shapes of which neither is a part of the other.
 
@@ -204,7 +193,6 @@ class UnrelatedShapes(Cause):
     how = "compare tensors that mean the same, in the same order of dims"
 
 
-@dataclass(frozen=True)
 class PartWithoutPlacements(Cause):
     """A tensor is smaller than its reference in one dim, like one rank's part of it.
 
@@ -234,7 +222,6 @@ class PartWithoutPlacements(Cause):
         )
 
 
-@dataclass(frozen=True)
 class PartAsReference(Cause):
     """A reference is smaller than the tensor in one dim.
 
@@ -263,7 +250,6 @@ class PartAsReference(Cause):
 # Values that no rule explains
 
 
-@dataclass(frozen=True)
 class FewElementsDiffer(Cause):
     """A few elements of a computed tensor are not the reference's, and the others are.
 
@@ -278,7 +264,6 @@ class FewElementsDiffer(Cause):
     how = "look at what they have in common: a sample, a position or a mask; a row of a weight or an index"
 
 
-@dataclass(frozen=True)
 class FewElementsZero(Cause):
     """A few elements of a weight are zero, and the others are the reference's.
 
@@ -290,7 +275,6 @@ class FewElementsZero(Cause):
     how = "write the whole tensor, on every rank"
 
 
-@dataclass(frozen=True)
 class FewElementsChanged(Cause):
     """A few elements of a weight are not the reference's, and the others are.
 
@@ -302,7 +286,6 @@ class FewElementsChanged(Cause):
     how = "look at what writes a part of it: a slice or index that is assigned, padding, a step of an embedding's rows"
 
 
-@dataclass(frozen=True)
 class UnexplainedDifference(Cause):
     """Most elements of a gradient or output differ from the reference's, and no rule says why.
 
@@ -322,7 +305,6 @@ class UnexplainedDifference(Cause):
     )
 
 
-@dataclass(frozen=True)
 class OnlyZeros(Cause):
     """Ranks hold only zeros where the reference has values.
 
@@ -346,7 +328,6 @@ class OnlyZeros(Cause):
         return f"{self.ranks.capitalize()} hold only zeros: nothing was written there"
 
 
-@dataclass(frozen=True)
 class SomeRanksDiffer(Cause):
     """Some ranks' weights differ from the reference's, and the other ranks' do not.
 
@@ -358,7 +339,6 @@ class SomeRanksDiffer(Cause):
     how = "look at what fills it on these ranks alone: their seed, their file, a broadcast that leaves them out"
 
 
-@dataclass(frozen=True)
 class AllRanksDiffer(Cause):
     """No rank's weights are the reference's.
 

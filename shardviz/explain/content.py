@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.order import Disorder
 from shardviz.text import named_ranks
 
@@ -18,7 +16,6 @@ THROWN_AWAY = (
 WRITE = "write by param.to_local().copy_(x) under torch.no_grad()"
 
 
-@dataclass(frozen=True)
 class OtherTensor(Disorder):
     """A tensor holds the elements of another tensor of the model.
 
@@ -46,7 +43,6 @@ class OtherTensor(Disorder):
         return f"{self.how}{copy}" if self.may_be_copy else self.how
 
 
-@dataclass(frozen=True)
 class LocalNumbering(Disorder):
     """Ranks use one name for different tensors of the model.
 
@@ -63,7 +59,6 @@ class LocalNumbering(Disorder):
     references = ("KempnerForge#202",)
 
 
-@dataclass(frozen=True)
 class NoWeightLoaded(Disorder):
     """All weights are zero on all ranks: the load reached none of them.
 
@@ -82,7 +77,6 @@ class NoWeightLoaded(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class WeightNotLoaded(Disorder):
     """One weight is zero on all ranks, although other weights were loaded.
 
@@ -101,7 +95,6 @@ class WeightNotLoaded(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class BufferNotWritten(Disorder):
     """A buffer is zero on all ranks: nothing filled it after it was allocated.
 
@@ -120,7 +113,6 @@ class BufferNotWritten(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class ZerosAmongElements(Disorder):
     """Zeros stand among the elements of a shard, and no element of the tensor is lost.
 
@@ -133,7 +125,6 @@ class ZerosAmongElements(Disorder):
     how = "write every element of the local shard, and cut padding off before it is labelled"
 
 
-@dataclass(frozen=True)
 class PartNotWritten(Disorder):
     """A part of a shard is zero, and the elements that belong there are lost.
 
@@ -149,7 +140,6 @@ class PartNotWritten(Disorder):
     how = "compare the shape that is read with the local shard's on these ranks, and write every element of it"
 
 
-@dataclass(frozen=True)
 class RanksNotWritten(Disorder):
     """The shards of some ranks are zero, and the other ranks have theirs.
 
@@ -177,7 +167,6 @@ class RanksNotWritten(Disorder):
         return self.how.format(ranks=named_ranks(self.ranks, MAX_RANKS), read=read)
 
 
-@dataclass(frozen=True)
 class RewrittenAfterStamping(Disorder):
     """Some ranks' shards hold new values instead of the stamped ones.
 
@@ -193,7 +182,6 @@ class RewrittenAfterStamping(Disorder):
     how = "load or initialise this tensor on these ranks as on the others, once it is materialised"
 
 
-@dataclass(frozen=True)
 class ChangedAfterStamping(Disorder):
     """Some elements of a shard hold values that are not from the stamped model.
 
@@ -206,7 +194,6 @@ class ChangedAfterStamping(Disorder):
     how = "load or initialise this tensor on these ranks after it is materialised"
 
 
-@dataclass(frozen=True)
 class AnotherCheckpoint(Disorder):
     """A weight's values are not in the checkpoint that it is compared with.
 
@@ -223,7 +210,6 @@ class AnotherCheckpoint(Disorder):
     how = "pass the checkpoint that the model was loaded from, or load this weight from {reference}"
 
 
-@dataclass(frozen=True)
 class RanksNotLoaded(Disorder):
     """Some ranks have nothing of a weight that the other ranks loaded from the checkpoint.
 
@@ -252,7 +238,6 @@ class RanksNotLoaded(Disorder):
         return self.how.format(ranks=named_ranks(self.ranks, MAX_RANKS))
 
 
-@dataclass(frozen=True)
 class LoadedOnOneRank(Disorder):
     """One rank has the loaded weights, and every other rank has values of its own.
 
@@ -269,7 +254,6 @@ class LoadedOnOneRank(Disorder):
     how = "torch.distributed.broadcast every weight from rank {rank} before it is sharded, or load it on every rank"
 
 
-@dataclass(frozen=True)
 class NeverInitialized(Disorder):
     """A parameter still has what was in its memory when to_empty allocated it.
 
@@ -288,7 +272,6 @@ class NeverInitialized(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class BufferMadeAgain(Disorder):
     """A buffer is zero on some ranks, and whole on the others.
 
@@ -308,7 +291,6 @@ class BufferMadeAgain(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class RankDependentOrder(Disorder):
     """Some ranks hold a whole tensor in another order than the other ranks.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import SizeOfAxes
+from shardviz.explain.templates import SizeOfAxes
 from shardviz.text import continued
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 KNOWN = ("gpt-neox#1259",)
 
 
-@dataclass(frozen=True)
 class FactorOfAxes(Cause, abstract=True):
     """A factor that is the size of axes; other causes that give the same number are printed after it.
 
@@ -50,7 +49,6 @@ class FactorOfAxes(Cause, abstract=True):
         return "; or ".join((*texts, *([self.or_else.fix] if self.or_else else [])))
 
 
-@dataclass(frozen=True)
 class RepeatedSum(FactorOfAxes):
     """Equal gradients of one loss are summed over ranks, so each is too large by an axis's size.
 
@@ -73,7 +71,6 @@ class RepeatedSum(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class FsdpSumsGradients(FactorOfAxes):
     """FSDP sums gradients over an axis that splits the batch instead of averaging them.
 
@@ -114,7 +111,6 @@ class FsdpSumsGradients(FactorOfAxes):
         )
 
 
-@dataclass(frozen=True)
 class UndividedShardGradient(FactorOfAxes):
     """A shard's gradient is the sum over all ranks' rows and was never divided.
 
@@ -143,7 +139,6 @@ class UndividedShardGradient(FactorOfAxes):
         return fix.replace("the gradient", "the gradient, or the loss of each rank,", 1) if self.of_all else fix
 
 
-@dataclass(frozen=True)
 class SummedNotAveraged(FactorOfAxes):
     """Gradients are summed over ranks although each rank's loss is a mean already.
 
@@ -158,7 +153,6 @@ class SummedNotAveraged(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class DividedByWorldSize(FactorOfAxes):
     """A gradient is divided by the world size, although some ranks see the same batch.
 
@@ -179,7 +173,6 @@ class DividedByWorldSize(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class FsdpDividedAgain(FactorOfAxes):
     """A gradient that FSDP averages already is divided by the axis's size once more.
 
@@ -209,7 +202,6 @@ class FsdpDividedAgain(FactorOfAxes):
         )
 
 
-@dataclass(frozen=True)
 class DividedShardGradient(FactorOfAxes):
     """The gradient of a shard is divided by the size of the axis that splits the weight.
 
@@ -225,7 +217,6 @@ class DividedShardGradient(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class AveragedNotSummed(FactorOfAxes):
     """Contributions that add up to a gradient are averaged over an axis.
 
@@ -243,7 +234,6 @@ class AveragedNotSummed(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class SummedContributions(Cause):
     """A gradient is a whole number of times too large, and no axis has that size.
 
@@ -279,7 +269,6 @@ class SummedContributions(Cause):
         return "look at what reduces or multiplies these alone; reduce once, after the last backward"
 
 
-@dataclass(frozen=True)
 class LostContributions(Cause):
     """A gradient is a fraction of the right one, and the fraction belongs to no axis.
 
@@ -295,7 +284,6 @@ class LostContributions(Cause):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class SummedValue(SizeOfAxes):
     """A logged number is a sum over ranks or micro-batches of what should be averaged.
 
@@ -313,7 +301,6 @@ class SummedValue(SizeOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class DividedMean(Cause):
     """A logged mean is divided by a number of ranks once more.
 
@@ -334,7 +321,6 @@ class DividedMean(Cause):
         return super().cause if self.axes else f"It was divided by {self.divisor} though it is a mean already"
 
 
-@dataclass(frozen=True)
 class UnsummedValue(SizeOfAxes):
     """A logged number counts one rank's part only, and all parts happen to be equal.
 

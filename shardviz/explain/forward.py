@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 from shardviz.text import listed
 
@@ -12,7 +10,6 @@ CALLED = {2: "as gate and up", 3: "as q, k and v"}
 """What a model may call so many fused segments."""
 
 
-@dataclass(frozen=True)
 class JoinedOutOfOrder(Cause):
     """A result has the right slices along a dim, in another order.
 
@@ -28,7 +25,6 @@ class JoinedOutOfOrder(Cause):
     how = "concatenate parts by their rank in the group; undo x[order] by y[order.argsort()]"
 
 
-@dataclass(frozen=True)
 class RepeatedRows(Cause):
     """Ranks compute the same rows of the batch, and other rows are on no rank.
 
@@ -48,7 +44,6 @@ class RepeatedRows(Cause):
     )
 
 
-@dataclass(frozen=True)
 class RepeatedParts(Cause):
     """Ranks have the same part of a result, and another part is on no rank.
 
@@ -61,7 +56,6 @@ class RepeatedParts(Cause):
     how = RepeatedRows.how
 
 
-@dataclass(frozen=True)
 class FirstPartOnAll(Cause):
     """Every rank along an axis has the part of an activation that belongs to the first.
 
@@ -78,7 +72,6 @@ class FirstPartOnAll(Cause):
     how = "take the part of the rank's own coordinate, mesh.get_local_rank({axis!r})"
 
 
-@dataclass(frozen=True)
 class ExchangedParts(Cause):
     """Ranks along an axis have each other's parts of an activation.
 
@@ -95,7 +88,6 @@ class ExchangedParts(Cause):
     how = FirstPartOnAll.how
 
 
-@dataclass(frozen=True)
 class WrongOutputLabel(Cause):
     """The output is right under other placements than those of its label.
 
@@ -116,7 +108,6 @@ class WrongOutputLabel(Cause):
     how = "label it ({due}); of a plain output, gather what another axis splits, or mend BATCH_AXES"
 
 
-@dataclass(frozen=True)
 class MicroBatchSentAgain(Cause):
     """All micro-batches of the output are one and the same.
 
@@ -130,7 +121,6 @@ class MicroBatchSentAgain(Cause):
     how = "send every micro-batch once, and wait for a receive before its buffer is read or used for the next"
 
 
-@dataclass(frozen=True)
 class RepeatedBatchPart(Cause):
     """One part of the batch appears several times in the output, and other parts not at all.
 
@@ -146,7 +136,6 @@ class RepeatedBatchPart(Cause):
     how = MicroBatchSentAgain.how
 
 
-@dataclass(frozen=True)
 class PositionsStartAgain(Cause):
     """Ranks compute the same slices of a sequence, because positions start at 0 on each.
 
@@ -171,7 +160,6 @@ class PositionsStartAgain(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UngatheredKeys(Cause):
     """Attention over a split sequence uses each rank's own keys, or positions that do not fit.
 
@@ -199,7 +187,6 @@ class UngatheredKeys(Cause):
     )
 
 
-@dataclass(frozen=True)
 class SegmentsInOneStretch(Cause):
     """A fused weight is cut in one stretch, so a rank lacks some of its segments.
 
@@ -259,7 +246,6 @@ class SegmentsInOneStretch(Cause):
         )
 
 
-@dataclass(frozen=True)
 class PartsDealtOtherwise(Cause):
     """A weight's parts go to other ranks than the parts of the weights that it meets.
 
@@ -304,7 +290,6 @@ class PartsDealtOtherwise(Cause):
         )
 
 
-@dataclass(frozen=True)
 class ExpertsSentElsewhere(Cause):
     """Tokens are sent to ranks as if experts were dealt out in another order than they are.
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import over_axes
+from shardviz.explain.templates import over_axes
 from shardviz.text import listed
 
 MAX_LISTED = 8
 
 
-@dataclass(frozen=True)
 class GradientOnSomeRanks(Cause):
     """Some ranks that hold a weight have no gradient of it after the step.
 
@@ -30,7 +27,6 @@ class GradientOnSomeRanks(Cause):
     )
 
 
-@dataclass(frozen=True)
 class ReductionSwitchedOff(Cause):
     """The optimizer steps while FSDP still holds gradients back.
 
@@ -46,7 +42,6 @@ class ReductionSwitchedOff(Cause):
     how = "call it with True before the backward of the last micro-batch"
 
 
-@dataclass(frozen=True)
 class CutGraph(Cause):
     """No rank has a gradient of a weight that has one in the unsharded model.
 
@@ -66,7 +61,6 @@ class CutGraph(Cause):
     )
 
 
-@dataclass(frozen=True)
 class CutInModule(Cause):
     """One module lets no gradient through, although the unsharded model's does.
 
@@ -91,7 +85,6 @@ class CutInModule(Cause):
     )
 
 
-@dataclass(frozen=True)
 class CutResidual(Cause):
     """The gradient of a residual connection does not flow back.
 
@@ -108,7 +101,6 @@ class CutResidual(Cause):
     how = "add the tensor itself, or pass it through a collective of torch.distributed.nn.functional"
 
 
-@dataclass(frozen=True)
 class UnsummedInputGradient(Cause):
     """Each rank sends back its own part of the gradient of an input, and nothing sums them.
 
@@ -129,7 +121,6 @@ class UnsummedInputGradient(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UnsummedInnerGradient(Cause):
     """Within a module, the parts of a gradient that come back to an inner output are not summed.
 
@@ -156,7 +147,6 @@ class UnsummedInnerGradient(Cause):
     )
 
 
-@dataclass(frozen=True)
 class RepeatedBackwardSum(Cause):
     """A module's backward sums gradients over ranks that are equal already.
 
@@ -183,7 +173,6 @@ class RepeatedBackwardSum(Cause):
         return over_axes(self.why, self.axes).format_map(vars(self))
 
 
-@dataclass(frozen=True)
 class AveragedBackward(Cause):
     """A module's backward averages or divides a gradient that should be summed.
 
@@ -206,7 +195,6 @@ class AveragedBackward(Cause):
         return over_axes(self.why, self.axes).format_map(vars(self))
 
 
-@dataclass(frozen=True)
 class UnsummedTiedGradients(Cause):
     """A tied weight has copies on several stages, and their gradients are never summed.
 
@@ -226,7 +214,6 @@ class UnsummedTiedGradients(Cause):
     references = ("Megatron-LM#299",)
 
 
-@dataclass(frozen=True)
 class AveragedTiedGradients(Cause):
     """The gradients of a tied weight's copies are averaged instead of summed.
 
@@ -244,7 +231,6 @@ class AveragedTiedGradients(Cause):
     references = ("Megatron-LM#299",)
 
 
-@dataclass(frozen=True)
 class TiedShardsMisaligned(Cause):
     """The gradients of a tied weight's copies are reduced although their shards do not match.
 
@@ -264,7 +250,6 @@ class TiedShardsMisaligned(Cause):
     references = ("Megatron-LM#299",)
 
 
-@dataclass(frozen=True)
 class RepeatedMicroBatch(Cause):
     """Some micro-batches are run several times in place of others.
 
@@ -286,7 +271,6 @@ class RepeatedMicroBatch(Cause):
         return self.why.format(batches=listed(self.batches, MAX_LISTED))
 
 
-@dataclass(frozen=True)
 class OnlyLastMicroBatch(Cause):
     """Only the last micro-batch counts in the gradients.
 
@@ -299,7 +283,6 @@ class OnlyLastMicroBatch(Cause):
     how = "call zero_grad() once, before the first micro-batch; let backward() add to .grad"
 
 
-@dataclass(frozen=True)
 class LostMicroBatches(Cause):
     """Some micro-batches do not count in the gradients.
 
@@ -321,7 +304,6 @@ class LostMicroBatches(Cause):
         return self.why.format(batches=listed(self.batches, MAX_LISTED))
 
 
-@dataclass(frozen=True)
 class MicroBatchesReducedAgain(Cause):
     """Gradients are reduced after every micro-batch, so earlier ones are summed again each time.
 
@@ -345,7 +327,6 @@ class MicroBatchesReducedAgain(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UnequalMicroBatches(Cause):
     """Micro-batches count with different weights in the gradients.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 
 
-@dataclass(frozen=True)
 class UnexplainedJobStep(Cause):
     """A module's result in one job is not the other job's, and nothing more is known of it.
 
@@ -17,7 +14,6 @@ class UnexplainedJobStep(Cause):
     kinds = ("wrong-value",)
 
 
-@dataclass(frozen=True)
 class UnequalLossCounts(Cause):
     """Ranks divide their losses by unequal counts, and the losses are then averaged.
 
@@ -37,7 +33,6 @@ class UnequalLossCounts(Cause):
     )
 
 
-@dataclass(frozen=True)
 class CopiesDropDifferently(Cause):
     """Ranks that hold copies of an activation drop different elements of it.
 
@@ -60,7 +55,6 @@ class CopiesDropDifferently(Cause):
     )
 
 
-@dataclass(frozen=True)
 class PartsDropAlike(Cause):
     """Ranks that hold different parts of an activation drop the same elements of each.
 
@@ -77,7 +71,6 @@ class PartsDropAlike(Cause):
     how = "seed by the coordinate along {axis} where an activation is split over it"
 
 
-@dataclass(frozen=True)
 class DifferentWeights(Cause):
     """Two runs do not start from the same weights.
 
@@ -102,7 +95,6 @@ class DifferentWeights(Cause):
         return super().cause
 
 
-@dataclass(frozen=True)
 class MisplacedWeights(Cause):
     """Two jobs start from the same numbers, in different places of a weight.
 
@@ -113,7 +105,6 @@ class MisplacedWeights(Cause):
     why = "A loader or the sharding puts rows elsewhere than placements say: shardviz check finds the order"
 
 
-@dataclass(frozen=True)
 class WeightsDrawnAfterSharding(Cause):
     """Two runs on different meshes start from weights that were drawn after sharding.
 
@@ -127,7 +118,6 @@ class WeightsDrawnAfterSharding(Cause):
     )
 
 
-@dataclass(frozen=True)
 class DifferentBatch(Cause):
     """Two runs are not given the same rows.
 
@@ -152,7 +142,6 @@ class DifferentBatch(Cause):
         return super().cause
 
 
-@dataclass(frozen=True)
 class DifferentProgram(Cause):
     """The unsharded models of two runs differ, from the same weights and the same rows.
 

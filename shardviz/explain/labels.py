@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.order import Disorder
 from shardviz.explain.splits import FUSED_QKV
 
 
-@dataclass(frozen=True)
 class GuessedGlobalShape(Disorder):
     """A DTensor's global shape is the local shape times the ranks, and that is wrong.
 
@@ -43,7 +40,6 @@ class GuessedGlobalShape(Disorder):
         return super().remedy if self.is_placed else f"{super().remedy}, or use distribute_tensor on the whole tensor"
 
 
-@dataclass(frozen=True)
 class PaddedAfterBuild(Disorder):
     """A tensor was padded between building the model and sharding it.
 
@@ -63,7 +59,6 @@ class PaddedAfterBuild(Disorder):
         return self.why.format(built=list(self.built), padded=list(self.padded))
 
 
-@dataclass(frozen=True)
 class RankDependentDtype(Disorder):
     """Some ranks have a tensor in another dtype than most.
 
@@ -77,7 +72,6 @@ class RankDependentDtype(Disorder):
     how = "cast to torch.{dtype} on every rank before the model is sharded"
 
 
-@dataclass(frozen=True)
 class RankDependentPlacements(Disorder):
     """Ranks of one mesh disagree on the placements of a tensor.
 
@@ -90,7 +84,6 @@ class RankDependentPlacements(Disorder):
     how = "give every rank of the mesh the same placements"
 
 
-@dataclass(frozen=True)
 class AnotherChunking(Disorder):
     """Local shapes are not those that the placements give.
 
@@ -103,7 +96,6 @@ class AnotherChunking(Disorder):
     how = "cut the shards with torch.chunk or distribute_tensor"
 
 
-@dataclass(frozen=True)
 class FusedWeightSplit(Disorder):
     """A fused weight was split as one dim, but the model reads a part of each segment.
 
@@ -138,7 +130,6 @@ class FusedWeightSplit(Disorder):
         return f"{super().remedy}; FSDP2 splits what is left to a rank as one: expect {self.under_fsdp}"
 
 
-@dataclass(frozen=True)
 class Unintended(Disorder, abstract=True):
     """A tensor whose layout is consistent, and not the intended one.
 
@@ -157,7 +148,6 @@ class Unintended(Disorder, abstract=True):
         return self.how.format(by=by, held=self.held)
 
 
-@dataclass(frozen=True)
 class OmittedByPlan(Unintended):
     """Every rank has the whole tensor, which was meant to be split.
 
@@ -170,7 +160,6 @@ class OmittedByPlan(Unintended):
     how = "split it{by}, or expect {held}"
 
 
-@dataclass(frozen=True)
 class SplitAgainstIntent(Unintended):
     """The tensor is split, but every rank was meant to have all of it.
 
@@ -182,7 +171,6 @@ class SplitAgainstIntent(Unintended):
     how = "keep it whole{by}, or expect {held}"
 
 
-@dataclass(frozen=True)
 class AnotherPlan(Disorder):
     """The tensor is split, in another way than intended.
 
@@ -208,7 +196,6 @@ class AnotherPlan(Disorder):
         return self.how.format(change=change, held=self.held)
 
 
-@dataclass(frozen=True)
 class UnevenPlan(Disorder):
     """A rank of a plan would hold another shape than its placements give.
 

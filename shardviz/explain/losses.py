@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import number
+from shardviz.explain.templates import number
 from shardviz.explain.step import UNEXPLAINED
 from shardviz.text import continued
 
 
-@dataclass(frozen=True)
 class UnexplainedLoss(Cause):
     """The loss is wrong although the outputs are right, and no rule explains it.
 
@@ -54,7 +52,6 @@ class UnexplainedLoss(Cause):
         return fix if self.or_else is None else f"{fix}; {self.or_else.fix}"
 
 
-@dataclass(frozen=True)
 class UnexplainedValue(Cause):
     """A logged value is wrong although the outputs are right, and no rule explains it.
 
@@ -80,7 +77,6 @@ class UnexplainedValue(Cause):
         return self.how if self.or_else is None else f"{self.how}; {self.or_else.fix}"
 
 
-@dataclass(frozen=True)
 class RepeatedExponentials(Cause):
     """A cross entropy over a split vocabulary counts every part of it several times.
 
@@ -110,7 +106,6 @@ class RepeatedExponentials(Cause):
         return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
 
 
-@dataclass(frozen=True)
 class AveragedExponentials(Cause):
     """A cross entropy over a split vocabulary averages its exponentials instead of adding them.
 
@@ -137,7 +132,6 @@ class AveragedExponentials(Cause):
         return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
 
 
-@dataclass(frozen=True)
 class PartialVocabularyLoss(Cause):
     """The loss is computed from one shard of the outputs, such as a part of the vocabulary.
 
@@ -158,7 +152,6 @@ class PartialVocabularyLoss(Cause):
     )
 
 
-@dataclass(frozen=True)
 class PartialVocabularyValue(Cause):
     """A logged value is computed from one shard of the outputs, or counts copies more than once.
 
@@ -175,7 +168,6 @@ class PartialVocabularyValue(Cause):
     how = "compute it of the whole: gather the shards over {axes} first, or reduce what is computed of each part"
 
 
-@dataclass(frozen=True)
 class FunctionBeforeMean(Cause):
     """A function of the loss, such as its exponential, is averaged instead of the loss.
 
@@ -190,7 +182,6 @@ class FunctionBeforeMean(Cause):
     how = "average the losses over {axes} first, then take {function}"
 
 
-@dataclass(frozen=True)
 class MeanOfMeans(Cause):
     """The loss is the mean of the ranks' means, which is not the mean over the whole batch.
 
@@ -209,7 +200,6 @@ class MeanOfMeans(Cause):
     )
 
 
-@dataclass(frozen=True)
 class ScalarNotReduced(Cause):
     """Ranks log their own part of a value, and a reduction over an axis gives the right one.
 
@@ -232,7 +222,6 @@ class ScalarNotReduced(Cause):
     references = ("pytorch#144054",)
 
 
-@dataclass(frozen=True)
 class ScalarOfPart(Cause):
     """Ranks log different values, and no reduction of them gives the right one.
 
@@ -250,7 +239,6 @@ class ScalarOfPart(Cause):
     references = ("pytorch#144054",)
 
 
-@dataclass(frozen=True)
 class NormOfPart(Cause):
     """Each rank logs the norm of what it holds, not that of the whole.
 

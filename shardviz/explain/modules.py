@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import SizeOfAxes
+from shardviz.explain.templates import SizeOfAxes
 from shardviz.explain.step import UNEXPLAINED
 
 
-@dataclass(frozen=True)
 class UnsummedModule(Cause):
     """A module returns one term of a sum on each rank, and the next reads it as the whole.
 
@@ -35,7 +32,6 @@ class UnsummedModule(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UngatheredInput(Cause):
     """A module computes with a rank's own part alone, and its result needs the other parts.
 
@@ -63,7 +59,6 @@ class UngatheredInput(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UnexplainedModule(Cause):
     """A module goes wrong although its inputs are right, and no rule explains how.
 
@@ -93,7 +88,6 @@ class UnexplainedModule(Cause):
         )
 
 
-@dataclass(frozen=True)
 class UnexplainedBetweenModules(Cause):
     """A gradient goes wrong on its way between two modules, and no rule explains how.
 
@@ -115,7 +109,6 @@ class UnexplainedBetweenModules(Cause):
     how = "look at what is done with the output of {module} before {after}, and at what comes back for it"
 
 
-@dataclass(frozen=True)
 class UnexplainedModuleBackward(Cause):
     """A module is given the right gradient and gives back a wrong one, and no rule explains how.
 
@@ -134,7 +127,6 @@ class UnexplainedModuleBackward(Cause):
     )
 
 
-@dataclass(frozen=True)
 class ScaledByMicroBatches(Cause):
     """What stages send each other is scaled by the number of micro-batches, as the loss is.
 
@@ -165,7 +157,6 @@ class ScaledByMicroBatches(Cause):
         return super().cause.replace("is multiplied by", "is divided by") if self.is_divided else super().cause
 
 
-@dataclass(frozen=True)
 class ScaledBetweenModules(Cause):
     """An output is multiplied by a number on its way to the next module.
 
@@ -187,7 +178,6 @@ class ScaledBetweenModules(Cause):
     how = "look at the code between {after} and {module} that sends, receives or divides"
 
 
-@dataclass(frozen=True)
 class RepeatedForwardSum(SizeOfAxes):
     """A module sums over ranks what is the whole value already.
 
@@ -204,7 +194,6 @@ class RepeatedForwardSum(SizeOfAxes):
     how = "sum over {axes} once, of parts that differ from rank to rank; look at {module} for what else multiplies"
 
 
-@dataclass(frozen=True)
 class AveragedForward(SizeOfAxes):
     """A module averages the terms of a sum, or keeps one of several equal contributions.
 
@@ -222,7 +211,6 @@ class AveragedForward(SizeOfAxes):
     how = "sum over {axes} and do not divide; look at {module} for what else divides"
 
 
-@dataclass(frozen=True)
 class UnlikeLayers(Cause):
     """One layer's weight is in another order than the same weight of the other layers.
 
@@ -244,7 +232,6 @@ class UnlikeLayers(Cause):
     how = "cut {tensor} as the other layers' are cut; if the order is meant, put that tensor in the same order"
 
 
-@dataclass(frozen=True)
 class StatisticsOfPart(Cause):
     """Ranks normalize by the mean or variance of their own part.
 
@@ -264,7 +251,6 @@ class StatisticsOfPart(Cause):
     )
 
 
-@dataclass(frozen=True)
 class NormOfSplitFeatures(Cause):
     """A norm whose features are split takes each rank's statistics of its own features.
 

@@ -50,7 +50,6 @@ class OddFile:
         return f"All that differs is in {self.file} of the {side}, {parts} parts of it, and nothing in its {rest}"
 
 
-@dataclass(frozen=True)
 class FileOfAnotherSave(Cause):
     """All differences between two checkpoints are in one file of one of them.
 
@@ -85,7 +84,6 @@ class FileOfAnotherSave(Cause):
         return super().fix + (f", or load it on {self.ranks}" if self.ranks else "")
 
 
-@dataclass(frozen=True)
 class FileOfOtherSide(Cause):
     """One file is equal in two checkpoints of which most other files differ.
 
@@ -112,7 +110,6 @@ class FileOfOtherSide(Cause):
         return f"{self.odd.among_others(self.side, self.other)}: that file is of the {self.other}'s save."
 
 
-@dataclass(frozen=True)
 class FileOnEitherSide(Cause):
     """All differences between two checkpoints are in one file, in both of them.
 
@@ -144,7 +141,6 @@ class FileOnEitherSide(Cause):
         return f"{between}; {twin}: one of the two is of another save, or {NOT_TRAINED}."
 
 
-@dataclass(frozen=True)
 class FileOfAnotherStep(Cause):
     """One file of a checkpoint has what a checkpoint of another step has in it.
 
@@ -174,7 +170,6 @@ class FileOfAnotherStep(Cause):
         return f"{self.odd.among_others(self.side, self.other)}: {known}."
 
 
-@dataclass(frozen=True)
 class WholeFileDiffers(Cause):
     """The tensors that differ between two checkpoints are exactly those of one file.
 
@@ -209,7 +204,6 @@ class WholeFileDiffers(Cause):
         return self.rest.fix if self.rest is not None and self.rest.fix else super().fix
 
 
-@dataclass(frozen=True)
 class LeftOverFromStep(Cause):
     """A tensor has the values that a checkpoint of an earlier step has.
 
@@ -242,7 +236,6 @@ class LeftOverFromStep(Cause):
         return "load or write it again, from this step" if self.of_job else _asking_first(super().fix, self.doubt)
 
 
-@dataclass(frozen=True)
 class TakenFromLaterStep(Cause):
     """A tensor has the values that a checkpoint of a later step has.
 
@@ -280,7 +273,6 @@ def _asking_first(fix: str, doubt: str) -> str:
     return f"name a third step with --also; then {fix}" if doubt else fix
 
 
-@dataclass(frozen=True)
 class OutlierCheckpoint(Cause):
     """A tensor is the same in an earlier and a later checkpoint, and different in this one.
 
@@ -295,7 +287,6 @@ class OutlierCheckpoint(Cause):
     why = "Only the {side} has it otherwise."
 
 
-@dataclass(frozen=True)
 class NeverLoaded(Cause):
     """A rank's shard is one number throughout, and the checkpoint's is not.
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
 from shardviz.explain.factors import KNOWN
-from shardviz.explain.numbers import times_text
+from shardviz.explain.templates import times_text
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
 
-@dataclass(frozen=True)
 class ScaledBackward(Cause):
     """Backward runs on another loss than is returned, so all gradients have one factor.
 
@@ -42,7 +40,6 @@ class ScaledBackward(Cause):
         return f"{cause}, or the number of micro-batches was divided by twice"
 
 
-@dataclass(frozen=True)
 class ClippedByParts(Cause):
     """Gradients are clipped by a norm that is put together wrongly from the ranks' own norms.
 
@@ -65,7 +62,6 @@ class ClippedByParts(Cause):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class ClippedByShardNorm(Cause):
     """Each rank scales its gradients by a number from its own part, such as its shards' norm.
 
@@ -81,7 +77,6 @@ class ClippedByShardNorm(Cause):
     how = "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares before the root"
 
 
-@dataclass(frozen=True)
 class ScaledByOwnCount(Cause):
     """Each rank multiplies or divides a result by a number that it counted in its own part.
 
@@ -94,7 +89,6 @@ class ScaledByOwnCount(Cause):
     how = "compute that number over all ranks: all_reduce what it is made of before it is used"
 
 
-@dataclass(frozen=True)
 class LossScaleLeft(Cause):
     """Some ranks' gradients still carry the loss scale that the other ranks took out.
 
@@ -113,7 +107,6 @@ class LossScaleLeft(Cause):
     )
 
 
-@dataclass(frozen=True)
 class ScaledInStep(Cause):
     """A result has the same factor on every rank, which is not a ratio of small numbers.
 
@@ -132,7 +125,6 @@ class ScaledInStep(Cause):
     )
 
 
-@dataclass(frozen=True)
 class ScaledPart(Cause):
     """Some gradients have one factor on every rank, while other gradients are right.
 
@@ -148,7 +140,6 @@ class ScaledPart(Cause):
     how = "look for what scales these alone; clip in optimizer()"
 
 
-@dataclass(frozen=True)
 class SmallFactor(Cause):
     """A gradient is off by a factor close to 1 from what its module's activations give.
 
@@ -164,7 +155,6 @@ class SmallFactor(Cause):
     how = "look at what scales this gradient between its module's backward and the optimizer, and at the reduction's op"
 
 
-@dataclass(frozen=True)
 class RootsReduced(Cause):
     """A gradient norm is a sum or mean of the ranks' own norms.
 
@@ -182,7 +172,6 @@ class RootsReduced(Cause):
     references = ("RLinf#1558",)
 
 
-@dataclass(frozen=True)
 class NormOverWrongAxes(Cause):
     """The squares of a gradient norm are summed over axes that do not split the gradients.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from shardviz.explain.cause import Cause
@@ -11,7 +10,6 @@ from shardviz.text import listed
 MAX_LISTED = 4
 
 
-@dataclass(frozen=True)
 class RemainderLayersDropped(Cause):
     """The last layers are on no stage, because the layers do not divide evenly.
 
@@ -30,7 +28,6 @@ class RemainderLayersDropped(Cause):
     how = "give every layer to a stage: torch.arange({size}).tensor_split({num_stages}) leaves none over"
 
 
-@dataclass(frozen=True)
 class LayersBetweenStagesDropped(Cause):
     """Some layers are on no stage, because the stages' lists of layers do not join.
 
@@ -49,7 +46,6 @@ class LayersBetweenStagesDropped(Cause):
     how = RemainderLayersDropped.how
 
 
-@dataclass(frozen=True)
 class OverlappingStages(Cause):
     """A layer is on several stages and runs on each of them.
 
@@ -73,7 +69,6 @@ class OverlappingStages(Cause):
     how = "keep {tensor} on one stage; torch.arange({size}).tensor_split(num_stages) gives each layer once"
 
 
-@dataclass(frozen=True)
 class StagesOutOfOrder(Cause):
     """Stages hand their output to a stage that does not have the next layers.
 
@@ -110,7 +105,6 @@ class StagesOutOfOrder(Cause):
         )
 
 
-@dataclass(frozen=True)
 class StagesMisnumbered(Cause):
     """Ranks with several stages run them in another order than the stages are numbered in.
 

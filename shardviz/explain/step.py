@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 from shardviz.text import listed
 
@@ -12,7 +10,6 @@ MAX_LISTED = 3
 MAX_RANKS = 8
 
 
-@dataclass(frozen=True)
 class ShardedModelRaises(Cause):
     """The sharded model raises in a step that the unsharded model runs.
 
@@ -25,7 +22,6 @@ class ShardedModelRaises(Cause):
     how = "read the exception and its line"
 
 
-@dataclass(frozen=True)
 class MixedDtensor(ShardedModelRaises):
     """The sharded model raises because an operation gets a plain tensor together with a DTensor.
 
@@ -39,7 +35,6 @@ class MixedDtensor(ShardedModelRaises):
     )
 
 
-@dataclass(frozen=True)
 class UnsupportedSharding(ShardedModelRaises):
     """The sharded model raises because an operation has no rule for its inputs' placements.
 
@@ -50,7 +45,6 @@ class UnsupportedSharding(ShardedModelRaises):
     how = "redistribute its inputs to Replicate() before this operation, or compute it on local tensors by local_map"
 
 
-@dataclass(frozen=True)
 class UnevenShapes(ShardedModelRaises):
     """The sharded model raises because shapes do not fit once tensors are split.
 
@@ -60,7 +54,6 @@ class UnevenShapes(ShardedModelRaises):
     how = "read the exception and its line; where a size does not divide, choose one that the axis divides"
 
 
-@dataclass(frozen=True)
 class UncheckedLabel(Cause):
     """A result's local shape is not the one that its placements give.
 
@@ -73,7 +66,6 @@ class UncheckedLabel(Cause):
     how = "label it by the placements that its local shape has"
 
 
-@dataclass(frozen=True)
 class CopiesSideBySide(Cause):
     """A result is larger than it should be, because copies were gathered as if they were parts.
 
@@ -100,7 +92,6 @@ class CopiesSideBySide(Cause):
     how = "gather dim {dim} over {axes} once, or not at all where every rank along {axes} has all of it"
 
 
-@dataclass(frozen=True)
 class SplitTwice(Cause):
     """A result is smaller than it should be, because a part was split again.
 
@@ -129,7 +120,6 @@ class SplitTwice(Cause):
     how = "split dim {dim} over {axis} once, and return all of a rank's part"
 
 
-@dataclass(frozen=True)
 class PartLabeledWhole(Cause):
     """A result is one rank's part and is labelled as the whole.
 
@@ -156,7 +146,6 @@ class PartLabeledWhole(Cause):
     how = "gather dim {dim} over {axes}, or label it as split over {axes}"
 
 
-@dataclass(frozen=True)
 class DifferentOutput(Cause):
     """The sharded model returns a tensor of another shape than the unsharded one.
 
@@ -168,7 +157,6 @@ class DifferentOutput(Cause):
     how = "return the same tensor from both; whole_output(output, mesh) in the probe can put parts in order"
 
 
-@dataclass(frozen=True)
 class IdenticalMasks(Cause):
     """Ranks that hold different parts of an activation drop the same elements of each.
 
@@ -185,7 +173,6 @@ class IdenticalMasks(Cause):
     )
 
 
-@dataclass(frozen=True)
 class DifferentMasks(Cause):
     """Ranks that hold copies of an activation drop different elements of it in training.
 
@@ -205,7 +192,6 @@ class DifferentMasks(Cause):
     )
 
 
-@dataclass(frozen=True)
 class WeightOnSomeRanks(Cause):
     """Wrong ranks lack a weight or buffer that the right ranks compute with.
 
@@ -229,7 +215,6 @@ class WeightOnSomeRanks(Cause):
         return why.format(ranks=listed(self.ranks, MAX_RANKS), weight=self.weight)
 
 
-@dataclass(frozen=True)
 class RankDependentCode(Cause):
     """Some ranks compute something different from the others, which are right.
 
@@ -249,7 +234,6 @@ class RankDependentCode(Cause):
         return why.format(ranks=listed(self.ranks, MAX_RANKS))
 
 
-@dataclass(frozen=True)
 class UnexplainedCopies(Cause):
     """Copies of a result differ between ranks, and no reduction of them is right.
 
@@ -271,7 +255,6 @@ class UnexplainedCopies(Cause):
         return self.place.fix
 
 
-@dataclass(frozen=True)
 class SumReadPending(Cause):
     """A module reads the terms of a sum that was never taken.
 
@@ -295,7 +278,6 @@ class SumReadPending(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UnexplainedForward(Cause):
     """The forward of the sharded model goes wrong, and no rule explains how.
 
@@ -321,7 +303,6 @@ class UnexplainedForward(Cause):
         return "compare the outputs module by module, first to last, and look at the first that differs"
 
 
-@dataclass(frozen=True)
 class GradientsMissing(Cause):
     """A gradient is wrong, and weights that the unsharded model has gradients of have none.
 
@@ -353,7 +334,6 @@ class GradientsMissing(Cause):
         return self.how.format(weights=self.weights[0])
 
 
-@dataclass(frozen=True)
 class UnexplainedBackward(Cause):
     """A gradient is wrong although outputs and loss are right, and no rule explains it.
 

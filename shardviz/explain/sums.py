@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import times_text
+from shardviz.explain.templates import times_text
 from shardviz.text import continued
 
 MAX_LISTED = 4
 
 
-@dataclass(frozen=True)
 class GradientNotReduced(Cause):
     """Each rank keeps its own part of a gradient, because nothing reduces it over an axis.
 
@@ -56,7 +54,6 @@ class GradientNotReduced(Cause):
         return fix if self.rest is None else f"{fix}; and {self.rest.fix}"
 
 
-@dataclass(frozen=True)
 class UnreducedSharedPart(Cause):
     """Ranks that share a part of a weight keep different gradients of it.
 
@@ -92,7 +89,6 @@ class UnreducedSharedPart(Cause):
         return self.how.format(op=self.op, groups=f"{groups}{' + ...' * (len(self.groups) > MAX_LISTED)}")
 
 
-@dataclass(frozen=True)
 class OutputNotReduced(Cause):
     """Each rank returns its own term of an output, and nothing adds the terms.
 
@@ -124,7 +120,6 @@ class OutputNotReduced(Cause):
         return _with_calls(self.how, self.op, self.axes)
 
 
-@dataclass(frozen=True)
 class GradientCopiesDiffer(Cause):
     """Ranks that hold copies of one weight have different gradients of it in a captured step.
 
@@ -141,7 +136,6 @@ class GradientCopiesDiffer(Cause):
     how = "all_reduce it over {axes} after backward, or give the parameter to the wrapper whose mesh has {axes}"
 
 
-@dataclass(frozen=True)
 class OutputCopiesDiffer(Cause):
     """Ranks return different values although the output's placements call them copies.
 
@@ -154,7 +148,6 @@ class OutputCopiesDiffer(Cause):
     how = "reduce it over {axes}, or label it as pending (Partial) or split (Shard) there"
 
 
-@dataclass(frozen=True)
 class LoggedValuesDiffer(Cause):
     """Ranks log different numbers under one name.
 
@@ -174,7 +167,6 @@ class LoggedValuesDiffer(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UnreducedBesideVector(Cause):
     """A layer adds its bias to each rank's own term and leaves out the sum over ranks.
 
@@ -205,7 +197,6 @@ class UnreducedBesideVector(Cause):
         return f"Each rank has its own part of a mean over {self.axis}, with {self.vector} added to it"
 
 
-@dataclass(frozen=True)
 class AveragedBesideVector(Cause):
     """A layer averages its ranks' terms that should be summed, and adds its bias afterwards.
 
@@ -220,7 +211,6 @@ class AveragedBesideVector(Cause):
     how = "sum over {axes} and do not divide; add {vector} after the sum"
 
 
-@dataclass(frozen=True)
 class SummedTwiceBesideVector(Cause):
     """A layer sums its ranks' outputs once too often, and adds its bias afterwards.
 
@@ -238,7 +228,6 @@ class SummedTwiceBesideVector(Cause):
     how = "sum over {axes} once, of parts that differ from rank to rank; add {vector} after the sum"
 
 
-@dataclass(frozen=True)
 class ConcatenatedTerms(Cause):
     """Terms of a sum are gathered side by side instead of being added.
 
@@ -267,7 +256,6 @@ class ConcatenatedTerms(Cause):
         return f"{super().fix}, and add {self.vector} after the sum" if self.vector else super().fix
 
 
-@dataclass(frozen=True)
 class AddedBeforeSum(Cause):
     """Every rank adds a bias before the sum over ranks, so the sum has it several times.
 
@@ -283,7 +271,6 @@ class AddedBeforeSum(Cause):
     references = ("TGI#1036",)
 
 
-@dataclass(frozen=True)
 class AddedInSeveralPlaces(Cause):
     """A bias is in the output several times, and no axis has that size.
 
@@ -297,7 +284,6 @@ class AddedInSeveralPlaces(Cause):
     references = AddedBeforeSum.references
 
 
-@dataclass(frozen=True)
 class BiasLeftOut(Cause):
     """A bias is missing from the output.
 
@@ -312,7 +298,6 @@ class BiasLeftOut(Cause):
     references = AddedBeforeSum.references
 
 
-@dataclass(frozen=True)
 class RepeatedTerm(Cause):
     """A module's output has a term several times, such as a residual that every rank adds.
 
@@ -346,7 +331,6 @@ class RepeatedTerm(Cause):
         return super().fix if self.axes else f"add {self.term} after the sum over ranks, or on one rank only"
 
 
-@dataclass(frozen=True)
 class TermLeftOut(Cause):
     """A module's output lacks one of its terms, typically a residual.
 
@@ -364,7 +348,6 @@ class TermLeftOut(Cause):
     how = "add {term} once, on every rank where the sum over ranks is done, on one of them before it"
 
 
-@dataclass(frozen=True)
 class MixedShards(Cause):
     """A reduction runs over ranks that hold different parts of a tensor, and mixes the parts.
 
@@ -383,7 +366,6 @@ class MixedShards(Cause):
     )
 
 
-@dataclass(frozen=True)
 class MixedLayers(Cause):
     """Gradients are reduced over an axis whose ranks have different layers.
 
@@ -412,7 +394,6 @@ class MixedLayers(Cause):
         return f"take {self.axis} out of the group that gradients are reduced over; reduce over no group at all"
 
 
-@dataclass(frozen=True)
 class WrongCollective(Cause):
     """A collective returns other numbers than its definition gives for its inputs.
 

@@ -5,8 +5,6 @@ The field `trip` of these causes is the word for what should have written the va
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 from shardviz.text import continued
 
@@ -32,7 +30,6 @@ WHOLE = {"param": "Parameters are", "buffer": "Buffers are", "optim": "The optim
 """How a sentence about all tensors of a role begins."""
 
 
-@dataclass(frozen=True)
 class PartialWrite(Cause):
     """Only some elements of a rank's shard were written.
 
@@ -51,7 +48,6 @@ class PartialWrite(Cause):
         return f"{compare}; {TO_PLACE[self.trip]}"
 
 
-@dataclass(frozen=True)
 class MisplacedByTrip(Cause):
     """A trip put values in the wrong places; which order they are in has a cause of its own.
 
@@ -83,7 +79,6 @@ class MisplacedByTrip(Cause):
         return TO_PLACE[self.trip]
 
 
-@dataclass(frozen=True)
 class SkippedRanks(Cause):
     """A tensor was written on some ranks and not on the others.
 
@@ -96,7 +91,6 @@ class SkippedRanks(Cause):
     how = "run the {trip} on every rank, with the same keys, or broadcast from a rank that did"
 
 
-@dataclass(frozen=True)
 class WriteIntoCopies(Cause):
     """No tensor of the model has what it should have been given.
 
@@ -114,7 +108,6 @@ class WriteIntoCopies(Cause):
         return TO_WRITE[self.trip]
 
 
-@dataclass(frozen=True)
 class SkippedRole(Cause):
     """No tensor of one role was written, and the others were.
 
@@ -142,7 +135,6 @@ class SkippedRole(Cause):
         return TO_WRITE[self.trip]
 
 
-@dataclass(frozen=True)
 class SkippedKey(Cause):
     """One tensor was not written, and others of its role were.
 
@@ -156,7 +148,6 @@ class SkippedKey(Cause):
     )
 
 
-@dataclass(frozen=True)
 class RoundedInTransfer(Cause):
     """Values were rounded to a narrower dtype on their way.
 
@@ -180,7 +171,6 @@ class RoundedInTransfer(Cause):
         return "save in the dtype of the model and its optimizer, and load into tensors of that dtype"
 
 
-@dataclass(frozen=True)
 class ReplacedDtype(Cause):
     """A tensor has another dtype than before.
 
@@ -193,7 +183,6 @@ class ReplacedDtype(Cause):
     how = "load into tensors of the dtype that was saved: copy_ into those that are there, or cast what is put there"
 
 
-@dataclass(frozen=True)
 class PartTakenForWhole(Cause):
     """A tensor does not have the shape of what was sent.
 
@@ -219,7 +208,6 @@ class PartTakenForWhole(Cause):
         return TO_PLACE[self.trip]
 
 
-@dataclass(frozen=True)
 class ResetWithoutWrite(Cause):
     """A tensor is one number throughout, zero for instance, and what was sent is not.
 
@@ -236,7 +224,6 @@ class ResetWithoutWrite(Cause):
         return TO_WRITE[self.trip]
 
 
-@dataclass(frozen=True)
 class FileOfAnotherRank(Cause):
     """A rank has the values that another rank saved under this name.
 
@@ -249,7 +236,6 @@ class FileOfAnotherRank(Cause):
     how = "give each rank the file that it saved itself"
 
 
-@dataclass(frozen=True)
 class ChangedInTransfer(Cause):
     """A tensor has values that are neither what was sent nor what was there before.
 
@@ -278,7 +264,6 @@ class ChangedInTransfer(Cause):
         return super().fix
 
 
-@dataclass(frozen=True)
 class CutBeforePadding(Cause):
     """Each rank's own part of a tensor is padded, and the map pads the whole.
 
@@ -290,7 +275,6 @@ class CutBeforePadding(Cause):
     how = "pad the whole at its end, and cut that for the ranks"
 
 
-@dataclass(frozen=True)
 class FusedCutInOnePiece(Cause):
     """A fused tensor was cut for the ranks as a whole, and not part by part.
 
@@ -312,7 +296,6 @@ class FusedCutInOnePiece(Cause):
         return text if self.is_seen else f"{text}, or its parts are in another order"
 
 
-@dataclass(frozen=True)
 class InterleavedParts(Cause):
     """The parts of a fused tensor come in turns, block by block.
 
@@ -325,7 +308,6 @@ class InterleavedParts(Cause):
     how = TO_CUT
 
 
-@dataclass(frozen=True)
 class ReorderedParts(Cause):
     """The parts of a fused tensor are in another order.
 
@@ -337,7 +319,6 @@ class ReorderedParts(Cause):
     how = TO_CUT
 
 
-@dataclass(frozen=True)
 class ExchangedStates(Cause):
     """Two states of one parameter were exchanged.
 
@@ -356,7 +337,6 @@ class ExchangedStates(Cause):
     how = TO_MATCH
 
 
-@dataclass(frozen=True)
 class StateByNumber(Cause):
     """A parameter has the optimizer state of another parameter.
 
@@ -372,7 +352,6 @@ class StateByNumber(Cause):
     how = TO_MATCH
 
 
-@dataclass(frozen=True)
 class SwappedTensors(Cause):
     """A tensor has the values of another tensor.
 
@@ -384,7 +363,6 @@ class SwappedTensors(Cause):
     how = TO_MATCH
 
 
-@dataclass(frozen=True)
 class WrongOnDisk(Cause):
     """A save wrote other values than the model has.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 
 
-@dataclass(frozen=True)
 class RankDependentStep(Cause):
     """Ranks step a weight by different multiples of the unsharded model's step.
 
@@ -26,7 +23,6 @@ class RankDependentStep(Cause):
     )
 
 
-@dataclass(frozen=True)
 class RepeatedStep(Cause):
     """Every rank steps a weight by a whole multiple of the unsharded model's step.
 
@@ -48,7 +44,6 @@ class RepeatedStep(Cause):
         return self.why.format(times=self.times, twice="twice, " if self.times == 2 else "")
 
 
-@dataclass(frozen=True)
 class AnotherLearningRate(Cause):
     """Every rank steps a weight by one multiple of the unsharded model's step.
 
@@ -67,7 +62,6 @@ class AnotherLearningRate(Cause):
     )
 
 
-@dataclass(frozen=True)
 class RankDependentDecay(Cause):
     """Some ranks decay a weight more or less than the others.
 
@@ -80,7 +74,6 @@ class RankDependentDecay(Cause):
     how = "give every rank's optimizer the same groups and the same weight_decay: print param_groups on two ranks"
 
 
-@dataclass(frozen=True)
 class AnotherDecay(Cause):
     """All ranks decay a weight more or less than the unsharded model does.
 
@@ -97,7 +90,6 @@ class AnotherDecay(Cause):
     how = "choose the groups of the optimizer before sharding, by name, or by what sharding leaves alone"
 
 
-@dataclass(frozen=True)
 class UnexplainedWeight(Cause):
     """A weight differs from the unsharded model's after the step, by no known rule.
 
@@ -117,7 +109,6 @@ class UnexplainedWeight(Cause):
     )
 
 
-@dataclass(frozen=True)
 class LeftOutOfOptimizer(Cause):
     """An optimizer does not step a weight, on some ranks or on all.
 
@@ -133,7 +124,6 @@ class LeftOutOfOptimizer(Cause):
     how = "make the optimizer of model.parameters() once the model is sharded, with the same groups on every rank"
 
 
-@dataclass(frozen=True)
 class AverageNotWritten(Cause):
     """A weight that code writes after the step, such as a moving average, keeps its old value.
 
@@ -162,7 +152,6 @@ class AverageNotWritten(Cause):
         return super().cause
 
 
-@dataclass(frozen=True)
 class CopiesSteppedApart(Cause):
     """Copies of a weight were equal with equal gradients, and differ after the step.
 
@@ -196,7 +185,6 @@ class CopiesSteppedApart(Cause):
         return super().cause
 
 
-@dataclass(frozen=True)
 class OptimizerOfOtherParameters(Cause):
     """The optimizer's step changes no weight of the model, although all have gradients.
 
@@ -212,7 +200,6 @@ class OptimizerOfOtherParameters(Cause):
     how = "make the optimizer of model.parameters() once the model is sharded; broadcast from the rank that stepped"
 
 
-@dataclass(frozen=True)
 class StepNotKept(Cause):
     """Some weights did not move in the step, although they have gradients and others moved.
 
@@ -225,7 +212,6 @@ class StepNotKept(Cause):
     how = "broadcast every weight from the rank that steps it, and step each on one at least"
 
 
-@dataclass(frozen=True)
 class BufferOfParts(Cause):
     """Copies of a buffer differ along an axis whose ranks see the same rows of the batch.
 
@@ -242,7 +228,6 @@ class BufferOfParts(Cause):
     how = "update it from what is equal along {along}, or all_reduce what it is updated from"
 
 
-@dataclass(frozen=True)
 class UnreducedStatistics(Cause):
     """Each rank's buffer has the statistics of its own part of the batch only.
 
@@ -266,7 +251,6 @@ class UnreducedStatistics(Cause):
         return self.how.format(along=self.along, op=self.op.upper())
 
 
-@dataclass(frozen=True)
 class UnexplainedBuffer(Cause):
     """A buffer differs from the unsharded model's after the step, by no known rule.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 from shardviz.text import named_ranks
 
 OF_REPLICAS = ("OLMo-core#319", "composer#2812")
 
 
-@dataclass(frozen=True)
 class AlongAxes(Cause, abstract=True):
     """A cause of copies that differ from one position of an axis to the next.
 
@@ -27,7 +24,6 @@ class AlongAxes(Cause, abstract=True):
         return self.how.format(along=along, these="these axes" if len(self.axes) > 1 else "that axis")
 
 
-@dataclass(frozen=True)
 class RankDependentSeed(AlongAxes):
     """Replicas of a weight start with different values.
 
@@ -47,7 +43,6 @@ class RankDependentSeed(AlongAxes):
     references = OF_REPLICAS
 
 
-@dataclass(frozen=True)
 class UnsynchronizedBuffer(AlongAxes):
     """A buffer has different values on ranks that should have copies of it.
 
@@ -61,7 +56,6 @@ class UnsynchronizedBuffer(AlongAxes):
     references = ("LlamaFactory#10820",)
 
 
-@dataclass(frozen=True)
 class PlainAmongShards(AlongAxes):
     """A plain parameter of a sharded model has different values on each rank.
 
@@ -81,7 +75,6 @@ class PlainAmongShards(AlongAxes):
     )
 
 
-@dataclass(frozen=True)
 class ShardedOnSomeRanks(Cause):
     """A tensor is a DTensor on some ranks and a plain tensor on the others.
 
@@ -101,7 +94,6 @@ class ShardedOnSomeRanks(Cause):
         return self.why.format(sharded=named_ranks(self.sharded), plain=named_ranks(self.plain))
 
 
-@dataclass(frozen=True)
 class FirstRankAlone(Cause):
     """The first ranks that have a part hold other values than all other copies of it.
 
@@ -129,7 +121,6 @@ class FirstRankAlone(Cause):
         return self.why.format(odd=self.odd, copies="its copy" if self.num_ranks == 1 else "their copies")
 
 
-@dataclass(frozen=True)
 class OddRanksAlone(Cause):
     """A few ranks hold other values than all other copies of a tensor.
 
@@ -165,7 +156,6 @@ class OddRanksAlone(Cause):
         return self.how.format(odd=self.odd, does="runs or reads" if self.num_ranks == 1 else "run or read")
 
 
-@dataclass(frozen=True)
 class RepeatedDraw(Cause):
     """Different shards of a weight hold bitwise the same values.
 
@@ -208,7 +198,6 @@ def tied_again(cause: Cause, names: str) -> str:
     return cause.how.format_map(fields) + ("" if is_one else f", for each NAME of {names}")
 
 
-@dataclass(frozen=True)
 class BrokenTie(Cause):
     """Two names that shared one storage are two tensors after sharding.
 
@@ -239,7 +228,6 @@ class BrokenTie(Cause):
         return tied_again(self, self.tensor)
 
 
-@dataclass(frozen=True)
 class LostWrite(Cause):
     """An in-place write to a tensor does not change what is read from it.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 from shardviz.text import listed
 
 MAX_LISTED = 3
 
 
-@dataclass(frozen=True)
 class DamagedFile(Cause):
     """A rank's file cannot be read, so nothing that the rank holds was checked.
 
@@ -21,7 +18,6 @@ class DamagedFile(Cause):
     how = "copy the rank's files again, or write the dump again"
 
 
-@dataclass(frozen=True)
 class RankWithoutFile(Cause):
     """The dump has no file of some ranks.
 
@@ -34,7 +30,6 @@ class RankWithoutFile(Cause):
     how = "copy the rank_* files of every rank into the folder, or run again"
 
 
-@dataclass(frozen=True)
 class ModuleAbsentOnRanks(Cause):
     """Some ranks of a tensor's mesh do not have the tensor.
 
@@ -47,7 +42,6 @@ class ModuleAbsentOnRanks(Cause):
     how = "build the same modules on every rank"
 
 
-@dataclass(frozen=True)
 class TensorAbsentEverywhere(Cause):
     """No rank has a tensor of the unsharded model, under any name.
 
@@ -59,7 +53,6 @@ class TensorAbsentEverywhere(Cause):
     how = "keep the module's name, or leave it out of the model that is stamped"
 
 
-@dataclass(frozen=True)
 class MeshNotRising(Cause):
     """The mesh lists its ranks in an order that does not rise; process groups go by rank.
 
@@ -72,7 +65,6 @@ class MeshNotRising(Cause):
     how = "build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis"
 
 
-@dataclass(frozen=True)
 class GroupAgainstMesh(Cause):
     """A process group was made by hand, with its ranks in another order than the mesh has them.
 
@@ -92,7 +84,6 @@ class GroupAgainstMesh(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UnevenCollective(Cause):
     """The shards are right and of different sizes, and torch gathers them in the wrong order.
 
@@ -110,7 +101,6 @@ class UnevenCollective(Cause):
     )
 
 
-@dataclass(frozen=True)
 class EvenCollective(Cause):
     """The shards are right and of one size, and torch gathers them in the wrong order.
 
@@ -126,7 +116,6 @@ class EvenCollective(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UncheckedWeights(Cause):
     """The step is wrong for no known reason, and some weights could not be checked.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.errors import DumpError
-from shardviz.explain.numbers import number
+from shardviz.explain.templates import number
 from shardviz.explain.sums import WrongCollective
 from shardviz.text import listed
 

@@ -14,7 +14,7 @@ import numpy as np
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.rules.reductions import own_part
-from shardviz.explain.numbers import times_text
+from shardviz.explain.templates import times_text
 from shardviz.explain.sums import (
     AveragedBesideVector,
     ConcatenatedTerms,

@@ -24,7 +24,7 @@ from shardviz.explain.losses import (
     PartialVocabularyValue,
     RepeatedExponentials,
 )
-from shardviz.explain.numbers import number
+from shardviz.explain.templates import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -20,7 +20,7 @@ from shardviz.explain.gradients import (
     RepeatedMicroBatch,
     UnequalMicroBatches,
 )
-from shardviz.explain.numbers import number
+from shardviz.explain.templates import number
 from shardviz.text import listed
 
 if TYPE_CHECKING:
