@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.values import tied_again
-from shardviz.text import continued
+from shardviz.explain.values import Tie
 
 # Layouts
 
@@ -54,11 +53,7 @@ class UnexpectedShape(Cause):
     expected: str
     shape: tuple[int, ...]
     kinds = ("wrong-placement",)
-
-    @property
-    def fix(self) -> str:
-        """Expect a layout of that shape."""
-        return f"expect {self.held}: {self.expected} does not fit the shape {list(self.shape)}"
+    how = "expect {held}: {expected} does not fit the shape {shape:list}"
 
 
 class UnexpectedPlainTensor(Cause):
@@ -74,12 +69,10 @@ class UnexpectedPlainTensor(Cause):
     held: str
     is_param: bool
     kinds = ("wrong-placement",)
-
-    @property
-    def fix(self) -> str:
-        """Shard it, or expect it as it is."""
-        gathered = " (FSDP2 gathers a root's weights for forward and keeps them until backward, or its reshard())"
-        return f"shard it{gathered if self.is_param else ''}, or expect {self.held}"
+    how = (
+        "shard it{is_param:? (FSDP2 gathers a root's weights for forward and keeps them until backward, or its "
+        "reshard())}, or expect {held}"
+    )
 
 
 class UnexpectedPlacement(Cause):
@@ -115,57 +108,38 @@ class UnequalGradientCopies(Cause):
     axes: tuple[str, ...]
     other: str = ""
     kinds = ("unreduced-gradient",)
+    how = (
+        "after backward, {axes:each and|all_reduce(grad, group=mesh.get_group({each!r}))}, with op=ReduceOp.AVG for a "
+        "mean; or give the parameter to the wrapper whose mesh has {axes}{other:?; for a parameter split over {axes} "
+        "by hand, compare axis={other!r} alone}"
+    )
+    why = (
+        "Nothing reduced this gradient over {axes}: backward ran under no_sync(), the parameter is outside what FSDP, "
+        "DDP or a tensor-parallel style manages there, or the reduction ran over a group of one"
+    )
     references = ("pytorch#154888", "Megatron-LM#1446")
 
-    @property
-    def cause(self) -> str:
-        """What did not reduce it."""
-        return (
-            f"Nothing reduced this gradient over {' and '.join(self.axes)}: backward ran under no_sync(), the "
-            "parameter is outside what FSDP, DDP or a tensor-parallel style manages there, or the reduction ran over a "
-            "group of one"
-        )
 
-    @property
-    def fix(self) -> str:
-        """Reduce it over each axis."""
-        axes = " and ".join(self.axes)
-        calls = " and ".join(f"all_reduce(grad, group=mesh.get_group({axis!r}))" for axis in self.axes)
-        by_hand = f"; for a parameter split over {axes} by hand, compare axis={self.other!r} alone"
-        return (
-            f"after backward, {calls}, with op=ReduceOp.AVG for a mean; or give the parameter to the wrapper whose "
-            f"mesh has {axes}{by_hand if self.other else ''}"
-        )
-
-
-class NeverTied(Cause):
+class NeverTied(Tie):
     """Two names that should be tied do not share storage.
 
     Sharding module by module gives each name a parameter of its own. Both begin with the same values, and each is
     trained by itself from then on.
 
     Attributes:
-        tensor: The name that has storage of its own.
         owner: The name whose storage it should share.
         loss: How a tie is usually lost.
     """
 
-    tensor: str
     owner: str
     loss: str
     kinds = ("untied",)
-    how = "tie them after the model is sharded, under one layout: model.{tensor} = model.{owner}"
+    why = "They were never tied; or they were, and then: {loss:continued}"
+    how = (
+        "tie them after the model is sharded, under one layout: model.{is_one:?{tensor}|NAME} = "
+        "model.{owner}{is_one:?|, for each NAME of {tensor}}"
+    )
     references = ("foundation-model-stack#331",)
-
-    @property
-    def fix(self) -> str:
-        """The assignment that ties the name, or each of several names."""
-        return tied_again(self, self.tensor)
-
-    @property
-    def cause(self) -> str:
-        """That they were not tied, or how the tie was lost."""
-        return f"They were never tied; or they were, and then: {continued(self.loss)}"
 
 
 # Shapes beside a reference's
@@ -210,16 +184,11 @@ class PartWithoutPlacements(Cause):
     wanted: int
     is_plain: bool
     kinds = ("wrong-shape",)
+    why = (
+        "The sharded side{is_plain:?|'s whole} is smaller: dim {dim} has {size} of the reference's {wanted}, as one "
+        "rank's part has"
+    )
     how = "attach placements to the local tensor with DTensor.from_local, so that its part is known"
-
-    @property
-    def cause(self) -> str:
-        """Which side is smaller."""
-        side = "sharded side" if self.is_plain else "sharded side's whole"
-        return (
-            f"The {side} is smaller: dim {self.dim} has {self.size} of the reference's {self.wanted}, as one rank's "
-            "part has"
-        )
 
 
 class PartAsReference(Cause):
@@ -293,12 +262,15 @@ class UnexplainedDifference(Cause):
     one, tells which.
 
     Attributes:
-        ranks: Which ranks differ: `these ranks` or `all ranks`.
+        of_all: Whether all ranks differ.
     """
 
-    ranks: str
+    of_all: bool
     kinds = ("wrong-value",)
-    why = "On {ranks} it was computed from other weights, from another batch, or in another way than the reference"
+    why = (
+        "On {of_all:?all|these} ranks it was computed from other weights, from another batch, or in another way than "
+        "the reference"
+    )
     how = (
         'assert_same(model, reference, of=("param", "buffer")) before the step, and give both the same batch; if that '
         "passes, compare the outputs of modules, first to last: the first that differs is at fault"
@@ -312,20 +284,16 @@ class OnlyZeros(Cause):
     full_tensor() changes a copy.
 
     Attributes:
-        ranks: Which ranks: `these ranks` or `all ranks`.
+        of_all: Whether all ranks do.
     """
 
-    ranks: str
+    of_all: bool
     kinds = ("wrong-value",)
+    why = "{of_all:?All|These} ranks hold only zeros: nothing was written there"
     how = (
         "read every rank's file, and write with param.to_local().copy_() under torch.no_grad(): .data of a temporary "
         "and full_tensor() are copies"
     )
-
-    @property
-    def cause(self) -> str:
-        """Which ranks were not written."""
-        return f"{self.ranks.capitalize()} hold only zeros: nothing was written there"
 
 
 class SomeRanksDiffer(Cause):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from shardviz.explain.order import Disorder
-from shardviz.text import named_ranks
-
-MAX_RANKS = 4
-MAX_COPIES = 8
 
 THROWN_AWAY = (
     "the load wrote into something that is thrown away: .data of a temporary (to_local().data = x), the copy that "
@@ -25,22 +21,15 @@ class OtherTensor(Disorder):
 
     may_be_copy: bool = False
     kinds = ("foreign",)
-    why = "The names were mixed up where the weights were loaded or the modules were renamed"
-    how = "load each tensor under its own name; compare the keys of the two state_dicts"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong; a buffer may also be meant to hold a weight."""
-        return f"{self.why}, or the buffer was filled with a weight on purpose" if self.may_be_copy else self.why
-
-    @property
-    def remedy(self) -> str:
-        """What to change, and how to say that a buffer is meant to be a copy."""
-        copy = (
-            "; if it is meant to be a copy, as an average of the weights is at first, copy it in build() too, and give "
-            "the probe a batch(): what both were before sharding is then compared"
-        )
-        return f"{self.how}{copy}" if self.may_be_copy else self.how
+    why = (
+        "The names were mixed up where the weights were loaded or the modules were renamed{may_be_copy:?, or the "
+        "buffer was filled with a weight on purpose}"
+    )
+    how = (
+        "load each tensor under its own name; compare the keys of the two state_dicts{may_be_copy:?; if it is meant to "
+        "be a copy, as an average of the weights is at first, copy it in build() too, and give the probe a batch(): "
+        "what both were before sharding is then compared}"
+    )
 
 
 class LocalNumbering(Disorder):
@@ -150,21 +139,10 @@ class RanksNotWritten(Disorder):
     ranks: tuple[int, ...]
     kinds = ("foreign", "missing")
     why = (
-        "The shards of {ranks} were never written, where the other ranks' were: a file was not read there, or the load "
-        "ends early"
+        "The shards of {ranks:ranks} were never written, where the other ranks' were: a file was not read there, or "
+        "the load ends early"
     )
-    how = "look at which files {ranks} {read}, and at conditions on the rank in the load"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong, with the ranks in words."""
-        return self.why.format(ranks=named_ranks(self.ranks, MAX_RANKS))
-
-    @property
-    def remedy(self) -> str:
-        """What to look at on these ranks."""
-        read = "reads" if len(self.ranks) == 1 else "read"
-        return self.how.format(ranks=named_ranks(self.ranks, MAX_RANKS), read=read)
+    how = "look at which files are read on {ranks:ranks}, and at conditions on the rank in the load"
 
 
 class RewrittenAfterStamping(Disorder):
@@ -221,21 +199,10 @@ class RanksNotLoaded(Disorder):
     ranks: tuple[int, ...]
     kinds = ("foreign",)
     why = (
-        "Other ranks have their part of what is in {reference}, but {ranks} {have} nothing of it: the weight was not "
-        "loaded there, or was written afterwards"
+        "Other ranks have their part of what is in {reference}, and nothing of it is on {ranks:ranks}: the weight was "
+        "not loaded there, or was written afterwards"
     )
-    how = "load or initialise this weight on {ranks} as on the others, and write to it on all ranks or on none"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong, with the ranks in words."""
-        have = "has" if len(self.ranks) == 1 else "have"
-        return self.why.format(reference=self.reference, ranks=named_ranks(self.ranks, MAX_RANKS), have=have)
-
-    @property
-    def remedy(self) -> str:
-        """What to do on these ranks."""
-        return self.how.format(ranks=named_ranks(self.ranks, MAX_RANKS))
+    how = "load or initialise this weight on {ranks:ranks} as on the others, and write to it on all ranks or on none"
 
 
 class LoadedOnOneRank(Disorder):
@@ -302,11 +269,6 @@ class RankDependentOrder(Disorder):
     kinds = ("misordered",)
     why = "The copies were not made by the same code: what made or changed these depends on the rank"
     how = (
-        "make it alike on every rank, or torch.distributed.broadcast it; where {ranks} is to read it in another "
+        "make it alike on every rank, or torch.distributed.broadcast it; if {ranks:ranks} should read it in another "
         "order, keep one order in the tensor and index it in forward: a checkpoint keeps one copy for all"
     )
-
-    @property
-    def remedy(self) -> str:
-        """What to do, with the ranks in words."""
-        return self.how.format(ranks=named_ranks(self.ranks, MAX_COPIES))

@@ -57,12 +57,7 @@ class NarrowedOnTheWay(Cause):
     span: str = ""
     kinds = ("wrong-value",)
     why = "They went through {narrow}."
-    how = "keep {dtype}{span}"
-
-    @property
-    def fix(self) -> str:
-        """Keep the dtype, or round once."""
-        return f"round once, from {self.dtype} to {self.to}" if self.to else super().fix
+    how = "{to:?round once, from {dtype} to {to}|keep {dtype}{span}}"
 
 
 class CutOffDigits(Cause):
@@ -115,14 +110,8 @@ class PaddedEnd(Cause):
 
     is_plain: bool
     kinds = ("wrong-shape",)
+    why = "It was padded, as a vocabulary is that has to shard evenly{is_plain:?|, or made longer}."
     how = "cut the padding off in the conversion, or load it into a model of that size"
-
-    @property
-    def cause(self) -> str:
-        """That it was padded; if the end has values, that it may have been made longer."""
-        return "It was padded, as a vocabulary is that has to shard evenly" + (
-            "." if self.is_plain else ", or made longer."
-        )
 
 
 class PaddedParts(Cause):
@@ -237,19 +226,14 @@ class OneSidedTie(Cause):
 
     of_job: bool = False
     kinds = ("untied",)
-    why = "The two are tied in the first, and in the second one of them was changed alone."
-    how = "tie them before the save, or leave out the one that is not used"
-
-    @property
-    def cause(self) -> str:
-        """Which side has the tie."""
-        in_job = "The two are tied in the job, and the checkpoint has one of them otherwise."
-        return in_job if self.of_job else super().cause
-
-    @property
-    def fix(self) -> str:
-        """Save them again, or leave one out."""
-        return "save both again, or leave one of them out" if self.of_job else super().fix
+    why = (
+        "{of_job:?The two are tied in the job, and the checkpoint has one of them otherwise|The two are tied in the "
+        "first, and in the second one of them was changed alone}."
+    )
+    how = (
+        "{of_job:?save both again, or leave one of them out|tie them before the save, or leave out the one that is not "
+        "used}"
+    )
 
 
 class UnsavedHead(Cause):

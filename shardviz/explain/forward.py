@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.text import listed
-
-MAX_LISTED = 4
-CALLED = {2: "as gate and up", 3: "as q, k and v"}
-"""What a model may call so many fused segments."""
 
 
 class JoinedOutOfOrder(Cause):
@@ -208,42 +203,38 @@ class SegmentsInOneStretch(Cause):
     reader: str
     kinds = ("wrong-segment",)
     why = (
-        "The model reads {tensor} as fused segments ({sizes}), and one stretch gives a rank all of one segment and "
-        "nothing of another"
+        "The model reads {tensor} as {count} fused segments ({sizes:sum}, {called}), and one stretch gives a rank all "
+        "of one segment and nothing of another"
     )
+    how = (
+        "cut every segment by itself, which is {due}, here and in layers cut alike: torch.cat([segment.chunk(n)[rank] "
+        "for segment in weight.{has_equal_segments:?chunk({count})|split({sizes:list})}]){has_equal_segments:?|, and "
+        "let the model split each rank's output by the sizes of its own segments}. If the model reads segments side by "
+        "side (head by head, unflatten), the cut is right: then look at {reader} and what it is given"
+    )
+
+    @property
+    def count(self) -> int:
+        """The number of segments."""
+        return len(self.sizes)
+
+    @property
+    def called(self) -> str:
+        """What a model may call so many segments."""
+        return {2: "as gate and up", 3: "as q, k and v"}[self.count]
 
     @property
     def due(self) -> str:
         """How the weight should be cut; in the notation if the segments are equal."""
         rest = ", ".join(map(str, self.shape[1:]))
         if self.has_equal_segments:
-            return f"[{self.shape[0]}/{len(self.sizes)}/{self.axis}, {rest}]"
+            return f"[{self.shape[0]}/{self.count}/{self.axis}, {rest}]"
         return f"each of {' + '.join(map(str, self.sizes))} rows split over {self.axis}"
 
     @property
     def has_equal_segments(self) -> bool:
         """Whether all segments have the same number of rows."""
         return len(set(self.sizes)) == 1
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the segments."""
-        count, sizes = len(self.sizes), " + ".join(map(str, self.sizes))
-        why = self.why.replace("fused", f"{count} fused")
-        return why.format(tensor=self.tensor, sizes=f"{sizes}, {CALLED[count]}")
-
-    @property
-    def fix(self) -> str:
-        """The fix, as a line of torch."""
-        split, local = f".chunk({len(self.sizes)})", ""
-        if not self.has_equal_segments:
-            split = f".split({list(self.sizes)})"
-            local = ", and let the model split each rank's output by the sizes of its own segments"
-        return (
-            f"cut every segment by itself, which is {self.due}, here and in layers cut alike: "
-            f"torch.cat([segment.chunk(n)[rank] for segment in weight{split}]){local}. If the model reads segments "
-            f"side by side (head by head, unflatten), the cut is right: then look at {self.reader} and what it is given"
-        )
 
 
 class PartsDealtOtherwise(Cause):
@@ -265,29 +256,25 @@ class PartsDealtOtherwise(Cause):
     copies: int
     kinds = ("misordered",)
     why = (
-        "{tensor} is dealt out in another order over {axis} than the weights that its output meets: features of rank r "
-        "meet those of another rank's part (torch.repeat_interleave and torch.chunk give part r to rank r)"
+        "{is_shared:?Several ranks share a part, as key and value heads that are fewer than {axis} has ranks, and "
+        "}{tensor} is dealt out in another order over {axis} than the weights that its output meets: features of rank "
+        "r meet those of another rank's part (torch.repeat_interleave and torch.chunk give part r{is_shared:? // "
+        "{copies}} to rank r)"
     )
-    how = "cut {tensor} with torch.chunk by mesh.get_local_rank({axis!r})"
+    how = (
+        "{is_shared:?give the ranks along {axis} the parts {parts:8} of {tensor}, and sum its gradient over the ranks "
+        "that then share a part|cut {tensor} with torch.chunk by mesh.get_local_rank({axis!r})}"
+    )
 
     @property
-    def cause(self) -> str:
-        """The cause, with the part that each rank should have."""
-        if self.copies <= 1:
-            return super().cause
-        shared = f"Several ranks share a part, as key and value heads that are fewer than {self.axis} has ranks, and "
-        return shared + super().cause.replace("give part r to", f"give part r // {self.copies} to")
+    def is_shared(self) -> bool:
+        """Whether ranks share parts."""
+        return self.copies > 1
 
     @property
-    def fix(self) -> str:
-        """The fix, with the parts in order if ranks share them."""
-        if self.copies <= 1:
-            return super().fix
-        parts = listed((rank // self.copies for rank in range(self.num_ranks)), 2 * MAX_LISTED)
-        return (
-            f"give the ranks along {self.axis} the parts {parts} of {self.tensor}, and sum its gradient over the ranks "
-            "that then share a part"
-        )
+    def parts(self) -> tuple[int, ...]:
+        """The part that each rank should have."""
+        return tuple(rank // self.copies for rank in range(self.num_ranks))
 
 
 class ExpertsSentElsewhere(Cause):
@@ -311,31 +298,12 @@ class ExpertsSentElsewhere(Cause):
     is_in_turn: bool
     kinds = ("misordered",)
     why = (
-        "{tensor} has its experts dealt out in turn over {axis}, and which rows are right fits tokens that are sent as "
-        "if they were dealt out in chunks"
+        "{tensor} has its experts dealt out in {is_in_turn:?turn|chunks} over {axis}, and which rows are right fits "
+        "tokens that are sent as if they were dealt out in {is_in_turn:?chunks|turn}"
     )
     how = (
-        "send the tokens of expert e to rank e % {num_ranks}, place e // {num_ranks}; or deal the experts out in "
-        "chunks, so that expert e is on rank e // {experts_per_rank}, place e % {experts_per_rank}"
+        "send the tokens of expert e to rank e {is_in_turn:?% {num_ranks}, place e // {num_ranks}|// "
+        "{experts_per_rank}, place e % {experts_per_rank}}; or deal the experts out in {is_in_turn:?chunks|turn}, so "
+        "that expert e is on rank e {is_in_turn:?// {experts_per_rank}, place e % {experts_per_rank}|% {num_ranks}, "
+        "place e // {num_ranks}}"
     )
-
-    @property
-    def cause(self) -> str:
-        """The cause, with both orders."""
-        if self.is_in_turn:
-            return super().cause
-        return (
-            f"{self.tensor} has its experts dealt out in chunks over {self.axis}, and which rows are right fits tokens "
-            "that are sent as if they were dealt out in turn"
-        )
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the places of both orders."""
-        if self.is_in_turn:
-            return super().fix
-        return (
-            f"send the tokens of expert e to rank e // {self.experts_per_rank}, place e % {self.experts_per_rank}; or "
-            f"deal the experts out in turn, so that expert e is on rank e % {self.num_ranks}, place e // "
-            f"{self.num_ranks}"
-        )

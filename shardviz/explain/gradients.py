@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.templates import over_axes
-from shardviz.text import listed
-
-MAX_LISTED = 8
 
 
 class GradientOnSomeRanks(Cause):
@@ -158,7 +154,7 @@ class RepeatedBackwardSum(Cause):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "In the backward of {module} equal gradients are summed over {axes} once more: the backward of "
+        "In the backward of {module} equal gradients are summed{axes:? over {axes}} once more: the backward of "
         "torch.distributed.nn.functional.all_reduce is a sum over ranks too, which is one too many where every rank "
         "computes the same loss; or the gradient is scaled there"
     )
@@ -166,11 +162,6 @@ class RepeatedBackwardSum(Cause):
         "in {module}, use RowwiseParallel or a torch.autograd.Function that all_reduces in forward and returns the "
         "gradient as it is in backward"
     )
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the factor."""
-        return over_axes(self.why, self.axes).format_map(vars(self))
 
 
 class AveragedBackward(Cause):
@@ -184,15 +175,10 @@ class AveragedBackward(Cause):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "In the backward of {module} a gradient is averaged over {axes} that should be summed, or divided once too "
-        "often"
+        "In the backward of {module} a gradient is averaged{axes:? over {axes}} that should be summed, or divided once "
+        "too often"
     )
     how = "look at what {module} does to gradients: hooks, torch.autograd.Functions, the backward of its collectives"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the divisor."""
-        return over_axes(self.why, self.axes).format_map(vars(self))
 
 
 class UnsummedTiedGradients(Cause):
@@ -260,15 +246,10 @@ class RepeatedMicroBatch(Cause):
     batches: tuple[int, ...]
     kinds = ("wrong-value",)
     why = (
-        "Micro-batch {batches}, counted from 0, was run in place of others: the same rows were passed, or sent to the "
-        "next stage, several times"
+        "Micro-batch {batches:8}, counted from 0, was run in place of others: the same rows were passed, or sent to "
+        "the next stage, several times"
     )
     how = "pass every micro-batch once; look at the index, and at a buffer that is sent before it is filled again"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the micro-batches."""
-        return self.why.format(batches=listed(self.batches, MAX_LISTED))
 
 
 class OnlyLastMicroBatch(Cause):
@@ -293,15 +274,10 @@ class LostMicroBatches(Cause):
     batches: tuple[int, ...]
     kinds = ("wrong-value",)
     why = (
-        "Micro-batches {batches}, counted from 0, do not count: zero_grad() or an optimizer's step came after them, or "
-        "their backward did not run"
+        "Micro-batches {batches:8}, counted from 0, do not count: zero_grad() or an optimizer's step came after them, "
+        "or their backward did not run"
     )
     how = "call zero_grad() once, before the first micro-batch, and backward() for each"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the micro-batches."""
-        return self.why.format(batches=listed(self.batches, MAX_LISTED))
 
 
 class MicroBatchesReducedAgain(Cause):

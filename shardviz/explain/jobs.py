@@ -82,17 +82,11 @@ class DifferentWeights(Cause):
 
     of_jobs: bool = False
     kinds = ("wrong-value",)
-    why = "another seed, another order of drawing, or another checkpoint: start both from the same weights"
-
-    @property
-    def cause(self) -> str:
-        """How that comes about."""
-        if self.of_jobs:
-            return (
-                "another seed, another order of drawing (as where weights are drawn after sharding) or another "
-                "checkpoint: start both jobs from the same weights; the step was not compared"
-            )
-        return super().cause
+    why = (
+        "{of_jobs:?another seed, another order of drawing (as where weights are drawn after sharding) or another "
+        "checkpoint: start both jobs from the same weights; the step was not compared|another seed, another order of "
+        "drawing, or another checkpoint: start both from the same weights}"
+    )
 
 
 class MisplacedWeights(Cause):
@@ -129,17 +123,10 @@ class DifferentBatch(Cause):
 
     of_jobs: bool = False
     kinds = ("wrong-value",)
-    why = "another batch: give both runs the same rows"
-
-    @property
-    def cause(self) -> str:
-        """How that comes about."""
-        if self.of_jobs:
-            return (
-                "another batch, another order of data or another batch size per rank: give both jobs the same rows in "
-                "all"
-            )
-        return super().cause
+    why = (
+        "{of_jobs:?another batch, another order of data or another batch size per rank: give both jobs the same rows "
+        "in all|another batch: give both runs the same rows}"
+    )
 
 
 class DifferentProgram(Cause):

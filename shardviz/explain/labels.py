@@ -24,20 +24,11 @@ class GuessedGlobalShape(Disorder):
     is_placed: bool = False
     disorder: Disorder | None = None
     kinds = ("wrong-shape",)
-    why = "DTensor.from_local takes the local shape times the ranks for the global shape"
-    how = "give from_local shape={shape} and stride={stride}"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong; the disorder of the elements first, as it came first."""
-        return self.why if self.disorder is None else f"{self.disorder.cause}; {self.why}"
-
-    @property
-    def remedy(self) -> str:
-        """The shape to give; and the fix of the disorder, or another way if the elements were not placed."""
-        if self.disorder is not None:
-            return f"{super().remedy}; {self.disorder.fix}"
-        return super().remedy if self.is_placed else f"{super().remedy}, or use distribute_tensor on the whole tensor"
+    why = "{disorder:?{disorder.cause}; }DTensor.from_local takes the local shape times the ranks for the global shape"
+    how = (
+        "give from_local shape={shape} and stride={stride}{disorder:?; {disorder.fix}|{is_placed:?|, or use "
+        "distribute_tensor on the whole tensor}}"
+    )
 
 
 class PaddedAfterBuild(Disorder):
@@ -50,13 +41,8 @@ class PaddedAfterBuild(Disorder):
     built: tuple[int, ...]
     padded: tuple[int, ...]
     kinds = ("wrong-shape",)
-    why = "It was padded from {built} to {padded} after the model was built"
+    why = "It was padded from {built:list} to {padded:list} after the model was built"
     how = "pad in build(), before weights are stamped and saved in that shape, or cut the padding off"
-
-    @property
-    def cause(self) -> str:
-        """What was padded, with the shapes as lists."""
-        return self.why.format(built=list(self.built), padded=list(self.padded))
 
 
 class RankDependentDtype(Disorder):
@@ -117,17 +103,10 @@ class FusedWeightSplit(Disorder):
     )
     how = (
         "give each of the {num_segments} segments a Linear of its own, or put the rows in rank order before they are "
-        "split"
+        "split{placements:?, or use distribute_tensor(weight, mesh, {placements}) and not ColwiseParallel|; FSDP2 "
+        "splits what is left to a rank as one: expect {under_fsdp}}"
     )
     references = FUSED_QKV
-
-    @property
-    def remedy(self) -> str:
-        """What to change, with the placements or the layout that say it."""
-        if self.placements:
-            by_hand = f"use distribute_tensor(weight, mesh, {self.placements}) and not ColwiseParallel"
-            return f"{super().remedy}, or {by_hand}"
-        return f"{super().remedy}; FSDP2 splits what is left to a rank as one: expect {self.under_fsdp}"
 
 
 class Unintended(Disorder, abstract=True):
@@ -141,12 +120,6 @@ class Unintended(Disorder, abstract=True):
     held: str
     placements: str
 
-    @property
-    def remedy(self) -> str:
-        """What to change: the tensor, or the intention."""
-        by = f", by {self.placements}" if self.placements else " by hand"
-        return self.how.format(by=by, held=self.held)
-
 
 class OmittedByPlan(Unintended):
     """Every rank has the whole tensor, which was meant to be split.
@@ -157,7 +130,7 @@ class OmittedByPlan(Unintended):
 
     kinds = ("wrong-placement",)
     why = "Nothing splits this tensor: no entry of the plan matches its name, or the module was left out"
-    how = "split it{by}, or expect {held}"
+    how = "split it{placements:?, by {placements}| by hand}, or expect {held}"
 
 
 class SplitAgainstIntent(Unintended):
@@ -168,7 +141,7 @@ class SplitAgainstIntent(Unintended):
 
     kinds = ("wrong-placement",)
     why = "The plan shards this tensor, and its author expects all of it on every rank"
-    how = "keep it whole{by}, or expect {held}"
+    how = "keep it whole{placements:?, by {placements}| by hand}, or expect {held}"
 
 
 class AnotherPlan(Disorder):
@@ -179,21 +152,18 @@ class AnotherPlan(Disorder):
 
     Attributes:
         held: The layout that it has.
-        placements: The placements that would make it as intended, empty if torch has none; None if nothing ran yet.
+        placements: The placements that would make it as intended; empty if torch has none.
+        is_planned: Whether it is a plan, of which nothing ran yet.
     """
 
     held: str
-    placements: str | None = None
+    placements: str = ""
+    is_planned: bool = False
     kinds = ("wrong-placement",)
     why = "The plan shards this tensor in another way than its author expects"
-    how = "{change}, or expect {held}"
-
-    @property
-    def remedy(self) -> str:
-        """What to change: the plan, or the intention."""
-        by = f", by {self.placements}" if self.placements else " by hand"
-        change = "change how it is parallelized" if self.placements is None else f"split it{by}"
-        return self.how.format(change=change, held=self.held)
+    how = (
+        "{is_planned:?change how it is parallelized|split it{placements:?, by {placements}| by hand}}, or expect {held}"
+    )
 
 
 class UnevenPlan(Disorder):

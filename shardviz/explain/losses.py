@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.templates import number
 from shardviz.explain.step import UNEXPLAINED
-from shardviz.text import continued
 
 
 class UnexplainedLoss(Cause):
@@ -27,29 +25,14 @@ class UnexplainedLoss(Cause):
     why = (
         f"{UNEXPLAINED}, although the outputs are right: a mean of means where ranks or micro-batches count unequal "
         "numbers of tokens or rows, or labels or masks that were shifted or padded after they were cut"
+        "{reordered:?; or labels in another order than the tokens, which {reordered} has in an order of their own}"
+        "{or_else:?; or: {or_else.cause:continued}}"
     )
     how = (
-        "divide each sum by the number of tokens of all ranks, all_reduced, or of all micro-batches; shift labels "
-        "before they are cut"
+        "{reordered:?cut and order the labels with the same positions as the tokens; }divide each sum by the number of "
+        "tokens of all ranks, all_reduced, or of all micro-batches; shift labels before they are cut"
+        "{or_else:?; {or_else.fix}}"
     )
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the order of labels if tokens are reordered."""
-        cause = self.why
-        if self.reordered:
-            cause += (
-                f"; or labels in another order than the tokens, which {self.reordered} has in an order of their own"
-            )
-        return cause if self.or_else is None else f"{cause}; or: {continued(self.or_else.cause)}"
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the order of labels if tokens are reordered."""
-        fix = self.how
-        if self.reordered:
-            fix = f"cut and order the labels with the same positions as the tokens; {fix}"
-        return fix if self.or_else is None else f"{fix}; {self.or_else.fix}"
 
 
 class UnexplainedValue(Cause):
@@ -63,18 +46,11 @@ class UnexplainedValue(Cause):
 
     or_else: Cause | None = None
     kinds = ("wrong-value",)
-    why = f"{UNEXPLAINED}, although the outputs are right"
-    how = "look at the parts it is computed from: each counts once, over the axes that split it and no others"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the second one."""
-        return self.why if self.or_else is None else f"{self.why}; or: {continued(self.or_else.cause)}"
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the second one's."""
-        return self.how if self.or_else is None else f"{self.how}; {self.or_else.fix}"
+    why = UNEXPLAINED + ", although the outputs are right{or_else:?; or: {or_else.cause:continued}}"
+    how = (
+        "look at the parts it is computed from: each counts once, over the axes that split it and no others"
+        "{or_else:?; {or_else.fix}}"
+    )
 
 
 class RepeatedExponentials(Cause):
@@ -92,8 +68,8 @@ class RepeatedExponentials(Cause):
     axes: str
     kinds = ("wrong-value",)
     why = (
-        "The loss is too large by log({size}), and {size} is the size of {axes}: the sum of exponentials of the "
-        "softmax counts every part of the vocabulary {size} times"
+        "The loss is too large by log({size}) = {log:.5g}, and {size} is the size of {axes}: the sum of exponentials "
+        "of the softmax counts every part of the vocabulary {size} times"
     )
     how = (
         "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, where each rank has its own words; "
@@ -101,9 +77,9 @@ class RepeatedExponentials(Cause):
     )
 
     @property
-    def cause(self) -> str:
-        """The cause, with the logarithm."""
-        return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
+    def log(self) -> float:
+        """How far off the loss is."""
+        return math.log(self.size)
 
 
 class AveragedExponentials(Cause):
@@ -121,15 +97,15 @@ class AveragedExponentials(Cause):
     axes: str
     kinds = ("wrong-value",)
     why = (
-        "The loss is too small by log({size}), and {size} is the size of {axes}: the sum of exponentials of the "
-        "softmax is divided by {size}: averaged over ranks, not summed"
+        "The loss is too small by log({size}) = {log:.5g}, and {size} is the size of {axes}: the sum of exponentials "
+        "of the softmax is divided by {size}: averaged over ranks, not summed"
     )
     how = RepeatedExponentials.how
 
     @property
-    def cause(self) -> str:
-        """The cause, with the logarithm."""
-        return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
+    def log(self) -> float:
+        """How far off the loss is."""
+        return math.log(self.size)
 
 
 class PartialVocabularyLoss(Cause):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.templates import SizeOfAxes
 from shardviz.explain.step import UNEXPLAINED
 
 
@@ -75,17 +74,10 @@ class UnexplainedModule(Cause):
     axis: str = ""
     kinds = ("wrong-value",)
     why = UNEXPLAINED + " in {module}, although its inputs are right"
-    how = "look at {module} first: where it differs from the unsharded model, and the collectives in it"
-
-    @property
-    def fix(self) -> str:
-        """Where to look first."""
-        if not self.summed:
-            return super().fix
-        return (
-            f"look at {self.module} first: check that it sums the output of {self.summed} over {self.axis} before it "
-            "uses it, and then how it uses the sum"
-        )
+    how = (
+        "look at {module} first: {summed:?check that it sums the output of {summed} over {axis} before it uses it, and "
+        "then how it uses the sum|where it differs from the unsharded model, and the collectives in it}"
+    )
 
 
 class UnexplainedBetweenModules(Cause):
@@ -146,15 +138,10 @@ class ScaledByMicroBatches(Cause):
     is_divided: bool
     kinds = ("wrong-scale",)
     why = (
-        "What goes through {module} in {direction} is multiplied by {parts}, the number of micro-batches, once more "
-        "than the loss is"
+        "What goes through {module} in {direction} is {is_divided:?divided|multiplied} by {parts}, the number of "
+        "micro-batches, once more than the loss is"
     )
     how = "divide the loss by {parts} and nothing else: not what is sent between stages"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with what is done."""
-        return super().cause.replace("is multiplied by", "is divided by") if self.is_divided else super().cause
 
 
 class ScaledBetweenModules(Cause):
@@ -178,7 +165,7 @@ class ScaledBetweenModules(Cause):
     how = "look at the code between {after} and {module} that sends, receives or divides"
 
 
-class RepeatedForwardSum(SizeOfAxes):
+class RepeatedForwardSum(Cause):
     """A module sums over ranks what is the whole value already.
 
     Its weights were never split, or another layer has summed before. The output is too large by the size of the axis.
@@ -188,13 +175,16 @@ class RepeatedForwardSum(SizeOfAxes):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "{module} sums over {axes} what is the whole sum already, or was never split, or scales by a number that "
-        "changes when it is sharded"
+        "{module} sums{axes:? over {axes}} what is the whole sum already, or was never split, or scales by a number "
+        "that changes when it is sharded"
     )
-    how = "sum over {axes} once, of parts that differ from rank to rank; look at {module} for what else multiplies"
+    how = (
+        "sum{axes:? over {axes}} once, of parts that differ from rank to rank; look at {module} for what else "
+        "multiplies"
+    )
 
 
-class AveragedForward(SizeOfAxes):
+class AveragedForward(Cause):
     """A module averages the terms of a sum, or keeps one of several equal contributions.
 
     The reduction takes the mean, or a division by a local size is left in the module. The output is too small by
@@ -205,10 +195,10 @@ class AveragedForward(SizeOfAxes):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "{module} averages over {axes} the terms of a sum, or has one of several equal contributions, or divides by a "
-        "number that changes when it is sharded"
+        "{module} averages{axes:? over {axes}} the terms of a sum, or has one of several equal contributions, or "
+        "divides by a number that changes when it is sharded"
     )
-    how = "sum over {axes} and do not divide; look at {module} for what else divides"
+    how = "sum{axes:? over {axes}} and do not divide; look at {module} for what else divides"
 
 
 class UnlikeLayers(Cause):

@@ -341,14 +341,14 @@ class SequenceShift(Disorder):
         "probe's sequence() says, as when labels are shifted both by the data loader and by the model"
     )
     how = (
-        "shift {tensor} by {back:+d} positions, where it is made; "
-        "if it is meant so, add {shift:+d} to its offset in sequence()"
+        "shift {tensor} by {back:+d} positions, where it is made; if it is meant so, add {shift:+d} to its offset in "
+        "sequence()"
     )
 
     @property
-    def remedy(self) -> str:
+    def back(self) -> int:
         """The shift that takes it back."""
-        return self.how.format(tensor=self.tensor, back=-self.shift, shift=self.shift)
+        return -self.shift
 
 
 class OrderNotApplied(Disorder):

@@ -18,13 +18,8 @@ class SameShard(Disorder):
         "The loader chose the shard without the rank's coordinate on the axis: a tp_rank left at its default, or one "
         "file that all ranks read"
     )
-    how = "choose the shard by mesh.get_local_rank({axis!r})"
+    how = "choose the shard by {axes:each or|mesh.get_local_rank({each!r})}"
     references = ("vllm-gguf-plugin#103",)
-
-    @property
-    def remedy(self) -> str:
-        """The coordinate to use; one of several, if more than one axis may be meant."""
-        return ", or ".join(self.how.format(axis=axis) for axis in self.axes)
 
 
 class RepeatedShards(Disorder):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
 from shardviz.explain.factors import KNOWN
-from shardviz.explain.templates import times_text
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -22,8 +21,9 @@ class ScaledBackward(Cause):
     factor: Fraction | float
     kinds = ("wrong-scale",)
     why = (
-        "Backward ran on another loss than the one that is returned, {factor} it: a loss scale that was never taken "
-        "out of the gradients, a weight of the loss"
+        "Backward ran on another loss than the one that is returned, {factor:times} it: a loss scale that was never "
+        "taken out of the gradients, a weight of the loss, {is_larger:?or micro-batches whose losses were not divided "
+        "by their number|or the number of micro-batches was divided by twice}"
     )
     how = (
         "call backward() on the loss that is returned, divided by the number of micro-batches; where a loss scale is "
@@ -32,12 +32,9 @@ class ScaledBackward(Cause):
     references = KNOWN
 
     @property
-    def cause(self) -> str:
-        """The cause, with what makes a gradient larger or smaller."""
-        cause = self.why.format(factor=times_text(self.factor))
-        if self.factor > 1:
-            return f"{cause}, or micro-batches whose losses were not divided by their number"
-        return f"{cause}, or the number of micro-batches was divided by twice"
+    def is_larger(self) -> bool:
+        """Whether gradients are too large."""
+        return self.factor > 1
 
 
 class ClippedByParts(Cause):
@@ -191,18 +188,11 @@ class NormOverWrongAxes(Cause):
     left_along: str
     kinds = ("wrong-scale",)
     why = (
-        "Ranks along {copied_along} have copies of the gradient of {copied}, and each copy was counted; {left_along} "
-        "splits the gradient of {left}, and the other parts were left out"
+        "{copied:?Ranks along {copied_along} have copies of the gradient of {copied}, and each copy was "
+        "counted{left:?; }}{left:?{left_along} splits the gradient of {left}, and the other parts were left out}"
     )
     how = (
         "for each gradient all_reduce the squares over the axes that split it, and no others, before the root; "
         "torch.nn.utils.get_total_norm does so for DTensors"
     )
     references = ("RLinf#1558", "torchtune#2420")
-
-    @property
-    def cause(self) -> str:
-        """The cause, with a gradient for each of the two errors."""
-        of_copies, of_parts = self.why.split("; ")
-        causes = [of_copies] * bool(self.copied) + [of_parts] * bool(self.left)
-        return "; ".join(causes).format_map(vars(self))

@@ -103,21 +103,16 @@ class SegmentsUnderFsdp(Disorder):
     The label has room for one factor only, so torch reads the label as another order.
     """
 
-    free_dim: int | None
+    free_dims: tuple[int, ...]
     why = (
         "FSDP2 splits what each rank has of a fused weight (q,k,v or gate/up) as one stretch. No placements say that: "
         "its label has one split_factor for the ranks and one for the segments, which torch reads as another order"
     )
-    how = "give each segment a Linear of its own"
+    how = (
+        "{free_dims:?let FSDP2 split another dim (fully_shard(..., shard_placement_fn=lambda param: "
+        "Shard({free_dims[0]}))), or }give each segment a Linear of its own"
+    )
     references = FUSED_QKV
-
-    @property
-    def remedy(self) -> str:
-        """Two ways if FSDP2 can split a dim that nothing else splits, one otherwise."""
-        if self.free_dim is None:
-            return self.how
-        way = f"fully_shard(..., shard_placement_fn=lambda param: Shard({self.free_dim}))"
-        return f"let FSDP2 split another dim ({way}), or {self.how}"
 
 
 class UnequalSegments(Disorder):

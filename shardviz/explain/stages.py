@@ -5,9 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 from shardviz.explain.cause import Cause
-from shardviz.text import listed
-
-MAX_LISTED = 4
 
 
 class RemainderLayersDropped(Cause):
@@ -90,19 +87,21 @@ class StagesOutOfOrder(Cause):
         "layers and stages are in another order along {axis}"
     )
 
-    how = "give each rank the layers of its own stages, {coordinates} along {axis}"
+    how = (
+        "{is_shared:?give each rank the layers of its own stages, {coordinates:4} along {axis}|give the {count} stages "
+        "layers that follow one another: torch.arange({size}).tensor_split({count})[stage]; or, where ranks run "
+        "several stages, list every one in stages() under its number}"
+    )
 
     @property
-    def fix(self) -> str:
-        """The fix, with the order of the stages."""
-        if any(stage == following for stage, following in pairwise(self.coordinates)):
-            return self.how.format(coordinates=listed(self.coordinates, MAX_LISTED), axis=self.axis)
-        count = len(self.coordinates)
-        return (
-            f"give the stages 0 to {count - 1} layers that follow one another: "
-            f"torch.arange({self.size}).tensor_split({count})[stage]; or, where ranks run several stages, list every "
-            "one in stages() under its number"
-        )
+    def count(self) -> int:
+        """The number of stages."""
+        return len(self.coordinates)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a rank has stages that follow one another."""
+        return any(stage == following for stage, following in pairwise(self.coordinates))
 
 
 class StagesMisnumbered(Cause):

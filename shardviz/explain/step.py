@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.text import listed
 
 UNEXPLAINED = "The sharded step does not compute what the unsharded model does"
-MAX_LISTED = 3
-MAX_RANKS = 8
 
 
 class ShardedModelRaises(Cause):
@@ -205,14 +202,8 @@ class WeightOnSomeRanks(Cause):
     ranks: tuple[int, ...]
     weight: str
     kinds = ("wrong-value",)
-    why = "Ranks {ranks} have no {weight}, which the ranks that are right compute with"
+    why = "{weight} is missing on {ranks:ranks}, and the ranks that are right compute with it"
     how = "put {weight} on every rank"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the ranks."""
-        why = self.why.replace("Ranks {ranks} have", "Rank {ranks} has") if len(self.ranks) == 1 else self.why
-        return why.format(ranks=listed(self.ranks, MAX_RANKS), weight=self.weight)
 
 
 class RankDependentCode(Cause):
@@ -224,14 +215,8 @@ class RankDependentCode(Cause):
 
     ranks: tuple[int, ...]
     kinds = ("wrong-value",)
-    why = "Ranks {ranks} compute something different from the others, which are right"
+    why = "The code on {ranks:ranks} computes something different from the other ranks, which are right"
     how = "look for code that depends on the rank: an input, a seed, a branch, a buffer that is recomputed"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the ranks."""
-        why = self.why.replace("Ranks {ranks} compute", "Rank {ranks} computes") if len(self.ranks) == 1 else self.why
-        return why.format(ranks=listed(self.ranks, MAX_RANKS))
 
 
 class UnexplainedCopies(Cause):
@@ -248,11 +233,7 @@ class UnexplainedCopies(Cause):
     place: Cause
     kinds = ("wrong-value",)
     why = UNEXPLAINED + ", and differs from rank to rank along {axes}: no sum or mean of them is right"
-
-    @property
-    def fix(self) -> str:
-        """What the place suggests."""
-        return self.place.fix
+    how = "{place.fix}"
 
 
 class SumReadPending(Cause):
@@ -291,16 +272,10 @@ class UnexplainedForward(Cause):
     kinds = ("wrong-value",)
     why = UNEXPLAINED
     how = (
-        "look at {module} first, and at what it is given: it is the first module whose output no split over the mesh "
-        "makes a part of the unsharded model's, nor a sum over an axis"
+        "{module:?look at {module} first, and at what it is given: it is the first module whose output no split over "
+        "the mesh makes a part of the unsharded model's, nor a sum over an axis|compare the outputs module by module, "
+        "first to last, and look at the first that differs}"
     )
-
-    @property
-    def fix(self) -> str:
-        """Where to look."""
-        if self.module:
-            return super().fix
-        return "compare the outputs module by module, first to last, and look at the first that differs"
 
 
 class GradientsMissing(Cause):
@@ -316,22 +291,12 @@ class GradientsMissing(Cause):
     kinds = ("wrong-value",)
     why = (
         f"{UNEXPLAINED} in backward, although the outputs and the loss are right: nothing flows back to "
-        "{weights} (.grad is None)"
+        "{weights:3} (.grad is None)"
     )
     how = (
-        "look for what cuts the graph after {weights}: a collective of torch.distributed, which has no backward "
+        "look for what cuts the graph after {weights[0]}: a collective of torch.distributed, which has no backward "
         "(torch.distributed.nn.functional's have), .detach() or .data"
     )
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the first weights."""
-        return self.why.format(weights=listed(self.weights, MAX_LISTED))
-
-    @property
-    def fix(self) -> str:
-        """Where to look: after the first weight."""
-        return self.how.format(weights=self.weights[0])
 
 
 class UnexplainedBackward(Cause):

@@ -5,10 +5,6 @@ from __future__ import annotations
 from fractions import Fraction
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.templates import times_text
-from shardviz.text import continued
-
-MAX_LISTED = 4
 
 
 class GradientNotReduced(Cause):
@@ -31,27 +27,14 @@ class GradientNotReduced(Cause):
     kinds = ("unreduced-gradient",)
     why = (
         "Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a tensor-parallel style "
-        "manages there, or the reduction ran over a group of one"
+        "manages there, or the reduction ran over a group of one{rest:?. Even then it is {ratio:times} what is due: "
+        "{rest.cause:continued}}"
     )
     how = (
-        "after backward, all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({axes!r})), of a DTensor on "
-        "grad.to_local(); or give the parameter to the wrapper whose mesh has {axes}"
+        "after backward, {axes:each and|all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({each!r}))}, of a "
+        "DTensor on grad.to_local(); or give the parameter to the wrapper whose mesh has {axes}{rest:?; and {rest.fix}}"
     )
     references = ("pytorch#154888", "Megatron-LM#1446")
-
-    @property
-    def cause(self) -> str:
-        """The cause, with what else is wrong."""
-        cause = self.why.format(axes=_joined(self.axes))
-        if self.rest is None:
-            return cause
-        return f"{cause}. Even then it is {times_text(self.ratio)} what is due: {continued(self.rest.cause)}"
-
-    @property
-    def fix(self) -> str:
-        """The fix, with what else is to be mended."""
-        fix = _with_calls(self.how, self.op, self.axes)
-        return fix if self.rest is None else f"{fix}; and {self.rest.fix}"
 
 
 class UnreducedSharedPart(Cause):
@@ -78,15 +61,9 @@ class UnreducedSharedPart(Cause):
     )
     how = (
         "after backward, all_reduce(grad, op=ReduceOp.{op}, group=group), with group, _ = "
-        "torch.distributed.new_subgroups_by_enumeration({groups})"
+        "torch.distributed.new_subgroups_by_enumeration([{groups:4}])"
     )
     references = ("transformers#47811",)
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the first groups."""
-        groups = [list(ranks) for ranks in self.groups[:MAX_LISTED]]
-        return self.how.format(op=self.op, groups=f"{groups}{' + ...' * (len(self.groups) > MAX_LISTED)}")
 
 
 class OutputNotReduced(Cause):
@@ -104,20 +81,10 @@ class OutputNotReduced(Cause):
         "RowwiseParallel does; or they were labelled as copies"
     )
     how = (
-        "use RowwiseParallel; or call all_reduce(output, op=ReduceOp.{op}, group=mesh.get_group({axes!r})) in the "
-        "forward of a torch.autograd.Function whose backward returns the gradient as it is, before anything else reads "
-        "the output; label terms that are still to be added by Partial()"
+        "use RowwiseParallel; or call {axes:each and|all_reduce(output, op=ReduceOp.{op}, "
+        "group=mesh.get_group({each!r}))} in the forward of a torch.autograd.Function whose backward returns the "
+        "gradient as it is, before anything else reads the output; label terms that are still to be added by Partial()"
     )
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes."""
-        return self.why.format(axes=_joined(self.axes))
-
-    @property
-    def fix(self) -> str:
-        """The fix, with a call for each axis."""
-        return _with_calls(self.how, self.op, self.axes)
 
 
 class GradientCopiesDiffer(Cause):
@@ -183,18 +150,14 @@ class UnreducedBesideVector(Cause):
     axis: str
     op: str
     kinds = ("unreduced-output",)
-    why = "Each rank has its own terms of the sum, with {vector} added to them: they were not summed over {axis}"
+    why = (
+        "Each rank has its own {op:sum?terms of the sum, with {vector} added to them: they were not summed over "
+        "{axis}|part of a mean over {axis}, with {vector} added to it}"
+    )
     how = (
         "all_reduce over {axis} the tensor that {vector} is added to, in a function whose backward hands the gradient "
         "on as it is (RowwiseParallel does), and add {vector} afterwards"
     )
-
-    @property
-    def cause(self) -> str:
-        """The cause, by the reduction that is missing."""
-        if self.op == "sum":
-            return super().cause
-        return f"Each rank has its own part of a mean over {self.axis}, with {self.vector} added to it"
 
 
 class AveragedBesideVector(Cause):
@@ -248,12 +211,7 @@ class ConcatenatedTerms(Cause):
         "The ranks' parts along {axis} are terms of a sum, and were put beside one another along dim {dim}: "
         "concatenated where they are summed"
     )
-    how = "sum the parts over {axis} in place of concatenating them"
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the vector that is added after the sum."""
-        return f"{super().fix}, and add {self.vector} after the sum" if self.vector else super().fix
+    how = "sum the parts over {axis} in place of concatenating them{vector:?, and add {vector} after the sum}"
 
 
 class AddedBeforeSum(Cause):
@@ -315,20 +273,11 @@ class RepeatedTerm(Cause):
     times: int
     axes: str
     kinds = ("wrong-scale",)
-    why = "{module} adds {term} {times} times: every rank of {axes} adds it before the sum over ranks"
-    how = "add {term} after the sum over {axes}, or on one rank only"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the number."""
-        if self.axes:
-            return super().cause
-        return f"{self.module} adds {self.term} {self.times} times: in several places, or on several ranks"
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the axes if their size is the number."""
-        return super().fix if self.axes else f"add {self.term} after the sum over ranks, or on one rank only"
+    why = (
+        "{module} adds {term} {times} times: {axes:?every rank of {axes} adds it before the sum over ranks|in several "
+        "places, or on several ranks}"
+    )
+    how = "add {term} after the sum over {axes:?{axes}|ranks}, or on one rank only"
 
 
 class TermLeftOut(Cause):
@@ -382,16 +331,9 @@ class MixedLayers(Cause):
     kinds = ("wrong-value",)
     why = "Gradients were reduced over {axis}, whose ranks have different weights: different layers were mixed"
     how = (
-        "take {axis} out of the group that gradients are reduced over; reduce over {others}, whichever splits the "
-        "batch, instead"
+        "take {axis} out of the group that gradients are reduced over; reduce over {others:?{others}, whichever splits "
+        "the batch, instead|no group at all}"
     )
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the axes that are left to reduce over."""
-        if self.others:
-            return self.how.format(axis=self.axis, others=_joined(self.others))
-        return f"take {self.axis} out of the group that gradients are reduced over; reduce over no group at all"
 
 
 class WrongCollective(Cause):
@@ -407,14 +349,3 @@ class WrongCollective(Cause):
         "backend is wrong"
     )
     how = "compare the call's group, src or dst, op and list order with what is meant, and wait() for async_op=True"
-
-
-def _joined(axes: tuple[str, ...]) -> str:
-    return " and ".join(axes)
-
-
-def _with_calls(template: str, op: str, axes: tuple[str, ...]) -> str:
-    """Return a fix with a call for each axis in place of the one in its template."""
-    call = template[template.index("all_reduce(") : template.index("{axes!r})") + len("{axes!r})")] + ")"
-    calls = _joined(tuple(call.format(op=op, axes=axis) for axis in axes))
-    return template.replace(call, calls).format(axes=_joined(axes))

@@ -9,19 +9,20 @@
 | `{axes:? over {axes}}` | words that are there only if the field is not empty |
 | `{trip:sync?send it|save it}` | words that depend on the field: `sync`, or anything else |
 | `{ranks:1?reads|read}` | words for a single one, or for several |
+| `{axes:each and|sum over {each}}` | words for each of several |
 """
 
 from __future__ import annotations
 
+import re
 import string
 from fractions import Fraction
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from shardviz.text import continued, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 def number(value: float) -> str:
@@ -47,6 +48,16 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 """What a field is printed by if its format names it."""
 
 
+class _Parser(string.Formatter):
+    """Python's own, with an object's attributes for fields."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return getattr(kwargs["source"], str(key))
+
+
+PARSER = _Parser()
+
+
 def filled(template: str, source: object) -> str:
     """Return a template with the attributes of an object in the place of its fields.
 
@@ -60,16 +71,35 @@ def filled(template: str, source: object) -> str:
 
 
 def _filled(template: str, source: object) -> Iterator[str]:
-    for words, name, form, conversion in string.Formatter().parse(template):
-        yield words
+    for literal, name, form, conversion in PARSER.parse(template):
+        yield literal
         if name is None:
             continue
-        value = attrgetter(name)(source)
-        if condition := _condition(form):
+        value, _ = PARSER.get_field(name, (), {"source": source})
+        if words := _for_each(form):
+            yield words[0].join(filled(words[1], _Each(source, item)) for item in value)
+        elif condition := _condition(form):
             test, yes, no = condition
             yield filled(yes if _holds(value, test) else no, source)
         else:
             yield repr(value) if conversion == "r" else _printed(value, form or "")
+
+
+class _Each:
+    """An object with one more field, an item of another."""
+
+    def __init__(self, source: object, item: object) -> None:
+        self.source = source
+        self.each = item
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+
+def _for_each(form: str | None) -> tuple[str, str] | None:
+    """Return what joins the words for each item, and these words; None for any other format."""
+    joiner, _, words = (form or "").removeprefix("each ").partition("|")
+    return (f" {joiner} ", words) if form and form.startswith("each ") else None
 
 
 def _printed(value: Any, form: str) -> str:
@@ -77,7 +107,9 @@ def _printed(value: Any, form: str) -> str:
         return FORMATS[form](value)
     if form.isdecimal():
         return listed(value, int(form))
-    return " and ".join(map(str, value)) if isinstance(value, tuple) else format(value, form)
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        return " and ".join(value)
+    return format(value, form) if form else str(value)
 
 
 def _holds(value: Any, test: str) -> bool:
@@ -110,21 +142,23 @@ def shown(template: str) -> list[str]:
 
 
 def _shown(template: str, is_first: bool) -> Iterator[str]:
-    for words, name, form, _ in string.Formatter().parse(template):
-        yield words
-        if condition := _condition(form):
+    for literal, name, form, _ in PARSER.parse(template):
+        yield literal
+        if words := _for_each(form):
+            yield "".join(_shown(words[1], is_first)).replace("<each>", f"<{name}>")
+        elif condition := _condition(form):
             test, yes, no = condition
             # A page speaks of several ranks, and has the words that are there only sometimes.
             is_yes = test != "1" and (is_first or not no)
             yield from _shown(yes if is_yes else no, is_first)
         elif name:
-            yield f"<{name.replace('_', ' ').replace('.', ' ')}>"
+            yield f"<{name.rpartition('.')[2].replace('_', ' ')}>"
 
 
 def fields_of(template: str) -> Iterator[str]:
     """Yield the name of every field of a template, those in words that depend on another field too."""
-    for _, name, form, _ in string.Formatter().parse(template):
-        if name:
-            yield name.partition(".")[0]
-        for words in (_condition(form) or ("", "", ""))[1:]:
+    for _, name, form, _ in PARSER.parse(template):
+        if name and name != "each":
+            yield re.split(r"[.[]", name)[0]
+        for words in (_for_each(form) or _condition(form) or ("", ""))[1:]:
             yield from fields_of(words)

@@ -6,28 +6,21 @@ The field `trip` of these causes is the word for what should have written the va
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.text import continued
 
-TO_WRITE = {
-    "sync": "copy what arrives into the target's own tensors, on every rank, and wait for the transfer to finish",
-    "load": "write what was read into the tensors that are there: load_state_dict(...), set_state_dict(...) or "
-    "copy_ under torch.no_grad(), on every rank",
-}
-"""What to do if a whole model was not written, by the kind of trip."""
+TO_WRITE = (
+    "{trip:sync?copy what arrives into the target's own tensors, on every rank, and wait for the transfer to finish|"
+    "write what was read into the tensors that are there: load_state_dict(...), set_state_dict(...) or copy_ under "
+    "torch.no_grad(), on every rank}"
+)
 
-TO_PLACE = {
-    "sync": "cut what is sent by the target's layout: the whole tensor, or each part of a fused one, narrowed to this "
-    "rank's rows",
-    "load": "save and load DTensors, whose placements say which rows a rank has (torch.distributed.checkpoint), "
-    "or the whole tensor, cut by distribute_tensor(whole, mesh, placements)",
-}
-"""What to do if values are in the wrong places, by the kind of trip."""
+TO_PLACE = (
+    "{trip:sync?cut what is sent by the target's layout: the whole tensor, or each part of a fused one, narrowed to "
+    "this rank's rows|save and load DTensors, whose placements say which rows a rank has "
+    "(torch.distributed.checkpoint), or the whole tensor, cut by distribute_tensor(whole, mesh, placements)}"
+)
 
 TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
 TO_MATCH = "match by name, and move each name with its tensor; never by position"
-
-WHOLE = {"param": "Parameters are", "buffer": "Buffers are", "optim": "The optimizer's state is"}
-"""How a sentence about all tensors of a role begins."""
 
 
 class PartialWrite(Cause):
@@ -40,12 +33,7 @@ class PartialWrite(Cause):
     trip: str
     kinds = ("write-not-applied",)
     why = "Only a part of these ranks' shards is written: the pieces that arrive are fewer or smaller than the shard"
-
-    @property
-    def fix(self) -> str:
-        """What to compare, and how to place values."""
-        compare = "compare the offsets and lengths of the pieces that arrive with the rows named here"
-        return f"{compare}; {TO_PLACE[self.trip]}"
+    how = "compare the offsets and lengths of the pieces that arrive with the rows named here; " + TO_PLACE
 
 
 class MisplacedByTrip(Cause):
@@ -62,21 +50,13 @@ class MisplacedByTrip(Cause):
     order: Cause
     trip: str
     kinds = ("misordered", "misordered-within-shard", "duplicated", "missing", "wrong-segment", "wrong-placement")
+    why = "{order.cause}"
+    how = TO_PLACE
 
     @property
     def id(self) -> str:
         """The name of the order."""
         return self.order.id
-
-    @property
-    def cause(self) -> str:
-        """How the order comes about."""
-        return self.order.cause
-
-    @property
-    def fix(self) -> str:
-        """How to place values."""
-        return TO_PLACE[self.trip]
 
 
 class SkippedRanks(Cause):
@@ -101,11 +81,7 @@ class WriteIntoCopies(Cause):
     trip: str
     kinds = ("write-not-applied",)
     why = "The {trip} wrote into copies, under other names, or not at all"
-
-    @property
-    def fix(self) -> str:
-        """Write into the model's own tensors."""
-        return TO_WRITE[self.trip]
+    how = TO_WRITE
 
 
 class SkippedRole(Cause):
@@ -121,18 +97,15 @@ class SkippedRole(Cause):
     trip: str
     role: str
     kinds = ("write-not-applied",)
-
-    @property
-    def cause(self) -> str:
-        """Which role was left out."""
-        return f"{WHOLE[self.role]} left out: none of them was written"
-
-    @property
-    def fix(self) -> str:
-        """Send that role too."""
-        if self.role == "buffer":
-            return "save and load model.state_dict(), which has persistent buffers too, not named_parameters()"
-        return TO_WRITE[self.trip]
+    why = (
+        "{role:param?Parameters are|{role:buffer?Buffers are|The optimizer's state is}} left out: none of them was "
+        "written"
+    )
+    how = (
+        "{role:buffer?save and load model.state_dict(), which has persistent buffers too, not named_parameters()|"
+        + TO_WRITE
+        + "}"
+    )
 
 
 class SkippedKey(Cause):
@@ -162,13 +135,10 @@ class RoundedInTransfer(Cause):
     dtype: str
     kinds = ("wrong-value",)
     why = "They were saved, sent or received in {dtype} and cast back without a word"
-
-    @property
-    def fix(self) -> str:
-        """Keep the dtype all the way."""
-        if self.trip == "sync":
-            return f"send it in its own dtype, or, if {self.dtype} is meant, let the target be {self.dtype} too"
-        return "save in the dtype of the model and its optimizer, and load into tensors of that dtype"
+    how = (
+        "{trip:sync?send it in its own dtype, or, if {dtype} is meant, let the target be {dtype} too|save in the dtype "
+        "of the model and its optimizer, and load into tensors of that dtype}"
+    )
 
 
 class ReplacedDtype(Cause):
@@ -192,20 +162,11 @@ class PartTakenForWhole(Cause):
 
     trip: str
     kinds = ("wrong-shape",)
-    why = "One rank's part was taken for the whole, another tensor has its name, or one of them is padded"
-
-    @property
-    def cause(self) -> str:
-        """How shapes come to differ, and what a map may say of padding."""
-        of_maps = (
-            ', which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is'
-        )
-        return super().cause + (of_maps if self.trip == "sync" else "")
-
-    @property
-    def fix(self) -> str:
-        """Cut it for the rank."""
-        return TO_PLACE[self.trip]
+    why = (
+        "One rank's part was taken for the whole, another tensor has its name, or one of them is padded{trip:sync?, "
+        'which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is}'
+    )
+    how = TO_PLACE
 
 
 class ResetWithoutWrite(Cause):
@@ -217,11 +178,7 @@ class ResetWithoutWrite(Cause):
     trip: str
     kinds = ("foreign",)
     why = "It was made or reset, and never written"
-
-    @property
-    def fix(self) -> str:
-        """Write into the model's own tensors."""
-        return TO_WRITE[self.trip]
+    how = TO_WRITE
 
 
 class FileOfAnotherRank(Cause):
@@ -247,21 +204,14 @@ class ChangedInTransfer(Cause):
 
     is_padded: bool = False
     kinds = ("foreign", "name-collision")
-    why = "They were computed on the way, come from elsewhere, or were changed since"
-    how = "find what computes or writes it on the way or afterwards, and leave the values as they were sent"
-
-    @property
-    def cause(self) -> str:
-        """Where the values may come from."""
-        text = super().cause
-        return f"It is padding in the place of rows. If not: {continued(text)}" if self.is_padded else text
-
-    @property
-    def fix(self) -> str:
-        """What to look for."""
-        if self.is_padded:
-            return "put the padding where the map says that it is, and compare which rows each rank cuts from the whole"
-        return super().fix
+    why = (
+        "{is_padded:?It is padding in the place of rows. If not: they|They} were computed on the way, come from "
+        "elsewhere, or were changed since"
+    )
+    how = (
+        "{is_padded:?put the padding where the map says that it is, and compare which rows each rank cuts from the "
+        "whole|find what computes or writes it on the way or afterwards, and leave the values as they were sent}"
+    )
 
 
 class CutBeforePadding(Cause):
@@ -287,13 +237,8 @@ class FusedCutInOnePiece(Cause):
 
     is_seen: bool = False
     kinds = ("foreign", "misordered", "name-collision")
+    why = "The fused tensor is cut in one piece{is_seen:?|, or its parts are in another order}"
     how = TO_CUT
-
-    @property
-    def cause(self) -> str:
-        """How it was cut."""
-        text = "The fused tensor is cut in one piece"
-        return text if self.is_seen else f"{text}, or its parts are in another order"
 
 
 class InterleavedParts(Cause):

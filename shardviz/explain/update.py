@@ -33,15 +33,10 @@ class RepeatedStep(Cause):
     times: int
     kinds = ("wrong-value",)
     why = (
-        "The optimizer stepped {times} times on the same gradient ({twice}as where a hook or a wrapper steps too), or "
-        "its learning rate is {times} times as large once the model is sharded"
+        "The optimizer stepped {times} times on the same gradient, as where a hook or a wrapper steps too, or its "
+        "learning rate is {times} times as large once the model is sharded"
     )
     how = "call step() once per batch; where it is called once, compare the learning rates in param_groups"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong, with the number of steps in words."""
-        return self.why.format(times=self.times, twice="twice, " if self.times == 2 else "")
 
 
 class AnotherLearningRate(Cause):
@@ -137,19 +132,11 @@ class AverageNotWritten(Cause):
     on_some: bool
     kinds = ("write-not-applied",)
     why = (
-        "The code that writes it after the step (a moving average) did not run once the model was sharded, or "
-        "wrote into a copy: a gathered tensor, or the parameters from before sharding"
+        "The code that writes it after the step (a moving average) {on_some:?ran on some ranks only|did not run once "
+        "the model was sharded}, or wrote into a copy{on_some:?|: a gathered tensor, or the parameters from before "
+        "sharding}"
     )
     how = "run it on every rank, and write into the local shards: average.to_local().lerp_(weight.to_local(), rate)"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong; on some ranks only, it is likelier that the code ran on the others."""
-        if self.on_some:
-            return (
-                "The code that writes it after the step (a moving average) ran on some ranks only, or wrote to a copy"
-            )
-        return super().cause
 
 
 class CopiesSteppedApart(Cause):
@@ -167,22 +154,13 @@ class CopiesSteppedApart(Cause):
     states: str = ""
     kinds = ("unreplicated",)
     why = (
-        "Each copy is stepped from an optimizer state of its own, or only some ranks step it and none of these "
-        "sends it to the others"
+        "Each copy is stepped from an optimizer state of its own{states:?: {states} differs along {axes} too|, or only "
+        "some ranks step it and none of these sends it to the others}"
     )
     how = (
         "give all ranks along {axes} the same optimizer state, or torch.distributed.broadcast every weight from "
         "the rank that steps it"
     )
-
-    @property
-    def cause(self) -> str:
-        """What went wrong; the states that differ, if some do."""
-        if self.states:
-            return (
-                f"Each copy is stepped from an optimizer state of its own: {self.states} differs along {self.axes} too"
-            )
-        return super().cause
 
 
 class OptimizerOfOtherParameters(Cause):
@@ -243,12 +221,7 @@ class UnreducedStatistics(Cause):
     op: str
     kinds = ("unreplicated",)
     why = "It is updated from each rank's own part of the batch, which {along} splits, and never reduced"
-    how = "all_reduce what it is updated from over {along} with ReduceOp.{op}"
-
-    @property
-    def fix(self) -> str:
-        """The reduction, in torch's spelling."""
-        return self.how.format(along=self.along, op=self.op.upper())
+    how = "all_reduce what it is updated from over {along} with ReduceOp.{op:upper}"
 
 
 class UnexplainedBuffer(Cause):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.text import listed
-
-MAX_LISTED = 3
 
 
 class DamagedFile(Cause):
@@ -132,17 +129,15 @@ class UncheckedWeights(Cause):
     step_cause: str
     step_fix: str
     kinds = ("wrong-value",)
-    why = "{step_cause}, of weights that could not all be checked: {odd}"
-    how = "compare first {first}; where that is right, {step_fix}"
+    why = "{step_cause}, of weights that could not all be checked: {odd_weights:3}"
+    how = "compare first {to_compare:3}; where that is right, {step_fix}"
 
     @property
-    def cause(self) -> str:
-        """What went wrong, with the weights and what is odd about them."""
-        odd = listed((f"{name} is {what}" for name, what, _ in self.odd), MAX_LISTED)
-        return self.why.format(step_cause=self.step_cause, odd=odd)
+    def odd_weights(self) -> tuple[str, ...]:
+        """The weights, each with what is odd about it."""
+        return tuple(f"{name} is {what}" for name, what, _ in self.odd)
 
     @property
-    def fix(self) -> str:
-        """What to compare first, and what to do then."""
-        first = listed((f"{name}'s {what}" for name, _, what in self.odd), MAX_LISTED)
-        return self.how.format(first=first, step_fix=self.step_fix)
+    def to_compare(self) -> tuple[str, ...]:
+        """What to compare of each of the weights."""
+        return tuple(f"{name}'s {what}" for name, _, what in self.odd)

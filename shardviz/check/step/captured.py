@@ -15,8 +15,8 @@ from shardviz.check.step.compared import EPSILONS
 from shardviz.check.step.no_gradient import check_absent_gradients
 from shardviz.check.step.words import apart_text, farthest
 from shardviz.check.values.copies import copies_of
-from shardviz.explain.templates import number
 from shardviz.explain.sums import GradientCopiesDiffer, LoggedValuesDiffer, OutputCopiesDiffer
+from shardviz.explain.templates import number
 from shardviz.layout.notation import write
 from shardviz.text import listed
 

@@ -14,13 +14,13 @@ import numpy as np
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.rules.reductions import own_part
-from shardviz.explain.templates import times_text
 from shardviz.explain.sums import (
     AveragedBesideVector,
     ConcatenatedTerms,
     SummedTwiceBesideVector,
     UnreducedBesideVector,
 )
+from shardviz.explain.templates import times_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

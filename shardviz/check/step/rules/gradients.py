@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.rules.ratios.scale import cause_of_ratio
 from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
 from shardviz.check.step.words import apart_text, claimed_text
-from shardviz.explain.templates import times_text
 from shardviz.explain.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
+from shardviz.explain.templates import times_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,9 +16,9 @@ from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.explain.templates import number
 from shardviz.explain.step import RankDependentCode, UnexplainedCopies, WeightOnSomeRanks
 from shardviz.explain.sums import AddedBeforeSum, AddedInSeveralPlaces, BiasLeftOut, MixedShards
+from shardviz.explain.templates import number
 from shardviz.layout.region import index_of
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import numpy as np
 from shardviz.check.step.rules.ratios.factors import Over, batch_of, cause_of_axes, splits
 from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.factors import DividedMean, LostContributions, SummedContributions, SummedValue, UnsummedValue
-from shardviz.explain.templates import number, times_text
 from shardviz.explain.scales import ClippedByShardNorm, LossScaleLeft, ScaledByOwnCount, ScaledInStep, ScaledPart
+from shardviz.explain.templates import number, times_text
 from shardviz.text import listed
 
 if TYPE_CHECKING:
