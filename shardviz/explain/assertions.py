@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.values import Tie
 
 # Layouts
 
@@ -92,54 +91,6 @@ class UnexpectedPlacement(Cause):
 
 
 # Copies and ties
-
-
-class UnequalGradientCopies(Cause):
-    """Copies of a gradient differ along an axis after backward.
-
-    Every rank computes the gradient of its own part of the batch. If nothing reduces it, each rank steps by its own,
-    and the copies of the weight drift apart.
-
-    Attributes:
-        axes: The axes along which copies differ.
-        other: An axis along which they may be equal, if the parameter may be split by hand; else empty.
-    """
-
-    axes: tuple[str, ...]
-    other: str = ""
-    kinds = ("unreduced-gradient",)
-    how = (
-        "after backward, {axes:each and|all_reduce(grad, group=mesh.get_group({each!r}))}, with op=ReduceOp.AVG for a "
-        "mean; or give the parameter to the wrapper whose mesh has {axes}{other:?; for a parameter split over {axes} "
-        "by hand, compare axis={other!r} alone}"
-    )
-    why = (
-        "Nothing reduced this gradient over {axes}: backward ran under no_sync(), the parameter is outside what FSDP, "
-        "DDP or a tensor-parallel style manages there, or the reduction ran over a group of one"
-    )
-    references = ("pytorch#154888", "Megatron-LM#1446")
-
-
-class NeverTied(Tie):
-    """Two names that should be tied do not share storage.
-
-    Sharding module by module gives each name a parameter of its own. Both begin with the same values, and each is
-    trained by itself from then on.
-
-    Attributes:
-        owner: The name whose storage it should share.
-        loss: How a tie is usually lost.
-    """
-
-    owner: str
-    loss: str
-    kinds = ("untied",)
-    why = "They were never tied; or they were, and then: {loss:continued}"
-    how = (
-        "tie them after the model is sharded, under one layout: model.{is_one:?{tensor}|NAME} = "
-        "model.{owner}{is_one:?|, for each NAME of {tensor}}"
-    )
-    references = ("foundation-model-stack#331",)
 
 
 # Shapes beside a reference's

@@ -20,67 +20,52 @@ class JoinedOutOfOrder(Cause):
     how = "concatenate parts by their rank in the group; undo x[order] by y[order.argsort()]"
 
 
-class RepeatedRows(Cause):
-    """Ranks compute the same rows of the batch, and other rows are on no rank.
+class RepeatedParts(Cause):
+    """Ranks have the same part of a result or of the batch, and another part is on no rank.
 
-    The sampler is given the wrong rank or number of ranks, or every rank reads the first part. Each rank's loss is that
-    of real rows, so training continues on a part of the data.
+    A sampler is given the wrong rank or number of ranks, or every rank reads the first part. All parts have the same
+    shape, and each rank's loss is that of real rows, so training continues on a part of the data.
+
+    Attributes:
+        axes: The axes along which ranks have the same.
+        is_batch: Whether it is the batch.
     """
 
     axes: str
+    is_batch: bool
     kinds = ("wrong-value",)
     why = (
-        "Ranks along {axes} computed the same part of the batch and left another out: the rows were chosen by a "
-        "coordinate that is not the rank's own, or all ranks read the first part"
+        "Ranks along {axes} {is_batch:?computed the same part of the batch and left another out|have the same part "
+        "where each should have its own, and nobody has another part}: the part was chosen by a coordinate that is not "
+        "the rank's own, or all ranks read the first one"
     )
     how = (
-        "choose each rank's part by its coordinate along {axes}, mesh.get_local_rank, as DistributedSampler does given "
-        "num_replicas and rank of that axis"
+        "choose each rank's part by its coordinate along {axes}, mesh.get_local_rank{is_batch:?, as DistributedSampler "
+        "does given num_replicas and rank of that axis}"
     )
 
 
-class RepeatedParts(Cause):
-    """Ranks have the same part of a result, and another part is on no rank.
+class PartOfAnotherRank(Cause):
+    """Ranks along an axis have another rank's part of an activation, or all of them the first one's.
 
-    The part is chosen by something else than the rank's own coordinate. All parts have the same shape.
-    """
+    Positions or indices are counted from 0 again on each rank, or a gather is indexed by another rank than its own.
+    Parts have equal shapes, so nothing notices.
 
-    axes: str
-    kinds = ("wrong-value",)
-    why = "Ranks along {axes} have the same part where each should have its own, and nobody has another part"
-    how = RepeatedRows.how
-
-
-class FirstPartOnAll(Cause):
-    """Every rank along an axis has the part of an activation that belongs to the first.
-
-    Positions or indices are counted from 0 again on each rank, or the first part is sent to all. Lookups by position
-    succeed everywhere.
+    Attributes:
+        axis: The axis.
+        is_first: Whether every rank has the part of the first.
     """
 
     axis: str
+    is_first: bool
     kinds = ("misordered",)
     why = (
-        "Every rank along {axis} has the part of the first: positions, or an index into a table or a sequence, are "
-        "counted from 0 again on every rank, or the same part was sent to all"
+        "{is_first:?Every rank along {axis} has the part of the first: positions, or an index into a table or a "
+        "sequence, are counted from 0 again on every rank, or the same part was sent to all|The parts along {axis} are "
+        "exchanged: heads, rows or tokens of another rank's part, as of a gather that is indexed by the wrong rank or "
+        "put together in another order}"
     )
     how = "take the part of the rank's own coordinate, mesh.get_local_rank({axis!r})"
-
-
-class ExchangedParts(Cause):
-    """Ranks along an axis have each other's parts of an activation.
-
-    A gather is indexed by another rank than its own, or put together in another order. Parts have equal shapes, so
-    nothing notices.
-    """
-
-    axis: str
-    kinds = ("misordered",)
-    why = (
-        "The parts along {axis} are exchanged: heads, rows or tokens of another rank's part, as of a gather that is "
-        "indexed by the wrong rank or put together in another order"
-    )
-    how = FirstPartOnAll.how
 
 
 class WrongOutputLabel(Cause):
@@ -101,34 +86,6 @@ class WrongOutputLabel(Cause):
         "it is given, and a plain output is taken to be split by rows over BATCH_AXES and no other axis"
     )
     how = "label it ({due}); of a plain output, gather what another axis splits, or mend BATCH_AXES"
-
-
-class MicroBatchSentAgain(Cause):
-    """All micro-batches of the output are one and the same.
-
-    One micro-batch is sent each time, or one receive buffer is read each time. The pipeline runs its whole schedule and
-    returns the right number of rows.
-    """
-
-    times: int
-    kinds = ("wrong-value",)
-    why = "The step ran {times} micro-batches, and one of them was sent, or read from its buffer, {times} times"
-    how = "send every micro-batch once, and wait for a receive before its buffer is read or used for the next"
-
-
-class RepeatedBatchPart(Cause):
-    """One part of the batch appears several times in the output, and other parts not at all.
-
-    An index does not advance, or a buffer is read before the next part has arrived. The output has the right number of
-    rows.
-    """
-
-    kinds = ("wrong-value",)
-    why = (
-        "One part of the batch was computed several times in place of different ones: an index that does not advance, "
-        "a micro-batch sent again, or a buffer that is read too early"
-    )
-    how = MicroBatchSentAgain.how
 
 
 class PositionsStartAgain(Cause):

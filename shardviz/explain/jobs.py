@@ -14,63 +14,6 @@ class UnexplainedJobStep(Cause):
     kinds = ("wrong-value",)
 
 
-class UnequalLossCounts(Cause):
-    """Ranks divide their losses by unequal counts, and the losses are then averaged.
-
-    The mean of the ranks' means is not the loss of the whole batch. A mean over the labels that are not ignored counts
-    other numbers on each rank. Averaging the ranks' gradients then weights tokens by the rank that they are on. Every
-    number is finite and nearly right.
-    """
-
-    kinds = ("wrong-scale",)
-    why = (
-        "The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels that "
-        "are not ignored, tokens), and these counts are unequal"
-    )
-    how = (
-        "divide each rank's sum by the count of all ranks, all_reduced, and multiply by the number of ranks over which "
-        "gradients are averaged"
-    )
-
-
-class CopiesDropDifferently(Cause):
-    """Ranks that hold copies of an activation drop different elements of it.
-
-    Dropout draws from each rank's own generator. Seeded by the global rank, copies get different masks, and from there
-    on they are not copies any more.
-
-    Attributes:
-        axis: The axis along which the copies are.
-    """
-
-    axis: str
-    kinds = ("wrong-value",)
-    why = (
-        "Each rank along {axis} draws a mask of its own for what all of them hold alike: the ranks are seeded "
-        "differently there"
-    )
-    how = (
-        "seed ranks along {axis} alike where they hold copies, and by their coordinate only where {axis} splits what "
-        "is dropped"
-    )
-
-
-class PartsDropAlike(Cause):
-    """Ranks that hold different parts of an activation drop the same elements of each.
-
-    With one seed on all ranks, each draws the same mask for its own part. The masks of the parts should be independent,
-    and the model learns a little worse.
-
-    Attributes:
-        axis: The axis that splits the activation.
-    """
-
-    axis: str
-    kinds = ("identical-shards",)
-    why = "The ranks along {axis} are seeded alike, though {axis} splits what is dropped"
-    how = "seed by the coordinate along {axis} where an activation is split over it"
-
-
 class DifferentWeights(Cause):
     """Two runs do not start from the same weights.
 

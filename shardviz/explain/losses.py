@@ -53,54 +53,31 @@ class UnexplainedValue(Cause):
     )
 
 
-class RepeatedExponentials(Cause):
-    """A cross entropy over a split vocabulary counts every part of it several times.
+class MiscountedExponentials(Cause):
+    """A cross entropy over a split vocabulary counts its exponentials several times, or averages them.
 
-    The sum of exponentials is reduced although each rank has all words, or reduced twice. The loss is too large by a
-    constant, which training curves do not show.
+    Each rank has the exponentials of its own words, and they are added once. A sum over ranks that have all words, a
+    second sum or an average makes the loss wrong by a constant, which training curves do not show.
 
     Attributes:
-        size: How many times each part counts.
+        size: How many ranks were summed or averaged over.
         axes: The axes of this size.
+        is_repeated: Whether each part counts several times; else the sum was averaged.
     """
 
     size: int
     axes: str
+    is_repeated: bool
     kinds = ("wrong-value",)
     why = (
-        "The loss is too large by log({size}) = {log:.5g}, and {size} is the size of {axes}: the sum of exponentials "
-        "of the softmax counts every part of the vocabulary {size} times"
+        "The loss is too {is_repeated:?large|small} by log({size}) = {log:.5g}, and {size} is the size of {axes}: the "
+        "sum of exponentials of the softmax {is_repeated:?counts every part of the vocabulary {size} times|is divided "
+        "by {size}: averaged over ranks, not summed}"
     )
     how = (
         "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, where each rank has its own words; "
         "leave the sum out where each rank has all of them"
     )
-
-    @property
-    def log(self) -> float:
-        """How far off the loss is."""
-        return math.log(self.size)
-
-
-class AveragedExponentials(Cause):
-    """A cross entropy over a split vocabulary averages its exponentials instead of adding them.
-
-    Each rank has the exponentials of its own words. Their average makes the loss too small by a constant, which
-    training curves do not show.
-
-    Attributes:
-        size: How many ranks were averaged over.
-        axes: The axes of this size.
-    """
-
-    size: int
-    axes: str
-    kinds = ("wrong-value",)
-    why = (
-        "The loss is too small by log({size}) = {log:.5g}, and {size} is the size of {axes}: the sum of exponentials "
-        "of the softmax is divided by {size}: averaged over ranks, not summed"
-    )
-    how = RepeatedExponentials.how
 
     @property
     def log(self) -> float:
@@ -128,22 +105,6 @@ class PartialVocabularyLoss(Cause):
     )
 
 
-class PartialVocabularyValue(Cause):
-    """A logged value is computed from one shard of the outputs, or counts copies more than once.
-
-    An argmax, a maximum or a count over a shard is not that of the whole. Each rank gets a plausible number.
-    """
-
-    axes: str
-    kinds = ("wrong-value",)
-    why = (
-        "Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
-        "outputs: the value is of a rank's own part only, as an argmax, a maximum or a count over a shard is, or "
-        "counts parts that are copies more than once"
-    )
-    how = "compute it of the whole: gather the shards over {axes} first, or reduce what is computed of each part"
-
-
 class FunctionBeforeMean(Cause):
     """A function of the loss, such as its exponential, is averaged instead of the loss.
 
@@ -161,69 +122,93 @@ class FunctionBeforeMean(Cause):
 class MeanOfMeans(Cause):
     """The loss is the mean of the ranks' means, which is not the mean over the whole batch.
 
-    Ranks whose parts have fewer counted labels weigh each of them more. With equal outputs on both sides the loss and
-    all gradients are still a little off.
+    Ranks whose parts have fewer counted labels weigh each of them more, in the loss and in the averaged gradients.
+    Every number is finite and nearly right.
     """
 
-    kinds = ("wrong-value",)
+    kinds = ("wrong-value", "wrong-scale")
     why = (
         "The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels that "
         "are not ignored, tokens, weights), and these counts are unequal"
     )
     how = (
-        "where it should be the whole batch's, divide each rank's sum by the count of all ranks, all_reduced, and "
-        "multiply by the number of ranks; gradients were compared over the parts"
+        "divide each rank's sum by the count of all ranks, all_reduced, and multiply by the number of ranks over which "
+        "gradients are averaged"
     )
 
 
 class ScalarNotReduced(Cause):
-    """Ranks log their own part of a value, and a reduction over an axis gives the right one.
+    """Ranks log their own part of a value, and a reduction over an axis is missing.
 
     `.item()` of a DTensor with a Partial placement reads the local term and asks nobody. Rank 0's log then shows one
-    rank's contribution.
+    rank's contribution, which looks plausible.
 
     Attributes:
         axes: The axes over which a reduction is missing.
-        op: The reduction, as torch calls it.
+        op: The reduction, as torch calls it; empty if it is not known.
     """
 
     axes: str
-    op: str
+    op: str = ""
     kinds = ("unreduced-scalar",)
-    why = ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part only"
+    why = (
+        ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part "
+        "only{op:?|; or the number is each rank's own by nature}"
+    )
     how = (
-        "all_reduce the value over {axes} with ReduceOp.{op} before it is logged; of a DTensor, log "
-        "full_tensor().item()"
+        "all_reduce the value over {axes}{op:? with ReduceOp.{op}} before it is logged; of a DTensor, log "
+        "full_tensor().item(){op:?|; leave out of the step's log what is meant to differ}"
     )
     references = ("pytorch#144054",)
 
 
 class ScalarOfPart(Cause):
-    """Ranks log different values, and no reduction of them gives the right one.
+    """A logged value is computed from one shard, and no reduction of the parts gives the right one.
 
-    The value is a function of the whole that does not split into parts, such as a softmax or an accuracy over a
-    shard.
+    An argmax, a maximum, a count or an accuracy over a shard is not that of the whole. Each rank gets a plausible
+    number.
+
+    Attributes:
+        axes: The axes that split, or may split, what it is computed from.
+        is_same_batch: Whether ranks along them have the same batch, so that parts may also be copies.
     """
 
     axes: str
-    kinds = ("unreduced-scalar",)
+    is_same_batch: bool = False
+    kinds = ("unreduced-scalar", "wrong-value")
     why = (
-        "Each rank computes it from its own part, and no sum or mean makes up for that: a softmax or an accuracy over "
-        "a shard; or .item() of a DTensor that is not whole"
+        "{is_same_batch:?Ranks along {axes} have the same batch, and what they may split is the vocabulary or another "
+        "dim of the outputs: the value is of a rank's own part only, as an argmax, a maximum or a count over a shard "
+        "is, or counts parts that are copies more than once|Each rank computes it from its own part, and no sum or "
+        "mean makes up for that: a softmax or an accuracy over a shard; or .item() of a DTensor that is not whole}"
     )
-    how = "compute it of the whole: gather the shards over {axes} first, or use loss_parallel() and full_tensor()"
+    how = (
+        "compute it of the whole: gather the shards over {axes} first, or {is_same_batch:?reduce what is computed of "
+        "each part|use loss_parallel() and full_tensor()}"
+    )
     references = ("pytorch#144054",)
 
 
 class NormOfPart(Cause):
-    """Each rank logs the norm of what it holds, not that of the whole.
+    """The norm of a rank's own part is logged, or a sum or mean of such norms, and not that of the whole.
 
-    Norms of local shards need a sum of squares over the ranks before the root. Each rank's own norm is a plausible
-    number, only smaller.
+    Each rank takes the root of its own squares. Norms do not add up, only squares do. A rank's own norm is a plausible
+    number, only smaller; if the roots are reduced, all ranks log the same wrong one.
+
+    Attributes:
+        axes: The axes that split what the norm is of.
+        is_reduced: Whether the roots were reduced over them.
     """
 
     axes: str
-    kinds = ("unreduced-scalar",)
-    why = "A norm was taken of what each rank holds only"
-    how = "all_reduce the sum of squares over {axes} before the root, as clip_grad_norm_ does for DTensors"
-    references = ("pytorch#144054",)
+    is_reduced: bool = False
+    kinds = ("unreduced-scalar", "wrong-scale")
+    why = (
+        "{is_reduced:?Each rank took the root of the squares of its own parts, and the roots were reduced over "
+        "{axes}|A norm was taken of what each rank holds only}"
+    )
+    how = (
+        "all_reduce the sum of squares over {axes} with ReduceOp.SUM, and take the root once, after it; "
+        "torch.nn.utils.get_total_norm does so for DTensors"
+    )
+    references = ("pytorch#144054", "RLinf#1558")

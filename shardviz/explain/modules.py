@@ -9,21 +9,27 @@ from shardviz.explain.step import UNEXPLAINED
 class UnsummedModule(Cause):
     """A module returns one term of a sum on each rank, and the next reads it as the whole.
 
-    In other layers the terms are summed, so in this one the sum was left out. Terms have the shape of the sum.
+    In other layers the terms are summed, or their sum is the unsharded model's output, so here the sum was left out.
+    Terms have the shape of the sum.
 
     Attributes:
         module: The module that returns the terms.
         reader: The module that reads them.
         axis: The axis along which they are.
+        is_sure: Whether other layers sum them; else their sum fits, and the reader is the first wrong module.
     """
 
     module: str
     reader: str
     axis: str
-    kinds = ("unreduced-output",)
+    is_sure: bool = True
+    kinds = ("unreduced-output", "wrong-value")
     why = (
-        "The output of {module} was not summed over {axis}: each rank multiplied its own part of the features, and "
-        "{reader} reads one rank's terms as if they were the whole"
+        "{is_sure:?The output of {module} was not summed over {axis}: each rank multiplied its own part of the "
+        "features, and {reader} reads one rank's terms as if they were the whole|"
+        f"{UNEXPLAINED}"
+        ": the sum over {axis} of the output of {module} is the unsharded model's, and {reader}, which reads it, is "
+        "the first module whose output is not}"
     )
     how = (
         "all_reduce the output of {module} over {axis} before {reader} reads it, in a function whose backward hands "
@@ -169,18 +175,25 @@ class RepeatedForwardSum(Cause):
     """A module sums over ranks what is the whole value already.
 
     Its weights were never split, or another layer has summed before. The output is too large by the size of the axis.
+
+    Attributes:
+        module: The module; empty if it is not known.
+        axes: The axes whose size is the factor; empty if it is no axis's.
+        vector: A vector, usually a bias, that is added afterwards and is right.
     """
 
     module: str
     axes: str
+    vector: str = ""
     kinds = ("wrong-scale",)
     why = (
-        "{module} sums{axes:? over {axes}} what is the whole sum already, or was never split, or scales by a number "
-        "that changes when it is sharded"
+        "{vector:?The tensor that {vector} is added to was already the whole sum when it was summed over {axes} again, "
+        "or every rank along {axes} has the whole of it and not its own terms|{module} sums{axes:? over {axes}} what "
+        "is the whole sum already, or was never split, or scales by a number that changes when it is sharded}"
     )
     how = (
-        "sum{axes:? over {axes}} once, of parts that differ from rank to rank; look at {module} for what else "
-        "multiplies"
+        "sum{axes:? over {axes}} once, of parts that differ from rank to rank{vector:?; add {vector} after the sum|; "
+        "look at {module} for what else multiplies}"
     )
 
 
@@ -189,16 +202,26 @@ class AveragedForward(Cause):
 
     The reduction takes the mean, or a division by a local size is left in the module. The output is too small by
     a constant factor.
+
+    Attributes:
+        module: The module; empty if it is not known.
+        axes: The axes whose size is the divisor; empty if it is no axis's.
+        vector: A vector, usually a bias, that is added afterwards and is right.
     """
 
     module: str
     axes: str
+    vector: str = ""
     kinds = ("wrong-scale",)
     why = (
-        "{module} averages{axes:? over {axes}} the terms of a sum, or has one of several equal contributions, or "
-        "divides by a number that changes when it is sharded"
+        "{vector:?The ranks' terms were averaged over {axes} where they are summed, and {vector} was added "
+        "afterwards|{module} averages{axes:? over {axes}} the terms of a sum, or has one of several equal "
+        "contributions, or divides by a number that changes when it is sharded}"
     )
-    how = "sum{axes:? over {axes}} and do not divide; look at {module} for what else divides"
+    how = (
+        "sum{axes:? over {axes}} and do not divide{vector:?; add {vector} after the sum|; look at {module} for what "
+        "else divides}"
+    )
 
 
 class UnlikeLayers(Cause):

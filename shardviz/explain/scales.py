@@ -38,40 +38,30 @@ class ScaledBackward(Cause):
 
 
 class ClippedByParts(Cause):
-    """Gradients are clipped by a norm that is put together wrongly from the ranks' own norms.
+    """Gradients are clipped by a number that is not the norm of all of them, such as each rank's norm of its shards.
 
-    Norms of parts cannot be summed or averaged; only their squares add up. All ranks agree on the wrong norm, so
-    every gradient gets the same factor, and the step looks like an ordinary clipped one.
+    Clipping by hand over `.grad` sees local tensors only, and norms of parts cannot be summed or averaged; only their
+    squares add up. If every rank divides by its own norm, the parts of one gradient no longer fit each other. If all
+    have the same wrong norm, the step looks like an ordinary clipped one.
 
     Attributes:
-        norm: How the norm was put together: `the mean over dp of each rank's own`.
-        left: What the gradients were clipped to.
+        norm: How the norm was put together: `the mean over dp of each rank's own`; empty if each rank has its own.
+        left: What the gradients were clipped to, if all were to the same.
     """
 
-    norm: str
-    left: float
+    norm: str = ""
+    left: float = 0.0
     kinds = ("wrong-scale",)
-    why = "The gradients were clipped to {left:.5g} by {norm}, which is not the norm of all gradients"
+    why = (
+        "{norm:?The gradients were clipped to {left:.5g} by {norm}, which is not the norm of all gradients|Each rank "
+        "scaled its gradients by a number that it computed from its own part, as the norm of its shards in clipping by "
+        "hand}"
+    )
     how = (
         "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares, each part once, "
         "before the root"
     )
     references = KNOWN
-
-
-class ClippedByShardNorm(Cause):
-    """Each rank scales its gradients by a number from its own part, such as its shards' norm.
-
-    Clipping by hand over `.grad` sees local tensors only. Every rank divides by another norm, so the parts of one
-    gradient no longer fit each other.
-    """
-
-    kinds = ("wrong-scale",)
-    why = (
-        "Each rank scaled its gradients by a number that it computed from its own part, as the norm of its shards in "
-        "clipping by hand"
-    )
-    how = "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares before the root"
 
 
 class ScaledByOwnCount(Cause):
@@ -108,33 +98,24 @@ class ScaledInStep(Cause):
     """A result has the same factor on every rank, which is not a ratio of small numbers.
 
     The sharded step scales something that the unsharded model's does not. Clipping, a loss scale or a weight in the
-    loss does so on purpose; anything else is an error.
+    loss does so on purpose; anything else is an error. If other gradients are right, it is not the loss, which all
+    gradients come from.
+
+    Attributes:
+        of_all: Whether all gradients have the factor, or it is no gradient.
     """
 
+    of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "The sharded step scales this and the unsharded model's does not: clipping by its own norm, a loss scale, a "
-        "weight of its own in the loss"
+        "The sharded step scales this and the unsharded model's does not{of_all:?: clipping by its own norm, a loss "
+        "scale, a weight of its own in the loss|, and other gradients are right: clipping of some gradients only, a "
+        "hook, a term of the loss that reaches only these and has a weight of its own}"
     )
     how = (
-        "scale in loss() or not at all in the step that is compared; clip in optimizer(); where it is not yours, look "
-        "for what scales it"
+        "{of_all:?scale in loss() or not at all in the step that is compared; clip in optimizer(); where it is not "
+        "yours, look for what scales it|look for what scales these alone; clip in optimizer()}"
     )
-
-
-class ScaledPart(Cause):
-    """Some gradients have one factor on every rank, while other gradients are right.
-
-    The loss cannot be the reason, because all gradients come from it. Something scales these alone: clipping of a
-    parameter group, a hook or a term of the loss.
-    """
-
-    kinds = ("wrong-scale",)
-    why = (
-        "The sharded step scales this and the unsharded model's does not, and other gradients are right: clipping of "
-        "some gradients only, a hook, a term of the loss that reaches only these and has a weight of its own"
-    )
-    how = "look for what scales these alone; clip in optimizer()"
 
 
 class SmallFactor(Cause):
@@ -150,23 +131,6 @@ class SmallFactor(Cause):
         "by a loss scale, a divide factor or clipping"
     )
     how = "look at what scales this gradient between its module's backward and the optimizer, and at the reduction's op"
-
-
-class RootsReduced(Cause):
-    """A gradient norm is a sum or mean of the ranks' own norms.
-
-    Each rank takes the root of its own squares, and the roots are reduced. Norms do not add up, only squares do. All
-    ranks log the same number, which is merely not the norm.
-    """
-
-    axes: str
-    kinds = ("wrong-scale",)
-    why = "Each rank took the root of the squares of its own parts, and the roots were reduced over {axes}"
-    how = (
-        "all_reduce the sum of squares over {axes} with ReduceOp.SUM, and take the root once, after it; "
-        "torch.nn.utils.get_total_norm does so for DTensors"
-    )
-    references = ("RLinf#1558",)
 
 
 class NormOverWrongAxes(Cause):

@@ -7,40 +7,27 @@ from itertools import pairwise
 from shardviz.explain.cause import Cause
 
 
-class RemainderLayersDropped(Cause):
-    """The last layers are on no stage, because the layers do not divide evenly.
+class LayersDropped(Cause):
+    """Some layers are on no stage, because they do not divide evenly or the stages' lists of layers do not join.
 
-    An integer division gives every stage the same number of layers and forgets the remainder. The pipeline then runs a
-    shorter model, with the right shapes.
+    An integer division gives every stage the same number of layers and forgets the remainder, or the end of one stage's
+    range and the start of the next leave a gap. The pipeline then runs a shorter model, with the right shapes.
 
     Attributes:
         size: How many layers the model has.
         num_stages: How many stages there are.
+        is_remainder: Whether it is the remainder of a division.
     """
 
     size: int
     num_stages: int
+    is_remainder: bool
     kinds = ("missing",)
-    why = "{size} layers were divided by {num_stages} stages, and the remainder was dropped"
+    why = (
+        "{is_remainder:?{size} layers were divided by {num_stages} stages, and the remainder was dropped|The lists of "
+        "the stages' layers do not join: what is between two of them was dropped}"
+    )
     how = "give every layer to a stage: torch.arange({size}).tensor_split({num_stages}) leaves none over"
-
-
-class LayersBetweenStagesDropped(Cause):
-    """Some layers are on no stage, because the stages' lists of layers do not join.
-
-    The end of one stage's range and the start of the next leave a gap. The pipeline runs a shorter model, with the
-    right shapes.
-
-    Attributes:
-        size: How many layers the model has.
-        num_stages: How many stages there are.
-    """
-
-    size: int
-    num_stages: int
-    kinds = ("missing",)
-    why = "The lists of the stages' layers do not join: what is between two of them was dropped"
-    how = RemainderLayersDropped.how
 
 
 class OverlappingStages(Cause):

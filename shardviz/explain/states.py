@@ -114,27 +114,22 @@ class StateInAnotherOrder(Cause):
     )
 
 
-class StateOfOneRank(Cause):
-    """All ranks have the optimizer's state of one and the same part of the weight.
-
-    The state was cut without the coordinate on the axis that splits the weight. It has the shape of every shard, so
-    the optimizer accepts it.
-    """
-
-    kinds = ("wrong-value",)
-    why = "The part of the state was chosen without the coordinate on the axis that splits its weight"
-    how = "cut the state as its weight: by mesh.get_local_rank() on the axis that splits the weight"
-
-
 class StateOfAnotherRank(Cause):
-    """Ranks have the optimizer's state of another rank's part of the weight.
+    """Ranks have the optimizer's state of another rank's part of the weight, or all of one and the same part.
 
-    The state was cut by another coordinate or offset than the weight. It has the shape of every shard, so the
-    optimizer accepts it.
+    The state was cut by another coordinate or offset than the weight, or by none. It has the shape of every shard, so
+    the optimizer accepts it.
+
+    Attributes:
+        is_one: Whether all ranks have the state of one part.
     """
 
+    is_one: bool = False
     kinds = ("wrong-value",)
-    why = "The part of the state was chosen by another coordinate or offset than that of its weight"
+    why = (
+        "The part of the state was chosen {is_one:?without the coordinate on the axis that splits its weight|by "
+        "another coordinate or offset than that of its weight}"
+    )
     how = "cut the state as its weight: by mesh.get_local_rank() on the axis that splits the weight"
 
 

@@ -178,7 +178,7 @@ class DifferentMasks(Cause):
     """
 
     axes: str
-    kinds = ("unreplicated",)
+    kinds = ("unreplicated", "wrong-value")
     why = (
         "Ranks along {axes} draw different dropout masks for copies of one activation: they are seeded differently, or "
         "drew more numbers on some ranks before it"
@@ -236,29 +236,6 @@ class UnexplainedCopies(Cause):
     how = "{place.fix}"
 
 
-class SumReadPending(Cause):
-    """A module reads the terms of a sum that was never taken.
-
-    The module before it returns one term on each rank, which has the right shape. The terms add up to the unsharded
-    model's output, and nothing adds them.
-
-    Attributes:
-        summed: The module that returns the terms.
-        axis: The axis along which they are.
-        reader: The module that reads them.
-    """
-
-    summed: str
-    axis: str
-    reader: str
-    kinds = ("wrong-value",)
-    why = UNEXPLAINED
-    how = (
-        "all_reduce the output of {summed} over {axis} before {reader} reads it: its sum over {axis} is the unsharded "
-        "model's, and {reader} is the first module whose output is not"
-    )
-
-
 class UnexplainedForward(Cause):
     """The forward of the sharded model goes wrong, and no rule explains how.
 
@@ -275,27 +252,6 @@ class UnexplainedForward(Cause):
         "{module:?look at {module} first, and at what it is given: it is the first module whose output no split over "
         "the mesh makes a part of the unsharded model's, nor a sum over an axis|compare the outputs module by module, "
         "first to last, and look at the first that differs}"
-    )
-
-
-class GradientsMissing(Cause):
-    """A gradient is wrong, and weights that the unsharded model has gradients of have none.
-
-    The graph is cut after those weights. Outputs and loss do not depend on the graph, so they are right.
-
-    Attributes:
-        weights: The weights without a gradient.
-    """
-
-    weights: tuple[str, ...]
-    kinds = ("wrong-value",)
-    why = (
-        f"{UNEXPLAINED} in backward, although the outputs and the loss are right: nothing flows back to "
-        "{weights:3} (.grad is None)"
-    )
-    how = (
-        "look for what cuts the graph after {weights[0]}: a collective of torch.distributed, which has no backward "
-        "(torch.distributed.nn.functional's have), .detach() or .data"
     )
 
 

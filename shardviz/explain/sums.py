@@ -15,24 +15,31 @@ class GradientNotReduced(Cause):
 
     Attributes:
         axes: The axes over which a reduction is missing.
-        op: The reduction, as torch calls it.
+        op: The reduction, as torch calls it; empty if it is not known.
+        is_captured: Whether the step was captured, maybe before the reduction.
+        by_hand: An axis along which copies may be equal, if the parameter may be split by hand; else empty.
         ratio: What the reduced gradient is of the right one.
         rest: Why it is still wrong after the reduction.
     """
 
     axes: tuple[str, ...]
-    op: str
+    op: str = ""
+    is_captured: bool = False
+    by_hand: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
     kinds = ("unreduced-gradient",)
     why = (
-        "Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a tensor-parallel style "
-        "manages there, or the reduction ran over a group of one{rest:?. Even then it is {ratio:times} what is due: "
-        "{rest.cause:continued}}"
+        "Nothing reduced this gradient{axes:? over {axes}}: the parameter is outside what FSDP, DDP or a "
+        "tensor-parallel style manages there, {op:?|backward ran under no_sync(), }{is_captured:?the capture was made "
+        "before the reduction, }or the reduction ran over a group of one{rest:?. Even then it is {ratio:times} what is "
+        "due: {rest.cause:continued}}"
     )
     how = (
-        "after backward, {axes:each and|all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({each!r}))}, of a "
-        "DTensor on grad.to_local(); or give the parameter to the wrapper whose mesh has {axes}{rest:?; and {rest.fix}}"
+        "after backward, {axes:?{axes:each and|all_reduce(grad, op=ReduceOp.{op:?{op}|SUM}, "
+        "group=mesh.get_group({each!r}))}|all_reduce it}{op:?|, with ReduceOp.AVG for a mean}, of a DTensor on "
+        "grad.to_local(); or give the parameter to the wrapper whose mesh has {axes:?{axes}|these ranks}{by_hand:?; "
+        "for a parameter split over {axes} by hand, compare axis={by_hand!r} alone}{rest:?; and {rest.fix}}"
     )
     references = ("pytorch#154888", "Megatron-LM#1446")
 
@@ -87,22 +94,6 @@ class OutputNotReduced(Cause):
     )
 
 
-class GradientCopiesDiffer(Cause):
-    """Ranks that hold copies of one weight have different gradients of it in a captured step.
-
-    Nothing made the copies agree before the optimizer. The ranks then step differently, and the weights stop being
-    copies.
-    """
-
-    axes: str
-    kinds = ("unreduced-gradient",)
-    why = (
-        "Nothing made the copies of this gradient agree: the parameter is outside what FSDP, DDP or a tensor-parallel "
-        "style manages there, the reduction ran over another group, or the capture was made before the reduction"
-    )
-    how = "all_reduce it over {axes} after backward, or give the parameter to the wrapper whose mesh has {axes}"
-
-
 class OutputCopiesDiffer(Cause):
     """Ranks return different values although the output's placements call them copies.
 
@@ -113,25 +104,6 @@ class OutputCopiesDiffer(Cause):
     kinds = ("unreduced-output",)
     why = "Its placements say that ranks along {axes} hold the same, and nothing made them agree"
     how = "reduce it over {axes}, or label it as pending (Partial) or split (Shard) there"
-
-
-class LoggedValuesDiffer(Cause):
-    """Ranks log different numbers under one name.
-
-    A number that was read of a local tensor belongs to one rank's part. A log that is written by rank 0 alone shows
-    only that part, and looks plausible.
-    """
-
-    axes: str
-    kinds = ("unreduced-scalar",)
-    why = (
-        "Each rank logs a number of its own part, as .item() of a local tensor or of a DTensor with a Partial "
-        "placement is, or a number that is each rank's own by nature"
-    )
-    how = (
-        "all_reduce the value over {axes} before it is logged, or tensor.full_tensor().item(); leave out of the step's "
-        "log what is meant to differ"
-    )
 
 
 class UnreducedBesideVector(Cause):
@@ -160,37 +132,6 @@ class UnreducedBesideVector(Cause):
     )
 
 
-class AveragedBesideVector(Cause):
-    """A layer averages its ranks' terms that should be summed, and adds its bias afterwards.
-
-    The bias is right and the rest is a fraction of what it should be, so the output as a whole is not a multiple of
-    the right one.
-    """
-
-    vector: str
-    axes: str
-    kinds = ("wrong-scale",)
-    why = "The ranks' terms were averaged over {axes} where they are summed, and {vector} was added afterwards"
-    how = "sum over {axes} and do not divide; add {vector} after the sum"
-
-
-class SummedTwiceBesideVector(Cause):
-    """A layer sums its ranks' outputs once too often, and adds its bias afterwards.
-
-    Each rank already has the whole value when the sum runs. The bias is right, and the rest is too large by the size
-    of the axis.
-    """
-
-    vector: str
-    axes: str
-    kinds = ("wrong-scale",)
-    why = (
-        "The tensor that {vector} is added to was already the whole sum when it was summed over {axes} again, or every "
-        "rank along {axes} has the whole of it and not its own terms"
-    )
-    how = "sum over {axes} once, of parts that differ from rank to rank; add {vector} after the sum"
-
-
 class ConcatenatedTerms(Cause):
     """Terms of a sum are gathered side by side instead of being added.
 
@@ -214,87 +155,47 @@ class ConcatenatedTerms(Cause):
     how = "sum the parts over {axis} in place of concatenating them{vector:?, and add {vector} after the sum}"
 
 
-class AddedBeforeSum(Cause):
-    """Every rank adds a bias before the sum over ranks, so the sum has it several times.
+class RepeatedTerm(Cause):
+    """A term, such as a bias or a residual, is in an output several times.
 
-    A row-parallel layer must add its bias once, after the sum. A plain Linear on each rank adds it before, and no shape
-    shows it.
+    A row-parallel layer must add it once, after the sum over ranks. If every rank adds it before the sum, the sum has
+    it several times, and no shape shows it.
+
+    Attributes:
+        tensor: The term: `layers.0.down.bias`, `the input of layers.0`.
+        axes: The axes whose size is the number of times; empty if it is no axis's.
+        module: The module whose output has it; empty if it is not known.
     """
 
     tensor: str
     axes: str
+    module: str = ""
     kinds = ("wrong-scale",)
-    why = "Every rank of {axes} adds the whole of {tensor} before the sum over ranks"
-    how = "add {tensor} after the sum, as RowwiseParallel does, or on one rank only"
+    why = (
+        "{axes:?Every rank of {axes} adds the whole of {tensor} before the sum over ranks|{tensor} is added in several "
+        "places: before and after a sum over ranks, or on several of its ranks}{module:?, in {module}}"
+    )
+    how = "add {tensor} after the sum over {axes:?{axes}|ranks}, as RowwiseParallel does, or on one rank only"
     references = ("TGI#1036",)
 
 
-class AddedInSeveralPlaces(Cause):
-    """A bias is in the output several times, and no axis has that size.
-
-    It is added both before and after a sum over ranks, or by several of the ranks that take part in it.
-    """
-
-    tensor: str
-    kinds = ("wrong-scale",)
-    why = "{tensor} is added in several places: before and after a sum over ranks, or on several of its ranks"
-    how = AddedBeforeSum.how
-    references = AddedBeforeSum.references
-
-
-class BiasLeftOut(Cause):
-    """A bias is missing from the output.
-
-    A hand-written row-parallel layer drops it, or adds it on a rank whose term does not count. The shape is the same
-    with and without it.
-    """
-
-    tensor: str
-    kinds = ("wrong-scale",)
-    why = "{tensor} is left out, or is not added on the ranks that count"
-    how = AddedBeforeSum.how
-    references = AddedBeforeSum.references
-
-
-class RepeatedTerm(Cause):
-    """A module's output has a term several times, such as a residual that every rank adds.
-
-    The term is added before the sum over ranks and is the same on all of them. The output keeps its shape.
-
-    Attributes:
-        module: The module whose output has it.
-        term: The term: `the input of layers.0`.
-        times: How often it is in the output.
-        axes: The axes whose size that is; empty if it is no axis's.
-    """
-
-    module: str
-    term: str
-    times: int
-    axes: str
-    kinds = ("wrong-scale",)
-    why = (
-        "{module} adds {term} {times} times: {axes:?every rank of {axes} adds it before the sum over ranks|in several "
-        "places, or on several ranks}"
-    )
-    how = "add {term} after the sum over {axes:?{axes}|ranks}, or on one rank only"
-
-
 class TermLeftOut(Cause):
-    """A module's output lacks one of its terms, typically a residual.
+    """A term, such as a bias or a residual, is missing from an output.
 
     The sharded module does not add it, or adds it on a rank whose term does not count in the sum. The output keeps its
     shape.
+
+    Attributes:
+        tensor: The term: `layers.0.down.bias`, `the input of layers.0`.
+        module: The module whose output lacks it; empty if it is not known.
     """
 
-    module: str
-    term: str
-    kinds = ("wrong-value",)
-    why = (
-        "{module} does not add {term} where it is sharded, as a residual that is left out, or adds it on ranks that do "
-        "not count"
-    )
-    how = "add {term} once, on every rank where the sum over ranks is done, on one of them before it"
+    tensor: str
+    module: str = ""
+    kinds = ("wrong-scale", "wrong-value")
+    why = "{tensor} is left out{module:? of {module}}, or is not added on the ranks that count"
+    how = "add {tensor} once: after the sum over ranks, as RowwiseParallel does, or before it on one rank only"
+    references = ("TGI#1036",)
 
 
 class MixedShards(Cause):

@@ -153,42 +153,36 @@ class RepeatedDraw(Cause):
     references = ("OLMo-core#307", "torchtitan#3106")
 
 
-class Tie(Cause, abstract=True):
-    """A tie that is to be made again, of one name or, grouped, of several.
-
-    Attributes:
-        tensor: The name, or the names.
-    """
-
-    tensor: str
-
-    @property
-    def is_one(self) -> bool:
-        """Whether it is one name: one assignment to several names would unpack a tensor."""
-        return not any(sign in self.tensor for sign in ", [")
-
-
-class BrokenTie(Tie):
-    """Two names that shared one storage are two tensors after sharding.
+class BrokenTie(Cause):
+    """Two names that shared one storage, or should share it, are two tensors after sharding.
 
     Sharding, materializing or copying modules one by one gives each name its own parameter. They start equal and drift
     apart, as each gets a part of the gradient.
 
     Attributes:
-        tied_to: The name whose storage it shared.
+        tensor: The name that follows, or several of them.
+        tied_to: The name whose storage it should share.
+        was_tied: Whether the unsharded model has the tie; else a test asserts it.
     """
 
+    tensor: str
     tied_to: str
+    was_tied: bool = True
     kinds = ("untied",)
     why = (
-        "Something gave the names parameters of their own: sharding or to_empty() module by module, "
-        "load_state_dict(assign=True), a copy of one module"
+        "{was_tied:?Something gave|They were never tied; or they were, and then something gave} the names parameters "
+        "of their own: sharding or to_empty() module by module, load_state_dict(assign=True), a copy of one module"
     )
     how = (
-        "tie them again after the model is sharded, under one layout, or shard the module that owns both as one unit: "
-        "model.{is_one:?{tensor}|NAME} = model.{tied_to}{is_one:?|, for each NAME of {tensor}}"
+        "tie them{was_tied:? again} after the model is sharded, under one layout{was_tied:?, or shard the module that "
+        "owns both as one unit}: model.{is_one:?{tensor}|NAME} = model.{tied_to}{is_one:?|, for each NAME of {tensor}}"
     )
     references = ("foundation-model-stack#331",)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one name: one assignment to several names would unpack a tensor."""
+        return not any(sign in self.tensor for sign in ", [")
 
 
 class LostWrite(Cause):

@@ -81,35 +81,27 @@ class GroupAgainstMesh(Cause):
     )
 
 
-class UnevenCollective(Cause):
-    """The shards are right and of different sizes, and torch gathers them in the wrong order.
-
-    torch pads uneven shards before a collective and cuts the padding off afterwards. For some nested layouts it cuts
-    in the wrong place, and the result has the right shape.
-    """
-
-    kinds = ("collective-mismatch",)
-    why = (
-        "torch's own collective is wrong for shards of different sizes in this layout, or the process groups are not "
-        "in the mesh's order"
-    )
-    how = (
-        "choose sizes that the axes divide, or redistribute one axis at a time; shardviz audit gives a repro to report"
-    )
-
-
-class EvenCollective(Cause):
-    """The shards are right and of one size, and torch gathers them in the wrong order.
+class GatheredOutOfOrder(Cause):
+    """The shards are right, and torch gathers them in the wrong order.
 
     The ranks of a process group are in another order than those of the mesh, or torch's collective is wrong for this
-    layout. Equal shards fit in every order, so the result has the right shape.
+    layout: uneven shards are padded before it, and the padding is cut off in the wrong place. The result has the right
+    shape.
+
+    Attributes:
+        is_uneven: Whether the shards differ in size.
     """
 
+    is_uneven: bool
     kinds = ("collective-mismatch",)
-    why = "The process groups are not in the mesh's order, or torch's own collective is wrong for this layout"
+    why = (
+        "{is_uneven:?torch's own collective is wrong for shards of different sizes in this layout, or the process "
+        "groups are not in the mesh's order|The process groups are not in the mesh's order, or torch's own collective "
+        "is wrong for this layout}"
+    )
     how = (
-        "build the mesh by init_device_mesh, which makes its groups itself, or redistribute one axis at a time; "
-        "shardviz audit gives a repro to report"
+        "{is_uneven:?choose sizes that the axes divide|build the mesh by init_device_mesh, which makes its groups "
+        "itself}, or redistribute one axis at a time; shardviz audit gives a repro to report"
     )
 
 

@@ -45,7 +45,7 @@ def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None
     op = OPS[reduction]
     cause: Cause = GradientNotReduced(over, op) if one.role == "grad" else OutputNotReduced(over, op)
     if one.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
-        cause = GradientNotReduced(over, op, ratio, cause_of_ratio(one, ratio, over, batch))
+        cause = GradientNotReduced(over, op, ratio=ratio, rest=cause_of_ratio(one, ratio, over, batch))
     return cause.finding(
         one.name,
         one.wrong,

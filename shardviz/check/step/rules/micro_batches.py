@@ -16,7 +16,6 @@ from shardviz.dump.records.step import of_micro_batch
 from shardviz.explain.gradients import (
     LostMicroBatches,
     MicroBatchesReducedAgain,
-    OnlyLastMicroBatch,
     RepeatedMicroBatch,
     UnequalMicroBatches,
 )
@@ -123,7 +122,7 @@ def _cause(evidence: Evidence, names: list[str], weights: Weights) -> Cause:
     if again := _repeated(weights):
         return RepeatedMicroBatch(again)
     if counted == [len(weights) - 1]:
-        return OnlyLastMicroBatch()
+        return LostMicroBatches()
     if len(counted) < len(weights):
         return LostMicroBatches(tuple(index for index in range(len(weights)) if index not in counted))
     if axes := _summed_again(evidence, names, weights):
