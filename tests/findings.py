@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardviz.explain.cause import Cause
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding, Kind, Severity
 
 
-@dataclass(frozen=True)
 class Told(Cause, abstract=True):
     """A cause in given words, of no catalogue; `{tensor}` in them is the tensor's name."""
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.explain.values import tied_again
-from shardviz.text import continued
 
 # Layouts
 
 
-@dataclass(frozen=True)
 class CopiesNotClaimed(Cause):
     """A tensor is split over an axis, or pending there, and the test expects equal copies.
 
@@ -26,7 +21,6 @@ class CopiesNotClaimed(Cause):
     how = "replicate it along {axis}, or assert another axis"
 
 
-@dataclass(frozen=True)
 class UnexpectedDtype(Cause):
     """A tensor has the layout that the test expects, and another dtype.
 
@@ -43,7 +37,6 @@ class UnexpectedDtype(Cause):
     how = "make it {dtype}, or expect {held}"
 
 
-@dataclass(frozen=True)
 class UnexpectedShape(Cause):
     """The layout that the test expects does not fit the shape of the tensor.
 
@@ -59,14 +52,9 @@ class UnexpectedShape(Cause):
     expected: str
     shape: tuple[int, ...]
     kinds = ("wrong-placement",)
-
-    @property
-    def fix(self) -> str:
-        """Expect a layout of that shape."""
-        return f"expect {self.held}: {self.expected} does not fit the shape {list(self.shape)}"
+    how = "expect {held}: {expected} does not fit the shape {shape:list}"
 
 
-@dataclass(frozen=True)
 class UnexpectedPlainTensor(Cause):
     """A tensor is plain, and the test expects it to be sharded.
 
@@ -80,15 +68,12 @@ class UnexpectedPlainTensor(Cause):
     held: str
     is_param: bool
     kinds = ("wrong-placement",)
-
-    @property
-    def fix(self) -> str:
-        """Shard it, or expect it as it is."""
-        gathered = " (FSDP2 gathers a root's weights for forward and keeps them until backward, or its reshard())"
-        return f"shard it{gathered if self.is_param else ''}, or expect {self.held}"
+    how = (
+        "shard it{is_param:? (FSDP2 gathers a root's weights for forward and keeps them until backward, or its "
+        "reshard())}, or expect {held}"
+    )
 
 
-@dataclass(frozen=True)
 class UnexpectedPlacement(Cause):
     """A tensor has other placements than the test expects.
 
@@ -108,79 +93,9 @@ class UnexpectedPlacement(Cause):
 # Copies and ties
 
 
-@dataclass(frozen=True)
-class UnequalGradientCopies(Cause):
-    """Copies of a gradient differ along an axis after backward.
-
-    Every rank computes the gradient of its own part of the batch. If nothing reduces it, each rank steps by its own,
-    and the copies of the weight drift apart.
-
-    Attributes:
-        axes: The axes along which copies differ.
-        other: An axis along which they may be equal, if the parameter may be split by hand; else empty.
-    """
-
-    axes: tuple[str, ...]
-    other: str = ""
-    kinds = ("unreduced-gradient",)
-    references = ("pytorch#154888", "Megatron-LM#1446")
-
-    @property
-    def cause(self) -> str:
-        """What did not reduce it."""
-        return (
-            f"Nothing reduced this gradient over {' and '.join(self.axes)}: backward ran under no_sync(), the "
-            "parameter is outside what FSDP, DDP or a tensor-parallel style manages there, or the reduction ran over a "
-            "group of one"
-        )
-
-    @property
-    def fix(self) -> str:
-        """Reduce it over each axis."""
-        axes = " and ".join(self.axes)
-        calls = " and ".join(f"all_reduce(grad, group=mesh.get_group({axis!r}))" for axis in self.axes)
-        by_hand = f"; for a parameter split over {axes} by hand, compare axis={self.other!r} alone"
-        return (
-            f"after backward, {calls}, with op=ReduceOp.AVG for a mean; or give the parameter to the wrapper whose "
-            f"mesh has {axes}{by_hand if self.other else ''}"
-        )
-
-
-@dataclass(frozen=True)
-class NeverTied(Cause):
-    """Two names that should be tied do not share storage.
-
-    Sharding module by module gives each name a parameter of its own. Both begin with the same values, and each is
-    trained by itself from then on.
-
-    Attributes:
-        tensor: The name that has storage of its own.
-        owner: The name whose storage it should share.
-        loss: How a tie is usually lost.
-    """
-
-    tensor: str
-    owner: str
-    loss: str
-    kinds = ("untied",)
-    how = "tie them after the model is sharded, under one layout: model.{tensor} = model.{owner}"
-    references = ("foundation-model-stack#331",)
-
-    @property
-    def fix(self) -> str:
-        """The assignment that ties the name, or each of several names."""
-        return tied_again(self, self.tensor)
-
-    @property
-    def cause(self) -> str:
-        """That they were not tied, or how the tie was lost."""
-        return f"They were never tied; or they were, and then: {continued(self.loss)}"
-
-
 # Shapes beside a reference's
 
 
-@dataclass(frozen=True)
 class WrongLocalShape(Cause):
     """A local tensor does not have the shape that its placements give the rank.
 
@@ -192,7 +107,6 @@ class WrongLocalShape(Cause):
     how = "give DTensor.from_local the shape and stride of the whole, and local tensors cut as torch.chunk cuts them"
 
 
-@dataclass(frozen=True)
 class UnrelatedShapes(Cause):
     """A tensor and its reference have shapes of which neither is a part of the other.
 
@@ -204,7 +118,6 @@ class UnrelatedShapes(Cause):
     how = "compare tensors that mean the same, in the same order of dims"
 
 
-@dataclass(frozen=True)
 class PartWithoutPlacements(Cause):
     """A tensor is smaller than its reference in one dim, like one rank's part of it.
 
@@ -222,19 +135,13 @@ class PartWithoutPlacements(Cause):
     wanted: int
     is_plain: bool
     kinds = ("wrong-shape",)
+    why = (
+        "The sharded side{is_plain:?|'s whole} is smaller: dim {dim} has {size} of the reference's {wanted}, as one "
+        "rank's part has"
+    )
     how = "attach placements to the local tensor with DTensor.from_local, so that its part is known"
 
-    @property
-    def cause(self) -> str:
-        """Which side is smaller."""
-        side = "sharded side" if self.is_plain else "sharded side's whole"
-        return (
-            f"The {side} is smaller: dim {self.dim} has {self.size} of the reference's {self.wanted}, as one rank's "
-            "part has"
-        )
 
-
-@dataclass(frozen=True)
 class PartAsReference(Cause):
     """A reference is smaller than the tensor in one dim.
 
@@ -263,7 +170,6 @@ class PartAsReference(Cause):
 # Values that no rule explains
 
 
-@dataclass(frozen=True)
 class FewElementsDiffer(Cause):
     """A few elements of a computed tensor are not the reference's, and the others are.
 
@@ -278,7 +184,6 @@ class FewElementsDiffer(Cause):
     how = "look at what they have in common: a sample, a position or a mask; a row of a weight or an index"
 
 
-@dataclass(frozen=True)
 class FewElementsZero(Cause):
     """A few elements of a weight are zero, and the others are the reference's.
 
@@ -290,7 +195,6 @@ class FewElementsZero(Cause):
     how = "write the whole tensor, on every rank"
 
 
-@dataclass(frozen=True)
 class FewElementsChanged(Cause):
     """A few elements of a weight are not the reference's, and the others are.
 
@@ -302,7 +206,6 @@ class FewElementsChanged(Cause):
     how = "look at what writes a part of it: a slice or index that is assigned, padding, a step of an embedding's rows"
 
 
-@dataclass(frozen=True)
 class UnexplainedDifference(Cause):
     """Most elements of a gradient or output differ from the reference's, and no rule says why.
 
@@ -310,19 +213,21 @@ class UnexplainedDifference(Cause):
     one, tells which.
 
     Attributes:
-        ranks: Which ranks differ: `these ranks` or `all ranks`.
+        of_all: Whether all ranks differ.
     """
 
-    ranks: str
+    of_all: bool
     kinds = ("wrong-value",)
-    why = "On {ranks} it was computed from other weights, from another batch, or in another way than the reference"
+    why = (
+        "On {of_all:?all|these} ranks it was computed from other weights, from another batch, or in another way than "
+        "the reference"
+    )
     how = (
         'assert_same(model, reference, of=("param", "buffer")) before the step, and give both the same batch; if that '
         "passes, compare the outputs of modules, first to last: the first that differs is at fault"
     )
 
 
-@dataclass(frozen=True)
 class OnlyZeros(Cause):
     """Ranks hold only zeros where the reference has values.
 
@@ -330,23 +235,18 @@ class OnlyZeros(Cause):
     full_tensor() changes a copy.
 
     Attributes:
-        ranks: Which ranks: `these ranks` or `all ranks`.
+        of_all: Whether all ranks do.
     """
 
-    ranks: str
+    of_all: bool
     kinds = ("wrong-value",)
+    why = "{of_all:?All|These} ranks hold only zeros: nothing was written there"
     how = (
         "read every rank's file, and write with param.to_local().copy_() under torch.no_grad(): .data of a temporary "
         "and full_tensor() are copies"
     )
 
-    @property
-    def cause(self) -> str:
-        """Which ranks were not written."""
-        return f"{self.ranks.capitalize()} hold only zeros: nothing was written there"
 
-
-@dataclass(frozen=True)
 class SomeRanksDiffer(Cause):
     """Some ranks' weights differ from the reference's, and the other ranks' do not.
 
@@ -358,7 +258,6 @@ class SomeRanksDiffer(Cause):
     how = "look at what fills it on these ranks alone: their seed, their file, a broadcast that leaves them out"
 
 
-@dataclass(frozen=True)
 class AllRanksDiffer(Cause):
     """No rank's weights are the reference's.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from shardviz.explain.cause import Cause
 
-MACHINERY = frozenset({"catalogue", "cause", "finding", "kinds", "numbers", "pages"})
+MACHINERY = frozenset({"catalogue", "cause", "finding", "kinds", "pages", "templates"})
 """The modules here that define no cause; every other one is a family of causes."""
 
 for family in iter_modules(explain.__path__):

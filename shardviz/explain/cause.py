@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardviz.explain.finding import Finding
+from shardviz.explain.templates import filled
 
 if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+
     from shardviz.explain.finding import Kind, Severity
+else:
+
+    def dataclass_transform(**_: object) -> Any:
+        """Stand in for typing_extensions, which only a type checker needs here."""
+        return lambda cls: cls
+
 
 BY_NAME: dict[str, type[Cause]] = {}
 """Every cause by its name, in the order in which the modules of the catalogue define them."""
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
 class Cause:
     """One cause; an instance, with its fields filled in, is the explanation of a finding.
 
-    A subclass says in its docstring what happens and why nothing raises; its class attributes are what a finding
-    prints. They are templates: `{axis}` is the field `axis` of the instance. The cause's name in JSON, in `shardviz
-    explain` and in the contract is the class's name in kebab-case (`SameShard` is `same-shard`). Names are stable.
+    Every subclass is a frozen dataclass. Its docstring says what happens and why nothing raises; `why` and `how` are
+    what a finding prints, as templates (`explain.templates`): `{axis}` is the field `axis` of the instance. The cause's
+    name in JSON, in `shardviz explain` and in the contract is the class's name in kebab-case (`SameShard` is
+    `same-shard`).
 
     Attributes:
         kinds: The kinds of finding that have this cause, the usual one first.
@@ -30,8 +41,7 @@ class Cause:
         references: Known upstream bugs of this kind: `pytorch#129229`.
 
     Example:
-        >>> @dataclass(frozen=True)
-        ... class IgnoredCoordinate(Cause):
+        >>> class IgnoredCoordinate(Cause):
         ...     '''Every rank along an axis loads the same shard.'''
         ...
         ...     axis: str
@@ -49,11 +59,12 @@ class Cause:
     references: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, *, abstract: bool = False) -> None:
-        """Enter the cause in the catalogue under its name.
+        """Make the cause a dataclass, and enter it in the catalogue under its name.
 
         Args:
             abstract: Whether the class is only a base of causes, and none itself.
         """
+        dataclass(frozen=True)(cls)
         if abstract:
             return
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
@@ -69,23 +80,23 @@ class Cause:
     def renamed(self, tensor: str, new: str) -> Cause:
         """Return the same cause with another name, or several names, in the place of a tensor's."""
         changed: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "tensor" and value == tensor:
-                changed["tensor"] = new
+        for name in (item.name for item in fields(self)):
+            value = getattr(self, name)
+            if name == "tensor" and value == tensor:
+                changed[name] = new
             elif isinstance(value, Cause):
-                changed[field.name] = value.renamed(tensor, new)
+                changed[name] = value.renamed(tensor, new)
         return replace(self, **changed) if changed else self
 
     @property
     def cause(self) -> str:
         """The most likely cause, with the case's own names and numbers in it."""
-        return self.why.format_map(vars(self))
+        return filled(self.why, self)
 
     @property
     def fix(self) -> str:
         """What to change, with the case's own names and numbers in it."""
-        return self.how.format_map(vars(self))
+        return filled(self.how, self)
 
     @property
     def refs(self) -> tuple[str, ...]:

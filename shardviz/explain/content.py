@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.order import Disorder
-from shardviz.text import named_ranks
-
-MAX_RANKS = 4
-MAX_COPIES = 8
 
 THROWN_AWAY = (
     "the load wrote into something that is thrown away: .data of a temporary (to_local().data = x), the copy that "
@@ -18,7 +12,6 @@ THROWN_AWAY = (
 WRITE = "write by param.to_local().copy_(x) under torch.no_grad()"
 
 
-@dataclass(frozen=True)
 class OtherTensor(Disorder):
     """A tensor holds the elements of another tensor of the model.
 
@@ -28,25 +21,17 @@ class OtherTensor(Disorder):
 
     may_be_copy: bool = False
     kinds = ("foreign",)
-    why = "The names were mixed up where the weights were loaded or the modules were renamed"
-    how = "load each tensor under its own name; compare the keys of the two state_dicts"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong; a buffer may also be meant to hold a weight."""
-        return f"{self.why}, or the buffer was filled with a weight on purpose" if self.may_be_copy else self.why
-
-    @property
-    def remedy(self) -> str:
-        """What to change, and how to say that a buffer is meant to be a copy."""
-        copy = (
-            "; if it is meant to be a copy, as an average of the weights is at first, copy it in build() too, and give "
-            "the probe a batch(): what both were before sharding is then compared"
-        )
-        return f"{self.how}{copy}" if self.may_be_copy else self.how
+    why = (
+        "The names were mixed up where the weights were loaded or the modules were renamed{may_be_copy:?, or the "
+        "buffer was filled with a weight on purpose}"
+    )
+    how = (
+        "load each tensor under its own name; compare the keys of the two state_dicts{may_be_copy:?; if it is meant to "
+        "be a copy, as an average of the weights is at first, copy it in build() too, and give the probe a batch(): "
+        "what both were before sharding is then compared}"
+    )
 
 
-@dataclass(frozen=True)
 class LocalNumbering(Disorder):
     """Ranks use one name for different tensors of the model.
 
@@ -63,7 +48,6 @@ class LocalNumbering(Disorder):
     references = ("KempnerForge#202",)
 
 
-@dataclass(frozen=True)
 class NoWeightLoaded(Disorder):
     """All weights are zero on all ranks: the load reached none of them.
 
@@ -82,7 +66,6 @@ class NoWeightLoaded(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class WeightNotLoaded(Disorder):
     """One weight is zero on all ranks, although other weights were loaded.
 
@@ -101,7 +84,6 @@ class WeightNotLoaded(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class BufferNotWritten(Disorder):
     """A buffer is zero on all ranks: nothing filled it after it was allocated.
 
@@ -120,7 +102,6 @@ class BufferNotWritten(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class ZerosAmongElements(Disorder):
     """Zeros stand among the elements of a shard, and no element of the tensor is lost.
 
@@ -133,7 +114,6 @@ class ZerosAmongElements(Disorder):
     how = "write every element of the local shard, and cut padding off before it is labelled"
 
 
-@dataclass(frozen=True)
 class PartNotWritten(Disorder):
     """A part of a shard is zero, and the elements that belong there are lost.
 
@@ -149,7 +129,6 @@ class PartNotWritten(Disorder):
     how = "compare the shape that is read with the local shard's on these ranks, and write every element of it"
 
 
-@dataclass(frozen=True)
 class RanksNotWritten(Disorder):
     """The shards of some ranks are zero, and the other ranks have theirs.
 
@@ -160,24 +139,12 @@ class RanksNotWritten(Disorder):
     ranks: tuple[int, ...]
     kinds = ("foreign", "missing")
     why = (
-        "The shards of {ranks} were never written, where the other ranks' were: a file was not read there, or the load "
-        "ends early"
+        "The shards of {ranks:ranks} were never written, where the other ranks' were: a file was not read there, or "
+        "the load ends early"
     )
-    how = "look at which files {ranks} {read}, and at conditions on the rank in the load"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong, with the ranks in words."""
-        return self.why.format(ranks=named_ranks(self.ranks, MAX_RANKS))
-
-    @property
-    def remedy(self) -> str:
-        """What to look at on these ranks."""
-        read = "reads" if len(self.ranks) == 1 else "read"
-        return self.how.format(ranks=named_ranks(self.ranks, MAX_RANKS), read=read)
+    how = "look at which files are read on {ranks:ranks}, and at conditions on the rank in the load"
 
 
-@dataclass(frozen=True)
 class RewrittenAfterStamping(Disorder):
     """Some ranks' shards hold new values instead of the stamped ones.
 
@@ -193,7 +160,6 @@ class RewrittenAfterStamping(Disorder):
     how = "load or initialise this tensor on these ranks as on the others, once it is materialised"
 
 
-@dataclass(frozen=True)
 class ChangedAfterStamping(Disorder):
     """Some elements of a shard hold values that are not from the stamped model.
 
@@ -206,7 +172,6 @@ class ChangedAfterStamping(Disorder):
     how = "load or initialise this tensor on these ranks after it is materialised"
 
 
-@dataclass(frozen=True)
 class AnotherCheckpoint(Disorder):
     """A weight's values are not in the checkpoint that it is compared with.
 
@@ -223,7 +188,6 @@ class AnotherCheckpoint(Disorder):
     how = "pass the checkpoint that the model was loaded from, or load this weight from {reference}"
 
 
-@dataclass(frozen=True)
 class RanksNotLoaded(Disorder):
     """Some ranks have nothing of a weight that the other ranks loaded from the checkpoint.
 
@@ -235,24 +199,12 @@ class RanksNotLoaded(Disorder):
     ranks: tuple[int, ...]
     kinds = ("foreign",)
     why = (
-        "Other ranks have their part of what is in {reference}, but {ranks} {have} nothing of it: the weight was not "
-        "loaded there, or was written afterwards"
+        "Other ranks have their part of what is in {reference}, and nothing of it is on {ranks:ranks}: the weight was "
+        "not loaded there, or was written afterwards"
     )
-    how = "load or initialise this weight on {ranks} as on the others, and write to it on all ranks or on none"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong, with the ranks in words."""
-        have = "has" if len(self.ranks) == 1 else "have"
-        return self.why.format(reference=self.reference, ranks=named_ranks(self.ranks, MAX_RANKS), have=have)
-
-    @property
-    def remedy(self) -> str:
-        """What to do on these ranks."""
-        return self.how.format(ranks=named_ranks(self.ranks, MAX_RANKS))
+    how = "load or initialise this weight on {ranks:ranks} as on the others, and write to it on all ranks or on none"
 
 
-@dataclass(frozen=True)
 class LoadedOnOneRank(Disorder):
     """One rank has the loaded weights, and every other rank has values of its own.
 
@@ -269,7 +221,6 @@ class LoadedOnOneRank(Disorder):
     how = "torch.distributed.broadcast every weight from rank {rank} before it is sharded, or load it on every rank"
 
 
-@dataclass(frozen=True)
 class NeverInitialized(Disorder):
     """A parameter still has what was in its memory when to_empty allocated it.
 
@@ -288,7 +239,6 @@ class NeverInitialized(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class BufferMadeAgain(Disorder):
     """A buffer is zero on some ranks, and whole on the others.
 
@@ -308,7 +258,6 @@ class BufferMadeAgain(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class RankDependentOrder(Disorder):
     """Some ranks hold a whole tensor in another order than the other ranks.
 
@@ -320,11 +269,6 @@ class RankDependentOrder(Disorder):
     kinds = ("misordered",)
     why = "The copies were not made by the same code: what made or changed these depends on the rank"
     how = (
-        "make it alike on every rank, or torch.distributed.broadcast it; where {ranks} is to read it in another "
+        "make it alike on every rank, or torch.distributed.broadcast it; if {ranks:ranks} should read it in another "
         "order, keep one order in the tensor and index it in forward: a checkpoint keeps one copy for all"
     )
-
-    @property
-    def remedy(self) -> str:
-        """What to do, with the ranks in words."""
-        return self.how.format(ranks=named_ranks(self.ranks, MAX_COPIES))

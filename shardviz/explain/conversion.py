@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 
 
-@dataclass(frozen=True)
 class ForgottenFactor(Cause):
     """All values of a tensor are those of the original times one number.
 
@@ -23,7 +20,6 @@ class ForgottenFactor(Cause):
     how = "multiply by {undo} in the conversion"
 
 
-@dataclass(frozen=True)
 class ForgottenOffset(Cause):
     """All values of a tensor are those of the original plus one number.
 
@@ -42,7 +38,6 @@ class ForgottenOffset(Cause):
     how = "{undo} {size} in the conversion"
 
 
-@dataclass(frozen=True)
 class NarrowedOnTheWay(Cause):
     """Values were rounded to a narrower dtype somewhere between load and save, and cast back.
 
@@ -62,15 +57,9 @@ class NarrowedOnTheWay(Cause):
     span: str = ""
     kinds = ("wrong-value",)
     why = "They went through {narrow}."
-    how = "keep {dtype}{span}"
-
-    @property
-    def fix(self) -> str:
-        """Keep the dtype, or round once."""
-        return f"round once, from {self.dtype} to {self.to}" if self.to else super().fix
+    how = "{to:?round once, from {dtype} to {to}|keep {dtype}{span}}"
 
 
-@dataclass(frozen=True)
 class CutOffDigits(Cause):
     """A float32 became a bfloat16 by its upper half instead of by rounding.
 
@@ -83,7 +72,6 @@ class CutOffDigits(Cause):
     how = "cast with Tensor.to(torch.bfloat16), which rounds"
 
 
-@dataclass(frozen=True)
 class OverflowInFloat16(Cause):
     """Values became infinite in a cast to float16.
 
@@ -99,7 +87,6 @@ class OverflowInFloat16(Cause):
     how = "save in bfloat16, which has the range of float32, or in the wider type"
 
 
-@dataclass(frozen=True)
 class CutOffEnd(Cause):
     """One side lacks the last indices of a dim, and is equal in all others.
 
@@ -111,7 +98,6 @@ class CutOffEnd(Cause):
     how = "keep it, unless it is padding"
 
 
-@dataclass(frozen=True)
 class PaddedEnd(Cause):
     """One side has more indices at the end of a dim, and is equal in all others.
 
@@ -124,17 +110,10 @@ class PaddedEnd(Cause):
 
     is_plain: bool
     kinds = ("wrong-shape",)
+    why = "It was padded, as a vocabulary is that has to shard evenly{is_plain:?|, or made longer}."
     how = "cut the padding off in the conversion, or load it into a model of that size"
 
-    @property
-    def cause(self) -> str:
-        """That it was padded; if the end has values, that it may have been made longer."""
-        return "It was padded, as a vocabulary is that has to shard evenly" + (
-            "." if self.is_plain else ", or made longer."
-        )
 
-
-@dataclass(frozen=True)
 class PaddedParts(Cause):
     """Each rank's own part of a tensor has padding at its end.
 
@@ -151,7 +130,6 @@ class PaddedParts(Cause):
     how = "cut each rank's padding off before the parts are joined, or pad the whole at its end"
 
 
-@dataclass(frozen=True)
 class RepeatedHeads(Cause):
     """One side has every block of a dim several times.
 
@@ -168,7 +146,6 @@ class RepeatedHeads(Cause):
     how = "take one of each {times}, or repeat them on load and not in the file"
 
 
-@dataclass(frozen=True)
 class WrongQuantizationScales(Cause):
     """Values in eight bits are not the nearest that their scales allow to the other side's.
 
@@ -181,7 +158,6 @@ class WrongQuantizationScales(Cause):
     how = "quantize again, and save values and scales together"
 
 
-@dataclass(frozen=True)
 class AveragedWeights(Cause):
     """A tensor lies between those of two other checkpoints.
 
@@ -195,7 +171,6 @@ class AveragedWeights(Cause):
     )
 
 
-@dataclass(frozen=True)
 class AdapterMergedAgain(Cause):
     """A tensor has the change between two checkpoints more than once.
 
@@ -208,7 +183,6 @@ class AdapterMergedAgain(Cause):
     how = "merge what was added once, with the scale that it was trained with, into weights that do not have it"
 
 
-@dataclass(frozen=True)
 class RenumberedLayers(Cause):
     """Layers or experts have other numbers in the second checkpoint than in the first.
 
@@ -224,7 +198,6 @@ class RenumberedLayers(Cause):
     how = "number {what} as the first does"
 
 
-@dataclass(frozen=True)
 class CollidingNumbers(Cause):
     """Some layers or experts are in the second checkpoint several times, and others are lost.
 
@@ -241,7 +214,6 @@ class CollidingNumbers(Cause):
     how = "number {what} over all ranks"
 
 
-@dataclass(frozen=True)
 class OneSidedTie(Cause):
     """Two names are one tensor on one side, and two different tensors on the other.
 
@@ -254,22 +226,16 @@ class OneSidedTie(Cause):
 
     of_job: bool = False
     kinds = ("untied",)
-    why = "The two are tied in the first, and in the second one of them was changed alone."
-    how = "tie them before the save, or leave out the one that is not used"
-
-    @property
-    def cause(self) -> str:
-        """Which side has the tie."""
-        in_job = "The two are tied in the job, and the checkpoint has one of them otherwise."
-        return in_job if self.of_job else super().cause
-
-    @property
-    def fix(self) -> str:
-        """Save them again, or leave one out."""
-        return "save both again, or leave one of them out" if self.of_job else super().fix
+    why = (
+        "{of_job:?The two are tied in the job, and the checkpoint has one of them otherwise|The two are tied in the "
+        "first, and in the second one of them was changed alone}."
+    )
+    how = (
+        "{of_job:?save both again, or leave one of them out|tie them before the save, or leave out the one that is not "
+        "used}"
+    )
 
 
-@dataclass(frozen=True)
 class UnsavedHead(Cause):
     """The second checkpoint lacks a matrix that is not a copy of another tensor.
 
@@ -281,7 +247,6 @@ class UnsavedHead(Cause):
     how = "write it too: a loader makes it up, or ties it to the other"
 
 
-@dataclass(frozen=True)
 class FunctionLeftOut(Cause):
     """A conversion did not apply a function that its map has.
 
@@ -300,7 +265,6 @@ class FunctionLeftOut(Cause):
     how = "apply {function} in the conversion{in_torch}"
 
 
-@dataclass(frozen=True)
 class FunctionReversed(Cause):
     """A conversion applied the inverse of a function that its map has.
 
@@ -319,7 +283,6 @@ class FunctionReversed(Cause):
     how = "apply {function}{in_torch}"
 
 
-@dataclass(frozen=True)
 class FunctionRepeated(Cause):
     """A conversion applied a function of its map twice.
 
@@ -335,7 +298,6 @@ class FunctionRepeated(Cause):
     how = "apply {function} once"
 
 
-@dataclass(frozen=True)
 class WrongMapNumber(Cause):
     """A conversion applied a function of its map with another number.
 
@@ -352,7 +314,6 @@ class WrongMapNumber(Cause):
     how = "use the numbers of the map"
 
 
-@dataclass(frozen=True)
 class PartsJoinedOtherwise(Cause):
     """A conversion joined the parts of a fused tensor in another way than its map says.
 
@@ -373,7 +334,6 @@ class PartsJoinedOtherwise(Cause):
     how = "join them as {function} along dim {dim}"
 
 
-@dataclass(frozen=True)
 class PartsInAnotherOrder(Cause):
     """A conversion joined the parts of a fused tensor in another order than its map says.
 
@@ -385,7 +345,6 @@ class PartsInAnotherOrder(Cause):
     how = "join them in the map's order"
 
 
-@dataclass(frozen=True)
 class FusedShardsJoined(Cause):
     """The shards of a fused tensor were joined without taking them apart into its parts.
 
@@ -404,7 +363,6 @@ class FusedShardsJoined(Cause):
     how = "take each rank's shard apart, and join each part's pieces, before the parts, along dim {dim}"
 
 
-@dataclass(frozen=True)
 class TransposedInConversion(Cause):
     """A conversion transposed a matrix, or did not where its map does.
 
@@ -416,7 +374,6 @@ class TransposedInConversion(Cause):
     how = "transpose it in the conversion"
 
 
-@dataclass(frozen=True)
 class RenumberedParts(Cause):
     """The parts of a stacked tensor, such as experts, are in another order than its map says.
 
@@ -432,7 +389,6 @@ class RenumberedParts(Cause):
     how = "make it as {expression}"
 
 
-@dataclass(frozen=True)
 class AnotherSourceTensor(Cause):
     """A conversion made a tensor of other tensors than its map says.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import SizeOfAxes
 from shardviz.text import continued
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 KNOWN = ("gpt-neox#1259",)
 
 
-@dataclass(frozen=True)
 class FactorOfAxes(Cause, abstract=True):
     """A factor that is the size of axes; other causes that give the same number are printed after it.
 
@@ -28,29 +26,18 @@ class FactorOfAxes(Cause, abstract=True):
     or_else: Cause | None = field(default=None, kw_only=True)
 
     @property
-    def single_cause(self) -> str:
-        """The cause without the others."""
-        return super().cause
-
-    @property
-    def single_fix(self) -> str:
-        """The fix without the others'."""
-        return super().fix
-
-    @property
     def cause(self) -> str:
         """The cause, with the others."""
-        texts = dict.fromkeys(other.single_cause for other in (self, *self.or_over))
+        texts = dict.fromkeys((super().cause, *(other.cause for other in self.or_over)))
         return "; or: ".join((*texts, *([continued(self.or_else.cause)] if self.or_else else [])))
 
     @property
     def fix(self) -> str:
         """The fix, with the others'."""
-        texts = dict.fromkeys(other.single_fix for other in (self, *self.or_over))
+        texts = dict.fromkeys((super().fix, *(other.fix for other in self.or_over)))
         return "; or ".join((*texts, *([self.or_else.fix] if self.or_else else [])))
 
 
-@dataclass(frozen=True)
 class RepeatedSum(FactorOfAxes):
     """Equal gradients of one loss are summed over ranks, so each is too large by an axis's size.
 
@@ -73,7 +60,6 @@ class RepeatedSum(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class FsdpSumsGradients(FactorOfAxes):
     """FSDP sums gradients over an axis that splits the batch instead of averaging them.
 
@@ -86,35 +72,19 @@ class FsdpSumsGradients(FactorOfAxes):
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "FSDP averages over {axes} by itself; it was set to sum (set_gradient_divide_factor), or the loss that "
-        "backward ran on is multiplied by the size of {axes}"
+        "FSDP averages over {axes} by itself; {of_all:?it was set to sum (set_gradient_divide_factor), or the loss "
+        "that backward ran on is multiplied by the size of {axes}|for these it was set to sum "
+        "(set_gradient_divide_factor), or a term of the loss that reaches only them, or their gradient itself, is "
+        "multiplied by the size of {axes}}"
     )
-    how = "take set_gradient_divide_factor out, or pass it a factor {size} times as large; or divide the loss by {size}"
+    how = (
+        "{of_all:?take set_gradient_divide_factor out, or pass it a factor {size} times as large; or divide the loss "
+        "by {size}|take set_gradient_divide_factor out of their modules, or pass it a factor {size} times as large; "
+        "divide only what reaches no other gradient by {size}, not the loss, which all gradients come from}"
+    )
     references = KNOWN
 
-    @property
-    def single_cause(self) -> str:
-        """The cause, which for a part of the gradients cannot be the loss."""
-        if self.of_all:
-            return super().single_cause
-        return (
-            f"FSDP averages over {self.axes} by itself; for these it was set to sum (set_gradient_divide_factor), or a "
-            f"term of the loss that reaches only them, or their gradient itself, is multiplied by the size of "
-            f"{self.axes}"
-        )
 
-    @property
-    def single_fix(self) -> str:
-        """The fix, for all gradients or for a part of them."""
-        if self.of_all:
-            return super().single_fix
-        return (
-            f"take set_gradient_divide_factor out of their modules, or pass it a factor {self.size} times as large; "
-            f"divide only what reaches no other gradient by {self.size}, not the loss, which all gradients come from"
-        )
-
-
-@dataclass(frozen=True)
 class UndividedShardGradient(FactorOfAxes):
     """A shard's gradient is the sum over all ranks' rows and was never divided.
 
@@ -131,19 +101,12 @@ class UndividedShardGradient(FactorOfAxes):
         "is the sum over all ranks' rows: nothing divided it"
     )
     how = (
-        "divide the gradient by {size}, the size of {axes}; do not reduce it over {axes}, whose ranks hold different "
-        "parts"
+        "divide the gradient{of_all:?, or the loss of each rank,} by {size}, the size of {axes}; do not reduce it over "
+        "{axes}, whose ranks hold different parts"
     )
     references = KNOWN
 
-    @property
-    def single_fix(self) -> str:
-        """The fix; a loss can be divided only if all gradients are too large."""
-        fix = super().single_fix
-        return fix.replace("the gradient", "the gradient, or the loss of each rank,", 1) if self.of_all else fix
 
-
-@dataclass(frozen=True)
 class SummedNotAveraged(FactorOfAxes):
     """Gradients are summed over ranks although each rank's loss is a mean already.
 
@@ -158,7 +121,6 @@ class SummedNotAveraged(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class DividedByWorldSize(FactorOfAxes):
     """A gradient is divided by the world size, although some ranks see the same batch.
 
@@ -179,7 +141,6 @@ class DividedByWorldSize(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class FsdpDividedAgain(FactorOfAxes):
     """A gradient that FSDP averages already is divided by the axis's size once more.
 
@@ -192,24 +153,14 @@ class FsdpDividedAgain(FactorOfAxes):
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "FSDP averages over {axes} already, and something divides by its size once more: the loss that backward ran "
-        "on, or the gradient after it"
+        "FSDP averages over {axes} already, and something divides by its size once more: {of_all:?the loss that "
+        "backward ran on, or the gradient after it|a divide factor of their modules, a term of the loss that reaches "
+        "only them, or the gradient after backward}"
     )
     how = "take that division by {size} out, or pass set_gradient_divide_factor one {size} times smaller"
     references = KNOWN
 
-    @property
-    def single_cause(self) -> str:
-        """The cause, with what can divide all gradients or a part of them."""
-        if self.of_all:
-            return super().single_cause
-        return (
-            f"FSDP averages over {self.axes} already, and something divides by its size once more: a divide factor of "
-            "their modules, a term of the loss that reaches only them, or the gradient after backward"
-        )
 
-
-@dataclass(frozen=True)
 class DividedShardGradient(FactorOfAxes):
     """The gradient of a shard is divided by the size of the axis that splits the weight.
 
@@ -225,7 +176,6 @@ class DividedShardGradient(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class AveragedNotSummed(FactorOfAxes):
     """Contributions that add up to a gradient are averaged over an axis.
 
@@ -243,7 +193,6 @@ class AveragedNotSummed(FactorOfAxes):
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class SummedContributions(Cause):
     """A gradient is a whole number of times too large, and no axis has that size.
 
@@ -255,31 +204,17 @@ class SummedContributions(Cause):
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "{ratio} contributions, no mesh axis's size, were summed where they should be averaged, as of micro-batches; "
-        "or it was reduced several times"
+        "{ratio} contributions, no mesh axis's size, were summed where they should be averaged, {of_all:?as of "
+        "micro-batches; or it was reduced several times|or something multiplies these: they were reduced several "
+        "times, a hook, a term of the loss that reaches only them}"
     )
-    how = "divide each micro-batch's loss by their number; reduce once, after the last"
+    how = (
+        "{of_all:?divide each micro-batch's loss by their number; reduce once, after the last|look at what reduces or "
+        "multiplies these alone; reduce once, after the last backward}"
+    )
     references = KNOWN
 
-    @property
-    def cause(self) -> str:
-        """The cause, which for a part of the gradients cannot be micro-batches."""
-        if self.of_all:
-            return super().cause
-        return (
-            f"{self.ratio} contributions, no mesh axis's size, were summed where they should be averaged, or something "
-            "multiplies these: they were reduced several times, a hook, a term of the loss that reaches only them"
-        )
 
-    @property
-    def fix(self) -> str:
-        """The fix, for all gradients or for a part of them."""
-        if self.of_all:
-            return super().fix
-        return "look at what reduces or multiplies these alone; reduce once, after the last backward"
-
-
-@dataclass(frozen=True)
 class LostContributions(Cause):
     """A gradient is a fraction of the right one, and the fraction belongs to no axis.
 
@@ -295,8 +230,7 @@ class LostContributions(Cause):
     references = KNOWN
 
 
-@dataclass(frozen=True)
-class SummedValue(SizeOfAxes):
+class SummedValue(Cause):
     """A logged number is a sum over ranks or micro-batches of what should be averaged.
 
     Each rank or micro-batch has the same number, for instance a mean. Adding them up multiplies it by how many
@@ -306,14 +240,16 @@ class SummedValue(SizeOfAxes):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "Equal contributions were summed over {axes}, or a sum was taken where each rank's mean, or each "
+        "Equal contributions were summed{axes:? over {axes}}, or a sum was taken where each rank's mean, or each "
         "micro-batch's, should be averaged"
     )
-    how = "reduce over {axes} with ReduceOp.AVG, or reduce once only; divide the loss by the number of micro-batches"
+    how = (
+        "reduce{axes:? over {axes}} with ReduceOp.AVG, or reduce once only; divide the loss by the number of "
+        "micro-batches"
+    )
     references = KNOWN
 
 
-@dataclass(frozen=True)
 class DividedMean(Cause):
     """A logged mean is divided by a number of ranks once more.
 
@@ -324,18 +260,12 @@ class DividedMean(Cause):
     axes: str
     divisor: Fraction
     kinds = ("wrong-scale",)
-    why = "It was divided by the size of {axes} though it is a mean already"
+    why = "It was divided by {axes:?the size of {axes}|{divisor}} though it is a mean already"
     how = "divide once only: the reduction takes the mean"
     references = KNOWN
 
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the divisor."""
-        return super().cause if self.axes else f"It was divided by {self.divisor} though it is a mean already"
 
-
-@dataclass(frozen=True)
-class UnsummedValue(SizeOfAxes):
+class UnsummedValue(Cause):
     """A logged number counts one rank's part only, and all parts happen to be equal.
 
     Each rank computes the number of its own rows or shards and nothing adds them up. Because the parts are equal, the
@@ -345,8 +275,8 @@ class UnsummedValue(SizeOfAxes):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "Each rank has the number of its own part, which is the same on all of them, and nothing summed it over "
-        "{axes}; or it is a mean that was taken twice"
+        "Each rank has the number of its own part, which is the same on all of them, and nothing summed it{axes:? over "
+        "{axes}}; or it is a mean that was taken twice"
     )
-    how = "all_reduce it with ReduceOp.SUM over {axes}; a mean is taken once only"
+    how = "all_reduce it with ReduceOp.SUM{axes:? over {axes}}; a mean is taken once only"
     references = KNOWN

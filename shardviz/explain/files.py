@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 
 COPY_AGAIN = "copy the checkpoint again, and compare the sizes of its files"
@@ -11,7 +9,6 @@ SAVE_AGAIN = "save the checkpoint again; load none of this one before it is unde
 OF_DEEPSPEED = "copy the checkpoint again, all of its files; or save it again with engine.save_checkpoint on every rank"
 
 
-@dataclass(frozen=True)
 class TruncatedFile(Cause):
     """A file of a checkpoint is missing, or shorter than the checkpoint's metadata says.
 
@@ -24,7 +21,6 @@ class TruncatedFile(Cause):
     how = COPY_AGAIN
 
 
-@dataclass(frozen=True)
 class StaleFileIndex(Cause):
     """The index of a sharded checkpoint does not name the files in which the tensors are.
 
@@ -37,7 +33,6 @@ class StaleFileIndex(Cause):
     how = "write the index again"
 
 
-@dataclass(frozen=True)
 class ChunkOutOfBounds(Cause):
     """A part of a tensor was saved for indices that the tensor does not have.
 
@@ -50,7 +45,6 @@ class ChunkOutOfBounds(Cause):
     how = SAVE_AGAIN
 
 
-@dataclass(frozen=True)
 class UnsavedShard(Cause):
     """Elements of a tensor are in no file of the checkpoint.
 
@@ -63,7 +57,6 @@ class UnsavedShard(Cause):
     how = SAVE_AGAIN
 
 
-@dataclass(frozen=True)
 class OverlappingChunks(Cause):
     """Elements of a tensor are in several parts of the checkpoint.
 
@@ -76,7 +69,6 @@ class OverlappingChunks(Cause):
     how = SAVE_AGAIN
 
 
-@dataclass(frozen=True)
 class DamagedChunk(Cause):
     """A part of a tensor cannot be read, although its file is long enough.
 
@@ -89,7 +81,6 @@ class DamagedChunk(Cause):
     how = COPY_AGAIN
 
 
-@dataclass(frozen=True)
 class UnknownPickledType(Cause):
     """A part of a tensor was pickled as a type that torch.distributed.checkpoint does not write.
 
@@ -106,7 +97,6 @@ class UnknownPickledType(Cause):
     how = "{hint}"
 
 
-@dataclass(frozen=True)
 class UnlistedChunk(Cause):
     """The metadata has a part of a tensor and does not say which file it is in.
 
@@ -119,7 +109,6 @@ class UnlistedChunk(Cause):
     how = SAVE_AGAIN
 
 
-@dataclass(frozen=True)
 class MixedChunkTypes(Cause):
     """Parts of one tensor were saved in different dtypes or shapes.
 
@@ -136,7 +125,6 @@ class MixedChunkTypes(Cause):
     how = "cast to torch.{dtype} on every rank before saving"
 
 
-@dataclass(frozen=True)
 class UntiedCheckpointHead(Cause):
     """The settings tie the output embedding to the input embedding, but the two differ.
 
@@ -149,7 +137,6 @@ class UntiedCheckpointHead(Cause):
     how = "find out which of them the model used; save that one, or set tie_word_embeddings to false"
 
 
-@dataclass(frozen=True)
 class ForeignFile(Cause):
     """A file of the checkpoint is not the one that the metadata describes.
 
@@ -166,7 +153,6 @@ class ForeignFile(Cause):
     how = "take {file} from the save that the metadata is of; write each save to a folder of its own"
 
 
-@dataclass(frozen=True)
 class DamagedHeader(Cause):
     """Tensors of a safetensors file share bytes, or bytes of it belong to no tensor.
 
@@ -179,7 +165,6 @@ class DamagedHeader(Cause):
     how = "write the file again with safetensors, which opens none like this"
 
 
-@dataclass(frozen=True)
 class MixedZeroFiles(Cause):
     """Buffers of DeepSpeed's ranks do not have the sizes that the model's file needs.
 
@@ -191,7 +176,6 @@ class MixedZeroFiles(Cause):
     how = OF_DEEPSPEED
 
 
-@dataclass(frozen=True)
 class MissingZeroFile(Cause):
     """Files of some of DeepSpeed's ranks are not in the checkpoint.
 
@@ -204,7 +188,6 @@ class MissingZeroFile(Cause):
     how = OF_DEEPSPEED
 
 
-@dataclass(frozen=True)
 class MixedWorldSizes(Cause):
     """Files of DeepSpeed's ranks were written by jobs with different numbers of ranks.
 
@@ -216,7 +199,6 @@ class MixedWorldSizes(Cause):
     how = "keep the files of one save only"
 
 
-@dataclass(frozen=True)
 class RoundRobinGradients(Cause):
     """DeepSpeed linked parameters to places in its buffers at which other parameters are.
 
@@ -232,7 +214,6 @@ class RoundRobinGradients(Cause):
     how = "save without round_robin_gradients before it is converted; zero_to_fp32.py reads this one right"
 
 
-@dataclass(frozen=True)
 class UnfinishedUniversalCheckpoint(Cause):
     """Parameters of the model have no folder in DeepSpeed's universal checkpoint.
 

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.text import listed
-
-MAX_LISTED = 4
-CALLED = {2: "as gate and up", 3: "as q, k and v"}
-"""What a model may call so many fused segments."""
 
 
-@dataclass(frozen=True)
 class JoinedOutOfOrder(Cause):
     """A result has the right slices along a dim, in another order.
 
@@ -28,74 +20,54 @@ class JoinedOutOfOrder(Cause):
     how = "concatenate parts by their rank in the group; undo x[order] by y[order.argsort()]"
 
 
-@dataclass(frozen=True)
-class RepeatedRows(Cause):
-    """Ranks compute the same rows of the batch, and other rows are on no rank.
+class RepeatedParts(Cause):
+    """Ranks have the same part of a result or of the batch, and another part is on no rank.
 
-    The sampler is given the wrong rank or number of ranks, or every rank reads the first part. Each rank's loss is that
-    of real rows, so training continues on a part of the data.
+    A sampler is given the wrong rank or number of ranks, or every rank reads the first part. All parts have the same
+    shape, and each rank's loss is that of real rows, so training continues on a part of the data.
+
+    Attributes:
+        axes: The axes along which ranks have the same.
+        is_batch: Whether it is the batch.
     """
 
     axes: str
+    is_batch: bool
     kinds = ("wrong-value",)
     why = (
-        "Ranks along {axes} computed the same part of the batch and left another out: the rows were chosen by a "
-        "coordinate that is not the rank's own, or all ranks read the first part"
+        "Ranks along {axes} {is_batch:?computed the same part of the batch and left another out|have the same part "
+        "where each should have its own, and nobody has another part}: the part was chosen by a coordinate that is not "
+        "the rank's own, or all ranks read the first one"
     )
     how = (
-        "choose each rank's part by its coordinate along {axes}, mesh.get_local_rank, as DistributedSampler does given "
-        "num_replicas and rank of that axis"
+        "choose each rank's part by its coordinate along {axes}, mesh.get_local_rank{is_batch:?, as DistributedSampler "
+        "does given num_replicas and rank of that axis}"
     )
 
 
-@dataclass(frozen=True)
-class RepeatedParts(Cause):
-    """Ranks have the same part of a result, and another part is on no rank.
+class PartOfAnotherRank(Cause):
+    """Ranks along an axis have another rank's part of an activation, or all of them the first one's.
 
-    The part is chosen by something else than the rank's own coordinate. All parts have the same shape.
-    """
+    Positions or indices are counted from 0 again on each rank, or a gather is indexed by another rank than its own.
+    Parts have equal shapes, so nothing notices.
 
-    axes: str
-    kinds = ("wrong-value",)
-    why = "Ranks along {axes} have the same part where each should have its own, and nobody has another part"
-    how = RepeatedRows.how
-
-
-@dataclass(frozen=True)
-class FirstPartOnAll(Cause):
-    """Every rank along an axis has the part of an activation that belongs to the first.
-
-    Positions or indices are counted from 0 again on each rank, or the first part is sent to all. Lookups by position
-    succeed everywhere.
+    Attributes:
+        axis: The axis.
+        is_first: Whether every rank has the part of the first.
     """
 
     axis: str
+    is_first: bool
     kinds = ("misordered",)
     why = (
-        "Every rank along {axis} has the part of the first: positions, or an index into a table or a sequence, are "
-        "counted from 0 again on every rank, or the same part was sent to all"
+        "{is_first:?Every rank along {axis} has the part of the first: positions, or an index into a table or a "
+        "sequence, are counted from 0 again on every rank, or the same part was sent to all|The parts along {axis} are "
+        "exchanged: heads, rows or tokens of another rank's part, as of a gather that is indexed by the wrong rank or "
+        "put together in another order}"
     )
     how = "take the part of the rank's own coordinate, mesh.get_local_rank({axis!r})"
 
 
-@dataclass(frozen=True)
-class ExchangedParts(Cause):
-    """Ranks along an axis have each other's parts of an activation.
-
-    A gather is indexed by another rank than its own, or put together in another order. Parts have equal shapes, so
-    nothing notices.
-    """
-
-    axis: str
-    kinds = ("misordered",)
-    why = (
-        "The parts along {axis} are exchanged: heads, rows or tokens of another rank's part, as of a gather that is "
-        "indexed by the wrong rank or put together in another order"
-    )
-    how = FirstPartOnAll.how
-
-
-@dataclass(frozen=True)
 class WrongOutputLabel(Cause):
     """The output is right under other placements than those of its label.
 
@@ -116,37 +88,6 @@ class WrongOutputLabel(Cause):
     how = "label it ({due}); of a plain output, gather what another axis splits, or mend BATCH_AXES"
 
 
-@dataclass(frozen=True)
-class MicroBatchSentAgain(Cause):
-    """All micro-batches of the output are one and the same.
-
-    One micro-batch is sent each time, or one receive buffer is read each time. The pipeline runs its whole schedule and
-    returns the right number of rows.
-    """
-
-    times: int
-    kinds = ("wrong-value",)
-    why = "The step ran {times} micro-batches, and one of them was sent, or read from its buffer, {times} times"
-    how = "send every micro-batch once, and wait for a receive before its buffer is read or used for the next"
-
-
-@dataclass(frozen=True)
-class RepeatedBatchPart(Cause):
-    """One part of the batch appears several times in the output, and other parts not at all.
-
-    An index does not advance, or a buffer is read before the next part has arrived. The output has the right number of
-    rows.
-    """
-
-    kinds = ("wrong-value",)
-    why = (
-        "One part of the batch was computed several times in place of different ones: an index that does not advance, "
-        "a micro-batch sent again, or a buffer that is read too early"
-    )
-    how = MicroBatchSentAgain.how
-
-
-@dataclass(frozen=True)
 class PositionsStartAgain(Cause):
     """Ranks compute the same slices of a sequence, because positions start at 0 on each.
 
@@ -171,7 +112,6 @@ class PositionsStartAgain(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UngatheredKeys(Cause):
     """Attention over a split sequence uses each rank's own keys, or positions that do not fit.
 
@@ -199,7 +139,6 @@ class UngatheredKeys(Cause):
     )
 
 
-@dataclass(frozen=True)
 class SegmentsInOneStretch(Cause):
     """A fused weight is cut in one stretch, so a rank lacks some of its segments.
 
@@ -221,16 +160,32 @@ class SegmentsInOneStretch(Cause):
     reader: str
     kinds = ("wrong-segment",)
     why = (
-        "The model reads {tensor} as fused segments ({sizes}), and one stretch gives a rank all of one segment and "
-        "nothing of another"
+        "The model reads {tensor} as {count} fused segments ({sizes:sum}, {called}), and one stretch gives a rank all "
+        "of one segment and nothing of another"
     )
+    how = (
+        "cut every segment by itself, which is {due}, here and in layers cut alike: torch.cat([segment.chunk(n)[rank] "
+        "for segment in weight.{has_equal_segments:?chunk({count})|split({sizes:list})}]){has_equal_segments:?|, and "
+        "let the model split each rank's output by the sizes of its own segments}. If the model reads segments side by "
+        "side (head by head, unflatten), the cut is right: then look at {reader} and what it is given"
+    )
+
+    @property
+    def count(self) -> int:
+        """The number of segments."""
+        return len(self.sizes)
+
+    @property
+    def called(self) -> str:
+        """What a model may call so many segments."""
+        return {2: "as gate and up", 3: "as q, k and v"}[self.count]
 
     @property
     def due(self) -> str:
         """How the weight should be cut; in the notation if the segments are equal."""
         rest = ", ".join(map(str, self.shape[1:]))
         if self.has_equal_segments:
-            return f"[{self.shape[0]}/{len(self.sizes)}/{self.axis}, {rest}]"
+            return f"[{self.shape[0]}/{self.count}/{self.axis}, {rest}]"
         return f"each of {' + '.join(map(str, self.sizes))} rows split over {self.axis}"
 
     @property
@@ -238,28 +193,7 @@ class SegmentsInOneStretch(Cause):
         """Whether all segments have the same number of rows."""
         return len(set(self.sizes)) == 1
 
-    @property
-    def cause(self) -> str:
-        """The cause, with the segments."""
-        count, sizes = len(self.sizes), " + ".join(map(str, self.sizes))
-        why = self.why.replace("fused", f"{count} fused")
-        return why.format(tensor=self.tensor, sizes=f"{sizes}, {CALLED[count]}")
 
-    @property
-    def fix(self) -> str:
-        """The fix, as a line of torch."""
-        split, local = f".chunk({len(self.sizes)})", ""
-        if not self.has_equal_segments:
-            split = f".split({list(self.sizes)})"
-            local = ", and let the model split each rank's output by the sizes of its own segments"
-        return (
-            f"cut every segment by itself, which is {self.due}, here and in layers cut alike: "
-            f"torch.cat([segment.chunk(n)[rank] for segment in weight{split}]){local}. If the model reads segments "
-            f"side by side (head by head, unflatten), the cut is right: then look at {self.reader} and what it is given"
-        )
-
-
-@dataclass(frozen=True)
 class PartsDealtOtherwise(Cause):
     """A weight's parts go to other ranks than the parts of the weights that it meets.
 
@@ -279,32 +213,27 @@ class PartsDealtOtherwise(Cause):
     copies: int
     kinds = ("misordered",)
     why = (
-        "{tensor} is dealt out in another order over {axis} than the weights that its output meets: features of rank r "
-        "meet those of another rank's part (torch.repeat_interleave and torch.chunk give part r to rank r)"
+        "{is_shared:?Several ranks share a part, as key and value heads that are fewer than {axis} has ranks, and "
+        "}{tensor} is dealt out in another order over {axis} than the weights that its output meets: features of rank "
+        "r meet those of another rank's part (torch.repeat_interleave and torch.chunk give part r{is_shared:? // "
+        "{copies}} to rank r)"
     )
-    how = "cut {tensor} with torch.chunk by mesh.get_local_rank({axis!r})"
+    how = (
+        "{is_shared:?give the ranks along {axis} the parts {parts:8} of {tensor}, and sum its gradient over the ranks "
+        "that then share a part|cut {tensor} with torch.chunk by mesh.get_local_rank({axis!r})}"
+    )
 
     @property
-    def cause(self) -> str:
-        """The cause, with the part that each rank should have."""
-        if self.copies <= 1:
-            return super().cause
-        shared = f"Several ranks share a part, as key and value heads that are fewer than {self.axis} has ranks, and "
-        return shared + super().cause.replace("give part r to", f"give part r // {self.copies} to")
+    def is_shared(self) -> bool:
+        """Whether ranks share parts."""
+        return self.copies > 1
 
     @property
-    def fix(self) -> str:
-        """The fix, with the parts in order if ranks share them."""
-        if self.copies <= 1:
-            return super().fix
-        parts = listed((rank // self.copies for rank in range(self.num_ranks)), 2 * MAX_LISTED)
-        return (
-            f"give the ranks along {self.axis} the parts {parts} of {self.tensor}, and sum its gradient over the ranks "
-            "that then share a part"
-        )
+    def parts(self) -> tuple[int, ...]:
+        """The part that each rank should have."""
+        return tuple(rank // self.copies for rank in range(self.num_ranks))
 
 
-@dataclass(frozen=True)
 class ExpertsSentElsewhere(Cause):
     """Tokens are sent to ranks as if experts were dealt out in another order than they are.
 
@@ -326,31 +255,12 @@ class ExpertsSentElsewhere(Cause):
     is_in_turn: bool
     kinds = ("misordered",)
     why = (
-        "{tensor} has its experts dealt out in turn over {axis}, and which rows are right fits tokens that are sent as "
-        "if they were dealt out in chunks"
+        "{tensor} has its experts dealt out in {is_in_turn:?turn|chunks} over {axis}, and which rows are right fits "
+        "tokens that are sent as if they were dealt out in {is_in_turn:?chunks|turn}"
     )
     how = (
-        "send the tokens of expert e to rank e % {num_ranks}, place e // {num_ranks}; or deal the experts out in "
-        "chunks, so that expert e is on rank e // {experts_per_rank}, place e % {experts_per_rank}"
+        "send the tokens of expert e to rank e {is_in_turn:?% {num_ranks}, place e // {num_ranks}|// "
+        "{experts_per_rank}, place e % {experts_per_rank}}; or deal the experts out in {is_in_turn:?chunks|turn}, so "
+        "that expert e is on rank e {is_in_turn:?// {experts_per_rank}, place e % {experts_per_rank}|% {num_ranks}, "
+        "place e // {num_ranks}}"
     )
-
-    @property
-    def cause(self) -> str:
-        """The cause, with both orders."""
-        if self.is_in_turn:
-            return super().cause
-        return (
-            f"{self.tensor} has its experts dealt out in chunks over {self.axis}, and which rows are right fits tokens "
-            "that are sent as if they were dealt out in turn"
-        )
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the places of both orders."""
-        if self.is_in_turn:
-            return super().fix
-        return (
-            f"send the tokens of expert e to rank e // {self.experts_per_rank}, place e % {self.experts_per_rank}; or "
-            f"deal the experts out in turn, so that expert e is on rank e % {self.num_ranks}, place e // "
-            f"{self.num_ranks}"
-        )

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import over_axes
-from shardviz.text import listed
-
-MAX_LISTED = 8
 
 
-@dataclass(frozen=True)
 class GradientOnSomeRanks(Cause):
     """Some ranks that hold a weight have no gradient of it after the step.
 
@@ -30,7 +23,6 @@ class GradientOnSomeRanks(Cause):
     )
 
 
-@dataclass(frozen=True)
 class ReductionSwitchedOff(Cause):
     """The optimizer steps while FSDP still holds gradients back.
 
@@ -46,19 +38,23 @@ class ReductionSwitchedOff(Cause):
     how = "call it with True before the backward of the last micro-batch"
 
 
-@dataclass(frozen=True)
 class CutGraph(Cause):
     """No rank has a gradient of a weight that has one in the unsharded model.
 
     The graph is cut somewhere behind the weight, or the sharded parameter no longer requires a gradient. Forward is
     unaffected, so outputs and loss are right while the weight never learns.
+
+    Attributes:
+        weights: Weights without a gradient, if the finding is about another gradient.
     """
+
+    weights: tuple[str, ...] = ()
 
     kinds = ("wrong-value",)
     why = (
-        "The outputs are right, but nothing flows back: the graph is cut behind it (.detach(), .data, no_grad, a "
-        "collective of torch.distributed, which has no backward), or the sharded parameter does not require a "
-        "gradient: requires_grad tells these apart"
+        "The outputs are right, but nothing flows back{weights:? to {weights:3} (.grad is None)}: the graph is cut "
+        "behind {weights:?{weights[0]}|it} (.detach(), .data, no_grad, a collective of torch.distributed, which has no "
+        "backward), or the sharded parameter does not require a gradient: requires_grad tells these apart"
     )
     how = (
         "where requires_grad is True, use a collective with a backward (torch.distributed.nn.functional, funcol) and "
@@ -66,7 +62,6 @@ class CutGraph(Cause):
     )
 
 
-@dataclass(frozen=True)
 class CutInModule(Cause):
     """One module lets no gradient through, although the unsharded model's does.
 
@@ -91,7 +86,6 @@ class CutInModule(Cause):
     )
 
 
-@dataclass(frozen=True)
 class CutResidual(Cause):
     """The gradient of a residual connection does not flow back.
 
@@ -108,55 +102,34 @@ class CutResidual(Cause):
     how = "add the tensor itself, or pass it through a collective of torch.distributed.nn.functional"
 
 
-@dataclass(frozen=True)
 class UnsummedInputGradient(Cause):
     """Each rank sends back its own part of the gradient of an input, and nothing sums them.
 
-    A column-parallel layer reads one input on all ranks and uses it for its own features. Its backward needs a sum
-    over the axis, which a plain Linear does not have. Forward is right without it.
-    """
-
-    module: str
-    axis: str
-    kinds = ("unreduced-gradient",)
-    why = (
-        "Each rank along {axis} sends back its own part of the gradient of the input of {module}, and nothing sums "
-        "them: {module} reads the same input on all ranks and uses it for a part of its own"
-    )
-    how = (
-        "sum the gradient over {axis} where {module} begins: a torch.autograd.Function that returns its input in "
-        "forward and all_reduces in backward (ColwiseParallel does so), or PrepareModuleInput"
-    )
-
-
-@dataclass(frozen=True)
-class UnsummedInnerGradient(Cause):
-    """Within a module, the parts of a gradient that come back to an inner output are not summed.
-
-    The inner module's output is the same on all ranks, and each rank uses it for a part of its own, such as keys that
-    several heads share. The gradient of each rank then lacks the others' terms.
+    A column-parallel layer reads one input on all ranks and uses it for its own features, and so does attention with
+    keys that several heads share. Its backward needs a sum over the axis, which a plain Linear does not have. Forward
+    is right without it.
 
     Attributes:
-        module: The module that uses the output.
-        inner: The module in it whose output is used.
+        module: The module that reads the input.
         axis: The axis along which the parts are.
+        inner: The module within it whose output is read; empty if it is the module's own input.
     """
 
     module: str
-    inner: str
     axis: str
+    inner: str = ""
     kinds = ("unreduced-gradient",)
     why = (
-        "The output of {inner} is the same on all ranks along {axis}, {module} uses it on each for a part of its own, "
-        "and the gradients that come back are not summed"
+        "Each rank along {axis} sends back its own part of the gradient of the {inner:?output of {inner}|input of "
+        "{module}}, and nothing sums them: {module} reads the same on all ranks and uses it for a part of its own"
     )
     how = (
-        "in {module}, sum the gradient of the output of {inner} over {axis}: a torch.autograd.Function that returns "
-        "its input in forward and all_reduces in backward"
+        "{inner:?in {module}, sum the gradient of the output of {inner} over {axis}|sum the gradient over {axis} where "
+        "{module} begins}: a torch.autograd.Function that returns its input in forward and all_reduces in backward "
+        "(ColwiseParallel does so), or PrepareModuleInput"
     )
 
 
-@dataclass(frozen=True)
 class RepeatedBackwardSum(Cause):
     """A module's backward sums gradients over ranks that are equal already.
 
@@ -168,7 +141,7 @@ class RepeatedBackwardSum(Cause):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "In the backward of {module} equal gradients are summed over {axes} once more: the backward of "
+        "In the backward of {module} equal gradients are summed{axes:? over {axes}} once more: the backward of "
         "torch.distributed.nn.functional.all_reduce is a sum over ranks too, which is one too many where every rank "
         "computes the same loss; or the gradient is scaled there"
     )
@@ -177,13 +150,7 @@ class RepeatedBackwardSum(Cause):
         "gradient as it is in backward"
     )
 
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the factor."""
-        return over_axes(self.why, self.axes).format_map(vars(self))
 
-
-@dataclass(frozen=True)
 class AveragedBackward(Cause):
     """A module's backward averages or divides a gradient that should be summed.
 
@@ -195,56 +162,36 @@ class AveragedBackward(Cause):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "In the backward of {module} a gradient is averaged over {axes} that should be summed, or divided once too "
-        "often"
+        "In the backward of {module} a gradient is averaged{axes:? over {axes}} that should be summed, or divided once "
+        "too often"
     )
     how = "look at what {module} does to gradients: hooks, torch.autograd.Functions, the backward of its collectives"
 
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the divisor."""
-        return over_axes(self.why, self.axes).format_map(vars(self))
 
-
-@dataclass(frozen=True)
 class UnsummedTiedGradients(Cause):
-    """A tied weight has copies on several stages, and their gradients are never summed.
+    """A tied weight has copies on several stages, and their gradients are averaged or never summed.
 
-    An embedding and a head that share a weight cannot share storage between processes. Each copy gets the gradient of
-    its own use, so copies that start equal stop being copies.
+    An embedding and a head that share a weight cannot share storage between processes, so their gradients must be added
+    up. Without a sum, copies that start equal stop being copies. With an average they stay equal, and only the size of
+    the gradient is wrong.
+
+    Attributes:
+        uses: How many gradients were averaged; 0 if they were not reduced.
     """
 
-    kinds = ("unreduced-gradient",)
+    uses: int = 0
+    kinds = ("unreduced-gradient", "wrong-scale")
     why = (
-        "A tied weight has a copy on each of several stages, and nothing summed the copies' gradients: they start "
-        "equal and drift apart"
+        "A tied weight has a copy on each of several stages, and {uses:?the mean of the copies' gradients was taken in "
+        "place of their sum|nothing summed the copies' gradients: they start equal and drift apart}"
     )
     how = (
-        "after backward, all_reduce the gradients of both with ReduceOp.SUM over a group of the ranks that have them; "
-        "start from equal weights"
+        "after backward, all_reduce the gradients of all copies with ReduceOp.SUM over a group of the ranks that have "
+        "them{uses:?, and do not divide by {uses}|; start from equal weights}"
     )
     references = ("Megatron-LM#299",)
 
 
-@dataclass(frozen=True)
-class AveragedTiedGradients(Cause):
-    """The gradients of a tied weight's copies are averaged instead of summed.
-
-    The reduction between the copies uses the average that is right for data parallelism. The copies stay equal, so
-    only the size of the gradient is wrong.
-    """
-
-    uses: int
-    kinds = ("wrong-scale",)
-    why = (
-        "A tied weight has a copy on each of several stages; its gradient is the sum of those of all uses, and their "
-        "mean was taken"
-    )
-    how = "all_reduce the gradients of the copies with ReduceOp.SUM, and do not divide by {uses}"
-    references = ("Megatron-LM#299",)
-
-
-@dataclass(frozen=True)
 class TiedShardsMisaligned(Cause):
     """The gradients of a tied weight's copies are reduced although their shards do not match.
 
@@ -264,64 +211,52 @@ class TiedShardsMisaligned(Cause):
     references = ("Megatron-LM#299",)
 
 
-@dataclass(frozen=True)
 class RepeatedMicroBatch(Cause):
-    """Some micro-batches are run several times in place of others.
+    """Some micro-batches, or parts of the batch, are run several times in place of others.
 
-    An index does not advance, or a send buffer is read before it is filled again. The number of micro-batches is right,
-    so the schedule and the loss look normal.
+    An index does not advance, or a buffer is sent or read before it is filled again. The number of micro-batches and
+    of rows is right, so the schedule and the loss look normal.
+
+    Attributes:
+        batches: The micro-batches, if they are known.
+        times: How often one micro-batch is there, if all are one; else 0.
     """
 
-    batches: tuple[int, ...]
+    batches: tuple[int, ...] = ()
+    times: int = 0
     kinds = ("wrong-value",)
     why = (
-        "Micro-batch {batches}, counted from 0, was run in place of others: the same rows were passed, or sent to the "
-        "next stage, several times"
+        "{batches:?Micro-batch {batches:8}, counted from 0, was run in place of others|{times:?The step ran {times} "
+        "micro-batches, and all of them were the same|One part of the batch was computed several times in place of "
+        "different ones}}: an index that does not advance, a micro-batch that is passed or sent again, or a buffer "
+        "that is read too early"
     )
-    how = "pass every micro-batch once; look at the index, and at a buffer that is sent before it is filled again"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the micro-batches."""
-        return self.why.format(batches=listed(self.batches, MAX_LISTED))
+    how = (
+        "pass and send every micro-batch once: look at the index, and wait for a receive before its buffer is read or "
+        "used for the next"
+    )
 
 
-@dataclass(frozen=True)
-class OnlyLastMicroBatch(Cause):
-    """Only the last micro-batch counts in the gradients.
-
-    Gradients are zeroed or overwritten before each micro-batch's backward, so accumulation accumulates nothing. The
-    losses of all micro-batches are still right.
-    """
-
-    kinds = ("wrong-value",)
-    why = "Only the last micro-batch counts: gradients were zeroed, or overwritten, before each one's backward"
-    how = "call zero_grad() once, before the first micro-batch; let backward() add to .grad"
-
-
-@dataclass(frozen=True)
 class LostMicroBatches(Cause):
-    """Some micro-batches do not count in the gradients.
+    """Some micro-batches do not count in the gradients, often all but the last.
 
-    `zero_grad()` or an optimizer's step comes between them, or their backward never runs. The gradient has the right
-    shape and a plausible size.
+    `zero_grad()` or an optimizer's step comes between them, a gradient is overwritten, or their backward never runs.
+    The gradient has the right shape and a plausible size, and all losses are right.
+
+    Attributes:
+        batches: The micro-batches; empty if only the last one counts.
     """
 
-    batches: tuple[int, ...]
+    batches: tuple[int, ...] = ()
     kinds = ("wrong-value",)
     why = (
-        "Micro-batches {batches}, counted from 0, do not count: zero_grad() or an optimizer's step came after them, or "
-        "their backward did not run"
+        "{batches:?Micro-batches {batches:8}, counted from 0, do not count: zero_grad() or an optimizer's step came "
+        "after them, or their backward did not run|Only the last micro-batch counts: gradients were zeroed, or "
+        "overwritten, before each one's backward}"
     )
-    how = "call zero_grad() once, before the first micro-batch, and backward() for each"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the micro-batches."""
-        return self.why.format(batches=listed(self.batches, MAX_LISTED))
+    how = "call zero_grad() once, before the first micro-batch, and backward() for each, which adds to .grad"
 
 
-@dataclass(frozen=True)
 class MicroBatchesReducedAgain(Cause):
     """Gradients are reduced after every micro-batch, so earlier ones are summed again each time.
 
@@ -345,7 +280,6 @@ class MicroBatchesReducedAgain(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UnequalMicroBatches(Cause):
     """Micro-batches count with different weights in the gradients.
 

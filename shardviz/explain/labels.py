@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.order import Disorder
 from shardviz.explain.splits import FUSED_QKV
 
 
-@dataclass(frozen=True)
 class GuessedGlobalShape(Disorder):
     """A DTensor's global shape is the local shape times the ranks, and that is wrong.
 
@@ -27,23 +24,13 @@ class GuessedGlobalShape(Disorder):
     is_placed: bool = False
     disorder: Disorder | None = None
     kinds = ("wrong-shape",)
-    why = "DTensor.from_local takes the local shape times the ranks for the global shape"
-    how = "give from_local shape={shape} and stride={stride}"
-
-    @property
-    def cause(self) -> str:
-        """What went wrong; the disorder of the elements first, as it came first."""
-        return self.why if self.disorder is None else f"{self.disorder.cause}; {self.why}"
-
-    @property
-    def remedy(self) -> str:
-        """The shape to give; and the fix of the disorder, or another way if the elements were not placed."""
-        if self.disorder is not None:
-            return f"{super().remedy}; {self.disorder.fix}"
-        return super().remedy if self.is_placed else f"{super().remedy}, or use distribute_tensor on the whole tensor"
+    why = "{disorder:?{disorder.cause}; }DTensor.from_local takes the local shape times the ranks for the global shape"
+    how = (
+        "give from_local shape={shape} and stride={stride}{disorder:?; {disorder.fix}|{is_placed:?|, or use "
+        "distribute_tensor on the whole tensor}}"
+    )
 
 
-@dataclass(frozen=True)
 class PaddedAfterBuild(Disorder):
     """A tensor was padded between building the model and sharding it.
 
@@ -54,16 +41,10 @@ class PaddedAfterBuild(Disorder):
     built: tuple[int, ...]
     padded: tuple[int, ...]
     kinds = ("wrong-shape",)
-    why = "It was padded from {built} to {padded} after the model was built"
+    why = "It was padded from {built:list} to {padded:list} after the model was built"
     how = "pad in build(), before weights are stamped and saved in that shape, or cut the padding off"
 
-    @property
-    def cause(self) -> str:
-        """What was padded, with the shapes as lists."""
-        return self.why.format(built=list(self.built), padded=list(self.padded))
 
-
-@dataclass(frozen=True)
 class RankDependentDtype(Disorder):
     """Some ranks have a tensor in another dtype than most.
 
@@ -77,7 +58,6 @@ class RankDependentDtype(Disorder):
     how = "cast to torch.{dtype} on every rank before the model is sharded"
 
 
-@dataclass(frozen=True)
 class RankDependentPlacements(Disorder):
     """Ranks of one mesh disagree on the placements of a tensor.
 
@@ -90,7 +70,6 @@ class RankDependentPlacements(Disorder):
     how = "give every rank of the mesh the same placements"
 
 
-@dataclass(frozen=True)
 class AnotherChunking(Disorder):
     """Local shapes are not those that the placements give.
 
@@ -103,7 +82,6 @@ class AnotherChunking(Disorder):
     how = "cut the shards with torch.chunk or distribute_tensor"
 
 
-@dataclass(frozen=True)
 class FusedWeightSplit(Disorder):
     """A fused weight was split as one dim, but the model reads a part of each segment.
 
@@ -125,20 +103,12 @@ class FusedWeightSplit(Disorder):
     )
     how = (
         "give each of the {num_segments} segments a Linear of its own, or put the rows in rank order before they are "
-        "split"
+        "split{placements:?, or use distribute_tensor(weight, mesh, {placements}) and not ColwiseParallel|; FSDP2 "
+        "splits what is left to a rank as one: expect {under_fsdp}}"
     )
     references = FUSED_QKV
 
-    @property
-    def remedy(self) -> str:
-        """What to change, with the placements or the layout that say it."""
-        if self.placements:
-            by_hand = f"use distribute_tensor(weight, mesh, {self.placements}) and not ColwiseParallel"
-            return f"{super().remedy}, or {by_hand}"
-        return f"{super().remedy}; FSDP2 splits what is left to a rank as one: expect {self.under_fsdp}"
 
-
-@dataclass(frozen=True)
 class Unintended(Disorder, abstract=True):
     """A tensor whose layout is consistent, and not the intended one.
 
@@ -150,14 +120,7 @@ class Unintended(Disorder, abstract=True):
     held: str
     placements: str
 
-    @property
-    def remedy(self) -> str:
-        """What to change: the tensor, or the intention."""
-        by = f", by {self.placements}" if self.placements else " by hand"
-        return self.how.format(by=by, held=self.held)
 
-
-@dataclass(frozen=True)
 class OmittedByPlan(Unintended):
     """Every rank has the whole tensor, which was meant to be split.
 
@@ -167,10 +130,9 @@ class OmittedByPlan(Unintended):
 
     kinds = ("wrong-placement",)
     why = "Nothing splits this tensor: no entry of the plan matches its name, or the module was left out"
-    how = "split it{by}, or expect {held}"
+    how = "split it{placements:?, by {placements}| by hand}, or expect {held}"
 
 
-@dataclass(frozen=True)
 class SplitAgainstIntent(Unintended):
     """The tensor is split, but every rank was meant to have all of it.
 
@@ -179,10 +141,9 @@ class SplitAgainstIntent(Unintended):
 
     kinds = ("wrong-placement",)
     why = "The plan shards this tensor, and its author expects all of it on every rank"
-    how = "keep it whole{by}, or expect {held}"
+    how = "keep it whole{placements:?, by {placements}| by hand}, or expect {held}"
 
 
-@dataclass(frozen=True)
 class AnotherPlan(Disorder):
     """The tensor is split, in another way than intended.
 
@@ -191,24 +152,20 @@ class AnotherPlan(Disorder):
 
     Attributes:
         held: The layout that it has.
-        placements: The placements that would make it as intended, empty if torch has none; None if nothing ran yet.
+        placements: The placements that would make it as intended; empty if torch has none.
+        is_planned: Whether it is a plan, of which nothing ran yet.
     """
 
     held: str
-    placements: str | None = None
+    placements: str = ""
+    is_planned: bool = False
     kinds = ("wrong-placement",)
     why = "The plan shards this tensor in another way than its author expects"
-    how = "{change}, or expect {held}"
-
-    @property
-    def remedy(self) -> str:
-        """What to change: the plan, or the intention."""
-        by = f", by {self.placements}" if self.placements else " by hand"
-        change = "change how it is parallelized" if self.placements is None else f"split it{by}"
-        return self.how.format(change=change, held=self.held)
+    how = (
+        "{is_planned:?change how it is parallelized|split it{placements:?, by {placements}| by hand}}, or expect {held}"
+    )
 
 
-@dataclass(frozen=True)
 class UnevenPlan(Disorder):
     """A rank of a plan would hold another shape than its placements give.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 
 TO_LOAD = (
@@ -12,7 +10,6 @@ TO_LOAD = (
 )
 
 
-@dataclass(frozen=True)
 class StateLostInLoad(Cause):
     """The optimizer lacks a state after a load that it had when it was saved.
 
@@ -27,7 +24,6 @@ class StateLostInLoad(Cause):
     how = TO_LOAD
 
 
-@dataclass(frozen=True)
 class StateOfStatelessParameter(Cause):
     """The optimizer has a state after a load of a parameter that had none when it was saved.
 
@@ -40,7 +36,6 @@ class StateOfStatelessParameter(Cause):
     how = TO_LOAD
 
 
-@dataclass(frozen=True)
 class StepLostInLoad(Cause):
     """The optimizer's number of steps is not the saved one after a load.
 
@@ -52,7 +47,6 @@ class StepLostInLoad(Cause):
     how = "save the whole state of each parameter, with its numbers, and load all of it"
 
 
-@dataclass(frozen=True)
 class SettingLostInLoad(Cause):
     """A hyperparameter of the optimizer is not the saved one after a load.
 
@@ -64,7 +58,6 @@ class SettingLostInLoad(Cause):
     how = "save and load param_groups beside the state; if the new run is to set its own, leave 'setting' out of `of`"
 
 
-@dataclass(frozen=True)
 class TieLostInLoad(Cause):
     """Two names shared storage before a load and do not afterwards.
 
@@ -76,7 +69,6 @@ class TieLostInLoad(Cause):
     how = "load in place, or tie them again after the load, before the optimizer is made"
 
 
-@dataclass(frozen=True)
 class ReplacedParameters(Cause):
     """The optimizer steps tensors that are not the model's any more.
 
@@ -91,7 +83,6 @@ class ReplacedParameters(Cause):
     how = "load the model before the optimizer is made, or load in place: copy_ into the parameters that are there"
 
 
-@dataclass(frozen=True)
 class ThawedByLoad(Cause):
     """A parameter is trained after a load and was frozen before, or the other way round.
 
@@ -103,7 +94,6 @@ class ThawedByLoad(Cause):
     how = "load in place, or set requires_grad again after the load, before the optimizer is made"
 
 
-@dataclass(frozen=True)
 class NameLostInLoad(Cause):
     """The model lacks a tensor after a load that it had before.
 

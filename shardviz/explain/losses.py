@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import number
 from shardviz.explain.step import UNEXPLAINED
-from shardviz.text import continued
 
 
-@dataclass(frozen=True)
 class UnexplainedLoss(Cause):
     """The loss is wrong although the outputs are right, and no rule explains it.
 
@@ -29,32 +25,16 @@ class UnexplainedLoss(Cause):
     why = (
         f"{UNEXPLAINED}, although the outputs are right: a mean of means where ranks or micro-batches count unequal "
         "numbers of tokens or rows, or labels or masks that were shifted or padded after they were cut"
+        "{reordered:?; or labels in another order than the tokens, which {reordered} has in an order of their own}"
+        "{or_else:?; or: {or_else.cause:continued}}"
     )
     how = (
-        "divide each sum by the number of tokens of all ranks, all_reduced, or of all micro-batches; shift labels "
-        "before they are cut"
+        "{reordered:?cut and order the labels with the same positions as the tokens; }divide each sum by the number of "
+        "tokens of all ranks, all_reduced, or of all micro-batches; shift labels before they are cut"
+        "{or_else:?; {or_else.fix}}"
     )
 
-    @property
-    def cause(self) -> str:
-        """The cause, with the order of labels if tokens are reordered."""
-        cause = self.why
-        if self.reordered:
-            cause += (
-                f"; or labels in another order than the tokens, which {self.reordered} has in an order of their own"
-            )
-        return cause if self.or_else is None else f"{cause}; or: {continued(self.or_else.cause)}"
 
-    @property
-    def fix(self) -> str:
-        """The fix, with the order of labels if tokens are reordered."""
-        fix = self.how
-        if self.reordered:
-            fix = f"cut and order the labels with the same positions as the tokens; {fix}"
-        return fix if self.or_else is None else f"{fix}; {self.or_else.fix}"
-
-
-@dataclass(frozen=True)
 class UnexplainedValue(Cause):
     """A logged value is wrong although the outputs are right, and no rule explains it.
 
@@ -66,38 +46,33 @@ class UnexplainedValue(Cause):
 
     or_else: Cause | None = None
     kinds = ("wrong-value",)
-    why = f"{UNEXPLAINED}, although the outputs are right"
-    how = "look at the parts it is computed from: each counts once, over the axes that split it and no others"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the second one."""
-        return self.why if self.or_else is None else f"{self.why}; or: {continued(self.or_else.cause)}"
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the second one's."""
-        return self.how if self.or_else is None else f"{self.how}; {self.or_else.fix}"
+    why = UNEXPLAINED + ", although the outputs are right{or_else:?; or: {or_else.cause:continued}}"
+    how = (
+        "look at the parts it is computed from: each counts once, over the axes that split it and no others"
+        "{or_else:?; {or_else.fix}}"
+    )
 
 
-@dataclass(frozen=True)
-class RepeatedExponentials(Cause):
-    """A cross entropy over a split vocabulary counts every part of it several times.
+class MiscountedExponentials(Cause):
+    """A cross entropy over a split vocabulary counts its exponentials several times, or averages them.
 
-    The sum of exponentials is reduced although each rank has all words, or reduced twice. The loss is too large by a
-    constant, which training curves do not show.
+    Each rank has the exponentials of its own words, and they are added once. A sum over ranks that have all words, a
+    second sum or an average makes the loss wrong by a constant, which training curves do not show.
 
     Attributes:
-        size: How many times each part counts.
+        size: How many ranks were summed or averaged over.
         axes: The axes of this size.
+        is_repeated: Whether each part counts several times; else the sum was averaged.
     """
 
     size: int
     axes: str
+    is_repeated: bool
     kinds = ("wrong-value",)
     why = (
-        "The loss is too large by log({size}), and {size} is the size of {axes}: the sum of exponentials of the "
-        "softmax counts every part of the vocabulary {size} times"
+        "The loss is too {is_repeated:?large|small} by log({size}) = {log:.5g}, and {size} is the size of {axes}: the "
+        "sum of exponentials of the softmax {is_repeated:?counts every part of the vocabulary {size} times|is divided "
+        "by {size}: averaged over ranks, not summed}"
     )
     how = (
         "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, where each rank has its own words; "
@@ -105,39 +80,11 @@ class RepeatedExponentials(Cause):
     )
 
     @property
-    def cause(self) -> str:
-        """The cause, with the logarithm."""
-        return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
+    def log(self) -> float:
+        """How far off the loss is."""
+        return math.log(self.size)
 
 
-@dataclass(frozen=True)
-class AveragedExponentials(Cause):
-    """A cross entropy over a split vocabulary averages its exponentials instead of adding them.
-
-    Each rank has the exponentials of its own words. Their average makes the loss too small by a constant, which
-    training curves do not show.
-
-    Attributes:
-        size: How many ranks were averaged over.
-        axes: The axes of this size.
-    """
-
-    size: int
-    axes: str
-    kinds = ("wrong-value",)
-    why = (
-        "The loss is too small by log({size}), and {size} is the size of {axes}: the sum of exponentials of the "
-        "softmax is divided by {size}: averaged over ranks, not summed"
-    )
-    how = RepeatedExponentials.how
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the logarithm."""
-        return super().cause.replace(",", f" = {number(math.log(self.size))},", 1)
-
-
-@dataclass(frozen=True)
 class PartialVocabularyLoss(Cause):
     """The loss is computed from one shard of the outputs, such as a part of the vocabulary.
 
@@ -158,24 +105,6 @@ class PartialVocabularyLoss(Cause):
     )
 
 
-@dataclass(frozen=True)
-class PartialVocabularyValue(Cause):
-    """A logged value is computed from one shard of the outputs, or counts copies more than once.
-
-    An argmax, a maximum or a count over a shard is not that of the whole. Each rank gets a plausible number.
-    """
-
-    axes: str
-    kinds = ("wrong-value",)
-    why = (
-        "Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
-        "outputs: the value is of a rank's own part only, as an argmax, a maximum or a count over a shard is, or "
-        "counts parts that are copies more than once"
-    )
-    how = "compute it of the whole: gather the shards over {axes} first, or reduce what is computed of each part"
-
-
-@dataclass(frozen=True)
 class FunctionBeforeMean(Cause):
     """A function of the loss, such as its exponential, is averaged instead of the loss.
 
@@ -190,76 +119,96 @@ class FunctionBeforeMean(Cause):
     how = "average the losses over {axes} first, then take {function}"
 
 
-@dataclass(frozen=True)
 class MeanOfMeans(Cause):
     """The loss is the mean of the ranks' means, which is not the mean over the whole batch.
 
-    Ranks whose parts have fewer counted labels weigh each of them more. With equal outputs on both sides the loss and
-    all gradients are still a little off.
+    Ranks whose parts have fewer counted labels weigh each of them more, in the loss and in the averaged gradients.
+    Every number is finite and nearly right.
     """
 
-    kinds = ("wrong-value",)
+    kinds = ("wrong-value", "wrong-scale")
     why = (
         "The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels that "
         "are not ignored, tokens, weights), and these counts are unequal"
     )
     how = (
-        "where it should be the whole batch's, divide each rank's sum by the count of all ranks, all_reduced, and "
-        "multiply by the number of ranks; gradients were compared over the parts"
+        "divide each rank's sum by the count of all ranks, all_reduced, and multiply by the number of ranks over which "
+        "gradients are averaged"
     )
 
 
-@dataclass(frozen=True)
 class ScalarNotReduced(Cause):
-    """Ranks log their own part of a value, and a reduction over an axis gives the right one.
+    """Ranks log their own part of a value, and a reduction over an axis is missing.
 
     `.item()` of a DTensor with a Partial placement reads the local term and asks nobody. Rank 0's log then shows one
-    rank's contribution.
+    rank's contribution, which looks plausible.
 
     Attributes:
         axes: The axes over which a reduction is missing.
-        op: The reduction, as torch calls it.
+        op: The reduction, as torch calls it; empty if it is not known.
     """
 
     axes: str
-    op: str
-    kinds = ("unreduced-scalar",)
-    why = ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part only"
-    how = (
-        "all_reduce the value over {axes} with ReduceOp.{op} before it is logged; of a DTensor, log "
-        "full_tensor().item()"
-    )
-    references = ("pytorch#144054",)
-
-
-@dataclass(frozen=True)
-class ScalarOfPart(Cause):
-    """Ranks log different values, and no reduction of them gives the right one.
-
-    The value is a function of the whole that does not split into parts, such as a softmax or an accuracy over a
-    shard.
-    """
-
-    axes: str
+    op: str = ""
     kinds = ("unreduced-scalar",)
     why = (
-        "Each rank computes it from its own part, and no sum or mean makes up for that: a softmax or an accuracy over "
-        "a shard; or .item() of a DTensor that is not whole"
+        ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part "
+        "only{op:?|; or the number is each rank's own by nature}"
     )
-    how = "compute it of the whole: gather the shards over {axes} first, or use loss_parallel() and full_tensor()"
+    how = (
+        "all_reduce the value over {axes}{op:? with ReduceOp.{op}} before it is logged; of a DTensor, log "
+        "full_tensor().item(){op:?|; leave out of the step's log what is meant to differ}"
+    )
     references = ("pytorch#144054",)
 
 
-@dataclass(frozen=True)
-class NormOfPart(Cause):
-    """Each rank logs the norm of what it holds, not that of the whole.
+class ScalarOfPart(Cause):
+    """A logged value is computed from one shard, and no reduction of the parts gives the right one.
 
-    Norms of local shards need a sum of squares over the ranks before the root. Each rank's own norm is a plausible
-    number, only smaller.
+    An argmax, a maximum, a count or an accuracy over a shard is not that of the whole. Each rank gets a plausible
+    number.
+
+    Attributes:
+        axes: The axes that split, or may split, what it is computed from.
+        is_same_batch: Whether ranks along them have the same batch, so that parts may also be copies.
     """
 
     axes: str
-    kinds = ("unreduced-scalar",)
-    why = "A norm was taken of what each rank holds only"
-    how = "all_reduce the sum of squares over {axes} before the root, as clip_grad_norm_ does for DTensors"
+    is_same_batch: bool = False
+    kinds = ("unreduced-scalar", "wrong-value")
+    why = (
+        "{is_same_batch:?Ranks along {axes} have the same batch, and what they may split is the vocabulary or another "
+        "dim of the outputs: the value is of a rank's own part only, as an argmax, a maximum or a count over a shard "
+        "is, or counts parts that are copies more than once|Each rank computes it from its own part, and no sum or "
+        "mean makes up for that: a softmax or an accuracy over a shard; or .item() of a DTensor that is not whole}"
+    )
+    how = (
+        "compute it of the whole: gather the shards over {axes} first, or {is_same_batch:?reduce what is computed of "
+        "each part|use loss_parallel() and full_tensor()}"
+    )
     references = ("pytorch#144054",)
+
+
+class NormOfPart(Cause):
+    """The norm of a rank's own part is logged, or a sum or mean of such norms, and not that of the whole.
+
+    Each rank takes the root of its own squares. Norms do not add up, only squares do. A rank's own norm is a plausible
+    number, only smaller; if the roots are reduced, all ranks log the same wrong one.
+
+    Attributes:
+        axes: The axes that split what the norm is of.
+        is_reduced: Whether the roots were reduced over them.
+    """
+
+    axes: str
+    is_reduced: bool = False
+    kinds = ("unreduced-scalar", "wrong-scale")
+    why = (
+        "{is_reduced:?Each rank took the root of the squares of its own parts, and the roots were reduced over "
+        "{axes}|A norm was taken of what each rank holds only}"
+    )
+    how = (
+        "all_reduce the sum of squares over {axes} with ReduceOp.SUM, and take the root once, after it; "
+        "torch.nn.utils.get_total_norm does so for DTensors"
+    )
+    references = ("pytorch#144054", "RLinf#1558")

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import SizeOfAxes
 from shardviz.explain.step import UNEXPLAINED
 
 
-@dataclass(frozen=True)
 class UnsummedModule(Cause):
     """A module returns one term of a sum on each rank, and the next reads it as the whole.
 
-    In other layers the terms are summed, so in this one the sum was left out. Terms have the shape of the sum.
+    In other layers the terms are summed, or their sum is the unsharded model's output, so here the sum was left out.
+    Terms have the shape of the sum.
 
     Attributes:
         module: The module that returns the terms.
         reader: The module that reads them.
         axis: The axis along which they are.
+        is_sure: Whether other layers sum them; else their sum fits, and the reader is the first wrong module.
     """
 
     module: str
     reader: str
     axis: str
-    kinds = ("unreduced-output",)
+    is_sure: bool = True
+    kinds = ("unreduced-output", "wrong-value")
     why = (
-        "The output of {module} was not summed over {axis}: each rank multiplied its own part of the features, and "
-        "{reader} reads one rank's terms as if they were the whole"
+        "{is_sure:?The output of {module} was not summed over {axis}: each rank multiplied its own part of the "
+        "features, and {reader} reads one rank's terms as if they were the whole|"
+        f"{UNEXPLAINED}"
+        ": the sum over {axis} of the output of {module} is the unsharded model's, and {reader}, which reads it, is "
+        "the first module whose output is not}"
     )
     how = (
         "all_reduce the output of {module} over {axis} before {reader} reads it, in a function whose backward hands "
@@ -35,7 +37,6 @@ class UnsummedModule(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UngatheredInput(Cause):
     """A module computes with a rank's own part alone, and its result needs the other parts.
 
@@ -63,7 +64,6 @@ class UngatheredInput(Cause):
     )
 
 
-@dataclass(frozen=True)
 class UnexplainedModule(Cause):
     """A module goes wrong although its inputs are right, and no rule explains how.
 
@@ -80,20 +80,12 @@ class UnexplainedModule(Cause):
     axis: str = ""
     kinds = ("wrong-value",)
     why = UNEXPLAINED + " in {module}, although its inputs are right"
-    how = "look at {module} first: where it differs from the unsharded model, and the collectives in it"
-
-    @property
-    def fix(self) -> str:
-        """Where to look first."""
-        if not self.summed:
-            return super().fix
-        return (
-            f"look at {self.module} first: check that it sums the output of {self.summed} over {self.axis} before it "
-            "uses it, and then how it uses the sum"
-        )
+    how = (
+        "look at {module} first: {summed:?check that it sums the output of {summed} over {axis} before it uses it, and "
+        "then how it uses the sum|where it differs from the unsharded model, and the collectives in it}"
+    )
 
 
-@dataclass(frozen=True)
 class UnexplainedBetweenModules(Cause):
     """A gradient goes wrong on its way between two modules, and no rule explains how.
 
@@ -115,7 +107,6 @@ class UnexplainedBetweenModules(Cause):
     how = "look at what is done with the output of {module} before {after}, and at what comes back for it"
 
 
-@dataclass(frozen=True)
 class UnexplainedModuleBackward(Cause):
     """A module is given the right gradient and gives back a wrong one, and no rule explains how.
 
@@ -134,7 +125,6 @@ class UnexplainedModuleBackward(Cause):
     )
 
 
-@dataclass(frozen=True)
 class ScaledByMicroBatches(Cause):
     """What stages send each other is scaled by the number of micro-batches, as the loss is.
 
@@ -154,18 +144,12 @@ class ScaledByMicroBatches(Cause):
     is_divided: bool
     kinds = ("wrong-scale",)
     why = (
-        "What goes through {module} in {direction} is multiplied by {parts}, the number of micro-batches, once more "
-        "than the loss is"
+        "What goes through {module} in {direction} is {is_divided:?divided|multiplied} by {parts}, the number of "
+        "micro-batches, once more than the loss is"
     )
     how = "divide the loss by {parts} and nothing else: not what is sent between stages"
 
-    @property
-    def cause(self) -> str:
-        """The cause, with what is done."""
-        return super().cause.replace("is multiplied by", "is divided by") if self.is_divided else super().cause
 
-
-@dataclass(frozen=True)
 class ScaledBetweenModules(Cause):
     """An output is multiplied by a number on its way to the next module.
 
@@ -187,42 +171,59 @@ class ScaledBetweenModules(Cause):
     how = "look at the code between {after} and {module} that sends, receives or divides"
 
 
-@dataclass(frozen=True)
-class RepeatedForwardSum(SizeOfAxes):
+class RepeatedForwardSum(Cause):
     """A module sums over ranks what is the whole value already.
 
     Its weights were never split, or another layer has summed before. The output is too large by the size of the axis.
+
+    Attributes:
+        module: The module; empty if it is not known.
+        axes: The axes whose size is the factor; empty if it is no axis's.
+        vector: A vector, usually a bias, that is added afterwards and is right.
     """
 
     module: str
     axes: str
+    vector: str = ""
     kinds = ("wrong-scale",)
     why = (
-        "{module} sums over {axes} what is the whole sum already, or was never split, or scales by a number that "
-        "changes when it is sharded"
+        "{vector:?The tensor that {vector} is added to was already the whole sum when it was summed over {axes} again, "
+        "or every rank along {axes} has the whole of it and not its own terms|{module} sums{axes:? over {axes}} what "
+        "is the whole sum already, or was never split, or scales by a number that changes when it is sharded}"
     )
-    how = "sum over {axes} once, of parts that differ from rank to rank; look at {module} for what else multiplies"
+    how = (
+        "sum{axes:? over {axes}} once, of parts that differ from rank to rank{vector:?; add {vector} after the sum|; "
+        "look at {module} for what else multiplies}"
+    )
 
 
-@dataclass(frozen=True)
-class AveragedForward(SizeOfAxes):
+class AveragedForward(Cause):
     """A module averages the terms of a sum, or keeps one of several equal contributions.
 
     The reduction takes the mean, or a division by a local size is left in the module. The output is too small by
     a constant factor.
+
+    Attributes:
+        module: The module; empty if it is not known.
+        axes: The axes whose size is the divisor; empty if it is no axis's.
+        vector: A vector, usually a bias, that is added afterwards and is right.
     """
 
     module: str
     axes: str
+    vector: str = ""
     kinds = ("wrong-scale",)
     why = (
-        "{module} averages over {axes} the terms of a sum, or has one of several equal contributions, or divides by a "
-        "number that changes when it is sharded"
+        "{vector:?The ranks' terms were averaged over {axes} where they are summed, and {vector} was added "
+        "afterwards|{module} averages{axes:? over {axes}} the terms of a sum, or has one of several equal "
+        "contributions, or divides by a number that changes when it is sharded}"
     )
-    how = "sum over {axes} and do not divide; look at {module} for what else divides"
+    how = (
+        "sum{axes:? over {axes}} and do not divide{vector:?; add {vector} after the sum|; look at {module} for what "
+        "else divides}"
+    )
 
 
-@dataclass(frozen=True)
 class UnlikeLayers(Cause):
     """One layer's weight is in another order than the same weight of the other layers.
 
@@ -244,7 +245,6 @@ class UnlikeLayers(Cause):
     how = "cut {tensor} as the other layers' are cut; if the order is meant, put that tensor in the same order"
 
 
-@dataclass(frozen=True)
 class StatisticsOfPart(Cause):
     """Ranks normalize by the mean or variance of their own part.
 
@@ -264,7 +264,6 @@ class StatisticsOfPart(Cause):
     )
 
 
-@dataclass(frozen=True)
 class NormOfSplitFeatures(Cause):
     """A norm whose features are split takes each rank's statistics of its own features.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shardviz.explain.cause import Cause
 from shardviz.text import counted, printable
 
-WRITE_AGAIN = "write {file} again, from the step of the others"
+WRITE_AGAIN = "write {odd.file} again, from the step of the others"
 NOT_TRAINED = "its rank did not load or train its parts"
 
 
@@ -36,21 +36,24 @@ class OddFile:
         """The file's name, as it is printed."""
         return printable(self.name)
 
-    def among_others(self, side: str, other: str) -> str:
-        """Say that it is the odd file of a side, without the end of the sentence.
+    @property
+    def some_parts(self) -> str:
+        """How many of its parts differ: `all 4`, `3 of 4`."""
+        return f"all {self.parts:,}" if self.odd == self.parts else f"{self.odd:,} of {self.parts:,}"
 
-        Args:
-            side: What its side is called: `second`, `checkpoint`.
-            other: What the other side is called.
-        """
-        rest = counted(self.others, "other file")
-        if not self.differs:
-            return f"Everything in {self.file} of the {side} is as in the {other}, and most of its {rest} is not"
-        parts = f"all {self.parts:,}" if self.odd == self.parts else f"{self.odd:,} of {self.parts:,}"
-        return f"All that differs is in {self.file} of the {side}, {parts} parts of it, and nothing in its {rest}"
+    @property
+    def other_files(self) -> str:
+        """How many other files there are."""
+        return counted(self.others, "other file")
 
 
-@dataclass(frozen=True)
+AMONG_OTHERS = (
+    "{odd.differs:?All that differs is in {odd.file} of the {side}, {odd.some_parts} parts of it, and nothing in its "
+    "{odd.other_files}|Everything in {odd.file} of the {side} is as in the {other}, and most of its {odd.other_files} "
+    "is not}"
+)
+
+
 class FileOfAnotherSave(Cause):
     """All differences between two checkpoints are in one file of one of them.
 
@@ -58,34 +61,21 @@ class FileOfAnotherSave(Cause):
     left from an earlier save, or its rank did not take part. The shapes are the same, and it loads.
 
     Attributes:
-        file: The file's name, as it is printed.
         odd: The file, with what was compared.
         side: What its side is called.
         other: What the other side is called.
         ranks: The ranks of a job that may not have loaded it; empty between two checkpoints.
     """
 
-    file: str
     odd: OddFile
     side: str
     other: str
     ranks: str = ""
     kinds = ("wrong-value",)
-    how = WRITE_AGAIN
-
-    @property
-    def cause(self) -> str:
-        """The file, and what it may be."""
-        instead = f"{self.ranks} did not load it" if self.ranks else NOT_TRAINED
-        return f"{self.odd.among_others(self.side, self.other)}: that file is of another save, or {instead}."
-
-    @property
-    def fix(self) -> str:
-        """Write the file again, or load it."""
-        return super().fix + (f", or load it on {self.ranks}" if self.ranks else "")
+    why = AMONG_OTHERS + ": that file is of another save, or {ranks:?{ranks} did not load it|" + NOT_TRAINED + "}."
+    how = WRITE_AGAIN + "{ranks:?, or load it on {ranks}}"
 
 
-@dataclass(frozen=True)
 class FileOfOtherSide(Cause):
     """One file is equal in two checkpoints of which most other files differ.
 
@@ -93,26 +83,19 @@ class FileOfOtherSide(Cause):
     its rank did not write in one of them.
 
     Attributes:
-        file: The file's name, as it is printed.
         odd: The file, with what was compared.
         side: What its side is called.
         other: What the other side is called, whose save it is of.
     """
 
-    file: str
     odd: OddFile
     side: str
     other: str
     kinds = ("wrong-value",)
+    why = AMONG_OTHERS + ": that file is of the {other}'s save."
     how = WRITE_AGAIN
 
-    @property
-    def cause(self) -> str:
-        """The file, and whose it is."""
-        return f"{self.odd.among_others(self.side, self.other)}: that file is of the {self.other}'s save."
 
-
-@dataclass(frozen=True)
 class FileOnEitherSide(Cause):
     """All differences between two checkpoints are in one file, in both of them.
 
@@ -131,20 +114,13 @@ class FileOnEitherSide(Cause):
     other: str
     twin: str
     kinds = ("wrong-value",)
+    why = AMONG_OTHERS + "; so it is in {twin} of the first: one of the two is of another save, or " + NOT_TRAINED + "."
     how = (
         "shardviz check each: where steps of the optimizer differ between files, it names the file; then write that "
         "one again, from the step of the others"
     )
 
-    @property
-    def cause(self) -> str:
-        """Both files, and that one of them is odd."""
-        twin = f"so it is in {self.twin} of the first"
-        between = self.odd.among_others(self.side, self.other)
-        return f"{between}; {twin}: one of the two is of another save, or {NOT_TRAINED}."
 
-
-@dataclass(frozen=True)
 class FileOfAnotherStep(Cause):
     """One file of a checkpoint has what a checkpoint of another step has in it.
 
@@ -152,29 +128,21 @@ class FileOfAnotherStep(Cause):
     mixes weights of two steps.
 
     Attributes:
-        file: The file's name, as it is printed.
         odd: The file, with what was compared.
         side: What its side is called.
         other: What the other side is called.
         step: The checkpoint of the other step, as it is printed.
     """
 
-    file: str
     odd: OddFile
     side: str
     other: str
     step: str
     kinds = ("wrong-value",)
+    why = AMONG_OTHERS + ": that file is of {step}, or its rank did not train its parts since."
     how = WRITE_AGAIN
 
-    @property
-    def cause(self) -> str:
-        """The file, and the step that it is of."""
-        known = f"that file is of {self.step}, or its rank did not train its parts since"
-        return f"{self.odd.among_others(self.side, self.other)}: {known}."
 
-
-@dataclass(frozen=True)
 class WholeFileDiffers(Cause):
     """The tensors that differ between two checkpoints are exactly those of one file.
 
@@ -191,25 +159,15 @@ class WholeFileDiffers(Cause):
     file: str
     side: str
     small: int = 0
-    rest: Cause | None = None
+    rest: Cause = Cause()
     kinds = ("wrong-value",)
-    why = "That file is of another save, or its tensors alone were changed."
-    how = "take {file} from the save of the others; compare it with theirs by `shardviz diff`"
-
-    @property
-    def cause(self) -> str:
-        """The file, and what it may be."""
-        but = f" but {self.small:,} of its scales and biases" if self.small else ""
-        where = f"What differs is all of {self.file} of the {self.side}{but}, and nothing of its other files"
-        return f"{where}. {self.rest.cause if self.rest is not None and self.rest.cause else super().cause}"
-
-    @property
-    def fix(self) -> str:
-        """What to do about the known cause, else about the file."""
-        return self.rest.fix if self.rest is not None and self.rest.fix else super().fix
+    why = (
+        "What differs is all of {file} of the {side}{small:? but {small:,} of its scales and biases}, and nothing of "
+        "its other files. {rest.cause:?{rest.cause}|That file is of another save, or its tensors alone were changed.}"
+    )
+    how = "{rest.fix:?{rest.fix}|take {file} from the save of the others; compare it with theirs by `shardviz diff`}"
 
 
-@dataclass(frozen=True)
 class LeftOverFromStep(Cause):
     """A tensor has the values that a checkpoint of an earlier step has.
 
@@ -226,23 +184,16 @@ class LeftOverFromStep(Cause):
     doubt: str = ""
     of_job: bool = False
     kinds = ("write-not-applied",)
-    why = "It was not gathered, written or loaded again after {step}."
-    how = "write it again, from the weights of this step"
-
-    @property
-    def cause(self) -> str:
-        """The step that it is left over from."""
-        if self.of_job:
-            return f"It was not loaded, gathered or written again after {self.step}."
-        return super().cause + _doubt_of(self.doubt)
-
-    @property
-    def fix(self) -> str:
-        """Write it again; if another side may be wrong, find that out first."""
-        return "load or write it again, from this step" if self.of_job else _asking_first(super().fix, self.doubt)
+    why = (
+        "It was not {of_job:?loaded, gathered or written|gathered, written or loaded} again after {step}.{doubt:? Or "
+        "training does not change it, and the {doubt} is wrong: only a third step would show that.}"
+    )
+    how = (
+        "{doubt:?name a third step with --also; then }{of_job:?load or write it again, from this step|write it again, "
+        "from the weights of this step}"
+    )
 
 
-@dataclass(frozen=True)
 class TakenFromLaterStep(Cause):
     """A tensor has the values that a checkpoint of a later step has.
 
@@ -257,30 +208,13 @@ class TakenFromLaterStep(Cause):
     step: str
     doubt: str = ""
     kinds = ("wrong-value",)
-    why = "It was taken from {step}, a later step."
-    how = "write it again, from the weights of this step"
-
-    @property
-    def cause(self) -> str:
-        """The step that it is taken from."""
-        return super().cause + _doubt_of(self.doubt)
-
-    @property
-    def fix(self) -> str:
-        """Write it again; if another side may be wrong, find that out first."""
-        return _asking_first(super().fix, self.doubt)
+    why = (
+        "It was taken from {step}, a later step.{doubt:? Or training does not change it, and the {doubt} is wrong: "
+        "only a third step would show that.}"
+    )
+    how = "{doubt:?name a third step with --also; then }write it again, from the weights of this step"
 
 
-def _doubt_of(side: str) -> str:
-    changes = "Or training does not change it"
-    return f" {changes}, and the {side} is wrong: only a third step would show that." if side else ""
-
-
-def _asking_first(fix: str, doubt: str) -> str:
-    return f"name a third step with --also; then {fix}" if doubt else fix
-
-
-@dataclass(frozen=True)
 class OutlierCheckpoint(Cause):
     """A tensor is the same in an earlier and a later checkpoint, and different in this one.
 
@@ -295,7 +229,6 @@ class OutlierCheckpoint(Cause):
     why = "Only the {side} has it otherwise."
 
 
-@dataclass(frozen=True)
 class NeverLoaded(Cause):
     """A rank's shard is one number throughout, and the checkpoint's is not.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 
 
-@dataclass(frozen=True)
 class OrphanState(Cause):
     """The checkpoint has optimizer state of a parameter that the model in it does not have.
 
@@ -20,7 +17,6 @@ class OrphanState(Cause):
     how = "save both from one state dict, with torch.distributed.checkpoint.state_dict.get_state_dict"
 
 
-@dataclass(frozen=True)
 class MisshapenState(Cause):
     """An optimizer's state does not have the shape of its parameter.
 
@@ -33,7 +29,6 @@ class MisshapenState(Cause):
     how = "save both as DTensors"
 
 
-@dataclass(frozen=True)
 class LostParamGroup(Cause):
     """Parameters have optimizer state, and no parameter group of the checkpoint names them.
 
@@ -46,7 +41,6 @@ class LostParamGroup(Cause):
     how = "save all of optimizer.state_dict()['param_groups'], as get_state_dict does"
 
 
-@dataclass(frozen=True)
 class PartialState(Cause):
     """A parameter lacks one of the states that similar parameters have.
 
@@ -62,7 +56,6 @@ class PartialState(Cause):
     )
 
 
-@dataclass(frozen=True)
 class AbsentState(Cause):
     """A parameter group names a parameter of which the checkpoint has no optimizer state.
 
@@ -75,7 +68,6 @@ class AbsentState(Cause):
     how = "load with care: the optimizer starts this parameter from nothing"
 
 
-@dataclass(frozen=True)
 class NotFiniteState(Cause):
     """An optimizer's moment has nan or infinite values.
 
@@ -88,7 +80,6 @@ class NotFiniteState(Cause):
     how = "resume from an earlier step; skip steps whose gradients are not finite"
 
 
-@dataclass(frozen=True)
 class NegativeSquares(Cause):
     """A mean of squares has negative values.
 
@@ -101,7 +92,6 @@ class NegativeSquares(Cause):
     how = "find out which tensor it is: `shardviz diff` with the step before; do not resume from this one"
 
 
-@dataclass(frozen=True)
 class LostStepCounter(Cause):
     """The optimizer's step is 0 and its moments are not zero.
 
@@ -114,7 +104,6 @@ class LostStepCounter(Cause):
     how = "write the counter of the step that the moments are of: Adam divides by 1 - beta**step"
 
 
-@dataclass(frozen=True)
 class EmptyMoments(Cause):
     """All moments of the optimizer are zero, although it has taken steps.
 
@@ -127,7 +116,6 @@ class EmptyMoments(Cause):
     how = "save them as they are during training, with torch.distributed.checkpoint.state_dict.get_state_dict"
 
 
-@dataclass(frozen=True)
 class MixedStepFiles(Cause):
     """The optimizer's steps in one file are different from those in all other files.
 

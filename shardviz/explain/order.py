@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
@@ -28,7 +28,6 @@ def usually(*first: Kind) -> tuple[Kind, ...]:
     return (*first, *(kind for kind in OF_PLACES if kind not in first))
 
 
-@dataclass(frozen=True)
 class Disorder(Cause, abstract=True):
     """Why the elements of a tensor are not where they are claimed to be.
 
@@ -38,8 +37,7 @@ class Disorder(Cause, abstract=True):
         or_if: What the ranks may hold as well, in words, and the cause that this would have.
     """
 
-    _: KW_ONLY
-    or_if: tuple[str, Disorder] | None = None
+    or_if: tuple[str, Disorder] | None = field(default=None, kw_only=True)
     kinds = OF_PLACES
 
     @property
@@ -56,7 +54,6 @@ class Disorder(Cause, abstract=True):
         return super().fix
 
 
-@dataclass(frozen=True)
 class ReversedDim(Disorder):
     """The indices of a dim run backwards.
 
@@ -69,7 +66,6 @@ class ReversedDim(Disorder):
     how = "undo it: full_tensor().flip({dim}) is the tensor in order"
 
 
-@dataclass(frozen=True)
 class RotatedDim(Disorder):
     """The indices of a dim are rolled: those that leave at one end come in at the other.
 
@@ -83,7 +79,6 @@ class RotatedDim(Disorder):
     how = "undo it: full_tensor().roll({undo}, {dim}) is the tensor in order"
 
 
-@dataclass(frozen=True)
 class Interleaved(Disorder):
     """The rows of segments, or of shards, alternate instead of following each other.
 
@@ -97,7 +92,6 @@ class Interleaved(Disorder):
     references = SWIGLU
 
 
-@dataclass(frozen=True)
 class Rotary(Disorder):
     """The rows of each head are in the rotary order that the model does not read.
 
@@ -114,7 +108,6 @@ class Rotary(Disorder):
     references = ("torchtitan#1483",)
 
 
-@dataclass(frozen=True)
 class Blocks(Disorder):
     """A few segments of a dim stand in another order than the model reads.
 
@@ -126,7 +119,6 @@ class Blocks(Disorder):
     how = "put the segments together in the order that the model reads"
 
 
-@dataclass(frozen=True)
 class AsText(Disorder):
     """Numbered parts are in the order of their numbers as text: 0, 1, 10, 11, 2.
 
@@ -141,7 +133,6 @@ class AsText(Disorder):
     how = "sort by the number: sorted(names, key=lambda name: int(re.findall(r'\\d+', name)[-1]))"
 
 
-@dataclass(frozen=True)
 class Grouped(Disorder):
     """Every group of so many indices is in one and the same order that is not its own.
 
@@ -157,7 +148,6 @@ class Grouped(Disorder):
     how = "undo it where the weight is loaded: {undo}"
 
 
-@dataclass(frozen=True)
 class WithinShards(Disorder):
     """Shards are out of order inside, each in an order of its own.
 
@@ -173,7 +163,6 @@ class WithinShards(Disorder):
     how = "look for the index or sort that runs on the local shard, and leave its elements in order"
 
 
-@dataclass(frozen=True)
 class AlikeWithinShards(Disorder):
     """Several shards are out of order inside, all of them by the same rule.
 
@@ -189,7 +178,6 @@ class AlikeWithinShards(Disorder):
     how = "look for the index, flip or sort that runs on the local shard, and leave its elements in order"
 
 
-@dataclass(frozen=True)
 class OneShard(Disorder):
     """One shard is out of order inside, and all others are in order.
 
@@ -208,7 +196,6 @@ class OneShard(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class PermutedDim(Disorder):
     """The indices of a dim are in an order that no simple rule gives.
 
@@ -220,7 +207,6 @@ class PermutedDim(Disorder):
     how = "look for the index or gather that reorders this dim where the weight is loaded"
 
 
-@dataclass(frozen=True)
 class Transposed(Disorder):
     """The whole weight is transposed, and was split after that.
 
@@ -235,7 +221,6 @@ class Transposed(Disorder):
     how = "transpose it where it is loaded: weight.transpose({first}, {second})"
 
 
-@dataclass(frozen=True)
 class TransposedShards(Disorder):
     """Every shard is the transpose of the right one.
 
@@ -248,7 +233,6 @@ class TransposedShards(Disorder):
     how = "give DTensor.from_local the local tensor transposed back"
 
 
-@dataclass(frozen=True)
 class WithoutStrides(Disorder):
     """Elements lie in the order of a transposed tensor's memory, under the right shape.
 
@@ -261,7 +245,6 @@ class WithoutStrides(Disorder):
     how = "call .contiguous() on the tensor before its memory is read, or copy it by Tensor.copy_, which heeds strides"
 
 
-@dataclass(frozen=True)
 class Padded(Disorder):
     """Zeros come first along a dim, and every element after them stands too far back.
 
@@ -274,7 +257,6 @@ class Padded(Disorder):
     how = "pad at the end of the dim, and cut the padding off before the tensor is labelled"
 
 
-@dataclass(frozen=True)
 class Slices(Disorder):
     """Some slices of a stack are reordered inside, and the other slices are in order.
 
@@ -291,7 +273,6 @@ class Slices(Disorder):
     how = "look for code that treats these slices differently where they are loaded; to undo it for them alone: {undo}"
 
 
-@dataclass(frozen=True)
 class OddCopies(Disorder):
     """Copies at some positions of an axis hold other elements than the copies elsewhere.
 
@@ -311,7 +292,6 @@ class OddCopies(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class SequenceOrderDiffers(Disorder):
     """Two tensors of one sequence are split in different orders: tokens meet wrong labels.
 
@@ -332,7 +312,6 @@ class SequenceOrderDiffers(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class SequenceRestart(Disorder):
     """Every rank has the first positions of a sequence for its own part of it.
 
@@ -347,7 +326,6 @@ class SequenceRestart(Disorder):
     how = "take {tensor} at the global positions that {other} has on this rank, or give both to context_parallel"
 
 
-@dataclass(frozen=True)
 class SequenceShift(Disorder):
     """A tensor of a sequence is shifted against the others, by one number on every rank.
 
@@ -363,17 +341,16 @@ class SequenceShift(Disorder):
         "probe's sequence() says, as when labels are shifted both by the data loader and by the model"
     )
     how = (
-        "shift {tensor} by {back:+d} positions, where it is made; "
-        "if it is meant so, add {shift:+d} to its offset in sequence()"
+        "shift {tensor} by {back:+d} positions, where it is made; if it is meant so, add {shift:+d} to its offset in "
+        "sequence()"
     )
 
     @property
-    def remedy(self) -> str:
+    def back(self) -> int:
         """The shift that takes it back."""
-        return self.how.format(tensor=self.tensor, back=-self.shift, shift=self.shift)
+        return -self.shift
 
 
-@dataclass(frozen=True)
 class OrderNotApplied(Disorder):
     """A tensor that is meant to be reordered is still in the unsharded model's order.
 
@@ -386,7 +363,6 @@ class OrderNotApplied(Disorder):
     how = "reorder it where the others are, or leave the order out of what is expected of it"
 
 
-@dataclass(frozen=True)
 class UnreadOrder(Disorder):
     """Ranks hold elements that they do not claim, and too few files were read to say why.
 
@@ -401,7 +377,6 @@ class UnreadOrder(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class Scrambled(Disorder):
     """Ranks hold elements that they do not claim, by no rule that shardviz knows.
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.kinds import KINDS
+from shardviz.explain.templates import shown
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
@@ -76,8 +76,8 @@ def _of_cause(cause: type[Cause]) -> Page:
     paragraphs = inspect.cleandoc(cause.__doc__ or "").split("\n\n")[1:]
     rows = (
         ("kind", ", ".join(cause.kinds)),
-        ("cause", _readable(cause.why)),
-        ("fix", _readable(cause.how)),
+        *_titled("cause", shown(cause.why)),
+        *_titled("fix", shown(cause.how)),
         ("see", ", ".join(cause.references)),
     )
     texts = tuple(" ".join(text.split()) for text in paragraphs if not text.startswith("Attributes:"))
@@ -88,12 +88,8 @@ def _title(cause: type[Cause]) -> str:
     return (cause.__doc__ or "").strip().partition("\n")[0]
 
 
-def _readable(template: str) -> str:
-    """Return a template with its fields as `<axis>`, as the reader of a page sees what a finding fills in."""
-    return "".join(
-        literal + (f"<{name.replace('_', ' ')}>" if name else "")
-        for literal, name, _, _ in string.Formatter().parse(template)
-    )
+def _titled(title: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    return [("or" if at else title, text) for at, text in enumerate(texts)]
 
 
 def table() -> Iterator[str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.order import Disorder, usually
 
 
-@dataclass(frozen=True)
 class SameShard(Disorder):
     """Every rank along an axis loads the same shard.
 
@@ -21,16 +18,10 @@ class SameShard(Disorder):
         "The loader chose the shard without the rank's coordinate on the axis: a tp_rank left at its default, or one "
         "file that all ranks read"
     )
-    how = "choose the shard by mesh.get_local_rank({axis!r})"
+    how = "choose the shard by {axes:each or|mesh.get_local_rank({each!r})}"
     references = ("vllm-gguf-plugin#103",)
 
-    @property
-    def remedy(self) -> str:
-        """The coordinate to use; one of several, if more than one axis may be meant."""
-        return ", or ".join(self.how.format(axis=axis) for axis in self.axes)
 
-
-@dataclass(frozen=True)
 class RepeatedShards(Disorder):
     """Several ranks share one shard, by a rule of their number, and other shards are on no rank.
 
@@ -51,7 +42,6 @@ class RepeatedShards(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class SharedShards(Disorder):
     """A few ranks hold the shard of a neighbor, and all others hold their own.
 
@@ -70,7 +60,6 @@ class SharedShards(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class ExchangedRanks(Disorder):
     """A few ranks hold each other's shards, and all others hold their own.
 
@@ -82,7 +71,6 @@ class ExchangedRanks(Disorder):
     how = "look for the list or the file names by which these ranks find their parts"
 
 
-@dataclass(frozen=True)
 class UnreadShards(Disorder):
     """A few ranks hold shards of ranks whose files were not read.
 
@@ -100,7 +88,6 @@ class UnreadShards(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class Reversed(Disorder):
     """Ranks hold shards in falling order: the first rank along an axis has the last shard.
 
@@ -113,7 +100,6 @@ class Reversed(Disorder):
     how = "choose the shard by mesh.get_local_rank({axis!r}), and build the mesh by init_device_mesh"
 
 
-@dataclass(frozen=True)
 class Rotated(Disorder):
     """Every rank holds the shard of a rank a fixed number of positions further along an axis.
 
@@ -126,7 +112,6 @@ class Rotated(Disorder):
     how = "choose the shard by mesh.get_local_rank({axis!r})"
 
 
-@dataclass(frozen=True)
 class GlobalRank(Disorder):
     """The global rank chooses the shard, although the tensor is split over one axis of the mesh.
 
@@ -139,7 +124,6 @@ class GlobalRank(Disorder):
     how = "choose the shard by mesh.get_local_rank({axis!r}), not by torch.distributed.get_rank()"
 
 
-@dataclass(frozen=True)
 class PermutedRanks(Disorder):
     """Ranks hold each other's shards: the loader numbers them in another order than the mesh.
 
@@ -151,7 +135,6 @@ class PermutedRanks(Disorder):
     how = "choose the shard by mesh.get_coordinate(), not by the global rank, or build the mesh by init_device_mesh"
 
 
-@dataclass(frozen=True)
 class OverlappingParts(Disorder):
     """The parts that ranks cut from a plain tensor overlap.
 
@@ -163,7 +146,6 @@ class OverlappingParts(Disorder):
     how = "cut with torch.chunk, by mesh.get_coordinate()"
 
 
-@dataclass(frozen=True)
 class RemainderDropped(Disorder):
     """Elements of a plain tensor are on no rank, though each rank has its part.
 
@@ -176,7 +158,6 @@ class RemainderDropped(Disorder):
     how = "cut with torch.chunk, which gives the rest to the last ranks"
 
 
-@dataclass(frozen=True)
 class PaddingInPart(Disorder):
     """Padding stands in a part of a plain tensor, and elements that belong there are on no rank.
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
 from shardviz.explain.factors import KNOWN
-from shardviz.explain.numbers import times_text
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
 
-@dataclass(frozen=True)
 class ScaledBackward(Cause):
     """Backward runs on another loss than is returned, so all gradients have one factor.
 
@@ -24,8 +21,9 @@ class ScaledBackward(Cause):
     factor: Fraction | float
     kinds = ("wrong-scale",)
     why = (
-        "Backward ran on another loss than the one that is returned, {factor} it: a loss scale that was never taken "
-        "out of the gradients, a weight of the loss"
+        "Backward ran on another loss than the one that is returned, {factor:times} it: a loss scale that was never "
+        "taken out of the gradients, a weight of the loss, {is_larger:?or micro-batches whose losses were not divided "
+        "by their number|or the number of micro-batches was divided by twice}"
     )
     how = (
         "call backward() on the loss that is returned, divided by the number of micro-batches; where a loss scale is "
@@ -34,30 +32,31 @@ class ScaledBackward(Cause):
     references = KNOWN
 
     @property
-    def cause(self) -> str:
-        """The cause, with what makes a gradient larger or smaller."""
-        cause = self.why.format(factor=times_text(self.factor))
-        if self.factor > 1:
-            return f"{cause}, or micro-batches whose losses were not divided by their number"
-        return f"{cause}, or the number of micro-batches was divided by twice"
+    def is_larger(self) -> bool:
+        """Whether gradients are too large."""
+        return self.factor > 1
 
 
-@dataclass(frozen=True)
 class ClippedByParts(Cause):
-    """Gradients are clipped by a norm that is put together wrongly from the ranks' own norms.
+    """Gradients are clipped by a number that is not the norm of all of them, such as each rank's norm of its shards.
 
-    Norms of parts cannot be summed or averaged; only their squares add up. All ranks agree on the wrong norm, so
-    every gradient gets the same factor, and the step looks like an ordinary clipped one.
+    Clipping by hand over `.grad` sees local tensors only, and norms of parts cannot be summed or averaged; only their
+    squares add up. If every rank divides by its own norm, the parts of one gradient no longer fit each other. If all
+    have the same wrong norm, the step looks like an ordinary clipped one.
 
     Attributes:
-        norm: How the norm was put together: `the mean over dp of each rank's own`.
-        left: What the gradients were clipped to.
+        norm: How the norm was put together: `the mean over dp of each rank's own`; empty if each rank has its own.
+        left: What the gradients were clipped to, if all were to the same.
     """
 
-    norm: str
-    left: float
+    norm: str = ""
+    left: float = 0.0
     kinds = ("wrong-scale",)
-    why = "The gradients were clipped to {left:.5g} by {norm}, which is not the norm of all gradients"
+    why = (
+        "{norm:?The gradients were clipped to {left:.5g} by {norm}, which is not the norm of all gradients|Each rank "
+        "scaled its gradients by a number that it computed from its own part, as the norm of its shards in clipping by "
+        "hand}"
+    )
     how = (
         "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares, each part once, "
         "before the root"
@@ -65,23 +64,6 @@ class ClippedByParts(Cause):
     references = KNOWN
 
 
-@dataclass(frozen=True)
-class ClippedByShardNorm(Cause):
-    """Each rank scales its gradients by a number from its own part, such as its shards' norm.
-
-    Clipping by hand over `.grad` sees local tensors only. Every rank divides by another norm, so the parts of one
-    gradient no longer fit each other.
-    """
-
-    kinds = ("wrong-scale",)
-    why = (
-        "Each rank scaled its gradients by a number that it computed from its own part, as the norm of its shards in "
-        "clipping by hand"
-    )
-    how = "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares before the root"
-
-
-@dataclass(frozen=True)
 class ScaledByOwnCount(Cause):
     """Each rank multiplies or divides a result by a number that it counted in its own part.
 
@@ -94,7 +76,6 @@ class ScaledByOwnCount(Cause):
     how = "compute that number over all ranks: all_reduce what it is made of before it is used"
 
 
-@dataclass(frozen=True)
 class LossScaleLeft(Cause):
     """Some ranks' gradients still carry the loss scale that the other ranks took out.
 
@@ -113,42 +94,30 @@ class LossScaleLeft(Cause):
     )
 
 
-@dataclass(frozen=True)
 class ScaledInStep(Cause):
     """A result has the same factor on every rank, which is not a ratio of small numbers.
 
     The sharded step scales something that the unsharded model's does not. Clipping, a loss scale or a weight in the
-    loss does so on purpose; anything else is an error.
+    loss does so on purpose; anything else is an error. If other gradients are right, it is not the loss, which all
+    gradients come from.
+
+    Attributes:
+        of_all: Whether all gradients have the factor, or it is no gradient.
     """
 
+    of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "The sharded step scales this and the unsharded model's does not: clipping by its own norm, a loss scale, a "
-        "weight of its own in the loss"
+        "The sharded step scales this and the unsharded model's does not{of_all:?: clipping by its own norm, a loss "
+        "scale, a weight of its own in the loss|, and other gradients are right: clipping of some gradients only, a "
+        "hook, a term of the loss that reaches only these and has a weight of its own}"
     )
     how = (
-        "scale in loss() or not at all in the step that is compared; clip in optimizer(); where it is not yours, look "
-        "for what scales it"
+        "{of_all:?scale in loss() or not at all in the step that is compared; clip in optimizer(); where it is not "
+        "yours, look for what scales it|look for what scales these alone; clip in optimizer()}"
     )
 
 
-@dataclass(frozen=True)
-class ScaledPart(Cause):
-    """Some gradients have one factor on every rank, while other gradients are right.
-
-    The loss cannot be the reason, because all gradients come from it. Something scales these alone: clipping of a
-    parameter group, a hook or a term of the loss.
-    """
-
-    kinds = ("wrong-scale",)
-    why = (
-        "The sharded step scales this and the unsharded model's does not, and other gradients are right: clipping of "
-        "some gradients only, a hook, a term of the loss that reaches only these and has a weight of its own"
-    )
-    how = "look for what scales these alone; clip in optimizer()"
-
-
-@dataclass(frozen=True)
 class SmallFactor(Cause):
     """A gradient is off by a factor close to 1 from what its module's activations give.
 
@@ -164,25 +133,6 @@ class SmallFactor(Cause):
     how = "look at what scales this gradient between its module's backward and the optimizer, and at the reduction's op"
 
 
-@dataclass(frozen=True)
-class RootsReduced(Cause):
-    """A gradient norm is a sum or mean of the ranks' own norms.
-
-    Each rank takes the root of its own squares, and the roots are reduced. Norms do not add up, only squares do. All
-    ranks log the same number, which is merely not the norm.
-    """
-
-    axes: str
-    kinds = ("wrong-scale",)
-    why = "Each rank took the root of the squares of its own parts, and the roots were reduced over {axes}"
-    how = (
-        "all_reduce the sum of squares over {axes} with ReduceOp.SUM, and take the root once, after it; "
-        "torch.nn.utils.get_total_norm does so for DTensors"
-    )
-    references = ("RLinf#1558",)
-
-
-@dataclass(frozen=True)
 class NormOverWrongAxes(Cause):
     """The squares of a gradient norm are summed over axes that do not split the gradients.
 
@@ -202,18 +152,11 @@ class NormOverWrongAxes(Cause):
     left_along: str
     kinds = ("wrong-scale",)
     why = (
-        "Ranks along {copied_along} have copies of the gradient of {copied}, and each copy was counted; {left_along} "
-        "splits the gradient of {left}, and the other parts were left out"
+        "{copied:?Ranks along {copied_along} have copies of the gradient of {copied}, and each copy was "
+        "counted{left:?; }}{left:?{left_along} splits the gradient of {left}, and the other parts were left out}"
     )
     how = (
         "for each gradient all_reduce the squares over the axes that split it, and no others, before the root; "
         "torch.nn.utils.get_total_norm does so for DTensors"
     )
     references = ("RLinf#1558", "torchtune#2420")
-
-    @property
-    def cause(self) -> str:
-        """The cause, with a gradient for each of the two errors."""
-        of_copies, of_parts = self.why.split("; ")
-        causes = [of_copies] * bool(self.copied) + [of_parts] * bool(self.left)
-        return "; ".join(causes).format_map(vars(self))

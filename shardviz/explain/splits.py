@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.order import SWIGLU, Disorder, usually
 
 FSDP_OVER_TP = ("pytorch#129229", "pytorch#129206", "pytorch#130760")
 FUSED_QKV = ("Automodel#1324", "pytorch#140069", "DeepSpeed#3844")
 
 
-@dataclass(frozen=True)
 class Mislabel(Disorder, abstract=True):
     """A tensor that is split in a way that other placements would say.
 
@@ -21,7 +18,6 @@ class Mislabel(Disorder, abstract=True):
     placements: str
 
 
-@dataclass(frozen=True)
 class AnotherOrder(Mislabel):
     """Several axes split one dim, and not in the order that the placements say.
 
@@ -37,7 +33,6 @@ class AnotherOrder(Mislabel):
     references = FSDP_OVER_TP
 
 
-@dataclass(frozen=True)
 class CutInnerFirst(Mislabel):
     """Several axes split one dim, the inner axis first, but the placements say left to right.
 
@@ -56,7 +51,6 @@ class CutInnerFirst(Mislabel):
     references = FSDP_OVER_TP
 
 
-@dataclass(frozen=True)
 class Flattened(Disorder):
     """The shards of a flattened axis are numbered in another way than flattening counts.
 
@@ -72,7 +66,6 @@ class Flattened(Disorder):
     how = "choose the shard by get_local_rank() of the flattened mesh itself, or by {number}"
 
 
-@dataclass(frozen=True)
 class MeshOrder(Mislabel):
     """The placements say that the inner axis split first, but the mesh's first axis did.
 
@@ -91,7 +84,6 @@ class MeshOrder(Mislabel):
     )
 
 
-@dataclass(frozen=True)
 class Segments(Mislabel):
     """Each segment of a fused weight was split, but the placements say one split of the dim.
 
@@ -104,7 +96,6 @@ class Segments(Mislabel):
     references = SWIGLU
 
 
-@dataclass(frozen=True)
 class SegmentsUnderFsdp(Disorder):
     """FSDP2 split the local part of a fused weight, in a way that no placements can say.
 
@@ -112,24 +103,18 @@ class SegmentsUnderFsdp(Disorder):
     The label has room for one factor only, so torch reads the label as another order.
     """
 
-    free_dim: int | None
+    free_dims: tuple[int, ...]
     why = (
         "FSDP2 splits what each rank has of a fused weight (q,k,v or gate/up) as one stretch. No placements say that: "
         "its label has one split_factor for the ranks and one for the segments, which torch reads as another order"
     )
-    how = "give each segment a Linear of its own"
+    how = (
+        "{free_dims:?let FSDP2 split another dim (fully_shard(..., shard_placement_fn=lambda param: "
+        "Shard({free_dims[0]}))), or }give each segment a Linear of its own"
+    )
     references = FUSED_QKV
 
-    @property
-    def remedy(self) -> str:
-        """Two ways if FSDP2 can split a dim that nothing else splits, one otherwise."""
-        if self.free_dim is None:
-            return self.how
-        way = f"fully_shard(..., shard_placement_fn=lambda param: Shard({self.free_dim}))"
-        return f"let FSDP2 split another dim ({way}), or {self.how}"
 
-
-@dataclass(frozen=True)
 class UnequalSegments(Disorder):
     """Segments of different sizes were each split, but the placements say one split.
 
@@ -148,7 +133,6 @@ class UnequalSegments(Disorder):
     references = SWIGLU
 
 
-@dataclass(frozen=True)
 class AcrossSegments(Mislabel):
     """The placements say that each segment was split, but the dim was split as a whole.
 
@@ -161,7 +145,6 @@ class AcrossSegments(Mislabel):
     references = FUSED_QKV
 
 
-@dataclass(frozen=True)
 class OneFactor(Disorder):
     """The label has one split factor for several splits, and some of them are uneven.
 
@@ -176,7 +159,6 @@ class OneFactor(Disorder):
     how = "make the dim divide by all axes but the last (pad it), or split it over one axis besides fsdp"
 
 
-@dataclass(frozen=True)
 class AnotherDim(Mislabel):
     """The tensor was split on another dim than its placements name.
 
@@ -192,7 +174,6 @@ class AnotherDim(Mislabel):
     how = "label the local tensors by {placements}, or split the dim that the placements name"
 
 
-@dataclass(frozen=True)
 class Replicated(Mislabel):
     """Every rank has the whole tensor, but the placements say that each has a shard.
 
@@ -205,7 +186,6 @@ class Replicated(Mislabel):
     how = "label the local tensors by {placements}, or use distribute_tensor, which cuts the shards itself"
 
 
-@dataclass(frozen=True)
 class Split(Mislabel):
     """Each rank has its own shard, but the placements say that all have equal copies.
 
@@ -218,7 +198,6 @@ class Split(Mislabel):
     how = "label the local tensors by {placements}"
 
 
-@dataclass(frozen=True)
 class RoundRobin(Mislabel):
     """Rows were dealt out to ranks in turn, but the placements say one stretch a rank.
 
@@ -231,7 +210,6 @@ class RoundRobin(Mislabel):
     how = "choose the shard by torch.chunk, or label the local tensors by {placements}"
 
 
-@dataclass(frozen=True)
 class AnotherAxis(Mislabel):
     """The tensor is split over another axis of the mesh than its placements name.
 
@@ -248,7 +226,6 @@ class AnotherAxis(Mislabel):
     how = "choose the shard by mesh.get_local_rank({axis!r}), or label the local tensors by {placements}"
 
 
-@dataclass(frozen=True)
 class AnotherLayout(Mislabel):
     """The tensor is split in another way than its placements say.
 
@@ -261,7 +238,6 @@ class AnotherLayout(Mislabel):
     how = "label the local tensors by {placements}, or redistribute after labelling"
 
 
-@dataclass(frozen=True)
 class HeadTail(Disorder):
     """Each rank has a chunk from the start of the dim and its mirror image from the end.
 
@@ -279,7 +255,6 @@ class HeadTail(Disorder):
     )
 
 
-@dataclass(frozen=True)
 class Balanced(Disorder):
     """The dim was cut as evenly as possible, but Shard means full chunks first.
 

@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from shardviz.explain.cause import Cause
-from shardviz.text import listed
-
-MAX_LISTED = 4
 
 
-@dataclass(frozen=True)
-class RemainderLayersDropped(Cause):
-    """The last layers are on no stage, because the layers do not divide evenly.
+class LayersDropped(Cause):
+    """Some layers are on no stage, because they do not divide evenly or the stages' lists of layers do not join.
 
-    An integer division gives every stage the same number of layers and forgets the remainder. The pipeline then runs a
-    shorter model, with the right shapes.
+    An integer division gives every stage the same number of layers and forgets the remainder, or the end of one stage's
+    range and the start of the next leave a gap. The pipeline then runs a shorter model, with the right shapes.
 
     Attributes:
         size: How many layers the model has.
         num_stages: How many stages there are.
+        is_remainder: Whether it is the remainder of a division.
     """
 
     size: int
     num_stages: int
+    is_remainder: bool
     kinds = ("missing",)
-    why = "{size} layers were divided by {num_stages} stages, and the remainder was dropped"
+    why = (
+        "{is_remainder:?{size} layers were divided by {num_stages} stages, and the remainder was dropped|The lists of "
+        "the stages' layers do not join: what is between two of them was dropped}"
+    )
     how = "give every layer to a stage: torch.arange({size}).tensor_split({num_stages}) leaves none over"
 
 
-@dataclass(frozen=True)
-class LayersBetweenStagesDropped(Cause):
-    """Some layers are on no stage, because the stages' lists of layers do not join.
-
-    The end of one stage's range and the start of the next leave a gap. The pipeline runs a shorter model, with the
-    right shapes.
-
-    Attributes:
-        size: How many layers the model has.
-        num_stages: How many stages there are.
-    """
-
-    size: int
-    num_stages: int
-    kinds = ("missing",)
-    why = "The lists of the stages' layers do not join: what is between two of them was dropped"
-    how = RemainderLayersDropped.how
-
-
-@dataclass(frozen=True)
 class OverlappingStages(Cause):
     """A layer is on several stages and runs on each of them.
 
@@ -73,7 +53,6 @@ class OverlappingStages(Cause):
     how = "keep {tensor} on one stage; torch.arange({size}).tensor_split(num_stages) gives each layer once"
 
 
-@dataclass(frozen=True)
 class StagesOutOfOrder(Cause):
     """Stages hand their output to a stage that does not have the next layers.
 
@@ -95,22 +74,23 @@ class StagesOutOfOrder(Cause):
         "layers and stages are in another order along {axis}"
     )
 
-    how = "give each rank the layers of its own stages, {coordinates} along {axis}"
+    how = (
+        "{is_shared:?give each rank the layers of its own stages, {coordinates:4} along {axis}|give the {count} stages "
+        "layers that follow one another: torch.arange({size}).tensor_split({count})[stage]; or, where ranks run "
+        "several stages, list every one in stages() under its number}"
+    )
 
     @property
-    def fix(self) -> str:
-        """The fix, with the order of the stages."""
-        if any(stage == following for stage, following in pairwise(self.coordinates)):
-            return self.how.format(coordinates=listed(self.coordinates, MAX_LISTED), axis=self.axis)
-        count = len(self.coordinates)
-        return (
-            f"give the stages 0 to {count - 1} layers that follow one another: "
-            f"torch.arange({self.size}).tensor_split({count})[stage]; or, where ranks run several stages, list every "
-            "one in stages() under its number"
-        )
+    def count(self) -> int:
+        """The number of stages."""
+        return len(self.coordinates)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a rank has stages that follow one another."""
+        return any(stage == following for stage, following in pairwise(self.coordinates))
 
 
-@dataclass(frozen=True)
 class StagesMisnumbered(Cause):
     """Ranks with several stages run them in another order than the stages are numbered in.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 
 
-@dataclass(frozen=True)
 class StaleMaster(Cause):
     """The optimizer's master copy has other values than the weight.
 
@@ -26,7 +23,6 @@ class StaleMaster(Cause):
     )
 
 
-@dataclass(frozen=True)
 class MisplacedMaster(Cause):
     """A rank's part of the master copies belongs to other elements than it says.
 
@@ -45,7 +41,6 @@ class MisplacedMaster(Cause):
     )
 
 
-@dataclass(frozen=True)
 class RankDependentOffsets(Cause):
     """Elements of a weight are in several ranks' flat buffers, or in none.
 
@@ -58,7 +53,6 @@ class RankDependentOffsets(Cause):
     how = "use the addresses that deepspeed.initialize made (param._hp_mapping.lp_fragment_address), on every rank"
 
 
-@dataclass(frozen=True)
 class StateOfAnotherLayout(Cause):
     """An optimizer's state is laid out in another way than intended.
 
@@ -74,7 +68,6 @@ class StateOfAnotherLayout(Cause):
     how = "make the optimizer once the model is sharded; where this layout is meant, expect it"
 
 
-@dataclass(frozen=True)
 class SameOptimizerFile(Cause):
     """Different shards of an optimizer's state hold bitwise the same values.
 
@@ -86,7 +79,6 @@ class SameOptimizerFile(Cause):
     how = "load each rank's own optimizer file (zero_pp_rank_*), with the number of ranks that saved it"
 
 
-@dataclass(frozen=True)
 class StateNotLoaded(Cause):
     """An optimizer's state started from zeros, although the unsharded model's did not.
 
@@ -105,7 +97,6 @@ class StateNotLoaded(Cause):
     )
 
 
-@dataclass(frozen=True)
 class StateInAnotherOrder(Cause):
     """A rank has the right elements of an optimizer's state, in another order than its weight.
 
@@ -123,33 +114,25 @@ class StateInAnotherOrder(Cause):
     )
 
 
-@dataclass(frozen=True)
-class StateOfOneRank(Cause):
-    """All ranks have the optimizer's state of one and the same part of the weight.
-
-    The state was cut without the coordinate on the axis that splits the weight. It has the shape of every shard, so
-    the optimizer accepts it.
-    """
-
-    kinds = ("wrong-value",)
-    why = "The part of the state was chosen without the coordinate on the axis that splits its weight"
-    how = "cut the state as its weight: by mesh.get_local_rank() on the axis that splits the weight"
-
-
-@dataclass(frozen=True)
 class StateOfAnotherRank(Cause):
-    """Ranks have the optimizer's state of another rank's part of the weight.
+    """Ranks have the optimizer's state of another rank's part of the weight, or all of one and the same part.
 
-    The state was cut by another coordinate or offset than the weight. It has the shape of every shard, so the
-    optimizer accepts it.
+    The state was cut by another coordinate or offset than the weight, or by none. It has the shape of every shard, so
+    the optimizer accepts it.
+
+    Attributes:
+        is_one: Whether all ranks have the state of one part.
     """
 
+    is_one: bool = False
     kinds = ("wrong-value",)
-    why = "The part of the state was chosen by another coordinate or offset than that of its weight"
+    why = (
+        "The part of the state was chosen {is_one:?without the coordinate on the axis that splits its weight|by "
+        "another coordinate or offset than that of its weight}"
+    )
     how = "cut the state as its weight: by mesh.get_local_rank() on the axis that splits the weight"
 
 
-@dataclass(frozen=True)
 class UnexplainedState(Cause):
     """An optimizer's state differs from the unsharded model's after the step, by no known rule.
 

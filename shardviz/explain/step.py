@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.text import listed
 
 UNEXPLAINED = "The sharded step does not compute what the unsharded model does"
-MAX_LISTED = 3
-MAX_RANKS = 8
 
 
-@dataclass(frozen=True)
 class ShardedModelRaises(Cause):
     """The sharded model raises in a step that the unsharded model runs.
 
@@ -25,7 +19,6 @@ class ShardedModelRaises(Cause):
     how = "read the exception and its line"
 
 
-@dataclass(frozen=True)
 class MixedDtensor(ShardedModelRaises):
     """The sharded model raises because an operation gets a plain tensor together with a DTensor.
 
@@ -39,7 +32,6 @@ class MixedDtensor(ShardedModelRaises):
     )
 
 
-@dataclass(frozen=True)
 class UnsupportedSharding(ShardedModelRaises):
     """The sharded model raises because an operation has no rule for its inputs' placements.
 
@@ -50,7 +42,6 @@ class UnsupportedSharding(ShardedModelRaises):
     how = "redistribute its inputs to Replicate() before this operation, or compute it on local tensors by local_map"
 
 
-@dataclass(frozen=True)
 class UnevenShapes(ShardedModelRaises):
     """The sharded model raises because shapes do not fit once tensors are split.
 
@@ -60,7 +51,6 @@ class UnevenShapes(ShardedModelRaises):
     how = "read the exception and its line; where a size does not divide, choose one that the axis divides"
 
 
-@dataclass(frozen=True)
 class UncheckedLabel(Cause):
     """A result's local shape is not the one that its placements give.
 
@@ -73,7 +63,6 @@ class UncheckedLabel(Cause):
     how = "label it by the placements that its local shape has"
 
 
-@dataclass(frozen=True)
 class CopiesSideBySide(Cause):
     """A result is larger than it should be, because copies were gathered as if they were parts.
 
@@ -100,7 +89,6 @@ class CopiesSideBySide(Cause):
     how = "gather dim {dim} over {axes} once, or not at all where every rank along {axes} has all of it"
 
 
-@dataclass(frozen=True)
 class SplitTwice(Cause):
     """A result is smaller than it should be, because a part was split again.
 
@@ -129,7 +117,6 @@ class SplitTwice(Cause):
     how = "split dim {dim} over {axis} once, and return all of a rank's part"
 
 
-@dataclass(frozen=True)
 class PartLabeledWhole(Cause):
     """A result is one rank's part and is labelled as the whole.
 
@@ -156,7 +143,6 @@ class PartLabeledWhole(Cause):
     how = "gather dim {dim} over {axes}, or label it as split over {axes}"
 
 
-@dataclass(frozen=True)
 class DifferentOutput(Cause):
     """The sharded model returns a tensor of another shape than the unsharded one.
 
@@ -168,7 +154,6 @@ class DifferentOutput(Cause):
     how = "return the same tensor from both; whole_output(output, mesh) in the probe can put parts in order"
 
 
-@dataclass(frozen=True)
 class IdenticalMasks(Cause):
     """Ranks that hold different parts of an activation drop the same elements of each.
 
@@ -185,7 +170,6 @@ class IdenticalMasks(Cause):
     )
 
 
-@dataclass(frozen=True)
 class DifferentMasks(Cause):
     """Ranks that hold copies of an activation drop different elements of it in training.
 
@@ -194,7 +178,7 @@ class DifferentMasks(Cause):
     """
 
     axes: str
-    kinds = ("unreplicated",)
+    kinds = ("unreplicated", "wrong-value")
     why = (
         "Ranks along {axes} draw different dropout masks for copies of one activation: they are seeded differently, or "
         "drew more numbers on some ranks before it"
@@ -205,7 +189,6 @@ class DifferentMasks(Cause):
     )
 
 
-@dataclass(frozen=True)
 class WeightOnSomeRanks(Cause):
     """Wrong ranks lack a weight or buffer that the right ranks compute with.
 
@@ -219,17 +202,10 @@ class WeightOnSomeRanks(Cause):
     ranks: tuple[int, ...]
     weight: str
     kinds = ("wrong-value",)
-    why = "Ranks {ranks} have no {weight}, which the ranks that are right compute with"
+    why = "{weight} is missing on {ranks:ranks}, and the ranks that are right compute with it"
     how = "put {weight} on every rank"
 
-    @property
-    def cause(self) -> str:
-        """The cause, with the ranks."""
-        why = self.why.replace("Ranks {ranks} have", "Rank {ranks} has") if len(self.ranks) == 1 else self.why
-        return why.format(ranks=listed(self.ranks, MAX_RANKS), weight=self.weight)
 
-
-@dataclass(frozen=True)
 class RankDependentCode(Cause):
     """Some ranks compute something different from the others, which are right.
 
@@ -239,17 +215,10 @@ class RankDependentCode(Cause):
 
     ranks: tuple[int, ...]
     kinds = ("wrong-value",)
-    why = "Ranks {ranks} compute something different from the others, which are right"
+    why = "The code on {ranks:ranks} computes something different from the other ranks, which are right"
     how = "look for code that depends on the rank: an input, a seed, a branch, a buffer that is recomputed"
 
-    @property
-    def cause(self) -> str:
-        """The cause, with the ranks."""
-        why = self.why.replace("Ranks {ranks} compute", "Rank {ranks} computes") if len(self.ranks) == 1 else self.why
-        return why.format(ranks=listed(self.ranks, MAX_RANKS))
 
-
-@dataclass(frozen=True)
 class UnexplainedCopies(Cause):
     """Copies of a result differ between ranks, and no reduction of them is right.
 
@@ -264,38 +233,9 @@ class UnexplainedCopies(Cause):
     place: Cause
     kinds = ("wrong-value",)
     why = UNEXPLAINED + ", and differs from rank to rank along {axes}: no sum or mean of them is right"
-
-    @property
-    def fix(self) -> str:
-        """What the place suggests."""
-        return self.place.fix
+    how = "{place.fix}"
 
 
-@dataclass(frozen=True)
-class SumReadPending(Cause):
-    """A module reads the terms of a sum that was never taken.
-
-    The module before it returns one term on each rank, which has the right shape. The terms add up to the unsharded
-    model's output, and nothing adds them.
-
-    Attributes:
-        summed: The module that returns the terms.
-        axis: The axis along which they are.
-        reader: The module that reads them.
-    """
-
-    summed: str
-    axis: str
-    reader: str
-    kinds = ("wrong-value",)
-    why = UNEXPLAINED
-    how = (
-        "all_reduce the output of {summed} over {axis} before {reader} reads it: its sum over {axis} is the unsharded "
-        "model's, and {reader} is the first module whose output is not"
-    )
-
-
-@dataclass(frozen=True)
 class UnexplainedForward(Cause):
     """The forward of the sharded model goes wrong, and no rule explains how.
 
@@ -309,51 +249,12 @@ class UnexplainedForward(Cause):
     kinds = ("wrong-value",)
     why = UNEXPLAINED
     how = (
-        "look at {module} first, and at what it is given: it is the first module whose output no split over the mesh "
-        "makes a part of the unsharded model's, nor a sum over an axis"
+        "{module:?look at {module} first, and at what it is given: it is the first module whose output no split over "
+        "the mesh makes a part of the unsharded model's, nor a sum over an axis|compare the outputs module by module, "
+        "first to last, and look at the first that differs}"
     )
 
-    @property
-    def fix(self) -> str:
-        """Where to look."""
-        if self.module:
-            return super().fix
-        return "compare the outputs module by module, first to last, and look at the first that differs"
 
-
-@dataclass(frozen=True)
-class GradientsMissing(Cause):
-    """A gradient is wrong, and weights that the unsharded model has gradients of have none.
-
-    The graph is cut after those weights. Outputs and loss do not depend on the graph, so they are right.
-
-    Attributes:
-        weights: The weights without a gradient.
-    """
-
-    weights: tuple[str, ...]
-    kinds = ("wrong-value",)
-    why = (
-        f"{UNEXPLAINED} in backward, although the outputs and the loss are right: nothing flows back to "
-        "{weights} (.grad is None)"
-    )
-    how = (
-        "look for what cuts the graph after {weights}: a collective of torch.distributed, which has no backward "
-        "(torch.distributed.nn.functional's have), .detach() or .data"
-    )
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the first weights."""
-        return self.why.format(weights=listed(self.weights, MAX_LISTED))
-
-    @property
-    def fix(self) -> str:
-        """Where to look: after the first weight."""
-        return self.how.format(weights=self.weights[0])
-
-
-@dataclass(frozen=True)
 class UnexplainedBackward(Cause):
     """A gradient is wrong although outputs and loss are right, and no rule explains it.
 

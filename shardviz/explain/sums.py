@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.numbers import times_text
-from shardviz.text import continued
-
-MAX_LISTED = 4
 
 
-@dataclass(frozen=True)
 class GradientNotReduced(Cause):
     """Each rank keeps its own part of a gradient, because nothing reduces it over an axis.
 
@@ -21,42 +15,35 @@ class GradientNotReduced(Cause):
 
     Attributes:
         axes: The axes over which a reduction is missing.
-        op: The reduction, as torch calls it.
+        op: The reduction, as torch calls it; empty if it is not known.
+        is_captured: Whether the step was captured, maybe before the reduction.
+        by_hand: An axis along which copies may be equal, if the parameter may be split by hand; else empty.
         ratio: What the reduced gradient is of the right one.
         rest: Why it is still wrong after the reduction.
     """
 
     axes: tuple[str, ...]
-    op: str
+    op: str = ""
+    is_captured: bool = False
+    by_hand: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
     kinds = ("unreduced-gradient",)
     why = (
-        "Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a tensor-parallel style "
-        "manages there, or the reduction ran over a group of one"
+        "Nothing reduced this gradient{axes:? over {axes}}: the parameter is outside what FSDP, DDP or a "
+        "tensor-parallel style manages there, {op:?|backward ran under no_sync(), }{is_captured:?the capture was made "
+        "before the reduction, }or the reduction ran over a group of one{rest:?. Even then it is {ratio:times} what is "
+        "due: {rest.cause:continued}}"
     )
     how = (
-        "after backward, all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({axes!r})), of a DTensor on "
-        "grad.to_local(); or give the parameter to the wrapper whose mesh has {axes}"
+        "after backward, {axes:?{axes:each and|all_reduce(grad, op=ReduceOp.{op:?{op}|SUM}, "
+        "group=mesh.get_group({each!r}))}|all_reduce it}{op:?|, with ReduceOp.AVG for a mean}, of a DTensor on "
+        "grad.to_local(); or give the parameter to the wrapper whose mesh has {axes:?{axes}|these ranks}{by_hand:?; "
+        "for a parameter split over {axes} by hand, compare axis={by_hand!r} alone}{rest:?; and {rest.fix}}"
     )
     references = ("pytorch#154888", "Megatron-LM#1446")
 
-    @property
-    def cause(self) -> str:
-        """The cause, with what else is wrong."""
-        cause = self.why.format(axes=_joined(self.axes))
-        if self.rest is None:
-            return cause
-        return f"{cause}. Even then it is {times_text(self.ratio)} what is due: {continued(self.rest.cause)}"
 
-    @property
-    def fix(self) -> str:
-        """The fix, with what else is to be mended."""
-        fix = _with_calls(self.how, self.op, self.axes)
-        return fix if self.rest is None else f"{fix}; and {self.rest.fix}"
-
-
-@dataclass(frozen=True)
 class UnreducedSharedPart(Cause):
     """Ranks that share a part of a weight keep different gradients of it.
 
@@ -81,18 +68,11 @@ class UnreducedSharedPart(Cause):
     )
     how = (
         "after backward, all_reduce(grad, op=ReduceOp.{op}, group=group), with group, _ = "
-        "torch.distributed.new_subgroups_by_enumeration({groups})"
+        "torch.distributed.new_subgroups_by_enumeration([{groups:4}])"
     )
     references = ("transformers#47811",)
 
-    @property
-    def fix(self) -> str:
-        """The fix, with the first groups."""
-        groups = [list(ranks) for ranks in self.groups[:MAX_LISTED]]
-        return self.how.format(op=self.op, groups=f"{groups}{' + ...' * (len(self.groups) > MAX_LISTED)}")
 
-
-@dataclass(frozen=True)
 class OutputNotReduced(Cause):
     """Each rank returns its own term of an output, and nothing adds the terms.
 
@@ -108,40 +88,12 @@ class OutputNotReduced(Cause):
         "RowwiseParallel does; or they were labelled as copies"
     )
     how = (
-        "use RowwiseParallel; or call all_reduce(output, op=ReduceOp.{op}, group=mesh.get_group({axes!r})) in the "
-        "forward of a torch.autograd.Function whose backward returns the gradient as it is, before anything else reads "
-        "the output; label terms that are still to be added by Partial()"
+        "use RowwiseParallel; or call {axes:each and|all_reduce(output, op=ReduceOp.{op}, "
+        "group=mesh.get_group({each!r}))} in the forward of a torch.autograd.Function whose backward returns the "
+        "gradient as it is, before anything else reads the output; label terms that are still to be added by Partial()"
     )
 
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes."""
-        return self.why.format(axes=_joined(self.axes))
 
-    @property
-    def fix(self) -> str:
-        """The fix, with a call for each axis."""
-        return _with_calls(self.how, self.op, self.axes)
-
-
-@dataclass(frozen=True)
-class GradientCopiesDiffer(Cause):
-    """Ranks that hold copies of one weight have different gradients of it in a captured step.
-
-    Nothing made the copies agree before the optimizer. The ranks then step differently, and the weights stop being
-    copies.
-    """
-
-    axes: str
-    kinds = ("unreduced-gradient",)
-    why = (
-        "Nothing made the copies of this gradient agree: the parameter is outside what FSDP, DDP or a tensor-parallel "
-        "style manages there, the reduction ran over another group, or the capture was made before the reduction"
-    )
-    how = "all_reduce it over {axes} after backward, or give the parameter to the wrapper whose mesh has {axes}"
-
-
-@dataclass(frozen=True)
 class OutputCopiesDiffer(Cause):
     """Ranks return different values although the output's placements call them copies.
 
@@ -154,27 +106,6 @@ class OutputCopiesDiffer(Cause):
     how = "reduce it over {axes}, or label it as pending (Partial) or split (Shard) there"
 
 
-@dataclass(frozen=True)
-class LoggedValuesDiffer(Cause):
-    """Ranks log different numbers under one name.
-
-    A number that was read of a local tensor belongs to one rank's part. A log that is written by rank 0 alone shows
-    only that part, and looks plausible.
-    """
-
-    axes: str
-    kinds = ("unreduced-scalar",)
-    why = (
-        "Each rank logs a number of its own part, as .item() of a local tensor or of a DTensor with a Partial "
-        "placement is, or a number that is each rank's own by nature"
-    )
-    how = (
-        "all_reduce the value over {axes} before it is logged, or tensor.full_tensor().item(); leave out of the step's "
-        "log what is meant to differ"
-    )
-
-
-@dataclass(frozen=True)
 class UnreducedBesideVector(Cause):
     """A layer adds its bias to each rank's own term and leaves out the sum over ranks.
 
@@ -191,54 +122,16 @@ class UnreducedBesideVector(Cause):
     axis: str
     op: str
     kinds = ("unreduced-output",)
-    why = "Each rank has its own terms of the sum, with {vector} added to them: they were not summed over {axis}"
+    why = (
+        "Each rank has its own {op:sum?terms of the sum, with {vector} added to them: they were not summed over "
+        "{axis}|part of a mean over {axis}, with {vector} added to it}"
+    )
     how = (
         "all_reduce over {axis} the tensor that {vector} is added to, in a function whose backward hands the gradient "
         "on as it is (RowwiseParallel does), and add {vector} afterwards"
     )
 
-    @property
-    def cause(self) -> str:
-        """The cause, by the reduction that is missing."""
-        if self.op == "sum":
-            return super().cause
-        return f"Each rank has its own part of a mean over {self.axis}, with {self.vector} added to it"
 
-
-@dataclass(frozen=True)
-class AveragedBesideVector(Cause):
-    """A layer averages its ranks' terms that should be summed, and adds its bias afterwards.
-
-    The bias is right and the rest is a fraction of what it should be, so the output as a whole is not a multiple of
-    the right one.
-    """
-
-    vector: str
-    axes: str
-    kinds = ("wrong-scale",)
-    why = "The ranks' terms were averaged over {axes} where they are summed, and {vector} was added afterwards"
-    how = "sum over {axes} and do not divide; add {vector} after the sum"
-
-
-@dataclass(frozen=True)
-class SummedTwiceBesideVector(Cause):
-    """A layer sums its ranks' outputs once too often, and adds its bias afterwards.
-
-    Each rank already has the whole value when the sum runs. The bias is right, and the rest is too large by the size
-    of the axis.
-    """
-
-    vector: str
-    axes: str
-    kinds = ("wrong-scale",)
-    why = (
-        "The tensor that {vector} is added to was already the whole sum when it was summed over {axes} again, or every "
-        "rank along {axes} has the whole of it and not its own terms"
-    )
-    how = "sum over {axes} once, of parts that differ from rank to rank; add {vector} after the sum"
-
-
-@dataclass(frozen=True)
 class ConcatenatedTerms(Cause):
     """Terms of a sum are gathered side by side instead of being added.
 
@@ -259,112 +152,52 @@ class ConcatenatedTerms(Cause):
         "The ranks' parts along {axis} are terms of a sum, and were put beside one another along dim {dim}: "
         "concatenated where they are summed"
     )
-    how = "sum the parts over {axis} in place of concatenating them"
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the vector that is added after the sum."""
-        return f"{super().fix}, and add {self.vector} after the sum" if self.vector else super().fix
+    how = "sum the parts over {axis} in place of concatenating them{vector:?, and add {vector} after the sum}"
 
 
-@dataclass(frozen=True)
-class AddedBeforeSum(Cause):
-    """Every rank adds a bias before the sum over ranks, so the sum has it several times.
+class RepeatedTerm(Cause):
+    """A term, such as a bias or a residual, is in an output several times.
 
-    A row-parallel layer must add its bias once, after the sum. A plain Linear on each rank adds it before, and no shape
-    shows it.
+    A row-parallel layer must add it once, after the sum over ranks. If every rank adds it before the sum, the sum has
+    it several times, and no shape shows it.
+
+    Attributes:
+        tensor: The term: `layers.0.down.bias`, `the input of layers.0`.
+        axes: The axes whose size is the number of times; empty if it is no axis's.
+        module: The module whose output has it; empty if it is not known.
     """
 
     tensor: str
     axes: str
+    module: str = ""
     kinds = ("wrong-scale",)
-    why = "Every rank of {axes} adds the whole of {tensor} before the sum over ranks"
-    how = "add {tensor} after the sum, as RowwiseParallel does, or on one rank only"
+    why = (
+        "{axes:?Every rank of {axes} adds the whole of {tensor} before the sum over ranks|{tensor} is added in several "
+        "places: before and after a sum over ranks, or on several of its ranks}{module:?, in {module}}"
+    )
+    how = "add {tensor} after the sum over {axes:?{axes}|ranks}, as RowwiseParallel does, or on one rank only"
     references = ("TGI#1036",)
 
 
-@dataclass(frozen=True)
-class AddedInSeveralPlaces(Cause):
-    """A bias is in the output several times, and no axis has that size.
-
-    It is added both before and after a sum over ranks, or by several of the ranks that take part in it.
-    """
-
-    tensor: str
-    kinds = ("wrong-scale",)
-    why = "{tensor} is added in several places: before and after a sum over ranks, or on several of its ranks"
-    how = AddedBeforeSum.how
-    references = AddedBeforeSum.references
-
-
-@dataclass(frozen=True)
-class BiasLeftOut(Cause):
-    """A bias is missing from the output.
-
-    A hand-written row-parallel layer drops it, or adds it on a rank whose term does not count. The shape is the same
-    with and without it.
-    """
-
-    tensor: str
-    kinds = ("wrong-scale",)
-    why = "{tensor} is left out, or is not added on the ranks that count"
-    how = AddedBeforeSum.how
-    references = AddedBeforeSum.references
-
-
-@dataclass(frozen=True)
-class RepeatedTerm(Cause):
-    """A module's output has a term several times, such as a residual that every rank adds.
-
-    The term is added before the sum over ranks and is the same on all of them. The output keeps its shape.
-
-    Attributes:
-        module: The module whose output has it.
-        term: The term: `the input of layers.0`.
-        times: How often it is in the output.
-        axes: The axes whose size that is; empty if it is no axis's.
-    """
-
-    module: str
-    term: str
-    times: int
-    axes: str
-    kinds = ("wrong-scale",)
-    why = "{module} adds {term} {times} times: every rank of {axes} adds it before the sum over ranks"
-    how = "add {term} after the sum over {axes}, or on one rank only"
-
-    @property
-    def cause(self) -> str:
-        """The cause, with the axes if their size is the number."""
-        if self.axes:
-            return super().cause
-        return f"{self.module} adds {self.term} {self.times} times: in several places, or on several ranks"
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the axes if their size is the number."""
-        return super().fix if self.axes else f"add {self.term} after the sum over ranks, or on one rank only"
-
-
-@dataclass(frozen=True)
 class TermLeftOut(Cause):
-    """A module's output lacks one of its terms, typically a residual.
+    """A term, such as a bias or a residual, is missing from an output.
 
     The sharded module does not add it, or adds it on a rank whose term does not count in the sum. The output keeps its
     shape.
+
+    Attributes:
+        tensor: The term: `layers.0.down.bias`, `the input of layers.0`.
+        module: The module whose output lacks it; empty if it is not known.
     """
 
-    module: str
-    term: str
-    kinds = ("wrong-value",)
-    why = (
-        "{module} does not add {term} where it is sharded, as a residual that is left out, or adds it on ranks that do "
-        "not count"
-    )
-    how = "add {term} once, on every rank where the sum over ranks is done, on one of them before it"
+    tensor: str
+    module: str = ""
+    kinds = ("wrong-scale", "wrong-value")
+    why = "{tensor} is left out{module:? of {module}}, or is not added on the ranks that count"
+    how = "add {tensor} once: after the sum over ranks, as RowwiseParallel does, or before it on one rank only"
+    references = ("TGI#1036",)
 
 
-@dataclass(frozen=True)
 class MixedShards(Cause):
     """A reduction runs over ranks that hold different parts of a tensor, and mixes the parts.
 
@@ -383,7 +216,6 @@ class MixedShards(Cause):
     )
 
 
-@dataclass(frozen=True)
 class MixedLayers(Cause):
     """Gradients are reduced over an axis whose ranks have different layers.
 
@@ -400,19 +232,11 @@ class MixedLayers(Cause):
     kinds = ("wrong-value",)
     why = "Gradients were reduced over {axis}, whose ranks have different weights: different layers were mixed"
     how = (
-        "take {axis} out of the group that gradients are reduced over; reduce over {others}, whichever splits the "
-        "batch, instead"
+        "take {axis} out of the group that gradients are reduced over; reduce over {others:?{others}, whichever splits "
+        "the batch, instead|no group at all}"
     )
 
-    @property
-    def fix(self) -> str:
-        """The fix, with the axes that are left to reduce over."""
-        if self.others:
-            return self.how.format(axis=self.axis, others=_joined(self.others))
-        return f"take {self.axis} out of the group that gradients are reduced over; reduce over no group at all"
 
-
-@dataclass(frozen=True)
 class WrongCollective(Cause):
     """A collective returns other numbers than its definition gives for its inputs.
 
@@ -426,14 +250,3 @@ class WrongCollective(Cause):
         "backend is wrong"
     )
     how = "compare the call's group, src or dst, op and list order with what is meant, and wait() for async_op=True"
-
-
-def _joined(axes: tuple[str, ...]) -> str:
-    return " and ".join(axes)
-
-
-def _with_calls(template: str, op: str, axes: tuple[str, ...]) -> str:
-    """Return a fix with a call for each axis in place of the one in its template."""
-    call = template[template.index("all_reduce(") : template.index("{axes!r})") + len("{axes!r})")] + ")"
-    calls = _joined(tuple(call.format(op=op, axes=axis) for axis in axes))
-    return template.replace(call, calls).format(axes=_joined(axes))

@@ -5,34 +5,24 @@ The field `trip` of these causes is the word for what should have written the va
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.text import continued
 
-TO_WRITE = {
-    "sync": "copy what arrives into the target's own tensors, on every rank, and wait for the transfer to finish",
-    "load": "write what was read into the tensors that are there: load_state_dict(...), set_state_dict(...) or "
-    "copy_ under torch.no_grad(), on every rank",
-}
-"""What to do if a whole model was not written, by the kind of trip."""
+TO_WRITE = (
+    "{trip:sync?copy what arrives into the target's own tensors, on every rank, and wait for the transfer to finish|"
+    "write what was read into the tensors that are there: load_state_dict(...), set_state_dict(...) or copy_ under "
+    "torch.no_grad(), on every rank}"
+)
 
-TO_PLACE = {
-    "sync": "cut what is sent by the target's layout: the whole tensor, or each part of a fused one, narrowed to this "
-    "rank's rows",
-    "load": "save and load DTensors, whose placements say which rows a rank has (torch.distributed.checkpoint), "
-    "or the whole tensor, cut by distribute_tensor(whole, mesh, placements)",
-}
-"""What to do if values are in the wrong places, by the kind of trip."""
+TO_PLACE = (
+    "{trip:sync?cut what is sent by the target's layout: the whole tensor, or each part of a fused one, narrowed to "
+    "this rank's rows|save and load DTensors, whose placements say which rows a rank has "
+    "(torch.distributed.checkpoint), or the whole tensor, cut by distribute_tensor(whole, mesh, placements)}"
+)
 
 TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
 TO_MATCH = "match by name, and move each name with its tensor; never by position"
 
-WHOLE = {"param": "Parameters are", "buffer": "Buffers are", "optim": "The optimizer's state is"}
-"""How a sentence about all tensors of a role begins."""
 
-
-@dataclass(frozen=True)
 class PartialWrite(Cause):
     """Only some elements of a rank's shard were written.
 
@@ -43,15 +33,9 @@ class PartialWrite(Cause):
     trip: str
     kinds = ("write-not-applied",)
     why = "Only a part of these ranks' shards is written: the pieces that arrive are fewer or smaller than the shard"
-
-    @property
-    def fix(self) -> str:
-        """What to compare, and how to place values."""
-        compare = "compare the offsets and lengths of the pieces that arrive with the rows named here"
-        return f"{compare}; {TO_PLACE[self.trip]}"
+    how = "compare the offsets and lengths of the pieces that arrive with the rows named here; " + TO_PLACE
 
 
-@dataclass(frozen=True)
 class MisplacedByTrip(Cause):
     """A trip put values in the wrong places; which order they are in has a cause of its own.
 
@@ -66,24 +50,15 @@ class MisplacedByTrip(Cause):
     order: Cause
     trip: str
     kinds = ("misordered", "misordered-within-shard", "duplicated", "missing", "wrong-segment", "wrong-placement")
+    why = "{order.cause}"
+    how = TO_PLACE
 
     @property
     def id(self) -> str:
         """The name of the order."""
         return self.order.id
 
-    @property
-    def cause(self) -> str:
-        """How the order comes about."""
-        return self.order.cause
 
-    @property
-    def fix(self) -> str:
-        """How to place values."""
-        return TO_PLACE[self.trip]
-
-
-@dataclass(frozen=True)
 class SkippedRanks(Cause):
     """A tensor was written on some ranks and not on the others.
 
@@ -96,7 +71,6 @@ class SkippedRanks(Cause):
     how = "run the {trip} on every rank, with the same keys, or broadcast from a rank that did"
 
 
-@dataclass(frozen=True)
 class WriteIntoCopies(Cause):
     """No tensor of the model has what it should have been given.
 
@@ -107,14 +81,9 @@ class WriteIntoCopies(Cause):
     trip: str
     kinds = ("write-not-applied",)
     why = "The {trip} wrote into copies, under other names, or not at all"
-
-    @property
-    def fix(self) -> str:
-        """Write into the model's own tensors."""
-        return TO_WRITE[self.trip]
+    how = TO_WRITE
 
 
-@dataclass(frozen=True)
 class SkippedRole(Cause):
     """No tensor of one role was written, and the others were.
 
@@ -128,21 +97,17 @@ class SkippedRole(Cause):
     trip: str
     role: str
     kinds = ("write-not-applied",)
-
-    @property
-    def cause(self) -> str:
-        """Which role was left out."""
-        return f"{WHOLE[self.role]} left out: none of them was written"
-
-    @property
-    def fix(self) -> str:
-        """Send that role too."""
-        if self.role == "buffer":
-            return "save and load model.state_dict(), which has persistent buffers too, not named_parameters()"
-        return TO_WRITE[self.trip]
+    why = (
+        "{role:param?Parameters are|{role:buffer?Buffers are|The optimizer's state is}} left out: none of them was "
+        "written"
+    )
+    how = (
+        "{role:buffer?save and load model.state_dict(), which has persistent buffers too, not named_parameters()|"
+        + TO_WRITE
+        + "}"
+    )
 
 
-@dataclass(frozen=True)
 class SkippedKey(Cause):
     """One tensor was not written, and others of its role were.
 
@@ -156,7 +121,6 @@ class SkippedKey(Cause):
     )
 
 
-@dataclass(frozen=True)
 class RoundedInTransfer(Cause):
     """Values were rounded to a narrower dtype on their way.
 
@@ -171,16 +135,12 @@ class RoundedInTransfer(Cause):
     dtype: str
     kinds = ("wrong-value",)
     why = "They were saved, sent or received in {dtype} and cast back without a word"
-
-    @property
-    def fix(self) -> str:
-        """Keep the dtype all the way."""
-        if self.trip == "sync":
-            return f"send it in its own dtype, or, if {self.dtype} is meant, let the target be {self.dtype} too"
-        return "save in the dtype of the model and its optimizer, and load into tensors of that dtype"
+    how = (
+        "{trip:sync?send it in its own dtype, or, if {dtype} is meant, let the target be {dtype} too|save in the dtype "
+        "of the model and its optimizer, and load into tensors of that dtype}"
+    )
 
 
-@dataclass(frozen=True)
 class ReplacedDtype(Cause):
     """A tensor has another dtype than before.
 
@@ -193,7 +153,6 @@ class ReplacedDtype(Cause):
     how = "load into tensors of the dtype that was saved: copy_ into those that are there, or cast what is put there"
 
 
-@dataclass(frozen=True)
 class PartTakenForWhole(Cause):
     """A tensor does not have the shape of what was sent.
 
@@ -203,23 +162,13 @@ class PartTakenForWhole(Cause):
 
     trip: str
     kinds = ("wrong-shape",)
-    why = "One rank's part was taken for the whole, another tensor has its name, or one of them is padded"
-
-    @property
-    def cause(self) -> str:
-        """How shapes come to differ, and what a map may say of padding."""
-        of_maps = (
-            ', which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is'
-        )
-        return super().cause + (of_maps if self.trip == "sync" else "")
-
-    @property
-    def fix(self) -> str:
-        """Cut it for the rank."""
-        return TO_PLACE[self.trip]
+    why = (
+        "One rank's part was taken for the whole, another tensor has its name, or one of them is padded{trip:sync?, "
+        'which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is}'
+    )
+    how = TO_PLACE
 
 
-@dataclass(frozen=True)
 class ResetWithoutWrite(Cause):
     """A tensor is one number throughout, zero for instance, and what was sent is not.
 
@@ -229,14 +178,9 @@ class ResetWithoutWrite(Cause):
     trip: str
     kinds = ("foreign",)
     why = "It was made or reset, and never written"
-
-    @property
-    def fix(self) -> str:
-        """Write into the model's own tensors."""
-        return TO_WRITE[self.trip]
+    how = TO_WRITE
 
 
-@dataclass(frozen=True)
 class FileOfAnotherRank(Cause):
     """A rank has the values that another rank saved under this name.
 
@@ -249,7 +193,6 @@ class FileOfAnotherRank(Cause):
     how = "give each rank the file that it saved itself"
 
 
-@dataclass(frozen=True)
 class ChangedInTransfer(Cause):
     """A tensor has values that are neither what was sent nor what was there before.
 
@@ -261,24 +204,16 @@ class ChangedInTransfer(Cause):
 
     is_padded: bool = False
     kinds = ("foreign", "name-collision")
-    why = "They were computed on the way, come from elsewhere, or were changed since"
-    how = "find what computes or writes it on the way or afterwards, and leave the values as they were sent"
-
-    @property
-    def cause(self) -> str:
-        """Where the values may come from."""
-        text = super().cause
-        return f"It is padding in the place of rows. If not: {continued(text)}" if self.is_padded else text
-
-    @property
-    def fix(self) -> str:
-        """What to look for."""
-        if self.is_padded:
-            return "put the padding where the map says that it is, and compare which rows each rank cuts from the whole"
-        return super().fix
+    why = (
+        "{is_padded:?It is padding in the place of rows. If not: they|They} were computed on the way, come from "
+        "elsewhere, or were changed since"
+    )
+    how = (
+        "{is_padded:?put the padding where the map says that it is, and compare which rows each rank cuts from the "
+        "whole|find what computes or writes it on the way or afterwards, and leave the values as they were sent}"
+    )
 
 
-@dataclass(frozen=True)
 class CutBeforePadding(Cause):
     """Each rank's own part of a tensor is padded, and the map pads the whole.
 
@@ -290,7 +225,6 @@ class CutBeforePadding(Cause):
     how = "pad the whole at its end, and cut that for the ranks"
 
 
-@dataclass(frozen=True)
 class FusedCutInOnePiece(Cause):
     """A fused tensor was cut for the ranks as a whole, and not part by part.
 
@@ -303,16 +237,10 @@ class FusedCutInOnePiece(Cause):
 
     is_seen: bool = False
     kinds = ("foreign", "misordered", "name-collision")
+    why = "The fused tensor is cut in one piece{is_seen:?|, or its parts are in another order}"
     how = TO_CUT
 
-    @property
-    def cause(self) -> str:
-        """How it was cut."""
-        text = "The fused tensor is cut in one piece"
-        return text if self.is_seen else f"{text}, or its parts are in another order"
 
-
-@dataclass(frozen=True)
 class InterleavedParts(Cause):
     """The parts of a fused tensor come in turns, block by block.
 
@@ -325,7 +253,6 @@ class InterleavedParts(Cause):
     how = TO_CUT
 
 
-@dataclass(frozen=True)
 class ReorderedParts(Cause):
     """The parts of a fused tensor are in another order.
 
@@ -337,7 +264,6 @@ class ReorderedParts(Cause):
     how = TO_CUT
 
 
-@dataclass(frozen=True)
 class ExchangedStates(Cause):
     """Two states of one parameter were exchanged.
 
@@ -356,7 +282,6 @@ class ExchangedStates(Cause):
     how = TO_MATCH
 
 
-@dataclass(frozen=True)
 class StateByNumber(Cause):
     """A parameter has the optimizer state of another parameter.
 
@@ -372,7 +297,6 @@ class StateByNumber(Cause):
     how = TO_MATCH
 
 
-@dataclass(frozen=True)
 class SwappedTensors(Cause):
     """A tensor has the values of another tensor.
 
@@ -384,7 +308,6 @@ class SwappedTensors(Cause):
     how = TO_MATCH
 
 
-@dataclass(frozen=True)
 class WrongOnDisk(Cause):
     """A save wrote other values than the model has.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
 
 
-@dataclass(frozen=True)
 class RankDependentStep(Cause):
     """Ranks step a weight by different multiples of the unsharded model's step.
 
@@ -26,7 +23,6 @@ class RankDependentStep(Cause):
     )
 
 
-@dataclass(frozen=True)
 class RepeatedStep(Cause):
     """Every rank steps a weight by a whole multiple of the unsharded model's step.
 
@@ -37,18 +33,12 @@ class RepeatedStep(Cause):
     times: int
     kinds = ("wrong-value",)
     why = (
-        "The optimizer stepped {times} times on the same gradient ({twice}as where a hook or a wrapper steps too), or "
-        "its learning rate is {times} times as large once the model is sharded"
+        "The optimizer stepped {times} times on the same gradient, as where a hook or a wrapper steps too, or its "
+        "learning rate is {times} times as large once the model is sharded"
     )
     how = "call step() once per batch; where it is called once, compare the learning rates in param_groups"
 
-    @property
-    def cause(self) -> str:
-        """What went wrong, with the number of steps in words."""
-        return self.why.format(times=self.times, twice="twice, " if self.times == 2 else "")
 
-
-@dataclass(frozen=True)
 class AnotherLearningRate(Cause):
     """Every rank steps a weight by one multiple of the unsharded model's step.
 
@@ -67,7 +57,6 @@ class AnotherLearningRate(Cause):
     )
 
 
-@dataclass(frozen=True)
 class RankDependentDecay(Cause):
     """Some ranks decay a weight more or less than the others.
 
@@ -80,7 +69,6 @@ class RankDependentDecay(Cause):
     how = "give every rank's optimizer the same groups and the same weight_decay: print param_groups on two ranks"
 
 
-@dataclass(frozen=True)
 class AnotherDecay(Cause):
     """All ranks decay a weight more or less than the unsharded model does.
 
@@ -97,7 +85,6 @@ class AnotherDecay(Cause):
     how = "choose the groups of the optimizer before sharding, by name, or by what sharding leaves alone"
 
 
-@dataclass(frozen=True)
 class UnexplainedWeight(Cause):
     """A weight differs from the unsharded model's after the step, by no known rule.
 
@@ -117,7 +104,6 @@ class UnexplainedWeight(Cause):
     )
 
 
-@dataclass(frozen=True)
 class LeftOutOfOptimizer(Cause):
     """An optimizer does not step a weight, on some ranks or on all.
 
@@ -133,7 +119,6 @@ class LeftOutOfOptimizer(Cause):
     how = "make the optimizer of model.parameters() once the model is sharded, with the same groups on every rank"
 
 
-@dataclass(frozen=True)
 class AverageNotWritten(Cause):
     """A weight that code writes after the step, such as a moving average, keeps its old value.
 
@@ -147,22 +132,13 @@ class AverageNotWritten(Cause):
     on_some: bool
     kinds = ("write-not-applied",)
     why = (
-        "The code that writes it after the step (a moving average) did not run once the model was sharded, or "
-        "wrote into a copy: a gathered tensor, or the parameters from before sharding"
+        "The code that writes it after the step (a moving average) {on_some:?ran on some ranks only|did not run once "
+        "the model was sharded}, or wrote into a copy{on_some:?|: a gathered tensor, or the parameters from before "
+        "sharding}"
     )
     how = "run it on every rank, and write into the local shards: average.to_local().lerp_(weight.to_local(), rate)"
 
-    @property
-    def cause(self) -> str:
-        """What went wrong; on some ranks only, it is likelier that the code ran on the others."""
-        if self.on_some:
-            return (
-                "The code that writes it after the step (a moving average) ran on some ranks only, or wrote to a copy"
-            )
-        return super().cause
 
-
-@dataclass(frozen=True)
 class CopiesSteppedApart(Cause):
     """Copies of a weight were equal with equal gradients, and differ after the step.
 
@@ -178,25 +154,15 @@ class CopiesSteppedApart(Cause):
     states: str = ""
     kinds = ("unreplicated",)
     why = (
-        "Each copy is stepped from an optimizer state of its own, or only some ranks step it and none of these "
-        "sends it to the others"
+        "Each copy is stepped from an optimizer state of its own{states:?: {states} differs along {axes} too|, or only "
+        "some ranks step it and none of these sends it to the others}"
     )
     how = (
         "give all ranks along {axes} the same optimizer state, or torch.distributed.broadcast every weight from "
         "the rank that steps it"
     )
 
-    @property
-    def cause(self) -> str:
-        """What went wrong; the states that differ, if some do."""
-        if self.states:
-            return (
-                f"Each copy is stepped from an optimizer state of its own: {self.states} differs along {self.axes} too"
-            )
-        return super().cause
 
-
-@dataclass(frozen=True)
 class OptimizerOfOtherParameters(Cause):
     """The optimizer's step changes no weight of the model, although all have gradients.
 
@@ -212,7 +178,6 @@ class OptimizerOfOtherParameters(Cause):
     how = "make the optimizer of model.parameters() once the model is sharded; broadcast from the rank that stepped"
 
 
-@dataclass(frozen=True)
 class StepNotKept(Cause):
     """Some weights did not move in the step, although they have gradients and others moved.
 
@@ -225,7 +190,6 @@ class StepNotKept(Cause):
     how = "broadcast every weight from the rank that steps it, and step each on one at least"
 
 
-@dataclass(frozen=True)
 class BufferOfParts(Cause):
     """Copies of a buffer differ along an axis whose ranks see the same rows of the batch.
 
@@ -242,7 +206,6 @@ class BufferOfParts(Cause):
     how = "update it from what is equal along {along}, or all_reduce what it is updated from"
 
 
-@dataclass(frozen=True)
 class UnreducedStatistics(Cause):
     """Each rank's buffer has the statistics of its own part of the batch only.
 
@@ -258,15 +221,9 @@ class UnreducedStatistics(Cause):
     op: str
     kinds = ("unreplicated",)
     why = "It is updated from each rank's own part of the batch, which {along} splits, and never reduced"
-    how = "all_reduce what it is updated from over {along} with ReduceOp.{op}"
-
-    @property
-    def fix(self) -> str:
-        """The reduction, in torch's spelling."""
-        return self.how.format(along=self.along, op=self.op.upper())
+    how = "all_reduce what it is updated from over {along} with ReduceOp.{op:upper}"
 
 
-@dataclass(frozen=True)
 class UnexplainedBuffer(Cause):
     """A buffer differs from the unsharded model's after the step, by no known rule.
 

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.text import named_ranks
 
 OF_REPLICAS = ("OLMo-core#319", "composer#2812")
 
 
-@dataclass(frozen=True)
-class AlongAxes(Cause, abstract=True):
-    """A cause of copies that differ from one position of an axis to the next.
-
-    Attributes:
-        axes: The axes along which copies differ; empty if they are not known.
-    """
-
-    axes: tuple[str, ...]
-
-    @property
-    def fix(self) -> str:
-        """What to change, with the axes in words."""
-        along = f"along {' and '.join(self.axes)}" if self.axes else "on all ranks"
-        return self.how.format(along=along, these="these axes" if len(self.axes) > 1 else "that axis")
-
-
-@dataclass(frozen=True)
-class RankDependentSeed(AlongAxes):
+class RankDependentSeed(Cause):
     """Replicas of a weight start with different values.
 
     Each replica drew its weights with its own seed, or loaded a file of its own. Data parallelism averages gradients
     and never weights, so the replicas stay different while the loss falls.
     """
+
+    axes: tuple[str, ...]
 
     kinds = ("unreplicated",)
     why = (
@@ -41,33 +22,38 @@ class RankDependentSeed(AlongAxes):
         "them agree: gradients are averaged, weights are not"
     )
     how = (
-        "give all ranks {along} one seed before the weights are drawn, or torch.distributed.broadcast the weights "
-        "from the first of these ranks before training"
+        "give all ranks {axes:?along {axes} |}one seed before the weights are drawn, or torch.distributed.broadcast "
+        "the weights from the first of these ranks before training"
     )
     references = OF_REPLICAS
 
 
-@dataclass(frozen=True)
-class UnsynchronizedBuffer(AlongAxes):
+class UnsynchronizedBuffer(Cause):
     """A buffer has different values on ranks that should have copies of it.
 
     FSDP2 and tensor parallel leave buffers as each rank made them. A table that is drawn, or statistics that are
     updated, then differ from rank to rank.
     """
 
+    axes: tuple[str, ...]
+
     kinds = ("unreplicated",)
     why = "Buffers are neither sharded nor synchronised: each rank computes with its own"
-    how = "torch.distributed.broadcast it {along} once it is made, or give all ranks one seed before"
+    how = (
+        "torch.distributed.broadcast it {axes:?along {axes}|on all ranks} once it is made, or give all ranks one seed "
+        "before"
+    )
     references = ("LlamaFactory#10820",)
 
 
-@dataclass(frozen=True)
-class PlainAmongShards(AlongAxes):
+class PlainAmongShards(Cause):
     """A plain parameter of a sharded model has different values on each rank.
 
     What fully_shard ignores stays an ordinary tensor. No broadcast makes its copies equal and no reduction touches
     its gradient, so each rank trains its own.
     """
+
+    axes: tuple[str, ...]
 
     kinds = ("unreplicated",)
     why = (
@@ -75,13 +61,12 @@ class PlainAmongShards(AlongAxes):
         "nothing broadcasts it and nothing reduces its gradient, so each rank keeps its own values"
     )
     how = (
-        "where ranks should have copies, torch.distributed.broadcast it {along} before training and all_reduce "
-        "its gradient; where each should have its own, make it a DTensor that is split over {these}: of "
-        "plain copies a checkpoint keeps one"
+        "where ranks should have copies, torch.distributed.broadcast it {axes:?along {axes}|on all ranks} before "
+        "training and all_reduce its gradient; where each should have its own, make it a DTensor that is split{axes:? "
+        "over {axes}}: of plain copies a checkpoint keeps one"
     )
 
 
-@dataclass(frozen=True)
 class ShardedOnSomeRanks(Cause):
     """A tensor is a DTensor on some ranks and a plain tensor on the others.
 
@@ -92,16 +77,12 @@ class ShardedOnSomeRanks(Cause):
     sharded: tuple[int, ...]
     plain: tuple[int, ...]
     kinds = ("unreplicated",)
-    why = "It is a DTensor on {sharded} and a plain tensor on {plain}: what shards it ran on some ranks only"
+    why = (
+        "It is a DTensor on {sharded:ranks} and a plain tensor on {plain:ranks}: what shards it ran on some ranks only"
+    )
     how = "shard it on all ranks alike (distribute_tensor, parallelize_module, fully_shard), or on none"
 
-    @property
-    def cause(self) -> str:
-        """What went wrong, with the ranks in words."""
-        return self.why.format(sharded=named_ranks(self.sharded), plain=named_ranks(self.plain))
 
-
-@dataclass(frozen=True)
 class FirstRankAlone(Cause):
     """The first ranks that have a part hold other values than all other copies of it.
 
@@ -110,26 +91,18 @@ class FirstRankAlone(Cause):
 
     Attributes:
         odd: These ranks, in words.
-        num_ranks: How many they are.
     """
 
     odd: str
-    num_ranks: int
     kinds = ("unreplicated",)
     why = (
-        "Only {odd} loaded, drew or changed {copies}, as where the first rank reads a checkpoint or has another "
-        "seed, and nothing sent it on"
+        "Only {odd} loaded, drew or changed it, as where the first rank reads a checkpoint or has another seed, and "
+        "nothing sent it on"
     )
     how = "torch.distributed.broadcast it from {odd} to the ranks with the same part, or load it on every rank"
     references = OF_REPLICAS
 
-    @property
-    def cause(self) -> str:
-        """What went wrong, with the number of copies in words."""
-        return self.why.format(odd=self.odd, copies="its copy" if self.num_ranks == 1 else "their copies")
 
-
-@dataclass(frozen=True)
 class OddRanksAlone(Cause):
     """A few ranks hold other values than all other copies of a tensor.
 
@@ -138,34 +111,21 @@ class OddRanksAlone(Cause):
 
     Attributes:
         odd: These ranks, in words.
-        num_ranks: How many they are.
     """
 
     odd: str
-    num_ranks: int
     kinds = ("unreplicated",)
     why = (
-        "All other copies agree, so {odd} alone loaded, drew or changed {copies}: another seed there, code that runs "
-        "only there, another file on that machine, or a broadcast without it"
+        "All other copies agree, so {odd} alone loaded, drew or changed it: another seed there, code that runs only "
+        "there, another file on that machine, or a broadcast without it"
     )
     how = (
-        "look for what only {odd} {does}, and the random state it begins with; torch.distributed.broadcast from a "
+        "look for what runs or is read only on {odd}, and the random state there; torch.distributed.broadcast from a "
         "rank that has the same part and agrees with the others makes the copies equal"
     )
     references = OF_REPLICAS
 
-    @property
-    def cause(self) -> str:
-        """What went wrong, with the number of copies in words."""
-        return self.why.format(odd=self.odd, copies="its copy" if self.num_ranks == 1 else "their copies")
 
-    @property
-    def fix(self) -> str:
-        """Where to look, with the ranks in words."""
-        return self.how.format(odd=self.odd, does="runs or reads" if self.num_ranks == 1 else "run or read")
-
-
-@dataclass(frozen=True)
 class RepeatedDraw(Cause):
     """Different shards of a weight hold bitwise the same values.
 
@@ -174,72 +134,57 @@ class RepeatedDraw(Cause):
 
     Attributes:
         along: The axes along which shards repeat, in words.
-        device: The type of device that holds them: on CPUs torch does not give each shard its own stream.
+        is_on_cpu: Whether CPUs hold them: there torch does not give each shard its own stream.
     """
 
     along: str
-    device: str
+    is_on_cpu: bool
     kinds = ("identical-shards",)
     why = (
         "Every rank drew its own shard, with one seed on all of them, or all of them loaded the same shard; where "
         "parts of the weight are meant to start alike, as experts that are copied from one network, it is right"
     )
-    how = "seed each rank by its coordinate along {along}"
+    how = (
+        "{is_on_cpu:?draw the weights before they are sharded, or seed each rank by its coordinate along {along}: on "
+        "CPUs torch draws every shard from one stream|initialise the DTensors themselves, not their local tensors, "
+        "after torch.manual_seed: each shard then has its own stream; or seed each rank by its coordinate along "
+        "{along}}; or load the file or the slice of the rank's own coordinate"
+    )
     references = ("OLMo-core#307", "torchtitan#3106")
 
-    @property
-    def fix(self) -> str:
-        """What helps: only on accelerators does torch give each shard of a DTensor random numbers of its own."""
-        if self.device.startswith("cpu"):
-            return (
-                f"draw the weights before they are sharded, or {super().fix}: on CPUs torch draws every shard from one "
-                "stream; or load the file or the slice of the rank's own coordinate"
-            )
-        return (
-            "initialise the DTensors themselves, not their local tensors, after torch.manual_seed: each shard then has "
-            f"its own stream; or {super().fix}; or load the file or the slice of the rank's own coordinate"
-        )
 
-
-def tied_again(cause: Cause, names: str) -> str:
-    """Return the fix of a lost tie: of several names an assignment each, because one for all would unpack a tensor."""
-    is_one = not any(sign in names for sign in ", [")
-    fields = vars(cause) | ({} if is_one else {"tensor": "NAME"})
-    return cause.how.format_map(fields) + ("" if is_one else f", for each NAME of {names}")
-
-
-@dataclass(frozen=True)
 class BrokenTie(Cause):
-    """Two names that shared one storage are two tensors after sharding.
+    """Two names that shared one storage, or should share it, are two tensors after sharding.
 
     Sharding, materializing or copying modules one by one gives each name its own parameter. They start equal and drift
     apart, as each gets a part of the gradient.
 
     Attributes:
-        tensor: The name that follows.
-        tied_to: The name whose storage it shared.
+        tensor: The name that follows, or several of them.
+        tied_to: The name whose storage it should share.
+        was_tied: Whether the unsharded model has the tie; else a test asserts it.
     """
 
     tensor: str
     tied_to: str
+    was_tied: bool = True
     kinds = ("untied",)
     why = (
-        "Something gave the names parameters of their own: sharding or to_empty() module by module, "
-        "load_state_dict(assign=True), a copy of one module"
+        "{was_tied:?Something gave|They were never tied; or they were, and then something gave} the names parameters "
+        "of their own: sharding or to_empty() module by module, load_state_dict(assign=True), a copy of one module"
     )
     how = (
-        "tie them again after the model is sharded, under one layout, or shard the module that owns both as one "
-        "unit: model.{tensor} = model.{tied_to}"
+        "tie them{was_tied:? again} after the model is sharded, under one layout{was_tied:?, or shard the module that "
+        "owns both as one unit}: model.{is_one:?{tensor}|NAME} = model.{tied_to}{is_one:?|, for each NAME of {tensor}}"
     )
     references = ("foundation-model-stack#331",)
 
     @property
-    def fix(self) -> str:
-        """The assignment that ties the name, or each of several names."""
-        return tied_again(self, self.tensor)
+    def is_one(self) -> bool:
+        """Whether it is one name: one assignment to several names would unpack a tensor."""
+        return not any(sign in self.tensor for sign in ", [")
 
 
-@dataclass(frozen=True)
 class LostWrite(Cause):
     """An in-place write to a tensor does not change what is read from it.
 

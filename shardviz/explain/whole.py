@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardviz.explain.cause import Cause
-from shardviz.text import listed
-
-MAX_LISTED = 3
 
 
-@dataclass(frozen=True)
 class DamagedFile(Cause):
     """A rank's file cannot be read, so nothing that the rank holds was checked.
 
@@ -21,7 +15,6 @@ class DamagedFile(Cause):
     how = "copy the rank's files again, or write the dump again"
 
 
-@dataclass(frozen=True)
 class RankWithoutFile(Cause):
     """The dump has no file of some ranks.
 
@@ -34,7 +27,6 @@ class RankWithoutFile(Cause):
     how = "copy the rank_* files of every rank into the folder, or run again"
 
 
-@dataclass(frozen=True)
 class ModuleAbsentOnRanks(Cause):
     """Some ranks of a tensor's mesh do not have the tensor.
 
@@ -47,7 +39,6 @@ class ModuleAbsentOnRanks(Cause):
     how = "build the same modules on every rank"
 
 
-@dataclass(frozen=True)
 class TensorAbsentEverywhere(Cause):
     """No rank has a tensor of the unsharded model, under any name.
 
@@ -59,7 +50,6 @@ class TensorAbsentEverywhere(Cause):
     how = "keep the module's name, or leave it out of the model that is stamped"
 
 
-@dataclass(frozen=True)
 class MeshNotRising(Cause):
     """The mesh lists its ranks in an order that does not rise; process groups go by rank.
 
@@ -72,7 +62,6 @@ class MeshNotRising(Cause):
     how = "build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis"
 
 
-@dataclass(frozen=True)
 class GroupAgainstMesh(Cause):
     """A process group was made by hand, with its ranks in another order than the mesh has them.
 
@@ -92,41 +81,30 @@ class GroupAgainstMesh(Cause):
     )
 
 
-@dataclass(frozen=True)
-class UnevenCollective(Cause):
-    """The shards are right and of different sizes, and torch gathers them in the wrong order.
-
-    torch pads uneven shards before a collective and cuts the padding off afterwards. For some nested layouts it cuts
-    in the wrong place, and the result has the right shape.
-    """
-
-    kinds = ("collective-mismatch",)
-    why = (
-        "torch's own collective is wrong for shards of different sizes in this layout, or the process groups are not "
-        "in the mesh's order"
-    )
-    how = (
-        "choose sizes that the axes divide, or redistribute one axis at a time; shardviz audit gives a repro to report"
-    )
-
-
-@dataclass(frozen=True)
-class EvenCollective(Cause):
-    """The shards are right and of one size, and torch gathers them in the wrong order.
+class GatheredOutOfOrder(Cause):
+    """The shards are right, and torch gathers them in the wrong order.
 
     The ranks of a process group are in another order than those of the mesh, or torch's collective is wrong for this
-    layout. Equal shards fit in every order, so the result has the right shape.
+    layout: uneven shards are padded before it, and the padding is cut off in the wrong place. The result has the right
+    shape.
+
+    Attributes:
+        is_uneven: Whether the shards differ in size.
     """
 
+    is_uneven: bool
     kinds = ("collective-mismatch",)
-    why = "The process groups are not in the mesh's order, or torch's own collective is wrong for this layout"
+    why = (
+        "{is_uneven:?torch's own collective is wrong for shards of different sizes in this layout, or the process "
+        "groups are not in the mesh's order|The process groups are not in the mesh's order, or torch's own collective "
+        "is wrong for this layout}"
+    )
     how = (
-        "build the mesh by init_device_mesh, which makes its groups itself, or redistribute one axis at a time; "
-        "shardviz audit gives a repro to report"
+        "{is_uneven:?choose sizes that the axes divide|build the mesh by init_device_mesh, which makes its groups "
+        "itself}, or redistribute one axis at a time; shardviz audit gives a repro to report"
     )
 
 
-@dataclass(frozen=True)
 class UncheckedWeights(Cause):
     """The step is wrong for no known reason, and some weights could not be checked.
 
@@ -143,17 +121,15 @@ class UncheckedWeights(Cause):
     step_cause: str
     step_fix: str
     kinds = ("wrong-value",)
-    why = "{step_cause}, of weights that could not all be checked: {odd}"
-    how = "compare first {first}; where that is right, {step_fix}"
+    why = "{step_cause}, of weights that could not all be checked: {odd_weights:3}"
+    how = "compare first {to_compare:3}; where that is right, {step_fix}"
 
     @property
-    def cause(self) -> str:
-        """What went wrong, with the weights and what is odd about them."""
-        odd = listed((f"{name} is {what}" for name, what, _ in self.odd), MAX_LISTED)
-        return self.why.format(step_cause=self.step_cause, odd=odd)
+    def odd_weights(self) -> tuple[str, ...]:
+        """The weights, each with what is odd about it."""
+        return tuple(f"{name} is {what}" for name, what, _ in self.odd)
 
     @property
-    def fix(self) -> str:
-        """What to compare first, and what to do then."""
-        first = listed((f"{name}'s {what}" for name, _, what in self.odd), MAX_LISTED)
-        return self.how.format(first=first, step_fix=self.step_fix)
+    def to_compare(self) -> tuple[str, ...]:
+        """What to compare of each of the weights."""
+        return tuple(f"{name}'s {what}" for name, _, what in self.odd)

@@ -64,7 +64,7 @@ def test_gradients_that_are_right_on_some_ranks_are_not_called_unreduced(tmp_pat
     step = Step(tmp_path).add("w", "grad", {0: WANTED, 1: WANTED**2, 2: WANTED, 3: WANTED})
     (found,), _ = step.check()
     assert (found.kind, found.ranks) == ("wrong-value", (1,))
-    assert "something different from the others, which are right" in found.cause
+    assert "something different from the other ranks, which are right" in found.cause
 
 
 def test_shards_that_were_averaged_as_if_they_were_copies_are_named(tmp_path: Path) -> None:

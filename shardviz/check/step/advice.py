@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardviz.explain.gradients import CutGraph
 from shardviz.explain.losses import UnexplainedLoss, UnexplainedValue
-from shardviz.explain.step import GradientsMissing, SumReadPending, UnexplainedBackward, UnexplainedForward
+from shardviz.explain.modules import UnsummedModule
+from shardviz.explain.step import UnexplainedBackward, UnexplainedForward
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
@@ -29,12 +31,12 @@ def unexplained_value(evidence: Evidence, one: Compared) -> UnexplainedLoss | Un
 
 def _in_forward(evidence: Evidence) -> Cause:
     name, (summed, axis) = evidence.first_odd_module, evidence.pending_before
-    return SumReadPending(summed, axis, name) if summed else UnexplainedForward(name)
+    return UnsummedModule(summed, name, axis, is_sure=False) if summed else UnexplainedForward(name)
 
 
 def _in_backward(evidence: Evidence) -> Cause:
     cut = evidence.without_gradient
-    return GradientsMissing(cut) if cut else UnexplainedBackward()
+    return CutGraph(cut) if cut else UnexplainedBackward()
 
 
 def _of_loss(evidence: Evidence) -> UnexplainedLoss:

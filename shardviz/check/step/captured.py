@@ -14,8 +14,9 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.no_gradient import check_absent_gradients
 from shardviz.check.step.words import apart_text, farthest
 from shardviz.check.values.copies import copies_of
-from shardviz.explain.numbers import number
-from shardviz.explain.sums import GradientCopiesDiffer, LoggedValuesDiffer, OutputCopiesDiffer
+from shardviz.explain.losses import ScalarNotReduced
+from shardviz.explain.sums import GradientNotReduced, OutputCopiesDiffer
+from shardviz.explain.templates import number
 from shardviz.layout.notation import write
 from shardviz.relate.tolerance import EPSILON, ROUNDINGS_OF_ONE, ROUNDINGS_OF_SUM
 from shardviz.text import listed
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 4
 NO_REFERENCE = "the step against an unsharded model's: a captured job has none; copies on its ranks were compared"
-CAUSES: Mapping[str, Callable[[str], Cause]] = {
-    "grad": GradientCopiesDiffer,
-    "output": OutputCopiesDiffer,
-    "scalar": LoggedValuesDiffer,
+CAUSES: Mapping[str, Callable[[tuple[str, ...]], Cause]] = {
+    "grad": lambda axes: GradientNotReduced(axes, is_captured=True),
+    "output": lambda axes: OutputCopiesDiffer(_joined(axes)),
+    "scalar": lambda axes: ScalarNotReduced(_joined(axes)),
 }
-"""What is wrong if copies differ, by role."""
+"""What is wrong if copies differ along some axes, by role."""
 
 
 def check_captured(dump: Dump) -> Iterator[Finding | NotChecked]:
@@ -98,19 +99,24 @@ def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Find
 def _finding(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tuple[int, int]) -> Finding:
     low, high = pair
     apart = apart_text(low, high, farthest(values[low], values[high]))
-    axes = " and ".join(_axes(dump, values)) or "the ranks"
+    differing = tuple(_axes(dump, values))
+    axes = _joined(differing)
     summary = f"copies of its {tensor.role} differ along {axes}: {apart}"
     if tensor.role == "scalar":
         summary = f"ranks log {listed(dict.fromkeys(number(float(one)) for one in values.values()), MAX_LISTED)}"
     elif tensor.role == "grad":
         summary = f"the gradient differs along {axes}: {apart}"
-    return CAUSES[tensor.role](axes).finding(
+    return CAUSES[tensor.role](differing).finding(
         name,
         tuple(sorted(values)),
         summary,
         claimed=write(tensor.claimed, equal=True) if tensor.claimed and tensor.role != "scalar" else "",
         held=f"different values along {axes}",
     )
+
+
+def _joined(axes: tuple[str, ...]) -> str:
+    return " and ".join(axes) or "the ranks"
 
 
 def _axes(dump: Dump, values: Values) -> list[str]:

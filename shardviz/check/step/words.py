@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.explain.numbers import number as number
+from shardviz.explain.templates import number as number
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:

@@ -100,7 +100,11 @@ def _alike(lines: Lines, num_names: int) -> Iterator[int]:
 
 def _finding(tensor: Tensor, layout: Layout, name: str, axes: list[str]) -> Finding:
     along = " and ".join(axes)
-    cause = SameOptimizerFile() if tensor.role == "optim" else RepeatedDraw(along, tensor.first.body.device)
+    cause = (
+        SameOptimizerFile()
+        if tensor.role == "optim"
+        else RepeatedDraw(along, tensor.first.body.device.startswith("cpu"))
+    )
     return cause.finding(
         name,
         tuple(tensor.shards),

@@ -66,4 +66,4 @@ def _of_shape(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
 def _of_layout(tensor: Tensor, name: str, text: str) -> Finding:
     layout = write(tensor.claimed) if tensor.claimed else "no layout: every rank has a plain tensor"
     what = f"its planned layout is {layout}, not the intended {text}"
-    return AnotherPlan(layout).finding(name, tuple(tensor.shards), what, claimed=layout, intended=text)
+    return AnotherPlan(layout, is_planned=True).finding(name, tuple(tensor.shards), what, claimed=layout, intended=text)

@@ -163,11 +163,11 @@ def _of_part(one: Compared, far: Far) -> Cause:
 
 def _of_values(one: Compared, far: Far) -> Cause:
     """Return the likely cause of a difference that no rule explains, and how to distinguish such causes."""
-    ranks = "these ranks" if len(far) < len(one.reduced) else "all ranks"
+    of_all = len(far) == len(one.reduced)
     if one.role not in WEIGHTS:
-        return UnexplainedDifference(ranks)
+        return UnexplainedDifference(of_all)
     if all(not one.reduced[rank].any() for rank in far):
-        return OnlyZeros(ranks)
+        return OnlyZeros(of_all)
     return SomeRanksDiffer() if len(far) < len(one.reduced) else AllRanksDiffer()
 
 

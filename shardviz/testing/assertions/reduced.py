@@ -8,7 +8,7 @@ from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of
 from shardviz.dump.whole import whole_values
-from shardviz.explain.assertions import UnequalGradientCopies
+from shardviz.explain.sums import GradientNotReduced
 from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
@@ -92,7 +92,7 @@ def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
     axes = " and ".join(differing)
     low, high, worst = max(_pairs(one, differing), key=lambda pair: pair[2])
     others = next((axis for axis in one.mesh.axes if axis not in differing), "")
-    return UnequalGradientCopies(differing, "" if one.claimed else others).finding(
+    return GradientNotReduced(differing, by_hand="" if one.claimed else others).finding(
         one.name,
         _ranks(one, differing),
         f"the gradient differs along {axes}: {apart_text(low, high, worst)}",

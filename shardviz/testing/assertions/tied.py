@@ -11,8 +11,8 @@ from shardviz.check.values.ties import check_ties
 from shardviz.dump.dump import Dump
 from shardviz.dump.find import meant
 from shardviz.dump.records.tensors import Stamp
-from shardviz.explain.assertions import NeverTied
 from shardviz.explain.finding import Finding
+from shardviz.explain.values import BrokenTie
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.text import counted
 
@@ -44,5 +44,5 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
 def _reworded(finding: Finding, first: str) -> Finding:
     """Leave out the state before sharding, which an assertion cannot know, and the name that it was told first."""
     sentence = f"it does not share storage with {first} on {counted(len(finding.ranks), 'rank')}"
-    cause = NeverTied(finding.tensor, first, finding.cause)
+    cause = BrokenTie(finding.tensor, first, was_tied=False)
     return replace(finding, sentence=sentence, members=()).because(cause)

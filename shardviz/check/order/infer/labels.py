@@ -62,7 +62,7 @@ def _cause(kind: type[Disorder], claimed: Layout, held: Layout) -> Disorder:
         return AnotherAxis(placements, axis)
     if issubclass(kind, Mislabel):
         return kind(placements)
-    return SegmentsUnderFsdp(_free_dim(claimed, held)) if kind is SegmentsUnderFsdp else OneFactor()
+    return SegmentsUnderFsdp(_free_dims(claimed, held)) if kind is SegmentsUnderFsdp else OneFactor()
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -71,12 +71,9 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0, 0)
 
 
-def _free_dim(claimed: Layout, held: Layout) -> int | None:
-    """Return a dim that FSDP2 can split instead of one that has segments; None if there is no such dim."""
-    for dim, chain in enumerate(held.chains):
-        if not chain and claimed.shape[dim] > 1:
-            return dim
-    return None
+def _free_dims(claimed: Layout, held: Layout) -> tuple[int, ...]:
+    """Return the dims that FSDP2 can split instead of one that has segments."""
+    return tuple(dim for dim, chain in enumerate(held.chains) if not chain and claimed.shape[dim] > 1)
 
 
 _SENTENCES: dict[type[Disorder], str] = {

@@ -18,7 +18,7 @@ from shardviz.check.order.rules.intent import order_of
 from shardviz.check.report import NotChecked
 from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
 from shardviz.explain.finding import Finding
-from shardviz.explain.whole import EvenCollective, UnevenCollective
+from shardviz.explain.whole import GatheredOutOfOrder
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 
@@ -107,7 +107,7 @@ def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
 def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
     tensor = dump.stamped.get(name)
     claimed = tensor.claimed if tensor is not None else None
-    cause = UnevenCollective() if claimed is not None and _is_uneven(claimed) else EvenCollective()
+    cause = GatheredOutOfOrder(is_uneven=claimed is not None and _is_uneven(claimed))
     return cause.finding(
         name,
         tuple(ranks),

@@ -8,7 +8,8 @@ import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.forward.slices import places_of, spans
-from shardviz.explain.forward import MicroBatchSentAgain, PositionsStartAgain, RepeatedBatchPart, UngatheredKeys
+from shardviz.explain.forward import PositionsStartAgain, UngatheredKeys
+from shardviz.explain.gradients import RepeatedMicroBatch
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def check_repeated(evidence: Evidence, one: Compared) -> Reason | None:
         return None
     parts = evidence.activations.num_micro_batches
     return Reason(
-        MicroBatchSentAgain(times) if parts == times else RepeatedBatchPart(),
+        RepeatedMicroBatch(times=times if parts == times else 0),
         f"on rank {rank} slices {spans(places[:distinct])} of dim {dim} appear {times} times, others not at all",
     )
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.forward.reason import Reason
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.explain.stages import (
-    LayersBetweenStagesDropped,
+    LayersDropped,
     OverlappingStages,
-    RemainderLayersDropped,
     StagesMisnumbered,
     StagesOutOfOrder,
 )
@@ -156,9 +155,8 @@ def _lost(pipeline: Pipeline) -> Reason | None:
     num_stages = sum(map(len, pipeline.stages.values()))
     at_end = lost == list(range(pipeline.size - len(lost), pipeline.size))
     left_over = at_end and (pipeline.size - len(lost)) % num_stages == 0 and len(lost) < num_stages
-    cause = RemainderLayersDropped if left_over else LayersBetweenStagesDropped
     return Reason(
-        cause(pipeline.size, num_stages),
+        LayersDropped(pipeline.size, num_stages, left_over),
         f"no stage has {names}: {_who_has_what(pipeline)}",
         tensor=f"{pipeline.prefix}{lost[0]}",
     )

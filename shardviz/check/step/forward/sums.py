@@ -14,13 +14,12 @@ import numpy as np
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.rules.reductions import own_part
-from shardviz.explain.numbers import times_text
+from shardviz.explain.modules import AveragedForward, RepeatedForwardSum
 from shardviz.explain.sums import (
-    AveragedBesideVector,
     ConcatenatedTerms,
-    SummedTwiceBesideVector,
     UnreducedBesideVector,
 )
+from shardviz.explain.templates import times_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,9 +100,9 @@ def _not_reduced(name: str, axis: str, op: str) -> Reason:
 
 
 def _scaled(one: Compared, name: str, ratio: Fraction) -> Reason:
-    cause = AveragedBesideVector if ratio < 1 else SummedTwiceBesideVector
+    cause = AveragedForward if ratio < 1 else RepeatedForwardSum
     return Reason(
-        cause(name, size_in_words(one.mesh, ratio)),
+        cause("", size_in_words(one.mesh, ratio), name),
         f"less {name}, it is {times_text(ratio)} the unsharded model's less {name}",
     )
 

@@ -12,7 +12,8 @@ from shardviz.check.step.run import explained
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number
 from shardviz.explain.finding import Finding
-from shardviz.explain.jobs import UnequalLossCounts, UnexplainedJobStep
+from shardviz.explain.jobs import UnexplainedJobStep
+from shardviz.explain.losses import MeanOfMeans
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -71,9 +72,10 @@ def _of_unequal_losses(judging: Judging) -> Finding | None:
     if len(set(scales.values())) < 2:
         return None
     text = listed([f"{number(scale)} on rank {rank}" for rank, scale in sorted(scales.items())], MAX_LISTED)
-    return UnequalLossCounts().finding(
+    return MeanOfMeans().finding(
         "loss",
         tuple(sorted(scales)),
         f"all outputs are right, and backward begins with the other job's gradient times a number of the rank's own: "
         f"{text}",
+        kind="wrong-scale",
     )

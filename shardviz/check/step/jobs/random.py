@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.traces import Place
-from shardviz.explain.jobs import CopiesDropDifferently, PartsDropAlike
+from shardviz.explain.step import DifferentMasks, IdenticalMasks
 from shardviz.layout.placements import Replicate, Shard
 
 if TYPE_CHECKING:
@@ -71,6 +71,6 @@ def _finding(module: str, axis: str, pair: tuple[int, int], *, is_same: bool) ->
     low, high = pair
     if is_same:
         sentence = f"ranks {low} and {high} along {axis} are given the same and drop different elements of it"
-        return CopiesDropDifferently(axis).finding(module, pair, sentence, module=module)
+        return DifferentMasks(axis).finding(module, pair, sentence, kind="wrong-value", module=module)
     sentence = f"ranks {low} and {high} along {axis} have different parts and drop the same elements of each"
-    return PartsDropAlike(axis).finding(module, pair, sentence, module=module)
+    return IdenticalMasks(axis).finding(module, pair, sentence, module=module)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.rules.ratios.scale import cause_of_ratio
 from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
 from shardviz.check.step.words import apart_text, claimed_text
-from shardviz.explain.numbers import times_text
 from shardviz.explain.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
+from shardviz.explain.templates import times_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None
     op = OPS[reduction]
     cause: Cause = GradientNotReduced(over, op) if one.role == "grad" else OutputNotReduced(over, op)
     if one.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
-        cause = GradientNotReduced(over, op, ratio, cause_of_ratio(one, ratio, over, batch))
+        cause = GradientNotReduced(over, op, ratio=ratio, rest=cause_of_ratio(one, ratio, over, batch))
     return cause.finding(
         one.name,
         one.wrong,

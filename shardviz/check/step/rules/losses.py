@@ -18,13 +18,12 @@ from shardviz.check.step.advice import unexplained_value
 from shardviz.check.step.rules.ratios.factors import batch_axes, splits
 from shardviz.check.step.words import claimed_text
 from shardviz.explain.losses import (
-    AveragedExponentials,
     FunctionBeforeMean,
+    MiscountedExponentials,
     PartialVocabularyLoss,
-    PartialVocabularyValue,
-    RepeatedExponentials,
+    ScalarOfPart,
 )
-from shardviz.explain.numbers import number
+from shardviz.explain.templates import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +71,8 @@ def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
     others = [axis for axis in others if batch and not batch[axis]]
     if logarithm or not batch or not others:
         return logarithm
-    cause = (PartialVocabularyLoss if one.name == "loss" else PartialVocabularyValue)(" or ".join(others))
+    axes, is_loss = " or ".join(others), one.name == "loss"
+    cause = PartialVocabularyLoss(axes) if is_loss else ScalarOfPart(axes, is_same_batch=True)
     if any(one.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         return replace(unexplained_value(evidence, one), or_else=cause)
     return cause
@@ -84,9 +84,9 @@ def _logarithm(one: Compared) -> Cause | None:
     for size, axes in _sizes(one.mesh) if max(excess) - min(excess) <= one.tolerance else ():
         if one.tolerance < SMALL * math.log(size):
             if abs(max(excess) - math.log(size)) <= one.tolerance:
-                return RepeatedExponentials(size, axes)
+                return MiscountedExponentials(size, axes, is_repeated=True)
             if abs(max(excess) + math.log(size)) <= one.tolerance:
-                return AveragedExponentials(size, axes)
+                return MiscountedExponentials(size, axes, is_repeated=False)
     return None
 
 

@@ -31,4 +31,5 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
         f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is {due:.6g}, of "
         "equal outputs",
         severity="warning",
+        details=("it is right if the loss should be the mean of the parts' means, by which gradients were compared",),
     )

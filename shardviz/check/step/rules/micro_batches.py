@@ -16,11 +16,10 @@ from shardviz.dump.records.step import of_micro_batch
 from shardviz.explain.gradients import (
     LostMicroBatches,
     MicroBatchesReducedAgain,
-    OnlyLastMicroBatch,
     RepeatedMicroBatch,
     UnequalMicroBatches,
 )
-from shardviz.explain.numbers import number
+from shardviz.explain.templates import number
 from shardviz.relate.tolerance import TELLING
 from shardviz.text import listed
 
@@ -121,7 +120,7 @@ def _cause(evidence: Evidence, names: list[str], weights: Weights) -> Cause:
     if again := _repeated(weights):
         return RepeatedMicroBatch(again)
     if counted == [len(weights) - 1]:
-        return OnlyLastMicroBatch()
+        return LostMicroBatches()
     if len(counted) < len(weights):
         return LostMicroBatches(tuple(index for index in range(len(weights)) if index not in counted))
     if axes := _summed_again(evidence, names, weights):

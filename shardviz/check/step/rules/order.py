@@ -12,7 +12,7 @@ import numpy as np
 
 from shardviz.check.step.forward.slices import spans
 from shardviz.check.step.words import WHAT, claimed_text
-from shardviz.explain.forward import JoinedOutOfOrder, RepeatedParts, RepeatedRows
+from shardviz.explain.forward import JoinedOutOfOrder, RepeatedParts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ def _repeated(
     if not lost or other is None:
         return None
     axes = " and ".join(axis for axis in one.mesh.axes if _apart_on(one.mesh, axis, other, wrong))
-    cause = (RepeatedRows if (one.role, dim) == ("output", 0) else RepeatedParts)(axes)
+    cause = RepeatedParts(axes, is_batch=(one.role, dim) == ("output", 0))
     return cause.finding(
         one.name,
         one.wrong,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.rules.reductions import missing_reduction, own_part
 from shardviz.check.step.words import claimed_text
 from shardviz.explain.losses import NormOfPart, ScalarNotReduced, ScalarOfPart
-from shardviz.explain.numbers import number
+from shardviz.explain.templates import number
 from shardviz.text import listed
 
 if TYPE_CHECKING:

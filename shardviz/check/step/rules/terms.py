@@ -16,9 +16,9 @@ from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.explain.numbers import number
 from shardviz.explain.step import RankDependentCode, UnexplainedCopies, WeightOnSomeRanks
-from shardviz.explain.sums import AddedBeforeSum, AddedInSeveralPlaces, BiasLeftOut, MixedShards
+from shardviz.explain.sums import MixedShards, RepeatedTerm, TermLeftOut
+from shardviz.explain.templates import number
 from shardviz.layout.region import index_of
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
         one.name,
         one.wrong,
         _where(one, rank, excess),
+        kind="wrong-value",
         claimed=claimed_text(one),
         generic=not is_on_some_ranks,
     )
@@ -139,9 +140,7 @@ def _times_added(one: Compared, excess: NDArray[np.float64], bias: NDArray[np.fl
 def _added_too_often(one: Compared, name: str, times: int) -> Finding:
     axes = size_in_words(one.mesh, Fraction(times + 1)) if times > 0 else ""
     over = f", once on every rank of {axes}" if axes else ""
-    cause: Cause = AddedBeforeSum(name, axes) if axes else AddedInSeveralPlaces(name)
-    if times < 0:
-        cause = BiasLeftOut(name)
+    cause: Cause = RepeatedTerm(name, axes) if times > 0 else TermLeftOut(name)
     return cause.finding(
         name,
         one.wrong,

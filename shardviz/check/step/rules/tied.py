@@ -13,7 +13,7 @@ import numpy as np
 
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.check.step.words import claimed_text
-from shardviz.explain.gradients import AveragedTiedGradients, TiedShardsMisaligned, UnsummedTiedGradients
+from shardviz.explain.gradients import TiedShardsMisaligned, UnsummedTiedGradients
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
@@ -42,10 +42,11 @@ def check_tied(evidence: Evidence, one: Compared) -> Finding | None:
 
 
 def _averaged(one: Compared, listed: str, uses: int) -> Finding:
-    return AveragedTiedGradients(uses).finding(
+    return UnsummedTiedGradients(uses).finding(
         one.name,
         one.wrong,
         f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
+        kind="wrong-scale",
         details=(f"it was one tensor with {listed}, which other ranks have",),
         claimed=claimed_text(one),
     )

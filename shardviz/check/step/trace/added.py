@@ -53,11 +53,12 @@ def _finding(evidence: Evidence, first: Divergence, added: str, times: int, rank
     name = first.module or "the model itself"
     term = f"the input of {name}" if added == INPUT else f"the output of {added}"
     if times < 0:
-        return TermLeftOut(name, term).finding(
+        return TermLeftOut(term, name).finding(
             name,
             ranks,
             f"the output lacks {term}" if times == -1 else f"{term} is subtracted from the output {-times} times",
+            kind="wrong-value",
         )
     axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1))
     sentence = f"{term} is in the output {times + 1} times"
-    return RepeatedTerm(name, term, times + 1, axes).finding(name, ranks, sentence)
+    return RepeatedTerm(term, axes, name).finding(name, ranks, sentence)

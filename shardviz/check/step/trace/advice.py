@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.divergence import pending_axis
-from shardviz.explain.gradients import CutInModule, UnsummedInnerGradient, UnsummedInputGradient
+from shardviz.explain.gradients import CutInModule, UnsummedInputGradient
 from shardviz.explain.modules import (
     UnexplainedBetweenModules,
     UnexplainedModule,
@@ -30,7 +30,7 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
             return UnsummedModule(first.module, first.before, first.axis)
         return _in_forward(evidence, first, name)
     if first.way == "unsummed" and is_within(first.before, first.module):
-        return UnsummedInnerGradient(name, first.before, first.axis)
+        return UnsummedInputGradient(name, first.axis, first.before)
     if first.way == "unsummed":
         return UnsummedInputGradient(name, first.axis)
     if first.way == "lost":

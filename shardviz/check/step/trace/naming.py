@@ -11,7 +11,7 @@ from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
 from shardviz.check.step.trace.scale import times_in_backward
 from shardviz.explain.finding import Finding
-from shardviz.explain.numbers import times_text
+from shardviz.explain.templates import times_text
 from shardviz.text import counted
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.gradients import AveragedBackward, RepeatedBackwardSum
 from shardviz.explain.modules import AveragedForward, RepeatedForwardSum, ScaledBetweenModules, ScaledByMicroBatches
-from shardviz.explain.numbers import times_text
+from shardviz.explain.templates import times_text
 from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, near_ratio
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.words import WHAT, claimed_text
-from shardviz.explain.forward import ExchangedParts, FirstPartOnAll
+from shardviz.explain.forward import PartOfAnotherRank
 from shardviz.explain.modules import StatisticsOfPart
 from shardviz.relate.tolerance import EXPLAINED_BY_LINE, LEAST_STATISTIC
 
@@ -50,7 +50,7 @@ def _holder(one: Compared, axis: str, rank: int) -> int | None:
 def _of_other(one: Compared, axis: str, given: dict[int, int]) -> Finding:
     rank, other = next(iter(given.items()))
     is_first = len(set(given.values())) == 1
-    return (FirstPartOnAll if is_first else ExchangedParts)(axis).finding(
+    return PartOfAnotherRank(axis, is_first).finding(
         one.name,
         one.wrong,
         f"the {WHAT[one.role]} of rank {rank} is the part that rank {other} along {axis} has in the unsharded model",

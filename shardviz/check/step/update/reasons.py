@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.words import number
-from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank, StateOfOneRank
+from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
 from shardviz.explain.update import (
     AnotherDecay,
     AnotherLearningRate,
@@ -217,5 +217,7 @@ def of_others(others: Mapping[int, int]) -> Why:
     pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
     if len(set(others.values())) == 1:
         first = next(iter(others.values()))
-        return Why(f"the optimizer's state is of the same part on every rank, rank {first}'s", StateOfOneRank())
+        return Why(
+            f"the optimizer's state is of the same part on every rank, rank {first}'s", StateOfAnotherRank(is_one=True)
+        )
     return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())

@@ -122,16 +122,16 @@ def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[
             return _of_step(outcome, odd, step)
     odd, names = sides[0], (SIDES[sides[0].at], SIDES[1 - sides[0].at])
     if not odd.differs:
-        return outcome.became("other", outcome.why, FileOfOtherSide(odd.file, odd, *names))
+        return outcome.became("other", outcome.why, FileOfOtherSide(odd, *names))
     if len(sides) == 1 or not sides[1].differs:
-        return outcome.became("other", outcome.why, FileOfAnotherSave(odd.file, odd, *names))
+        return outcome.became("other", outcome.why, FileOfAnotherSave(odd, *names))
     return outcome.became("other", outcome.why, FileOnEitherSide(odd, *names, sides[1].file))
 
 
 def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
     side, other = SIDES[odd.at], SIDES[1 - odd.at]
     why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
-    return outcome.became("stale", why, FileOfAnotherStep(odd.file, odd, side, other, printable(step.path.name)))
+    return outcome.became("stale", why, FileOfAnotherStep(odd, side, other, printable(step.path.name)))
 
 
 def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:

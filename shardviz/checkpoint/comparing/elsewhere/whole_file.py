@@ -57,4 +57,4 @@ def _differs(outcome: Outcome) -> bool:
 def _named(outcome: Outcome, whole: WholeFileDiffers) -> Outcome:
     if not _differs(outcome):
         return outcome
-    return outcome.became(outcome.verdict, outcome.why, replace(whole, rest=outcome.explanation))
+    return outcome.became(outcome.verdict, outcome.why, replace(whole, rest=outcome.explanation or whole.rest))

@@ -18,8 +18,8 @@ from shardviz.check.step.rules.ratios.factors import batch_axes, cause_of_axes
 from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
 from shardviz.check.step.rules.ratios.scale import overs
 from shardviz.check.step.words import size_clause
-from shardviz.explain.numbers import number, times_text
 from shardviz.explain.scales import ClippedByParts, ScaledBackward
+from shardviz.explain.templates import number, times_text
 from shardviz.relate.tolerance import near_ratio
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import numpy as np
 
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.words import claimed_text
-from shardviz.explain.scales import NormOverWrongAxes, RootsReduced
+from shardviz.explain.losses import NormOfPart
+from shardviz.explain.scales import NormOverWrongAxes
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
@@ -82,10 +83,11 @@ def _is(one: Compared, values: Values, *, root: bool = False) -> bool:
 
 
 def _of_norms(one: Compared, what: str, axes: tuple[str, ...]) -> Finding:
-    return RootsReduced(" and ".join(axes)).finding(
+    return NormOfPart(" and ".join(axes), is_reduced=True).finding(
         one.name,
         one.wrong,
         f"the value is {what}, where the norm of all gradients is the root of the sum of all squares",
+        kind="wrong-scale",
         claimed=claimed_text(one),
     )
 

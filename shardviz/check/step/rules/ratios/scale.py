@@ -17,8 +17,8 @@ import numpy as np
 from shardviz.check.step.rules.ratios.factors import Over, batch_of, cause_of_axes, splits
 from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.factors import DividedMean, LostContributions, SummedContributions, SummedValue, UnsummedValue
-from shardviz.explain.numbers import number, times_text
-from shardviz.explain.scales import ClippedByShardNorm, LossScaleLeft, ScaledByOwnCount, ScaledInStep, ScaledPart
+from shardviz.explain.scales import ClippedByParts, LossScaleLeft, ScaledByOwnCount, ScaledInStep
+from shardviz.explain.templates import number, times_text
 from shardviz.relate.tolerance import EXPLAINED, SINGLE, least_factor, near_ratio
 from shardviz.text import listed
 
@@ -164,11 +164,11 @@ def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
     alike = high - low <= near_ratio(one.rounding.epsilon) * abs(high)
     shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
-    cause: Cause = ClippedByShardNorm() if one.role == "grad" else ScaledByOwnCount()
+    cause: Cause = ClippedByParts() if one.role == "grad" else ScaledByOwnCount()
     if _is_loss_scale(factors.values()):
         cause = LossScaleLeft()
     if alike:
-        cause = ScaledPart() if part is not None and part.is_beside_right else ScaledInStep()
+        cause = ScaledInStep(of_all=part is None or not part.is_beside_right)
     summary = f"the {WHAT[one.role]} is {times}"
     return cause.finding(one.name, one.wrong, summary, claimed=claimed_text(one))
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from shardviz.check.step.words import claimed_text
 from shardviz.dump.records.step import of_replay
-from shardviz.explain.numbers import number
 from shardviz.explain.scales import SmallFactor
+from shardviz.explain.templates import number
 from shardviz.relate.tolerance import EXPLAINED_BY_LINE, MANY, SURE
 
 if TYPE_CHECKING:

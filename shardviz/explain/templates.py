@@ -1,0 +1,164 @@
+"""Templates of sentences: words with fields in them, filled in for a finding or shown on a page.
+
+| in a template | in a finding |
+| --- | --- |
+| `{axes}` | the field; several texts are joined by `and` |
+| `{axis!r}` | as Python writes it |
+| `{norm:.5g}` | as Python's format does, or by a name of `FORMATS`: `{ranks:ranks}` |
+| `{names:3}` | the first three of several, between commas |
+| `{axes:? over {axes}}` | words that are there only if the field is not empty |
+| `{trip:sync?send it|save it}` | words that depend on the field: `sync`, or anything else |
+| `{ranks:1?reads|read}` | words for a single one, or for several |
+| `{axes:each and|sum over {each}}` | words for each of several |
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from shardviz.text import continued, listed, named_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+def number(value: float) -> str:
+    """Return a number in at most five digits that matter."""
+    return f"{value:.5g}"
+
+
+def times_text(factor: Fraction | float) -> str:
+    """Return a factor as a sentence has it: `2 times`, `1/2 of`, `0.98765 times`."""
+    if not isinstance(factor, Fraction):
+        return f"{number(factor)} times"
+    return f"{factor.numerator} times" if factor.denominator == 1 else f"{factor} of"
+
+
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "ranks": named_ranks,
+    "list": lambda sizes: str(list(sizes)),
+    "sum": lambda sizes: " + ".join(map(str, sizes)),
+    "times": times_text,
+    "upper": str.upper,
+    "continued": continued,
+}
+"""What a field is printed by if its format names it."""
+
+
+class _Parser(string.Formatter):
+    """Python's own, with an object's attributes for fields."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return getattr(kwargs["source"], str(key))
+
+
+PARSER = _Parser()
+
+
+def filled(template: str, source: object) -> str:
+    """Return a template with the attributes of an object in the place of its fields.
+
+    Example:
+        >>> class SameFile:
+        ...     ranks = (0, 1)
+        >>> filled("look at what {ranks:ranks} {ranks:1?reads|read}", SameFile())
+        'look at what ranks 0-1 read'
+    """
+    return "".join(_filled(template, source))
+
+
+def _filled(template: str, source: object) -> Iterator[str]:
+    for literal, name, form, conversion in PARSER.parse(template):
+        yield literal
+        if name is None:
+            continue
+        value, _ = PARSER.get_field(name, (), {"source": source})
+        if words := _for_each(form):
+            yield words[0].join(filled(words[1], _Each(source, item)) for item in value)
+        elif condition := _condition(form):
+            test, yes, no = condition
+            yield filled(yes if _holds(value, test) else no, source)
+        else:
+            yield repr(value) if conversion == "r" else _printed(value, form or "")
+
+
+class _Each:
+    """An object with one more field, an item of another."""
+
+    def __init__(self, source: object, item: object) -> None:
+        self.source = source
+        self.each = item
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+
+def _for_each(form: str | None) -> tuple[str, str] | None:
+    """Return what joins the words for each item, and these words; None for any other format."""
+    joiner, _, words = (form or "").removeprefix("each ").partition("|")
+    return (f" {joiner} ", words) if form and form.startswith("each ") else None
+
+
+def _printed(value: Any, form: str) -> str:
+    if form in FORMATS:
+        return FORMATS[form](value)
+    if form.isdecimal():
+        return listed(value, int(form))
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        return " and ".join(value)
+    return format(value, form) if form else str(value)
+
+
+def _holds(value: Any, test: str) -> bool:
+    if not test:
+        return bool(value)
+    return str(len(value) if isinstance(value, tuple) else value) == test
+
+
+def _condition(form: str | None) -> tuple[str, str, str] | None:
+    """Return what a field is compared with, the words if it is equal, and the words if not; None for a plain format."""
+    test, mark, texts = (form or "").partition("?")
+    if not mark:
+        return None
+    depth = 0
+    for at, char in enumerate(texts):
+        depth += (char == "{") - (char == "}")
+        if char == "|" and not depth:
+            return test, texts[:at], texts[at + 1 :]
+    return test, texts, ""
+
+
+def shown(template: str) -> list[str]:
+    """Return a template as its page has it, with fields as `<axis>`: once, or twice if its words depend on a field.
+
+    Example:
+        >>> shown("{trip:sync?send it on {axis}|save it}")
+        ['send it on <axis>', 'save it']
+    """
+    return list(dict.fromkeys("".join(_shown(template, is_first)) for is_first in (True, False)))
+
+
+def _shown(template: str, is_first: bool) -> Iterator[str]:
+    for literal, name, form, _ in PARSER.parse(template):
+        yield literal
+        if words := _for_each(form):
+            yield "".join(_shown(words[1], is_first)).replace("<each>", f"<{name}>")
+        elif condition := _condition(form):
+            test, yes, no = condition
+            # A page speaks of several ranks, and has the words that are there only sometimes.
+            is_yes = test != "1" and (is_first or not no)
+            yield from _shown(yes if is_yes else no, is_first)
+        elif name:
+            yield f"<{name.rpartition('.')[2].replace('_', ' ')}>"
+
+
+def fields_of(template: str) -> Iterator[str]:
+    """Yield the name of every field of a template, those in words that depend on another field too."""
+    for _, name, form, _ in PARSER.parse(template):
+        if name and name != "each":
+            yield re.split(r"[.[]", name)[0]
+        for words in (_for_each(form) or _condition(form) or ("", ""))[1:]:
+            yield from fields_of(words)
