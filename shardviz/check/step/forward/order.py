@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
-from shardviz.check.step.forward.slices import places_of, spans
+from shardviz.check.step.forward.slices import spans
 from shardviz.explain.forward import MicroBatchSentAgain, PositionsStartAgain, RepeatedBatchPart, UngatheredKeys
+from shardviz.relate.orders import places_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:

@@ -8,13 +8,11 @@ apart from module to module, so that places may be as far apart as those before 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.forward.slices import places_of
 from shardviz.check.step.jobs.traces import float_of
 from shardviz.check.step.jobs.values import in_both
 from shardviz.dump.records.trace import PointRecord
@@ -22,6 +20,8 @@ from shardviz.layout.candidates import num_splits, placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial, Replicate
+from shardviz.relate.factors import scale_between
+from shardviz.relate.orders import places_of
 from shardviz.relate.tolerance import DRIFT, EXACT, MOST_NOISE, TENSOR_FLOAT
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
 
-MAX_DENOMINATOR = 64
-"""The number that gradients are multiplied by is a ratio of small numbers: sizes of axes, numbers of micro-batches."""
 NARROW = ("bfloat16", "float16")
 
 
@@ -119,14 +117,9 @@ class Judging:
     def _scale_between(self, whole: Kept, part: Kept, rank: int) -> float | None:
         for _, region in placements_of(whole.shape, part.shape, self.mesh, rank):
             pair = in_both(whole, part, region)
-            wanted, values = pair if pair is not None else (np.zeros(0), np.zeros(0))
-            square = float(np.sum(wanted * wanted))
-            factor = float(np.sum(values * wanted)) / square if square else 0.0
-            ratio = float(Fraction(factor).limit_denominator(MAX_DENOMINATOR)) if np.isfinite(factor) else 0.0
-            for scale in (ratio, factor):
-                allowed = self._base(whole, part) * float_of(whole) * max(1.0, abs(scale))
-                if scale and np.isfinite(scale) and bool(np.all(np.abs(values - wanted * scale) <= allowed)):
-                    return scale
+            near = self._base(whole, part) * float_of(whole)
+            if pair is not None and (scale := scale_between(pair[1], pair[0], near)) is not None:
+                return scale
         return None
 
     def scale(self, place: Place, rank: int) -> float:

@@ -14,6 +14,9 @@ from shardviz.relate.tolerance import MANY, TYPICAL_POINT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
@@ -71,6 +74,11 @@ def part_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
     if all(len(spans) == 1 for spans in region.dims):
         return whole[tuple(slice(*spans[0]) for spans in region.dims)]
     return whole.flatten()[torch.from_numpy(region.flat_ids(tuple(whole.shape))).to(whole.device)]
+
+
+def numpy_of(values: torch.Tensor) -> NDArray[np.float64]:
+    """Return values as float64 on the CPU."""
+    return values.detach().double().cpu().numpy()
 
 
 def placements_of_sum(

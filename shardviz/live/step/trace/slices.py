@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.forward.slices import places_of
+from shardviz.relate.orders import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
