@@ -183,7 +183,7 @@ def ratios(factor: float) -> Iterator[float]:
 
     Example:
         >>> list(ratios(0.2501))
-        [0.25, 0.25, 0.2501]
+        [0.25, 0.2501]
     """
     number = 1 / factor if abs(factor) < 1 else factor
     near = [float(Fraction(number).limit_denominator(most)) for most in (1, 8, 64)] + [float(f"{number:.3g}"), number]
