@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
+
+import torch
 
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.placements import Partial
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.step.trace.fitting import Allowed, fitting, numpy_of, part_of, placements_of_sum
+from shardviz.live.step.trace.fitting import Allowed, fitting, numpy_of, part_of
 from shardviz.live.step.trace.joined import points_of
-from shardviz.live.step.trace.slices import Slices, places_in
 from shardviz.relate.factors import scale_between
+from shardviz.relate.slices import Slices, places_in
+from shardviz.relate.sums import placements_of_sum
 from shardviz.relate.tolerance import ELEMENT, EPSILON, EXACT, MOST_NOISE, above_noise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import torch
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shardviz.dump.records.trace import State
     from shardviz.layout.candidates import Placements
@@ -169,12 +173,18 @@ class Judged:
             whole = self._wanted(place)
             terms = {rank: own[place] for rank, own in of_all.items() if place in own}
             if whole is not None:
-                cpu, scales = whole.cpu(), {rank: self.scale(place, rank) for rank in terms}
-                terms = {rank: values.to(cpu.dtype) for rank, values in terms.items()}
-                placements = placements_of_sum(terms, cpu, self.mesh, self.near(place), scales)
+                arrays = {rank: numpy_of(term) for rank, term in terms.items()}
+                placements = placements_of_sum(arrays, self.mesh, partial(self._fits, place), self.near(place))
                 if placements is not None:
                     found[place] = placements
         return found
+
+    def _fits(self, place: Place, rank: int, total: NDArray[np.float64]) -> Iterator[Placements]:
+        """Yield the placements that give any rank these values."""
+        whole = self._wanted(place)
+        if whole is not None:
+            allowed, scale = Allowed(self.near(place)), self.scale(place, rank)
+            yield from fitting(torch.from_numpy(total), whole.cpu().double(), self.mesh, rank, allowed, scale)
 
     @cached_property
     def slices(self) -> Mapping[Place, Slices]:
