@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     Values = NDArray[Any]
 
+MOST_RATIO = 64
+"""The largest denominator of a ratio of small numbers: sizes of axes, numbers of micro-batches."""
+
 LARGE = 1e150
 """The square of a larger number is not finite in float64."""
 
@@ -108,7 +111,7 @@ def ratio_near(factor: float, most: int, near: float) -> Fraction | None:
         factor: The factor.
         most: The largest denominator. `Fraction.limit_denominator` snaps any number to some ratio: only the error says
             whether that is meant.
-        near: How far the factor may be off: relative to it if it is larger than 1, absolute else.
+        near: How far the factor may be off, relative to it.
 
     Example:
         >>> ratio_near(0.33333334, 8, 1e-6), ratio_near(0.34, 8, 1e-6)
@@ -117,7 +120,39 @@ def ratio_near(factor: float, most: int, near: float) -> Fraction | None:
     if not math.isfinite(factor):
         return None
     ratio = Fraction(factor).limit_denominator(max(most, 1))
-    return ratio if ratio and abs(factor - ratio) <= near * max(1.0, abs(factor)) else None
+    return ratio if ratio and abs(factor - ratio) <= near * abs(factor) else None
+
+
+def scale_between(values: Values, wanted: Values, near: float) -> float | None:
+    """Return the one number that multiplies all wanted values, a ratio of small numbers if one fits; None if none does.
+
+    Args:
+        values: What is held.
+        wanted: What is wanted, of the same shape.
+        near: How far rounding may take an element, absolute.
+    """
+    factor = factor_of(values, wanted)
+    if factor is None:
+        return None
+    apart = ((scale, np.abs(values - wanted * scale)) for scale in (snapped(factor, MOST_RATIO), factor) if scale)
+    return next((scale for scale, off in apart if bool(np.all(off <= near * max(1.0, abs(scale))))), None)
+
+
+def snapped(factor: float, most: int) -> float:
+    """Return the nearest ratio to a factor with a denominator up to `most`."""
+    return float(Fraction(factor).limit_denominator(most))
+
+
+def factors_of_rows(values: Values, wanted: Values) -> Values | None:
+    """Return the factor of each row whose wanted values have one, by least squares; None if a row of them is zero.
+
+    Args:
+        values: Rows of what is held.
+        wanted: Rows of what is wanted. Without their means, an offset of each row is ignored.
+    """
+    squares = (wanted * wanted).sum(1, keepdims=True)
+    factors: Values = (values * wanted).sum(1, keepdims=True) / np.where(squares, squares, 1.0)
+    return factors if np.all(squares > 0) else None
 
 
 def whole_multiple(excess: Values, term: Values, near: float) -> int:
@@ -148,7 +183,7 @@ def ratios(factor: float) -> Iterator[float]:
 
     Example:
         >>> list(ratios(0.2501))
-        [0.25, 0.25, 0.2501]
+        [0.25, 0.2501]
     """
     number = 1 / factor if abs(factor) < 1 else factor
     near = [float(Fraction(number).limit_denominator(most)) for most in (1, 8, 64)] + [float(f"{number:.3g}"), number]

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.layout.candidates import num_splits
+from shardviz.layout.placements import Partial, Replicate
 from shardviz.relate.values import error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.relate.relations import Pending
 
@@ -85,3 +88,41 @@ def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Seq
     if matrix_rank < 2 or min(abs(scale), abs(times)) <= LEAST_COEFFICIENT:
         return None
     return float(times / scale)
+
+
+def placements_of_sum(
+    terms: Mapping[int, Values], mesh: Mesh, fits: Callable[[int, Values], Iterable[Placements]], near: float | None
+) -> Placements | None:
+    """Return the placements of terms whose sum along one axis is the right part on every rank; None if there are none.
+
+    Args:
+        terms: What every rank has that has the tensor.
+        mesh: The mesh.
+        fits: Returns the placements that give a rank these values.
+        near: How far an element may be off. Terms that are as near to each other as this are one number times the
+            whole on every rank, and no terms of it; with None they are terms too.
+    """
+    for axis in mesh.axes if terms and all(rank in mesh for rank in terms) else ():
+        at = mesh.axis_index(axis)
+        shared: set[Placements] | None = None
+        for rank in terms:
+            total = _total(terms, mesh.group_of(rank, axis), near)
+            own = {one for one in fits(rank, total) if isinstance(one[at], Replicate)} if total is not None else set()
+            shared = own if shared is None else shared & own
+            if not shared:
+                break
+        for placements in sorted(shared or (), key=num_splits):
+            return (*placements[:at], Partial("sum"), *placements[at + 1 :])
+    return None
+
+
+def _total(terms: Mapping[int, Values], group: Sequence[int], near: float | None) -> Values | None:
+    """Return the sum of a group's terms; None if one is missing or has a different shape, or if they are copies."""
+    known = [terms[rank] for rank in group if rank in terms]
+    if len(group) < 2 or len(known) < len(group) or len({term.shape for term in known}) > 1:
+        return None
+    stacked = np.stack(known)
+    if near is not None and bool(np.all(np.abs(stacked - stacked[:1]) <= near / len(group))):
+        return None
+    total: Values = stacked.sum(0)
+    return total

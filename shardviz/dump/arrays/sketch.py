@@ -72,13 +72,3 @@ def apart(one: Sequence[float], other: Sequence[float]) -> float:
     ours, theirs = np.array(one), np.array(other)
     size = max(float(np.linalg.norm(ours)), float(np.linalg.norm(theirs)))
     return float(np.linalg.norm(ours - theirs)) / size if size else 0.0
-
-
-def factor(one: Sequence[float], other: Sequence[float], near: float) -> float | None:
-    """Return the number by which the second tensor is the first, to a relative precision; None if there is none."""
-    if not one or not other:
-        return None
-    ours, theirs = np.array(one), np.array(other)
-    square = float(ours @ ours)
-    found = float(ours @ theirs) / square if square else 0.0
-    return found if found and float(np.linalg.norm(theirs - ours * found)) <= near * np.linalg.norm(theirs) else None

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from shardviz.check.diff import compare
+from shardviz.check.step.runs.unsharded import Pair
 from shardviz.dump.arrays.sketch import sketch
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
@@ -159,3 +160,12 @@ def test_a_trace_that_is_in_a_file_that_was_not_read_is_not_said_to_be_absent(tm
     difference = compare(one, dump_of(read_files(other.files.path)))
     (why,) = [unchecked.why for unchecked in difference.not_compared if "module by module" in unchecked.why]
     assert why == "the step, module by module: a trace of it may be in what was not read of the second dump (rank 0)"
+
+
+def test_a_tensor_times_a_number_is_told_from_another_one():
+    values, other = np.random.default_rng(0).normal(size=(2, 500))
+    first, twice, second = (
+        SketchRecord("x", OUT, "float64", (500,), sketch(each)) for each in (values, 2 * values, other)
+    )
+    assert abs(Pair(first, twice).factor - 2) < 1e-9
+    assert Pair(first, second).factor is None

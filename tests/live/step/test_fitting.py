@@ -5,11 +5,11 @@ import torch
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Replicate, Shard
-from shardviz.live.step.trace.fitting import Allowed, fitting, placements_of_sum
+from shardviz.live.step.trace.fitting import Allowed, fitting
+from shardviz.relate.sums import placements_of_sum
 
 MESH = Mesh(("dp", "tp"), (2, 2))
 WHOLE = torch.arange(24.0, dtype=torch.float64).reshape(4, 6).sin()
-ONES = dict.fromkeys(MESH.ranks, 1.0)
 
 
 def test_a_rank_has_the_part_of_its_coordinate():
@@ -22,24 +22,31 @@ def test_a_rank_has_the_part_of_its_coordinate():
 
 def terms(split):
     first = WHOLE * split
-    return {rank: first if rank % 2 == 0 else WHOLE - first for rank in MESH.ranks}
+    return {rank: (first if rank % 2 == 0 else WHOLE - first).numpy() for rank in MESH.ranks}
+
+
+def placed(values):
+    def fits(rank, total):
+        return fitting(torch.from_numpy(total), WHOLE, MESH, rank, Allowed(1e-9))
+
+    return placements_of_sum(values, MESH, fits, 1e-9)
 
 
 def test_different_terms_are_those_of_a_sum_over_their_axis():
-    found = placements_of_sum(terms(torch.linspace(0, 1, 6, dtype=torch.float64)), WHOLE, MESH, 1e-9, ONES)
+    found = placed(terms(torch.linspace(0, 1, 6, dtype=torch.float64)))
     assert found == (Replicate(), Partial("sum"))
 
 
 @pytest.mark.parametrize("share", [0.5])
 def test_one_number_times_the_whole_on_every_rank_is_a_scale_and_no_sum(share):
-    assert placements_of_sum(terms(share), WHOLE, MESH, 1e-9, ONES) is None
+    assert placed(terms(share)) is None
 
 
 def test_all_of_it_on_one_rank_and_zeros_on_the_other_are_terms():
-    found = placements_of_sum(terms(1.0), WHOLE, MESH, 1e-9, ONES)
+    found = placed(terms(1.0))
     assert found == (Replicate(), Partial("sum"))
 
 
 def test_terms_of_one_rank_alone_are_no_sum():
-    own = {0: WHOLE * 0.3, 2: WHOLE * 0.3}
-    assert placements_of_sum(own, WHOLE, MESH, 1e-9, ONES) is None
+    own = {0: (WHOLE * 0.3).numpy(), 2: (WHOLE * 0.3).numpy()}
+    assert placed(own) is None

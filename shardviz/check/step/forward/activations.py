@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardviz.check.step.forward.slices import places_of
 from shardviz.dump.records.trace import is_point
 from shardviz.layout.region import indices
+from shardviz.relate.orders import places_of
 from shardviz.text import Fold
 
 if TYPE_CHECKING:

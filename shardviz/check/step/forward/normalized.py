@@ -13,6 +13,7 @@ import numpy as np
 from shardviz.check.step.forward.reason import Reason
 from shardviz.explain.modules import NormOfSplitFeatures
 from shardviz.layout.region import indices
+from shardviz.relate.factors import factors_of_rows
 from shardviz.relate.tolerance import FEW, LEAST_STATISTIC
 
 if TYPE_CHECKING:
@@ -75,10 +76,9 @@ def _is_row_by_row(got: NDArray[np.float64], due: NDArray[np.float64], tolerance
         return False
     got, due = got.reshape(-1, got.shape[-1]), due.reshape(-1, due.shape[-1])
     centred, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
-    squares = (other * other).sum(1, keepdims=True)
-    if not np.all(squares > 0):
+    factors = factors_of_rows(centred, other)
+    if factors is None:
         return False
-    factors = (centred * other).sum(1, keepdims=True) / squares
     left = np.abs(centred - factors * other).max()
     return bool(
         left <= 10 * tolerance * max(1.0, float(np.abs(got).max())) and np.any(np.abs(factors - 1) > LEAST_STATISTIC)

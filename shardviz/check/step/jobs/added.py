@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardviz.check.step.jobs.values import in_both
 from shardviz.check.step.trace.calls import is_within
 from shardviz.layout.candidates import placements_of
+from shardviz.relate.factors import whole_multiple
 from shardviz.relate.tolerance import FEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.judging import Judging
@@ -34,7 +34,7 @@ def added_at(judging: Judging, place: Place, rank: int) -> tuple[str, int]:
         pair = in_both(whole, part, region)
         excess = pair[1] - pair[0] * judging.scale(place, rank) if pair is not None else None
         for name, term in terms:
-            times = _times(excess, term, judging.found[place].near) if excess is not None else 0
+            times = whole_multiple(excess, term, judging.found[place].near) if excess is not None else 0
             if times:
                 return name, times
     return "", 0
@@ -61,10 +61,3 @@ def _name_of_term(place: Place, other: Place) -> str:
     is_beside = other.module.rpartition(".")[0] == parent and other.module != place.module
     is_around = bool(parent) and other.what == "gradient of output" and (is_beside or other.module == parent)
     return other.module if place.what == "gradient of input" and is_around else ""
-
-
-def _times(excess: NDArray[np.float64], term: NDArray[np.float64], near: float) -> int:
-    square = float(np.sum(term * term))
-    factor = float(np.sum(excess * term)) / square if square else 0.0
-    times = round(factor) if np.isfinite(factor) else 0
-    return times if times and bool(np.all(np.abs(excess - times * term) <= near * max(1, abs(times)))) else 0

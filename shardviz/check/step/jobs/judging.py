@@ -8,20 +8,21 @@ apart from module to module, so that places may be as far apart as those before 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.forward.slices import places_of
 from shardviz.check.step.jobs.traces import float_of
 from shardviz.check.step.jobs.values import in_both
 from shardviz.dump.records.trace import PointRecord
-from shardviz.layout.candidates import num_splits, placements_of
+from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
-from shardviz.layout.placements import Partial, Replicate
+from shardviz.layout.placements import Partial
+from shardviz.relate.factors import scale_between
+from shardviz.relate.slices import Slices, places_in
+from shardviz.relate.sums import placements_of_sum
 from shardviz.relate.tolerance import DRIFT, EXACT, MOST_NOISE, TENSOR_FLOAT
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
 
-MAX_DENOMINATOR = 64
-"""The number that gradients are multiplied by is a ratio of small numbers: sizes of axes, numbers of micro-batches."""
 NARROW = ("bfloat16", "float16")
 
 
@@ -119,14 +118,9 @@ class Judging:
     def _scale_between(self, whole: Kept, part: Kept, rank: int) -> float | None:
         for _, region in placements_of(whole.shape, part.shape, self.mesh, rank):
             pair = in_both(whole, part, region)
-            wanted, values = pair if pair is not None else (np.zeros(0), np.zeros(0))
-            square = float(np.sum(wanted * wanted))
-            factor = float(np.sum(values * wanted)) / square if square else 0.0
-            ratio = float(Fraction(factor).limit_denominator(MAX_DENOMINATOR)) if np.isfinite(factor) else 0.0
-            for scale in (ratio, factor):
-                allowed = self._base(whole, part) * float_of(whole) * max(1.0, abs(scale))
-                if scale and np.isfinite(scale) and bool(np.all(np.abs(values - wanted * scale) <= allowed)):
-                    return scale
+            near = self._base(whole, part) * float_of(whole)
+            if pair is not None and (scale := scale_between(pair[1], pair[0], near)) is not None:
+                return scale
         return None
 
     def scale(self, place: Place, rank: int) -> float:
@@ -196,54 +190,24 @@ class Judging:
 
     def _sum(self, place: Place, whole: Kept, values: Mapping[int, Kept], near: float) -> Placements | None:
         """Return the placements of terms whose sum along one axis is the right part on every rank."""
-        for axis in self.mesh.axes if all(rank in self.mesh for rank in values) else ():
-            totals = [self._total(axis, rank, values, near) for rank in values]
-            if any(total is None for total in totals):
-                continue
-            fits = [
-                {one for one, _ in self._fitting(place, whole, total, rank, near)}
-                for rank, total in zip(values, totals, strict=True)
-                if total is not None
-            ]
-            at = self.mesh.axis_index(axis)
-            shared = [one for one in set.intersection(*fits) if isinstance(one[at], Replicate)] if fits else []
-            for one in sorted(shared, key=num_splits):
-                return (*one[:at], Partial("sum"), *one[at + 1 :])
-        return None
 
-    def _total(self, axis: str, rank: int, values: Mapping[int, Kept], near: float) -> Kept | None:
-        """Return the sum of what ranks along an axis have; None where they have one number times the whole each."""
-        group = self.mesh.group_of(rank, axis)
-        own = values[rank]
-        if len(group) < 2 or any(other not in values or values[other].shape != own.shape for other in group):
-            return None
-        if len({values[other].values.shape for other in group}) > 1:
-            return None
-        stacked = np.stack([values[other].values for other in group])
-        if bool(np.all(np.abs(stacked - stacked[:1]) <= near / len(group))):
-            return None
-        return replace(own, values=stacked.sum(0))
+        def fits(rank: int, total: NDArray[np.float64]) -> Iterator[Placements]:
+            part = replace(values[rank], values=total)
+            return (placements for placements, _ in self._fitting(place, whole, part, rank, near))
+
+        return placements_of_sum({rank: part.values for rank, part in values.items()}, self.mesh, fits, near)
 
     def _of_slices(self, place: Place, whole: Kept, values: Mapping[int, Kept], near: float) -> State:
         """Return whether ranks have slices of the whole in another order, once each or some of them repeatedly."""
-        places: list[NDArray[np.int64]] = []
-        dims, repeated = set(), False
-        for rank, part in values.items():
-            is_whole = whole.is_whole and part.is_whole
-            found = places_of(part.values / self.scale(place, rank), whole.values, near) if is_whole else None
-            if found is None:
-                return "odd"
-            dim, at = found
-            rows = np.moveaxis(part.values, dim, 0).reshape(len(at), -1)
-            if np.any((at < 0) & rows.any(axis=1)):
-                return "odd"
-            dims.add(dim)
-            places.append(at[at >= 0])
-            repeated |= len(set(places[-1].tolist())) < len(places[-1])
-        if len(dims) != 1:
+        if not whole.is_whole or not all(part.is_whole for part in values.values()):
             return "odd"
-        every = set(np.concatenate(places).tolist())
-        return "moved" if len(every) == whole.shape[dims.pop()] and not repeated else "repeated"
+        of_ranks: list[Slices | None] = []
+        for rank, part in values.items():
+            of_ranks.append(places_in(part.values / self.scale(place, rank), whole.values, near))
+            if of_ranks[-1] is None:
+                return "odd"
+        joined = Slices.joined(of_ranks)
+        return "odd" if joined is None else "moved" if joined.is_whole else "repeated"
 
     def records(self, rank: int) -> list[PointRecord]:
         """Return what a rank has at every place, as a probe's step has it."""

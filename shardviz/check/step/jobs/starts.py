@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.forward.slices import places_of
 from shardviz.check.step.jobs.traces import float_of
 from shardviz.check.step.jobs.values import Kept, in_both
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merged
+from shardviz.relate.orders import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -6,13 +6,15 @@ every slice is the unsharded model's, the loss often is too, and what reads the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.step.forward.slices import spans
 from shardviz.check.step.words import WHAT, claimed_text
 from shardviz.explain.forward import JoinedOutOfOrder, RepeatedParts
+from shardviz.relate.orders import MAX_NUMBERS, matches
+from shardviz.relate.values import slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
 
-MAX_DISTANCES = 1 << 22
-"""No more pairs of numbers than this are compared to find where slices belong."""
-
 Slices = dict[int, "NDArray[np.float64]"]
 """What belongs at indices along a dim of the whole, flattened."""
 
@@ -34,7 +33,7 @@ Slices = dict[int, "NDArray[np.float64]"]
 def check_order(one: Compared) -> Finding | None:
     """Return the finding if every wrong rank has right slices of one dim, each once, at wrong indices."""
     for dim in range(one.wanted.ndim):
-        if one.wanted.size * one.wanted.shape[dim] > MAX_DISTANCES:
+        if one.wanted.size * one.wanted.shape[dim] > MAX_NUMBERS:
             continue
         parts = {one.regions[rank]: _slices_of(one, rank, dim) for rank in one.reduced}
         moved = {rank: _moved(one, rank, dim, parts) for rank in one.wrong}
@@ -80,24 +79,19 @@ def _slices_of(one: Compared, rank: int, dim: int) -> Slices:
     ids = one.regions[rank].flat_ids(shape)
     if ids.ndim != len(shape) or not ids.size:
         return {}
-    indices = np.unravel_index(_sliced(ids, dim)[:, 0], shape)[dim]
-    return dict(zip(map(int, indices), _sliced(one.wanted_of(rank), dim), strict=True))
-
-
-def _sliced(array: NDArray[Any], dim: int) -> NDArray[Any]:
-    return np.moveaxis(array, dim, 0).reshape(array.shape[dim], -1)
+    indices = np.unravel_index(slices_of(ids, dim)[:, 0], shape)[dim]
+    return dict(zip(map(int, indices), slices_of(one.wanted_of(rank), dim), strict=True))
 
 
 def _moved(one: Compared, rank: int, dim: int, parts: Mapping[Region | Elements, Slices]) -> dict[int, int]:
     """Return, by index along a dim, the index of the slice that stands there; empty where they are not such slices."""
     own = parts[one.regions[rank]]
-    got = _sliced(one.reduced[rank], dim) if own else np.empty((0, 0))
+    got = slices_of(one.reduced[rank], dim) if own else np.empty((0, 0))
     if len(got) < 2 or got.shape[1] < 2:  # any number may stand somewhere else by chance
         return {}
     belong = {at: part for slices in parts.values() for at, part in slices.items() if part.size == got.shape[1]} | own
-    apart = np.abs(got[:, None, :] - np.stack(list(belong.values()))[None, :, :]).max(axis=2)
-    near = apart <= one.tolerance
-    if np.any(near.sum(axis=1) != 1) or np.any(near.sum(axis=0) > 1):
+    near = matches(got, np.stack(list(belong.values())), one.tolerance)
+    if near is None or np.any(near.sum(axis=1) != 1) or np.any(near.sum(axis=0) > 1):
         return {}
     indices = list(belong)
     return {at: indices[int(column)] for at, column in zip(own, near.argmax(axis=1), strict=True)}

@@ -20,6 +20,7 @@ from shardviz.explain.step import RankDependentCode, UnexplainedCopies, WeightOn
 from shardviz.explain.sums import MixedShards, RepeatedTerm, TermLeftOut
 from shardviz.explain.templates import number
 from shardviz.layout.region import index_of
+from shardviz.relate.factors import whole_multiple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +87,7 @@ def vector_added(dump: Dump, one: Compared) -> Added | None:
     rank = one.wrong[0]
     excess = one.reduced[rank] - one.wanted_of(rank)
     for name, bias in _vectors(dump, excess.shape[-1:] if excess.ndim else ()):
-        times = _times_added(one, excess, bias)
+        times = whole_multiple(excess, np.broadcast_to(bias, excess.shape), one.tolerance)
         if times:
             return Added(name, bias, times)
     return None
@@ -125,16 +126,6 @@ def _vectors(dump: Dump, shape: tuple[int, ...]) -> list[tuple[str, NDArray[np.f
         if tensor.role == "param" and tensor.shape == shape
         for name in tensor.names
     ]
-
-
-def _times_added(one: Compared, excess: NDArray[np.float64], bias: NDArray[np.float64]) -> int:
-    """Return how often too many a vector was added to every row; 0 where that does not explain the excess."""
-    square = float(np.sum(bias * bias))
-    if not square or not np.all(np.isfinite(excess)):
-        return 0
-    rows = excess.reshape(-1, bias.size)
-    times = round(float(np.mean(rows @ bias)) / square)
-    return times if times and one.near(rows, np.broadcast_to(times * bias, rows.shape), scale=abs(times)) else 0
 
 
 def _added_too_often(one: Compared, name: str, times: int) -> Finding:

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from shardviz.check.step.trace.calls import is_within
-from shardviz.dump.arrays.sketch import apart, factor
+from shardviz.dump.arrays.sketch import apart
+from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import COARSEST_NORM, MOST_SKETCH_NOISE, NORM, SKETCH_NOISE, above_noise
 
 if TYPE_CHECKING:
@@ -65,7 +68,10 @@ class Pair:
     @property
     def factor(self) -> float | None:
         """The number by which the second's values are the first's; None where there is none."""
-        return factor(self.ours.numbers, self.theirs.numbers, self.allowed)
+        ours, theirs = np.array(self.ours.numbers), np.array(self.theirs.numbers)
+        found = factor_of(theirs, ours) if ours.shape == theirs.shape else None
+        is_times = bool(found) and np.linalg.norm(theirs - ours * found) <= self.allowed * np.linalg.norm(theirs)
+        return found if is_times else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.gradients import AveragedBackward, RepeatedBackwardSum
 from shardviz.explain.modules import AveragedForward, RepeatedForwardSum, ScaledBetweenModules, ScaledByMicroBatches
 from shardviz.explain.templates import times_text
+from shardviz.relate.factors import MOST_RATIO, common_factor, ratio_near
 from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, near_ratio
 
 if TYPE_CHECKING:
@@ -25,20 +24,16 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
-MAX_DENOMINATOR = 64
-
 
 def check_times(evidence: Evidence, one: Compared, first: Divergence) -> Finding | None:
     """Return the finding if every rank has the unsharded model's values times one number."""
     factor = _factor(one)
     if factor is None or abs(factor - 1) < LEAST_FACTOR_OF_MODULE:
         return None
-    ratio = Fraction(factor).limit_denominator(MAX_DENOMINATOR)
-    is_ratio = bool(ratio) and abs(factor - ratio) <= near_ratio(one.rounding.epsilon) * abs(factor)
-    axes = _axes(one, ratio) if is_ratio else []
-    size = " or ".join(axes)
-    cause = _cause(evidence, first, ratio if is_ratio else Fraction(0), size)
-    times = times_text(ratio if is_ratio else factor)
+    ratio = ratio_near(factor, MOST_RATIO, near_ratio(one.rounding.epsilon)) or Fraction(0)
+    size = " or ".join(_axes(one, ratio))
+    cause = _cause(evidence, first, ratio, size)
+    times = times_text(ratio or factor)
     return cause.finding(
         one.name,
         one.wrong,
@@ -49,13 +44,11 @@ def check_times(evidence: Evidence, one: Compared, first: Divergence) -> Finding
 
 def _factor(one: Compared) -> float | None:
     """Return the one number by which every rank's values are those wanted; None where there is none."""
-    got = np.concatenate([values.ravel() for values in one.reduced.values()])
-    due = np.concatenate([one.wanted_of(rank).ravel() for rank in one.reduced])
-    square = float(np.sum(due * due))
-    if not square or not np.all(np.isfinite(got)):
+    pairs = [(values, one.wanted_of(rank)) for rank, values in one.reduced.items()]
+    factor = common_factor(pairs)
+    if not factor or not all(one.near(got, due * factor, scale=abs(factor)) for got, due in pairs):
         return None
-    factor = float(np.sum(got * due)) / square
-    return factor if factor and one.near(got, due * factor, scale=abs(factor)) else None
+    return factor
 
 
 def _axes(one: Compared, ratio: Fraction) -> list[str]:

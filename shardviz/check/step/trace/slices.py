@@ -9,6 +9,7 @@ import numpy as np
 from shardviz.check.step.words import WHAT, claimed_text
 from shardviz.explain.forward import PartOfAnotherRank
 from shardviz.explain.modules import StatisticsOfPart
+from shardviz.relate.factors import factors_of_rows
 from shardviz.relate.tolerance import EXPLAINED_BY_LINE, LEAST_STATISTIC
 
 if TYPE_CHECKING:
@@ -86,10 +87,9 @@ def _factors(one: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.floa
     if got.shape != due.shape or got.shape[1] < FEWEST or not np.all(np.isfinite(got)):
         return None
     centred, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
-    squares = (other * other).sum(1, keepdims=True)
-    if not np.all(squares > 0):
+    factors = factors_of_rows(centred, other)
+    if factors is None:
         return None
-    factors = (centred * other).sum(1, keepdims=True) / squares
     left = float(np.abs(centred - factors * other).max())
     apart = float(np.abs(got - due).max())
     fits = left <= min(4 * one.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)

@@ -21,6 +21,7 @@ from shardviz.explain.update import (
     RankDependentStep,
     RepeatedStep,
 )
+from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW
 from shardviz.text import listed, named_ranks
 
@@ -72,8 +73,8 @@ def factors_of(dump: Dump, one: Compared) -> dict[int, float]:
 
 
 def _factor(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
-    factor = float(np.sum(got * due) / np.sum(due * due))
-    return factor if _is_near(got, factor * due) else None
+    factor = factor_of(got, due)
+    return factor if factor is not None and _is_near(got, factor * due) else None
 
 
 def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
@@ -127,8 +128,8 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
     weights = np.concatenate(own) if own else np.zeros(0)
     if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
         return None
-    factor = float(np.sum(off * weights) / np.sum(weights * weights))
-    if not factor or not _is_near(off, factor * weights):
+    factor = _factor(off, weights)
+    if not factor:
         return None
     more = "decayed more" if factor < 0 else "decayed less"
     if len(one.wrong) < len(one.values):

@@ -7,11 +7,11 @@ input is a sum, too: of what the module sends back, and of what goes around it, 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from shardviz.layout.candidates import placements_of
-from shardviz.live.step.trace.fitting import part_of
+from shardviz.live.step.trace.fitting import numpy_of, part_of
+from shardviz.relate.factors import whole_multiple
 from shardviz.relate.tolerance import FEW
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def added_at(judged: Judged, place: Place) -> tuple[str, int]:
         return "", 0
     near = judged.near(place)
     for _, region in placements_of(tuple(whole.shape), tuple(values.shape), judged.mesh, judged.rank):
-        excess = values.to(whole.dtype) - part_of(whole, region) * judged.scale(place, judged.rank)
+        excess = numpy_of(values.to(whole.dtype) - part_of(whole, region) * judged.scale(place, judged.rank))
         for name, term in terms(judged, place, values):
-            times = _times(excess, term.to(whole.dtype), near)
+            times = whole_multiple(excess, numpy_of(term), near)
             if times:
                 return name, times
     return "", 0
@@ -64,11 +64,3 @@ def _terms_around(judged: Judged, place: Place, values: torch.Tensor) -> Iterato
         is_term = is_near and bool(parent) and judged.state(other) == "right"
         if is_term and point.values is not None and point.values.shape == values.shape:
             yield other.module, point.values
-
-
-def _times(excess: torch.Tensor, term: torch.Tensor, near: float) -> int:
-    excess, term = excess.double(), term.double()
-    square = float((term * term).sum())
-    times = float((excess * term).sum()) / square if square else 0.0
-    times = round(times) if math.isfinite(times) else 0
-    return times if times and bool(((excess - times * term).abs() <= near * max(1, abs(times))).all()) else 0

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.layout.candidates import num_splits, placements_of
-from shardviz.layout.placements import Partial, Replicate
+from shardviz.layout.candidates import placements_of
 from shardviz.relate.tolerance import MANY, TYPICAL_POINT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
+    from shardviz.live.step.placing import Close
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def _root(values: torch.Tensor) -> float:
 
 
 def fitting(
-    values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int, allowed: Allowed, scale: float = 1.0
+    values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int, allowed: Allowed | Close, scale: float = 1.0
 ) -> Iterator[Placements]:
     """Yield the placements that give a rank the values that it has, fewest splits first.
 
@@ -73,40 +76,6 @@ def part_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
     return whole.flatten()[torch.from_numpy(region.flat_ids(tuple(whole.shape))).to(whole.device)]
 
 
-def placements_of_sum(
-    terms: Mapping[int, torch.Tensor], whole: torch.Tensor, mesh: Mesh, near: float, scales: Mapping[int, float]
-) -> Placements | None:
-    """Return the placements of terms whose sum along one axis is the right part on every rank; None if there are none.
-
-    Args:
-        terms: What every rank has that has the tensor.
-        whole: The unsharded model's.
-        mesh: The run's mesh.
-        near: How far an element may be off.
-        scales: What the unsharded model's values are multiplied by on each rank.
-    """
-    for axis in mesh.axes if all(rank in mesh for rank in terms) else ():
-        found = [_of_sum(terms, rank, axis, whole, mesh, near, scales[rank]) for rank in terms]
-        for placements in sorted(set.intersection(*found), key=num_splits) if found else ():
-            at = mesh.axis_index(axis)
-            return (*placements[:at], Partial("sum"), *placements[at + 1 :])
-    return None
-
-
-def _of_sum(
-    terms: Mapping[int, torch.Tensor],
-    rank: int,
-    axis: str,
-    whole: torch.Tensor,
-    mesh: Mesh,
-    near: float,
-    scale: float,
-) -> set[Placements]:
-    group = mesh.group_of(rank, axis)
-    if len(group) < 2 or any(other not in terms or terms[other].shape != terms[rank].shape for other in group):
-        return set()
-    stacked = torch.stack([terms[other] for other in group])
-    if bool(((stacked - stacked[:1]).abs() <= near / len(group)).all()):
-        return set()  # one number times the whole on every rank, not a term of it on each
-    total, at = stacked.sum(0), mesh.axis_index(axis)
-    return {one for one in fitting(total, whole, mesh, rank, Allowed(near), scale) if isinstance(one[at], Replicate)}
+def numpy_of(values: torch.Tensor) -> NDArray[np.float64]:
+    """Return values as float64 on the CPU."""
+    return values.detach().double().cpu().numpy()

@@ -6,27 +6,28 @@ micro-batch: they are the unsharded model's times one number. The last module's 
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
+
+import torch
 
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.placements import Partial
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.step.trace.fitting import Allowed, fitting, part_of, placements_of_sum
+from shardviz.live.step.trace.fitting import Allowed, fitting, numpy_of, part_of
 from shardviz.live.step.trace.joined import points_of
-from shardviz.live.step.trace.slices import Slices, places_in
+from shardviz.relate.factors import scale_between
+from shardviz.relate.slices import Slices, places_in
+from shardviz.relate.sums import placements_of_sum
 from shardviz.relate.tolerance import ELEMENT, EPSILON, EXACT, MOST_NOISE, above_noise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
-    import torch
     from numpy.typing import NDArray
 
     from shardviz.dump.records.trace import State
@@ -46,8 +47,6 @@ MAX_WHOLE = 1 << 20
 """And no more elements than this of the unsharded model's."""
 
 NUMBER = re.compile(r"\d+")
-MAX_DENOMINATOR = 64
-"""The number that gradients are multiplied by is a ratio of small numbers: sizes of axes, numbers of micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,10 @@ class Judged:
         for place in sorted(last, key=self.order, reverse=True):
             values, whole = self.own[place].values, self._wanted(place)
             if values is not None and whole is not None and bool(whole.any()):
-                for scale in _scales(values, whole, self.mesh, self.rank, self.near(place)):
-                    return self.order(place), scale
+                for _, region in placements_of(tuple(whole.shape), tuple(values.shape), self.mesh, self.rank):
+                    scale = scale_between(numpy_of(values), numpy_of(part_of(whole, region)), self.near(place))
+                    if scale is not None:
+                        return self.order(place), scale
         return -1, 1.0
 
     def order(self, place: Place) -> int:
@@ -172,12 +173,18 @@ class Judged:
             whole = self._wanted(place)
             terms = {rank: own[place] for rank, own in of_all.items() if place in own}
             if whole is not None:
-                cpu, scales = whole.cpu(), {rank: self.scale(place, rank) for rank in terms}
-                terms = {rank: values.to(cpu.dtype) for rank, values in terms.items()}
-                placements = placements_of_sum(terms, cpu, self.mesh, self.near(place), scales)
+                arrays = {rank: numpy_of(term) for rank, term in terms.items()}
+                placements = placements_of_sum(arrays, self.mesh, partial(self._fits, place), self.near(place))
                 if placements is not None:
                     found[place] = placements
         return found
+
+    def _fits(self, place: Place, rank: int, total: NDArray[np.float64]) -> Iterator[Placements]:
+        """Yield the placements that give any rank these values."""
+        whole = self._wanted(place)
+        if whole is not None:
+            allowed, scale = Allowed(self.near(place)), self.scale(place, rank)
+            yield from fitting(torch.from_numpy(total), whole.cpu().double(), self.mesh, rank, allowed, scale)
 
     @cached_property
     def slices(self) -> Mapping[Place, Slices]:
@@ -197,7 +204,7 @@ class Judged:
         if values is None or whole is None:
             return None
         scale = self.scale(place, self.rank)
-        return places_in(_numpy(values) / (scale or 1.0), _numpy(whole), self.near(place))
+        return places_in(numpy_of(values) / (scale or 1.0), numpy_of(whole), self.near(place))
 
     def settle(self) -> None:
         """Exchange what is exchanged between ranks, in one order on all of them. Every rank calls this."""
@@ -300,23 +307,3 @@ def judged(
     found = Judged(points, reference, mesh, rank, max(of_all_ranks(max(narrow, default=EXACT))), moved, precision)
     found.settle()
     return found
-
-
-def _scales(values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int, near: float) -> Iterator[float]:
-    for _, region in placements_of(tuple(whole.shape), tuple(values.shape), mesh, rank):
-        wanted = part_of(whole, region).double()
-        square = float((wanted * wanted).sum())
-        if not square:
-            continue
-        factor = float((values.double() * wanted).sum()) / square
-        if not math.isfinite(factor):
-            continue
-        ratio = float(Fraction(factor).limit_denominator(MAX_DENOMINATOR)) or factor
-        for scale in (ratio, factor):
-            if scale and bool(((values.double() - wanted * scale).abs() <= near * max(1.0, abs(scale))).all()):
-                yield scale
-                return
-
-
-def _numpy(values: torch.Tensor) -> NDArray[np.float64]:
-    return values.detach().double().cpu().numpy()

@@ -20,6 +20,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import clean_name
 from shardviz.live.step.trace.fitting import part_of
 from shardviz.live.step.trace.joined import Place
+from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import LEAST_FACTOR
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _of_module(
     due = _gradients(name, module, weights, sharded) if own else {}
     for weight, gradient in own.items():
         local = dict(module.named_parameters())[weight.removeprefix(f"{name}.")].grad
-        if local is not None and weight in due and abs(factor_of(local, gradient) - 1) <= LEAST_FACTOR:
+        if local is not None and weight in due and abs(_factor(local, gradient) - 1) <= LEAST_FACTOR:
             yield weight, due[weight]
 
 
@@ -145,8 +146,7 @@ def _runs_back(module: nn.Module, sides: Sides) -> bool:
     return False
 
 
-def factor_of(values: torch.Tensor, due: torch.Tensor) -> float:
-    """Return the number by which what is due comes nearest to values; infinite where nothing is due."""
-    values, due = values.detach().double().cpu(), due.double().cpu()
-    square = float((due * due).sum())
-    return float((values * due).sum()) / square if square else float("inf")
+def _factor(values: torch.Tensor, due: torch.Tensor) -> float:
+    """Return the number by which what is due comes nearest to values; infinite if nothing is due."""
+    factor = factor_of(values.detach().double().cpu().numpy(), due.double().cpu().numpy())
+    return float("inf") if factor is None else factor

@@ -14,14 +14,11 @@ from shardviz.layout.notation import write
 from shardviz.live.capture.locals import Local
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.step.trace.added import added_at
+from shardviz.live.step.trace.fitting import numpy_of
 from shardviz.live.step.trace.replayed import replayed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
 
     from shardviz.live.capture.capture import Capture
     from shardviz.live.step.trace.joined import Place
@@ -89,7 +86,7 @@ def add_sketches(capture: Capture, reference: UnshardedStep, drawn: Collection[s
     """
     for local in reference.before:
         if local.role == "param" and local.values.is_floating_point():
-            numbers = sketch(_numpy(local.values))
+            numbers = sketch(numpy_of(local.values))
             record = SketchRecord(local.name, "weight", dtype_name(local.values.dtype), local.shape, numbers)
             capture.sketches.append(structs.replace(record, is_drawn=local.name in drawn))
     capture.sketches += _points(reference)
@@ -100,14 +97,10 @@ def _points(reference: UnshardedStep) -> Iterator[SketchRecord]:
     for place, point in reference.points.points.items():
         if point.values is None:
             continue
-        numbers, dtype = sketch(_numpy(point.values)), dtype_name(point.values.dtype)
+        numbers, dtype = sketch(numpy_of(point.values)), dtype_name(point.values.dtype)
         order = reference.points.order.get((place.module, place.call), 0)
         other = moved[place].values if place in moved else None
-        noise = apart(numbers, sketch(_numpy(other))) if other is not None else 0.0
+        noise = apart(numbers, sketch(numpy_of(other))) if other is not None else 0.0
         noise = noise if noise < float("inf") else 0.0
         shape = tuple(point.values.shape)
         yield SketchRecord(place.module, place.what, dtype, shape, numbers, order, place.call, place.tensor, noise)
-
-
-def _numpy(values: torch.Tensor) -> NDArray[np.float64]:
-    return values.detach().double().cpu().numpy()

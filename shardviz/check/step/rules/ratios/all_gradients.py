@@ -20,6 +20,7 @@ from shardviz.check.step.rules.ratios.scale import overs
 from shardviz.check.step.words import size_clause
 from shardviz.explain.scales import ClippedByParts, ScaledBackward
 from shardviz.explain.templates import number, times_text
+from shardviz.relate.factors import ratio_near
 from shardviz.relate.tolerance import near_ratio
 
 if TYPE_CHECKING:
@@ -61,20 +62,18 @@ def _is_clipped(one: Compared, factor: float) -> bool:
 
 
 def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
-    ratio = Fraction(factor).limit_denominator(max(gradients[0].mesh.size, 1))
-    near = near_ratio(gradients[0].rounding.epsilon)
-    is_ratio = bool(ratio) and abs(factor - ratio) <= near * max(1.0, abs(factor))
-    found = overs(gradients, ratio, batch_axes(evidence.dump)) if is_ratio else []
+    ratio = ratio_near(factor, gradients[0].mesh.size, near_ratio(gradients[0].rounding.epsilon))
+    found = overs(gradients, ratio, batch_axes(evidence.dump)) if ratio else []
     size = " or ".join(over.text for over in found)
-    exact = ratio if is_ratio else factor
+    exact = ratio or factor
     cause = _cause(gradients, factor, exact)
-    if found:
+    if ratio and found:
         cause = cause_of_axes(ratio, found, of_all=True, or_else=cause)
     first = gradients[0]
     finding = cause.finding(
         first.name,
         first.wrong,
-        f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio, size)}",
+        f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio or Fraction(0), size)}",
         details=("the loss is right",),
     )
     return finding if len(gradients) == 1 else _of_all(finding, gradients)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.rules.ratios.norms import total
+from shardviz.relate.factors import common_factor
 from shardviz.relate.tolerance import EXACT, SAFETY, SINGLE, least_factor
 
 if TYPE_CHECKING:
@@ -68,10 +69,7 @@ def nearness(gradients: Sequence[Compared]) -> float:
 
 def _factor(gradients: Sequence[Compared]) -> float | None:
     pairs = [(values, one.wanted_of(rank)) for one in gradients for rank, values in one.reduced.items()]
-    square = sum(float(np.sum(wanted**2)) for _, wanted in pairs)
-    if not square or not all(np.all(np.isfinite(values)) for values, _ in pairs):
-        return None
-    factor = sum(float(np.sum(values * wanted)) for values, wanted in pairs) / square
+    factor = common_factor(pairs)
     if (
         not factor
         or abs(factor - 1) < least_factor(gradients[0].rounding.epsilon)

@@ -19,6 +19,7 @@ from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.factors import DividedMean, LostContributions, SummedContributions, SummedValue, UnsummedValue
 from shardviz.explain.scales import ClippedByParts, LossScaleLeft, ScaledByOwnCount, ScaledInStep
 from shardviz.explain.templates import number, times_text
+from shardviz.relate.factors import factor_of, ratio_near
 from shardviz.relate.tolerance import EXPLAINED, SINGLE, least_factor, near_ratio
 from shardviz.text import listed
 
@@ -128,29 +129,18 @@ def _are_zeros(one: Compared, rank: int, got: NDArray[np.float64]) -> bool:
 
 
 def _small(one: Compared, rank: int, got: NDArray[np.float64]) -> Fraction | None:
-    factor = _factor(one, rank, got)
-    if factor is None:
-        return None
-    ratio = Fraction(factor).limit_denominator(max(one.mesh.size, 1))
-    if not ratio or abs(factor - ratio) > near_ratio(one.rounding.epsilon) * max(1.0, abs(factor)):
-        return None
-    return ratio if one.near(got, one.wanted_of(rank) * float(ratio), scale=float(ratio)) else None
-
-
-def _factor(one: Compared, rank: int, got: NDArray[np.float64]) -> float | None:
-    """Return the number by which the wanted values come nearest to a rank's."""
     wanted = one.wanted_of(rank)
-    square = float(np.sum(wanted * wanted))
-    return (
-        float(np.sum(got * wanted)) / square if square and math.isfinite(square) and np.all(np.isfinite(got)) else None
-    )
+    factor = factor_of(got, wanted)
+    ratio = ratio_near(factor, one.mesh.size, near_ratio(one.rounding.epsilon)) if factor is not None else None
+    return ratio if ratio is not None and one.near(got, wanted * float(ratio), scale=float(ratio)) else None
 
 
 def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
     """Return the finding if every rank's values are those wanted, times any number."""
     factors: dict[int, float] = {}
     for rank, got in one.reduced.items():
-        wanted, factor = one.wanted_of(rank), _factor(one, rank, got)
+        wanted = one.wanted_of(rank)
+        factor = factor_of(got, wanted)
         if np.count_nonzero(wanted) < 2:  # any number is some other times a factor
             continue
         if not factor or not one.near(got, wanted * factor, scale=abs(factor)):

@@ -17,6 +17,7 @@ from shardviz.check.step.words import claimed_text
 from shardviz.dump.records.step import of_replay
 from shardviz.explain.scales import SmallFactor
 from shardviz.explain.templates import number
+from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import EXPLAINED_BY_LINE, MANY, SURE
 
 if TYPE_CHECKING:
@@ -58,10 +59,9 @@ def measured(evidence: Evidence, one: Compared) -> tuple[float, float, float]:
     whole = evidence.dump.values(tensor.first, name).ravel()
     due = np.concatenate([whole[one.regions[rank].flat_ids(one.wanted.shape)].ravel() for rank in one.reduced])
     got = np.concatenate([values.ravel() for values in one.reduced.values()])
-    square = float(np.sum(due * due))
-    if not square:
+    square, factor = float(np.sum(due * due)), factor_of(got, due)
+    if factor is None:
         return 1.0, 0.0, 0.0
-    factor = float(np.sum(got * due)) / square
     left = math.sqrt(float(np.sum(np.square(got - factor * due))) / square)
     effective = square * square / float(np.sum(due**4))
     return factor, left / math.sqrt(max(effective, 1.0)), left

@@ -1,4 +1,4 @@
-"""Slices of the unsharded model's values that ranks have in another order, or on other ranks than a split puts them."""
+"""Slices of a whole tensor that ranks have in another order, or on other ranks than a split puts them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.forward.slices import places_of
+from shardviz.relate.orders import places_of
+from shardviz.relate.values import slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Where slices along one dim stand in the unsharded model's values.
+    """Where slices along one dim stand in the whole.
 
     Attributes:
         dim: The dim.
-        size: How many slices the unsharded model has.
+        size: How many slices the whole has.
         at: The place of each slice that is not zero.
         is_repeated: Whether one rank has a slice several times.
     """
@@ -38,7 +39,7 @@ class Slices:
 
     @staticmethod
     def joined(of_ranks: Sequence[Slices | None]) -> Slices | None:
-        """Return what all ranks have together; None where one of them has something else than slices."""
+        """Return what all ranks have together; None if one of them has something else than slices."""
         present = [one for one in of_ranks if one is not None]
         if len(present) < len(of_ranks) or len({one.dim for one in present}) != 1:
             return None
@@ -47,13 +48,18 @@ class Slices:
 
 
 def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: float) -> Slices | None:
-    """Return the slices that values are made of, beside zeros, as places are padded with; None if of nothing else."""
+    """Return the slices of the whole that values are made of, and of zeros as padding; None if of anything else.
+
+    Args:
+        values: What a rank holds.
+        whole: The whole tensor.
+        near: How far an element may be off.
+    """
     found = places_of(values, whole, near)
     if found is None:
         return None
     dim, at = found
-    rows = np.moveaxis(values, dim, 0).reshape(len(at), -1)
-    is_padding = (at < 0) & ~rows.any(axis=1)
+    is_padding = (at < 0) & ~slices_of(values, dim).any(axis=1)
     if np.any((at < 0) & ~is_padding):
         return None
     places = at[at >= 0].tolist()
