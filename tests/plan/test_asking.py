@@ -17,6 +17,7 @@ from shardviz.commands.probe import ending_at_signals
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan import asking
 from shardviz.live.plan.asking import Request, ask, together
+from tests.lanes import at_night
 from tests.live.worlds import wait_until
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.plan.asking import Program
 
-CORES = [1, 2, 5]
+CORES = [1, 2, *at_night([5])]
 
 
 @pytest.fixture(params=CORES)
