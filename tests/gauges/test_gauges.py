@@ -12,6 +12,13 @@ from tests.gauges.slowest import slowest
 from tests.gauges.tree import Source, sources
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten():
+    """Let go of the trees of all sources, which each process that is forked later would have to share."""
+    yield
+    sources.cache_clear()
+
+
 def source(path, text=""):
     return Source(Path(path), text)
 

@@ -89,23 +89,29 @@ ON_TWO_RANKS = {
 }
 """Probes of one axis that two ranks split as four do; the nightly lane tries their own mesh."""
 RECORDED = {
+    "checkpoint_hf",
     "checkpoint_optimizer",
     "ep_fsdp",
     "fsdp1_cpu_offload",
     "fsdp1_shard_grad_op",
     "fsdp_meta",
+    "fsdp_mixed_precision",
     "fsdp_no_reshard",
     "hsdp_fsdp1",
+    "mesh",
+    "tp_loss",
 }
 """Probes of which the contract has the dump; by day it is judged again."""
 LIKE_ANOTHER = {
     "fsdp1_no_shard",
     "fsdp1_wrap_by_size",
     "fsdp1_wrap_transformer",
+    "fsdp_nested",
     "fsdp_other_dim",
     "hsdp_tp",
     "pp_fsdp_tp",
     "pp_naive",
+    "tp",
 }
 """Probes that differ from one that is tried by day in one argument, or join two such; the nightly lane tries them."""
 FEW = 4

@@ -15,6 +15,7 @@ import pytest
 from shardviz.errors import EXIT_RANK_FAILED, EXIT_USAGE, MeshError, RankError, ShardvizError
 from shardviz.live.world import RankFailedError, World, launch, prepare
 from shardviz.live.world.torchrun import variables
+from tests.lanes import at_night
 from tests.live.worlds import (
     OF_WORLDS,
     PATIENCE,
@@ -53,7 +54,7 @@ def usage_error(name: str, *args: Any, **options: Any) -> ShardvizError:
 # What comes back
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *at_night(["spawn"])])
 def test_every_rank_returns_its_result_in_rank_order(method: str) -> None:
     num_ranks = 2 if method == "spawn" else 8
     results = run("add_up", 10, num_ranks=num_ranks, method=method)

@@ -17,6 +17,7 @@ from shardviz.commands.probe import ending_at_signals
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan import asking
 from shardviz.live.plan.asking import Request, ask, together
+from tests.lanes import at_night, nightly
 from tests.live.worlds import wait_until
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.plan.asking import Program
 
-CORES = [1, 2, 5]
+CORES = [1, 2, *at_night([5])]
 
 
 @pytest.fixture(params=CORES)
@@ -116,6 +117,7 @@ def test_programs_run_side_by_side_where_there_are_cores(monkeypatch: pytest.Mon
     assert dict(together([asks([0], work=first), asks([0], work=second)])) == {0: [{0: 1}], 1: [{0: 2}]}
 
 
+@nightly
 def test_on_one_core_programs_end_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "cores", lambda: 1)
     assert [number for number, _ in together([asks([0, 1], [2]) for _ in range(4)])] == [0, 1, 2, 3]

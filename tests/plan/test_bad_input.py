@@ -117,9 +117,16 @@ NO_STEP = {
     "fewer rows than ranks": ("", ("--batch", "1,8"), "the batch has 1 row for 2 ranks: return at least 2 rows"),
     "numbers that are not those of weights": ("", ("--batch", "4,8:int64"), "addmm() of torch.float32 and torch.int64"),
 }
+BY_DAY = (
+    "a loss that is None",
+    "a batch that is None",
+    "stages without numbers",
+    "numbers that are not those of weights",
+)
+"""One of each function that a probe may have."""
 
 
-@pytest.mark.parametrize("case", NO_STEP)
+@pytest.mark.parametrize("case", [*BY_DAY, *at_night(case for case in NO_STEP if case not in BY_DAY)])
 def test_a_step_that_cannot_be_made_says_what_to_return_and_the_rest_is_planned(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

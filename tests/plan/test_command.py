@@ -17,6 +17,7 @@ from shardviz.live.plan.forks import one_line
 from shardviz.testing import ShardAssertionError, assert_layout
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.usage import usage_of
+from tests.lanes import nightly
 
 HEAD = """
 import torch
@@ -103,6 +104,7 @@ def test_every_verb_opens_a_plan(mine: Path, capfd: pytest.CaptureFixture[str]) 
     assert "nothing was checked" in printed(capfd, "check", "p.shardviz", code=2)
 
 
+@nightly
 def test_two_plans_are_compared_by_what_ranks_hold_and_receive_too(
     mine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +239,7 @@ def test_a_plan_replaces_its_own_default_folder(mine: Path, capfd: pytest.Captur
     printed(capfd, "plan", str(mine), "--no-step", "-o", "mine-4-plan.shardviz", code=2)
 
 
+@nightly
 def test_code_that_reads_values_is_planned_without_a_step(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mine.write_text(HEAD + "def loss(model, x): return model(x[: int(x.sum().item())]).sum()\n")
     text = " ".join(printed(capfd, "plan", str(mine)).split())
@@ -245,6 +248,7 @@ def test_code_that_reads_values_is_planned_without_a_step(mine: Path, capfd: pyt
     assert "parameters" in text
 
 
+@nightly
 def test_a_batch_of_another_shape_has_the_element_type_of_the_probes_own(
     mine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,13 +339,14 @@ def test_a_result_of_a_collective_is_not_taken_for_true(mine: Path, capfd: pytes
 
 
 def test_seconds_are_talk_and_not_data(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    main(["plan", str(mine), "-o", "p.shardviz"])
+    main(["plan", str(mine), "--no-step", "-o", "p.shardviz"])
     out, err = capfd.readouterr()
     assert "planned in" in err
-    assert main(["plan", str(mine), "-o", "p.shardviz", "--force"]) == 0
+    assert main(["plan", str(mine), "--no-step", "-o", "p.shardviz", "--force"]) == 0
     assert capfd.readouterr().out == out
 
 
+@nightly
 def test_ranks_that_the_code_tells_apart_are_all_asked(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mine.write_text(
         HEAD + "import torch.distributed as dist\ndef parallelize(model, mesh): return model[dist.get_rank() % 2]\n"

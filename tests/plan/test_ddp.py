@@ -177,7 +177,7 @@ def build(): return Odd(nn.Linear(4096, 4096, bias=False))
 """
 
 
-@pytest.mark.parametrize("unused", ["", UNUSED])
+@pytest.mark.parametrize("unused", [UNUSED, *at_night([""])])
 def test_looking_for_unused_parameters_is_planned_where_there_are_none(
     unused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -173,6 +173,8 @@ def step(model, x, mesh):
 
 
 def test_attention_of_a_split_context_is_not_planned_as_each_ranks_own(tmp_path: Path) -> None:
+    import torch.distributed.tensor.experimental  # noqa: F401  # once, and not by each rank that is asked
+
     path = tmp_path / "context.py"
     path.write_text(CONTEXT)
     probe = probe_files.find(str(path))

@@ -44,8 +44,9 @@ def parallelize(model, mesh):
     model.bfloat16()
     fully_shard(model, mesh=mesh)
 """
-SAVED = {"mine": "2", "narrow": "2", "pp_fsdp_tp": "2,1,2", "fsdp_meta": "2"}
-"""The meshes of probes whose tests are run, in one session of pytest for all of them."""
+BY_DAY = {"narrow": "2", "pp_fsdp_tp": "2,1,2"}
+AT_NIGHT = {"mine": "2", "fsdp_meta": "2"}
+"""The meshes of probes whose tests are run, in one session of pytest for all of a lane."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,26 @@ def save(probe, mesh, folder, name="saved"):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved")
+    return saved_and_run(tmp_path_factory.mktemp("saved"), BY_DAY)
+
+
+@pytest.fixture(scope="module")
+def saved_at_night(tmp_path_factory):
+    return saved_and_run(tmp_path_factory.mktemp("saved"), AT_NIGHT)
+
+
+def saved_and_run(folder, meshes):
     own = {"mine": folder / "probes" / "mine.py", "narrow": folder / "narrow.py"}
     own["mine"].parent.mkdir()
     own["mine"].write_text(MINE)
     own["narrow"].write_text(NARROW)
-    texts = {name: save(str(own.get(name, name)), mesh, folder, name) for name, mesh in SAVED.items()}
+    texts = {name: save(str(own.get(name, name)), mesh, folder, name) for name, mesh in meshes.items()}
     return Saved(texts, pytest_main(folder, ["-v", "-p", "no:cacheprovider", *only_in(folder), str(folder)])[1])
 
 
 @nightly
-def test_the_saved_test_of_ones_own_probe_finds_it_names_layers_once_and_passes(saved):
-    text = saved.text_of_passed("mine")
+def test_the_saved_test_of_ones_own_probe_finds_it_names_layers_once_and_passes(saved_at_night):
+    text = saved_at_night.text_of_passed("mine")
     assert 'probe = load_probe(Path(__file__).parent / "probes/mine.py", "build")' in text
     assert '    "*.weight": "[8/fsdp, 8]",\n    "*.bias": "[8/fsdp]",\n' in text
 
@@ -102,8 +111,9 @@ def test_the_saved_test_of_a_pipeline_names_the_axes_of_its_stages_and_layers_on
     assert "    assert_ordered(model, stamps=stamps, stage_axes=probe.STAGE_AXES)\n" in text
 
 
-def test_the_saved_test_of_weights_that_move_to_another_model_passes(saved):
-    saved.text_of_passed("fsdp_meta")
+@nightly
+def test_the_saved_test_of_weights_that_move_to_another_model_passes(saved_at_night):
+    saved_at_night.text_of_passed("fsdp_meta")
 
 
 def test_a_file_that_is_there_is_not_replaced_unless_forced(tmp_path):

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shardviz
 from shardviz.check.run import check_dump
 from shardviz.testing import spmd
+from tests.lanes import at_night
 
 
 def built():
@@ -23,7 +24,7 @@ def said(folder):
     return [one.why for one in report.not_checked if "labelled as split" in one.why]
 
 
-@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("applied", [False, *at_night([True])])
 @spmd(mesh={"dp_shard": 2, "tp": 2})
 def test_fully_shard_that_was_never_called_is_reported(mesh, shard_dump, applied):
     model = parallelize_module(built(), mesh["tp"], {"0": ColwiseParallel()})

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import shardviz
 from shardviz.check.run import check_dump
 from shardviz.testing import spmd
+from tests.lanes import at_night
 
 
 def cut_by_segments(mesh, on, placements):
@@ -20,7 +21,7 @@ def cut_by_segments(mesh, on, placements):
     return model, stamps
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, *at_night([True])])
 @spmd(mesh={"dp": 2, "tp": 2})
 def test_a_tensor_on_a_part_of_the_mesh_gets_placements_for_that_part(mesh, shard_dump, whole):
     on, placements = (mesh, [Replicate(), Shard(0)]) if whole else (mesh["tp"], [Shard(0)])
