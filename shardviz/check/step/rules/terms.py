@@ -4,6 +4,7 @@ right beside ranks that are not; and `wrong-value`, with where it is off, where 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -129,7 +130,7 @@ def _vectors(dump: Dump, shape: tuple[int, ...]) -> list[tuple[str, NDArray[np.f
 def _times_added(one: Compared, excess: NDArray[np.float64], bias: NDArray[np.float64]) -> int:
     """Return how often too many a vector was added to every row; 0 where that does not explain the excess."""
     square = float(np.sum(bias * bias))
-    if not square or not np.all(np.isfinite(excess)):
+    if not 0 < square < math.inf or not np.all(np.isfinite(excess)):
         return 0
     rows = excess.reshape(-1, bias.size)
     times = round(float(np.mean(rows @ bias)) / square)
