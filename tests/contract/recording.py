@@ -166,6 +166,11 @@ def _dumps(before: Any, after: Any, *_: Any) -> None:
     _record(("diff", "{0}", "{1}"), [files_of(dump.files.path) for dump in (before, after)])
 
 
+def add_diff(one: Path, other: Path) -> None:
+    """Record two dumps that a test compares in another process; nothing if cases are not recorded now."""
+    _record(("diff", "{0}", "{1}"), [files_of(path) for path in (one, other)])
+
+
 def _checkpoints(before: Any, after: Any, names: Any = (), *_: Any, also: Sequence[Any] = (), **__: Any) -> None:
     paths = [before.path, after.path, *(other.path for other in also)]
     if isinstance(names, dict):
