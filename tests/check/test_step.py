@@ -192,6 +192,12 @@ def test_a_bias_that_every_rank_adds_is_named_with_how_often(tmp_path):
     assert finding.summary == ("the output has out.bias added 4 times, once on every rank of dp * tp")
 
 
+def test_a_model_with_a_vector_that_is_not_finite_is_judged(tmp_path):
+    body = Body("param", "reference", (4,), (4,), "float64", values=[0.5, "nan", -1.0, "inf"])
+    dump = step_dump(tmp_path, on_all(WANTED + 3), role="output", extra=[("out.bias", body)])
+    assert [one.kind for one in check_step(dump, [])] == ["wrong-value"]
+
+
 def test_a_mean_over_a_group_with_a_rank_missing_is_not_judged(tmp_path):
     values = {0: WANTED + 1, 1: WANTED - 1, 3: WANTED - 1}
     dump = step_dump(tmp_path, values, placements=("Replicate()", "Partial('avg')"))

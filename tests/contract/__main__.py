@@ -48,7 +48,10 @@ ROOMS = {
         *("tests/check/test_copied.py", "tests/check/test_counts.py"),
     ),
     "checkpoints": ("tests/checkpoint", "tests/reference"),
-    "jobs": ("tests/live/run",),
+    "jobs": (
+        *("--lane", "nightly", "tests/live/run/traced/test_traced.py", "tests/live/run/test_stamped.py"),
+        *("tests/live/run/test_stages.py", "tests/live/run/test_unwritten.py", "tests/live/run/test_ties.py"),
+    ),
 }
 """Each room with the tests that its cases come from."""
 

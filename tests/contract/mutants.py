@@ -154,8 +154,9 @@ def mutants_of(file: str, lines: set[int]) -> Iterator[Mutant]:
     """Yield every mistake that can be made in some lines of a file."""
     text = (ROOT / file).read_text()
     tree = ast.parse(text)
+    bases = {id(node.left) for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)}
     for node in ast.walk(tree):
-        if getattr(node, "lineno", 0) in lines:
+        if getattr(node, "lineno", 0) in lines and id(node) not in bases:
             for what, old, new in _edits(node, text):
                 yield Mutant(file, node.lineno, what, _with(text, old, new))
 
@@ -173,8 +174,11 @@ def _edits(node: ast.AST, text: str) -> Iterator[tuple[str, ast.expr, str]]:
         is_starred = any(isinstance(value, ast.Starred) for value in node.args)
         if is_of_axes and not is_starred and not SYMMETRIC.search(f"{ast.unparse(node.func)}("):
             yield f"arguments swapped: {ast.unparse(node)}", node, ast.unparse(swapped)
-    if isinstance(node, ast.Constant) and type(node.value) is float and node.value:
-        yield f"tolerance times 100: {node.value}", node, repr(node.value * 100)
+    is_power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.left, ast.Constant)
+    if is_power or (isinstance(node, ast.Constant) and type(node.value) is float and node.value):
+        assert isinstance(node, ast.expr)
+        written = ast.get_source_segment(text, node)
+        yield f"tolerance times 100: {written}", node, f"({written}) * 100"
 
 
 def _with(text: str, node: ast.expr, new: str) -> str:

@@ -131,13 +131,15 @@ def test_a_variant_is_the_same_every_time_and_differs_from_its_case(recorded):
 
 
 def test_mutants_make_one_mistake_each(tmp_path, monkeypatch):
-    text = "def f(axis, dim):\n    if axis < 0.5:\n        return g(axis, dim)\n    return max(axis, dim)\n"
+    rows = "SMALL = 2.0**-7", "def f(axis, dim):", " if axis < 0.5:", "  return g(axis, dim)", " return max(axis, dim)"
+    text = "\n".join(rows)
     (tmp_path / "rule.py").write_text(text)
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    made = {(one.line, one.source) for one in mutants.mutants_of("rule.py", {1, 2, 3, 4})}
+    made = {(one.line, one.source) for one in mutants.mutants_of("rule.py", {1, 2, 3, 4, 5})}
     assert made == {
-        (2, text.replace("axis < 0.5", "(axis >= 0.5)")),
-        (2, text.replace("axis < 0.5", "False")),
-        (2, text.replace("0.5", "50.0")),
-        (3, text.replace("g(axis, dim)", "g(dim, axis)")),
+        (1, text.replace("2.0**-7", "(2.0**-7) * 100")),
+        (3, text.replace("axis < 0.5", "(axis >= 0.5)")),
+        (3, text.replace("axis < 0.5", "False")),
+        (3, text.replace("0.5", "(0.5) * 100")),
+        (4, text.replace("g(axis, dim)", "g(dim, axis)")),
     }

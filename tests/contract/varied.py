@@ -52,7 +52,8 @@ def variant(case: Case, blobs: Mapping[str, bytes], seed: str) -> tuple[str, lis
         done = _of_safetensors(rng, files, rng.choice(tensors), change)
     else:
         done = "" if change else _of_bytes(rng, files)
-    return (f"{which}: {done}", inputs) if done else None
+    is_changed = any(files.get(name) != blobs[digest] for name, digest in case.inputs[which].items())
+    return (f"{which}: {done}", inputs) if done and is_changed else None
 
 
 # Values

@@ -98,3 +98,13 @@ def test_rows_elsewhere_are_a_permutation_and_numbers_drawn_later_are_not():
         ranks = weights(*own.values(), layouts=(layout,) * 4)
         ((other,), count) = other_weights({"b": whole}, {"b": ranks}, {})
         assert (other.name, other.is_permuted, count) == ("b", is_permuted, 1)
+
+
+def test_rows_elsewhere_are_named_where_a_rank_has_none():
+    drawn = np.random.default_rng(0).normal(size=6)
+    layout = parse("[6/dp]").layout(Mesh(("dp",), (4,)))
+    parts = (drawn[2:4], drawn[:2], drawn[4:], drawn[6:])
+    ranks = {rank: Weight((6,), layout, Kept.of(part.shape, part, "float64")) for rank, part in enumerate(parts)}
+    whole = Weight((6,), None, Kept.of((6,), drawn, "float64"))
+    ((other,), _) = other_weights({"b": whole}, {"b": ranks}, {})
+    assert other.is_permuted

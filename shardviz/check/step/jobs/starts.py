@@ -176,7 +176,7 @@ def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Bel
 def _is_permuted(whole: Kept, parts: Iterable[Weight]) -> bool:
     """Whether every rank has a weight's numbers and no others; a few ranks may where a seed drew them later."""
     kept = [part.values.values for part in parts if part.values is not None]
-    return all(np.isin(one, whole.values).all() for one in kept) and any(np.ptp(one) > 0 for one in kept)
+    return all(np.isin(one, whole.values).all() for one in kept) and any(one.size and np.ptp(one) > 0 for one in kept)
 
 
 def _apart_as_laid_out(whole: Weight, part: Weight, belonging: Belonging | None, rank: int) -> float:

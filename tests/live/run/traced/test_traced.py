@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract import recording
 from tests.lanes import nightly
 from tests.live.run.jobs import environment
 
@@ -119,6 +120,7 @@ def diff(one, other):
     command = (sys.executable, "-m", "shardviz", "diff", "--format", "json", str(one), str(other))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (0, 1), done.stderr
+    recording.add_diff(one, other)
     return json.loads(done.stdout)["step"], done
 
 
