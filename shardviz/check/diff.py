@@ -299,7 +299,7 @@ def _same_digests(name: str, one: Tensor, other: Tensor, unread: Collection[int]
     """Whether all ranks hold the same bytes, those apart that were not read in one of the dumps."""
 
     def digests(tensor: Tensor) -> dict[int, str]:
-        index = tensor.names.index(name)
+        index = tensor.index(name)
         return {rank: shard.digest(index) for rank, shard in tensor.shards.items() if rank not in unread}
 
     ours = digests(one)

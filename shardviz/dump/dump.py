@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.read import DumpFiles
     from shardviz.dump.records.base import Moment
+    from shardviz.dump.records.step import NoiseRecord
     from shardviz.dump.records.tensors import Stamp
 
 __all__ = ["Dump", "Shard", "Tensor", "dump_of"]
@@ -81,6 +82,18 @@ class Dump:
             found.setdefault(tensor.moment, []).append(tensor)
         return found
 
+    def named(self, name: str) -> Sequence[Tensor]:
+        """Return the tensors of a name, of every moment and role."""
+        return self._by_name.get(name, ())
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Sequence[Tensor]]:
+        found: dict[str, list[Tensor]] = {}
+        for tensor in self.tensors:
+            for name in tensor.names:
+                found.setdefault(name, []).append(tensor)
+        return found
+
     def find(self, moment: Moment, role: str, name: str) -> Tensor | None:
         """Return the tensor of a name, if it was captured at that moment."""
         return self.by_name(moment, role).get(name)
@@ -121,6 +134,28 @@ class Dump:
             for name in tensor.names:
                 found.setdefault(name, tensor)
         return found
+
+    @cached_property
+    def noises(self) -> Mapping[tuple[str, str], NoiseRecord]:
+        """What rounding alone does to each result of a step, by role and name; empty for a step in float64."""
+        records = self.files.ranks[0].noise if 0 in self.files.ranks else ()
+        return {(record.role, record.name): record for record in records}
+
+    def vectors(self, shape: tuple[int, ...]) -> tuple[Sequence[str], NDArray[np.float64]]:
+        """Return the names of the unsharded model's parameters of one dim and this shape, and their values, a row each.
+
+        Raises:
+            DumpError: The dump does not have the values.
+        """
+        if shape not in self._vectors:
+            params = self.by_name("reference", "param").items() if len(shape) == 1 else ()
+            values = {name: self.values(tensor.first, name) for name, tensor in params if tensor.shape == shape}
+            self._vectors[shape] = list(values), np.array([*values.values()]).reshape(-1, *shape)
+        return self._vectors[shape]
+
+    @cached_property
+    def _vectors(self) -> dict[tuple[int, ...], tuple[Sequence[str], NDArray[np.float64]]]:
+        return {}
 
     @cached_property
     def _by_role(self) -> dict[tuple[Moment, str], dict[str, Tensor]]:

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from shardviz.dump import nearby
 from shardviz.dump.arrays.dense import Wanted, check_arrays, read_array, read_arrays
 from shardviz.dump.file import SHOWN, damage, plain_file, read_record, reason
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shardviz.dump.records.tensors import MeshRecord
     from shardviz.plan.ranks import PlannedRanks
     from shardviz.plan.records import PlanRecord
 
@@ -154,10 +157,11 @@ def read_files(
     ranks: dict[int, RankRecord] = {}
     damaged: dict[int, str] = {}
     files = _rank_files(folder)
+    meshes = {run.mesh: run.mesh} if run.mesh is not None else {}
     with collector_paused():
         for count, (rank, name) in enumerate(files):
             try:
-                record = _read_rank(folder, name, run, stamped)
+                record = _read_rank(folder, name, run, stamped, meshes)
                 ranks[record.rank] = record
             except DumpError as error:
                 if strict:
@@ -187,8 +191,12 @@ def _read_plan(folder: Path, run: RunRecord, stamped: StampedShapes) -> PlannedR
         return check_plan(plan, run, stamped)
 
 
-def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) -> RankRecord:
+def _read_rank(
+    folder: Path, name: str, run: RunRecord, stamped: StampedShapes, meshes: dict[MeshRecord, MeshRecord]
+) -> RankRecord:
     record = read_record(folder, name, RankRecord)
+    # Every rank writes its meshes with all of their ranks: each is kept once, and hashed once from here on.
+    record = structs.replace(record, meshes=tuple(meshes.setdefault(mesh, mesh) for mesh in record.meshes))
     if record.run_id != run.run_id:
         hint = "keep the files of one run in a folder; remove this one to check the other ranks"
         raise DumpError(f"{folder / name} is of another run than {RUN_FILE}", hint)

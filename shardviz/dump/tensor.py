@@ -82,6 +82,14 @@ class Tensor:
         """Every name."""
         return self.fold.names()
 
+    def index(self, name: str) -> int:
+        """Return the position of one of its names, which is that of its digest, too."""
+        return self._positions[name]
+
+    @cached_property
+    def _positions(self) -> Mapping[str, int]:
+        return {name: position for position, name in enumerate(self.names)}
+
     @cached_property
     def first(self) -> Shard:
         """The shard of the lowest rank that has the tensor."""

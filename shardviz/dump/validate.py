@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise, starmap
 from typing import TYPE_CHECKING, TypeVar
 
 from shardviz.dump.content import (
@@ -118,10 +118,13 @@ class StampedShapes:
     def of(self, place: Place, numbers: Ranges) -> set[Shape]:
         """Return the shapes of the stamped tensors at a place, with one of the numbers if it has any."""
         if (place, numbers) not in self._found:
-            at = self._by_place.get(place, {}).items()
-            self._found[place, numbers] = {
-                shape for number, shape in at if number is None or any(first <= number < end for first, end in numbers)
-            }
+            at = self._by_place.get(place, {})
+            inside: Iterable[int | None] = (
+                chain.from_iterable(starmap(range, numbers))
+                if length(numbers) < len(at)  # a file may name more numbers than any run has
+                else (number for number in at if number and any(first <= number < end for first, end in numbers))
+            )
+            self._found[place, numbers] = {at[number] for number in (None, *inside) if number in at}
         return self._found[place, numbers]
 
 
@@ -173,6 +176,7 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
                 check_spans(gathered.held, stamped.of((prefix, suffix), numbers))
 
 
+@lru_cache(maxsize=64)
 @lru_cache(maxsize=64)
 def _check_mesh(record: MeshRecord, num_ranks: int) -> Mesh:
     mesh = mesh_of(record)

@@ -65,4 +65,4 @@ def _digest_before(dump: Dump, role: str, name: str) -> str:
     tensor = dump.find("reference", role, name)
     if tensor is None or tensor.first.body.constant:
         return ""
-    return tensor.first.digest(tensor.names.index(name))
+    return tensor.first.digest(tensor.index(name))

@@ -68,7 +68,7 @@ def _copies(dump: Dump, tensor: Tensor, name: str) -> Groups:
     weight = dump.find("initial", "param", name)
     if weight is None:
         return []
-    index = weight.names.index(name)
+    index = weight.index(name)
     return [group for group in groups if len(group) > 1 and _are_copies(weight, index, group)]
 
 
@@ -80,7 +80,7 @@ def _are_copies(weight: Tensor, index: int, group: list[Shard]) -> bool:
 
 def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Finding | None:
     """Return the finding where copies are farther apart than rounding explains."""
-    index = tensor.names.index(name)
+    index = tensor.index(name)
     if len({shard.digest(index) for shard in group}) == 1:
         return None
     values = {shard.rank: np.asarray(dump.values(shard, name), np.float64) for shard in group}

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.dump.records.step import NoiseRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
@@ -243,19 +242,13 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64],
         values[rank] = dump.values(shard, name)
         regions[rank] = _region(dump, shard, name, wanted.shape)
     mesh = claimed.mesh if claimed else dump.files.mesh
-    noise = noises(dump).get((tensor.role, name))
+    noise = dump.noises.get((tensor.role, name))
     largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
     return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding, noise=largest, typical=typical)
 
 
 def _root(values: NDArray[np.float64]) -> float:
     return math.sqrt(float(np.mean(values * values))) if values.size else 0.0
-
-
-def noises(dump: Dump) -> Mapping[tuple[str, str], NoiseRecord]:
-    """Return what rounding alone does to each result of a step, by role and name; empty for a step in float64."""
-    records = dump.files.ranks[0].noise if 0 in dump.files.ranks else ()
-    return {(one.role, one.name): one for one in records}
 
 
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:

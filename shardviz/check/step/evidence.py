@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import noises, rounding_of
+from shardviz.check.step.compared import rounding_of
 from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.rules.other_layers import WrongGradients
 from shardviz.check.step.rules.ratios.part import Parts
@@ -113,7 +113,7 @@ class Evidence:
     @cached_property
     def is_narrow(self) -> bool:
         """Whether what rounding does was measured, as it is for a step in narrow numbers."""
-        return bool(noises(self.dump))
+        return bool(self.dump.noises)
 
     @cached_property
     def first_odd_module(self) -> str:

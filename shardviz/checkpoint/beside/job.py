@@ -200,7 +200,7 @@ def job_of(dump: Dump) -> Job:
 
 def _pieces(dump: Dump, dumped: Dumped, name: str) -> Iterator[Piece]:
     """Yield what each rank holds of a tensor."""
-    index = dumped.names.index(name)
+    index = dumped.index(name)
     placed = dump.find("stamped", dumped.role, name)
     for rank, shard in dumped.shards.items():
         claimed, why = _claim(shard)

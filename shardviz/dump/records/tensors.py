@@ -26,7 +26,7 @@ IdRun = tuple[
 """Ids `first`, `first + step`, ... to a number of `count`."""
 
 
-class MeshRecord(Record, frozen=True):
+class MeshRecord(Record, frozen=True, cache_hash=True):
     """A device mesh: `axes` with their sizes, and the global rank at each coordinate, row-major."""
 
     axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]

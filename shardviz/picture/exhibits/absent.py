@@ -32,8 +32,7 @@ def absent_ranks(dump: Dump, finding: Finding) -> Exhibit | None:
 
 
 def _tensor_without(dump: Dump, finding: Finding) -> Tensor | None:
-    named = (tensor for tensor in dump.tensors if finding.tensor in tensor.names)
-    return next((tensor for tensor in named if not set(tensor.shards) & set(finding.ranks)), None)
+    return next((tensor for tensor in dump.named(finding.tensor) if not set(tensor.shards) & set(finding.ranks)), None)
 
 
 def _beside(

@@ -32,7 +32,7 @@ DIGEST = 8
 def differing_copies(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return the copies of each part of a tensor, around the first element that differs, those of most ranks first."""
     for tensor in _captured(dump, finding.tensor):
-        at = tensor.names.index(finding.tensor)
+        at = tensor.index(finding.tensor)
         groups = [_alike(group, at) for group in copies_of(tensor, dump.stamped.get(finding.tensor))]
         differing = [group for group in groups if len(group) > 1]
         if differing:
@@ -45,7 +45,7 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
     tensor = next(iter(_captured(dump, finding.tensor)), None)
     if tensor is None or tensor.claimed is None:
         return None
-    at, claimed = tensor.names.index(finding.tensor), claimed_dims(tensor.claimed)
+    at, claimed = tensor.index(finding.tensor), claimed_dims(tensor.claimed)
     mesh = dump.files.mesh
     alike: dict[tuple[str, str], list[int]] = {}  # copies of one part are equal by right
     for rank, shard in tensor.shards.items():
@@ -68,7 +68,7 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
 
 def _captured(dump: Dump, name: str) -> Iterator[Tensor]:
     """Yield what was captured of the model's own values, and what a step left of them."""
-    return (tensor for moment in ("initial", "step") for tensor in dump.at(moment) if name in tensor.names)
+    return (tensor for tensor in dump.named(name) if tensor.moment in ("initial", "step"))
 
 
 def _alike(group: list[Shard], at: int) -> list[list[Shard]]:

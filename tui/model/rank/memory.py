@@ -86,11 +86,11 @@ def values_beside(dump: Dump, tensor: Tensor, rank: int, name: str = "") -> Besi
     """
     name = name or tensor.names[0]
     for moment in ("step", "initial"):
-        for other in dump.at(moment):
-            if other.role == tensor.role and name in other.names and rank in other.shards:
-                own = _values(dump, other.shards[rank], name, f"rank {rank}, {moment}")
-                if own is not None:
-                    return Beside(own, _copy(dump, other, rank, name, own))
+        other = dump.find(moment, tensor.role, name)
+        if other is not None and rank in other.shards:
+            own = _values(dump, other.shards[rank], name, f"rank {rank}, {moment}")
+            if own is not None:
+                return Beside(own, _copy(dump, other, rank, name, own))
     return None
 
 
@@ -112,7 +112,7 @@ def _values(dump: Dump, shard: Shard, name: str, title: str) -> Values | None:
 def _copy(dump: Dump, tensor: Tensor, rank: int, name: str, own: Values) -> Values | None:
     """Return the values of another rank that should be equal, first of one whose values are not."""
     group = next((group for group in copies_of(tensor, dump.stamped.get(name)) if rank in map(_rank, group)), [])
-    at = tensor.names.index(name)
+    at = tensor.index(name)
     digest = tensor.shards[rank].digest(at)
     for shard in sorted(group, key=lambda shard: shard.digest(at) == digest):
         other = _values(dump, shard, name, f"copy on rank {shard.rank}") if shard.rank != rank else None

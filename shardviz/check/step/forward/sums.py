@@ -70,12 +70,8 @@ def _adds_up(one: Compared, values: NDArray[np.float64], dim: int, size: int, ve
 
 
 def _vectors(evidence: Evidence, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    dump = evidence.dump
-    for tensor in dump.at("reference") if shape else ():
-        if tensor.role == "param" and tensor.shape == shape:
-            for name in tensor.names:
-                if np.any(vector := dump.values(tensor.first, name)):
-                    yield name, vector
+    names, vectors = evidence.dump.vectors(shape)
+    return ((name, vector) for name, vector in zip(names, vectors, strict=True) if np.any(vector))
 
 
 def _of_ranks(one: Compared, whole: NDArray[np.float64]) -> Mapping[int, NDArray[np.float64]]:

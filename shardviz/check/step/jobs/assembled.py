@@ -68,8 +68,8 @@ class _Rank:
 
     bodies: list[Body] = field(default_factory=list)
     tensors: list[TensorRecord] = field(default_factory=list)
-    layouts: list[LayoutRecord] = field(default_factory=list)
-    meshes: list[MeshRecord] = field(default_factory=list)
+    layouts: dict[LayoutRecord, int] = field(default_factory=dict)
+    meshes: dict[MeshRecord, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -152,13 +152,10 @@ def _layout(own: _Rank, layout: Layout) -> int | None:
     if placements is None:
         return None
     mesh = MeshRecord(layout.mesh.axes, layout.mesh.shape, layout.mesh.ranks)
-    if mesh not in own.meshes:
-        own.meshes.append(mesh)
+    number = own.meshes.setdefault(mesh, len(own.meshes))
     flat = FlatRecord(layout.flat.shape, layout.flat.offset) if layout.flat else None
-    record = LayoutRecord(own.meshes.index(mesh), tuple(map(str, placements)), layout.shape, flat, layout.own_axes)
-    if record not in own.layouts:
-        own.layouts.append(record)
-    return own.layouts.index(record)
+    record = LayoutRecord(number, tuple(map(str, placements)), layout.shape, flat, layout.own_axes)
+    return own.layouts.setdefault(record, len(own.layouts))
 
 
 @dataclass(frozen=True)

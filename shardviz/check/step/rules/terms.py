@@ -86,11 +86,26 @@ def vector_added(dump: Dump, one: Compared) -> Added | None:
     """Return the vector of the model that a wrong result has in every row too often, or not at all."""
     rank = one.wrong[0]
     excess = one.reduced[rank] - one.wanted_of(rank)
-    for name, bias in _vectors(dump, excess.shape[-1:] if excess.ndim else ()):
-        times = whole_multiple(excess, np.broadcast_to(bias, excess.shape), one.tolerance)
-        if times:
-            return Added(name, bias, times)
+    names, vectors = dump.vectors(excess.shape[-1:])
+    for index in _candidates(one, excess, vectors) if names else ():
+        if times := whole_multiple(excess, np.broadcast_to(vectors[index], excess.shape), one.tolerance):
+            return Added(names[index], vectors[index], times)
     return None
+
+
+def _candidates(one: Compared, excess: NDArray[np.float64], vectors: NDArray[np.float64]) -> list[int]:
+    """Return the rows of `vectors` that may have been added: the mean row of the excess is a whole number of times one.
+
+    All are tried at once, since each result that is wrong tries all of the model's.
+    """
+    if not excess.size or not np.all(np.isfinite(excess)):
+        return []
+    mean = excess.reshape(-1, vectors.shape[1]).mean(0)
+    squares = np.sum(vectors * vectors, axis=1)
+    times = np.rint(np.divide(vectors @ mean, squares, out=np.zeros_like(squares), where=squares > 0))
+    off = np.max(np.abs(mean - times[:, None] * vectors), axis=1)
+    # The rows are each as near as this, and the mean nearer still; twice as far for what rounding does to it.
+    return [int(index) for index in np.flatnonzero(times) if off[index] <= 2 * one.tolerance * abs(times[index])]
 
 
 def _not_finite(one: Compared, rank: int) -> str:
@@ -117,15 +132,6 @@ def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
         at = int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[off[0]])
         text += f": {len(off):,} of {excess.size:,} elements, the first at {index_of(at, one.wanted.shape)}"
     return text
-
-
-def _vectors(dump: Dump, shape: tuple[int, ...]) -> list[tuple[str, NDArray[np.float64]]]:
-    return [
-        (name, dump.values(tensor.first, name))
-        for tensor in dump.at("reference")
-        if tensor.role == "param" and tensor.shape == shape
-        for name in tensor.names
-    ]
 
 
 def _added_too_often(one: Compared, name: str, times: int) -> Finding:

@@ -81,8 +81,8 @@ def _not_kept(dump: Dump, known: Collection[str]) -> Iterator[NotChecked]:
 
 def _is_bitwise(tensor: Tensor, reference: Tensor, name: str) -> bool:
     """Whether every rank has exactly the unsharded model's bytes."""
-    due = reference.first.digest(reference.names.index(name))
-    return all(shard.digest(tensor.names.index(name)) == due for shard in tensor.shards.values())
+    due = reference.first.digest(reference.index(name))
+    return all(shard.digest(tensor.index(name)) == due for shard in tensor.shards.values())
 
 
 def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:

@@ -67,7 +67,7 @@ def _are_equal(case: Case) -> bool:
     initial = case.dump.find("initial", case.tensor.role, case.name)
     if initial is None or set(initial.shards) != {shard.rank for shard in case.shards.values()}:
         return False
-    index = initial.names.index(case.name)
+    index = initial.index(case.name)
     digests = {shard.digest(index) if shard.digests else "" for shard in initial.shards.values()}
     return len(digests) == 1 and "" not in digests
 

@@ -104,7 +104,12 @@ class Parts:
 
     def _alone(self, one: Compared) -> Part:
         """Return the part of a gradient that has no factor, or none that another one has."""
-        return Part((one,), tuple(other for other in self._known if other is not one))
+        at = self._positions.get(one.name, len(self._known))
+        return Part((one,), self._known[:at] + self._known[at + 1 :])
+
+    @cached_property
+    def _positions(self) -> Mapping[str, int]:
+        return {one.name: position for position, one in enumerate(self._known)}
 
 
 def _is_among(names: set[str], one: Compared) -> bool:
