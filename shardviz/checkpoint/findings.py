@@ -18,14 +18,12 @@ from shardviz.checkpoint.states import check_states
 from shardviz.errors import DumpError
 from shardviz.explain.files import (
     ChunkOutOfBounds,
-    DamagedChunk,
     MixedChunkTypes,
-    OverlappingChunks,
+    ShardsOfTwoSaves,
     StaleFileIndex,
-    TruncatedFile,
     UnknownPickledType,
     UnlistedChunk,
-    UnsavedShard,
+    UnreadableFile,
     UntiedCheckpointHead,
 )
 from shardviz.explain.finding import Finding
@@ -88,7 +86,7 @@ def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     """Yield what the reader of its format found."""
     for one in checkpoint.problems:
         if one.explanation is not None:
-            yield one.explanation.finding(one.name, (), one.text)
+            yield one.explanation.finding(one.name, (), one.text, kind=one.kind)
         else:
             yield NotChecked(one.name, one.text, "run")
 
@@ -113,7 +111,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
             what = f"{printable(file)} {has}: {counted(len(cut), 'entry' if len(cut) == 1 else 'entrie')} in it cannot"
             others = listed((printable(name) for name in cut if name not in checkpoint.names), MAX_NAMES)
             text = f"{what} be read{': ' * bool(others)}{others}"
-            yield of_tensors(TruncatedFile().finding("", (), text), [name for name in cut if name in checkpoint.names])
+            yield of_tensors(UnreadableFile().finding("", (), text), [name for name in cut if name in checkpoint.names])
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -149,17 +147,17 @@ def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
     if found.missing:
         where = "not in its only chunk" if len(tensor.chunks) == 1 else f"in none of its {chunks}"
         text = f"{found.missing:,} of {tensor.size:,} elements are {where}, the first at {found.gap}"
-        yield UnsavedShard().finding(tensor.name, (), text)
+        yield ShardsOfTwoSaves().finding(tensor.name, (), text)
     if found.repeated:
         text = f"{found.repeated:,} of {tensor.size:,} elements are in several of its {chunks}, the first at "
         text += f"{found.overlap}: which of them is loaded is chance"
-        yield OverlappingChunks().finding(tensor.name, (), text)
+        yield ShardsOfTwoSaves(is_twice=True).finding(tensor.name, (), text, kind="duplicated")
 
 
 def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
     """Return that a chunk cannot be read: a tensor subclass is not one of the types that are read as data."""
     if not isinstance(error, UnknownTypeError):
-        return DamagedChunk().finding(name, (), error.message)
+        return UnreadableFile(is_whole=True).finding(name, (), error.message)
     if error.is_subclass:
         why = "what is stored of it: a tensor subclass, as quantized weights are, is pickled as code, which is not run"
         return NotChecked(name, why, "run")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Kind
 
 MAX_SIZE = 1 << 53
 """The largest number of a shape or of a place in a file that is believed."""
@@ -202,11 +203,13 @@ class Problem:
         name: The tensor that it is about; empty for the checkpoint.
         text: What is wrong, with the numbers.
         explanation: The most likely cause; None for what cannot be read, which is a note and not a finding.
+        kind: The kind of the finding, if it is not the usual one of its cause.
     """
 
     name: str
     text: str
     explanation: Cause | None = None
+    kind: Kind | None = None
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,11 @@ class Cause:
         return filled(self.how, self)
 
     @property
+    def advice(self) -> str:
+        """The cause and the fix, as sentences of a paragraph."""
+        return f"{self.cause}. {self.fix[:1].upper()}{self.fix[1:]}" if self.fix else self.cause
+
+    @property
     def refs(self) -> tuple[str, ...]:
         """Known upstream bugs of this kind."""
         return self.references

@@ -33,18 +33,28 @@ class OtherTensor(Disorder):
 
 
 class LocalNumbering(Disorder):
-    """Ranks use one name for different tensors of the model.
+    """Ranks or stages number their own modules from 0, and use one name for different tensors of the model.
 
     With local experts, for example, rank 1 calls expert 4 its expert 0. Each rank's state_dict is consistent, and a
     checkpoint that goes by names overwrites one rank's tensor by another's.
+
+    Attributes:
+        what: What is numbered: `modules`, `layers`, `experts`.
+        is_saved: Whether a checkpoint has some of them several times.
     """
 
-    kinds = ("name-collision",)
+    what: str = "modules"
+    is_saved: bool = False
+    kinds = ("name-collision", "foreign")
     why = (
-        "Each rank numbers its own modules from 0, as with local experts: a checkpoint goes by the name, keeps "
-        "one rank's tensor and loses those of the others"
+        "{is_saved:?Some {what} were written several times and others not at all, as if ranks counted their own from "
+        "0|Each rank numbers its own {what} from 0, as with local experts: a checkpoint goes by the name, keeps one "
+        "rank's tensor and loses those of the others}"
     )
-    how = "name modules by their global number, or stack the experts into one tensor and shard it with Shard(0)"
+    how = (
+        "{is_saved:?number {what} over all ranks|name {what} by their global number}, or stack the experts into one "
+        "tensor and shard it with Shard(0)"
+    )
     references = ("KempnerForge#202",)
 
 
@@ -79,8 +89,8 @@ class WeightNotLoaded(Disorder):
         f"over it, or {THROWN_AWAY}"
     )
     how = (
-        f"look for its name in missing_keys and in the checkpoint; load it and {WRITE}, or initialise it once the "
-        "model is materialised (to_empty)"
+        f"look for its name in missing_keys and in the checkpoint; load it and {WRITE}, or initialize it once the "
+        "model is materialized (to_empty)"
     )
 
 
@@ -97,7 +107,7 @@ class BufferNotWritten(Disorder):
         "nothing loads it or computes it again"
     )
     how = (
-        "compute or load it on every rank once the model is materialised; a buffer with persistent=False is in no "
+        "compute or load it on every rank once the model is materialized; a buffer with persistent=False is in no "
         "checkpoint"
     )
 
@@ -111,7 +121,7 @@ class ZerosAmongElements(Disorder):
 
     kinds = ("foreign", "missing")
     why = "The elements are padding, or memory that no loader wrote to"
-    how = "write every element of the local shard, and cut padding off before it is labelled"
+    how = "write every element of the local shard, and cut padding off before it is labeled"
 
 
 class PartNotWritten(Disorder):
@@ -146,30 +156,18 @@ class RanksNotWritten(Disorder):
 
 
 class RewrittenAfterStamping(Disorder):
-    """Some ranks' shards hold new values instead of the stamped ones.
+    """Shards, or some of their elements, hold values that are not from the stamped model.
 
-    Sharding code draws, loads or allocates parameters again on some ranks. The shards have the right shape, and nobody
-    compares their content with the model that was sharded.
+    Sharding code draws, loads, computes or allocates parameters again, on all ranks or some. The shards have the right
+    shape, any number is a valid weight, and nobody compares their content with the model that was sharded.
     """
 
     kinds = ("foreign",)
     why = (
-        "These shards were loaded, drawn or computed after the model was stamped, or never written (torch.empty, "
+        "These values were loaded, drawn or computed after the model was stamped, or never written (torch.empty, "
         "to_empty)"
     )
-    how = "load or initialise this tensor on these ranks as on the others, once it is materialised"
-
-
-class ChangedAfterStamping(Disorder):
-    """Some elements of a shard hold values that are not from the stamped model.
-
-    Memory from torch.empty was filled only in part, or weights were computed with before they were checked. Any number
-    is a valid weight, so nothing raises.
-    """
-
-    kinds = ("foreign",)
-    why = "The memory was never written (torch.empty, to_empty), or the weights were computed with after stamping"
-    how = "load or initialise this tensor on these ranks after it is materialised"
+    how = "load or initialize this tensor on these ranks as on the others, once it is materialized"
 
 
 class AnotherCheckpoint(Disorder):
@@ -202,7 +200,7 @@ class RanksNotLoaded(Disorder):
         "Other ranks have their part of what is in {reference}, and nothing of it is on {ranks:ranks}: the weight was "
         "not loaded there, or was written afterwards"
     )
-    how = "load or initialise this weight on {ranks:ranks} as on the others, and write to it on all ranks or on none"
+    how = "load or initialize this weight on {ranks:ranks} as on the others, and write to it on all ranks or on none"
 
 
 class LoadedOnOneRank(Disorder):
@@ -234,7 +232,7 @@ class NeverInitialized(Disorder):
         "checkpoint has reached these parameters since"
     )
     how = (
-        "initialise it after to_empty: call reset_parameters of every module that has parameters of its own, or load a "
+        "initialize it after to_empty: call reset_parameters of every module that has parameters of its own, or load a "
         "checkpoint that has its name"
     )
 
@@ -250,10 +248,10 @@ class BufferMadeAgain(Disorder):
     kinds = ("unreplicated",)
     why = (
         "The buffer was made again there (to_empty, zeros_like, a module built again) and never written: buffers "
-        "are neither sharded nor synchronised, and one with persistent=False is in no checkpoint"
+        "are neither sharded nor synchronized, and one with persistent=False is in no checkpoint"
     )
     how = (
-        "compute or load it on every rank once the model is materialised, or torch.distributed.broadcast it from "
+        "compute or load it on every rank once the model is materialized, or torch.distributed.broadcast it from "
         "rank {rank}"
     )
 

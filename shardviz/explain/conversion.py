@@ -16,7 +16,7 @@ class ForgottenFactor(Cause):
 
     undo: str
     kinds = ("wrong-value",)
-    why = "A factor was multiplied in, or left out."
+    why = "A factor was multiplied in, or left out"
     how = "multiply by {undo} in the conversion"
 
 
@@ -34,30 +34,34 @@ class ForgottenOffset(Cause):
     undo: str
     size: str
     kinds = ("wrong-value",)
-    why = "A number was added, or left out, as the 1 of a norm's weights that are stored around 0."
+    why = "A number was added, or left out, as the 1 of a norm's weights that are stored around 0"
     how = "{undo} {size} in the conversion"
 
 
 class NarrowedOnTheWay(Cause):
-    """Values were rounded to a narrower dtype somewhere between load and save, and cast back.
+    """Values were rounded to a narrower dtype somewhere on their way, and cast back.
 
-    A cast to a wider dtype succeeds without a warning, and the digits that were lost are zeros. The dtype of the result
-    is right.
+    A file, a buffer for sending or a staging copy had a narrower dtype. A cast to a wider dtype succeeds without a
+    warning, and the digits that were lost are zeros. The dtype of the result is right.
 
     Attributes:
         narrow: The dtype that they went through.
-        dtype: The dtype that they had before.
-        to: The dtype that they have now; empty if it is the same.
-        span: From when to when to keep the dtype, as the end of a sentence.
+        dtype: The dtype that they had before; empty if it is the target's.
+        to: The dtype that they have now, if it is another one.
+        trip: `load` or `sync`, if a test recorded the trip.
     """
 
     narrow: str
-    dtype: str
+    dtype: str = ""
     to: str = ""
-    span: str = ""
+    trip: str = ""
     kinds = ("wrong-value",)
-    why = "They went through {narrow}."
-    how = "{to:?round once, from {dtype} to {to}|keep {dtype}{span}}"
+    why = "They were saved, sent or received in {narrow}, and cast back without a word"
+    how = (
+        "{to:?round once, from {dtype} to {to}|{dtype:?keep {dtype} all the way|{trip:sync?send it in its own dtype, "
+        "or, if {narrow} is meant, let the target be {narrow} too|save in the dtype of the model and its optimizer, "
+        "and load into tensors of that dtype}}}"
+    )
 
 
 class CutOffDigits(Cause):
@@ -68,7 +72,7 @@ class CutOffDigits(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "The upper half of each value was taken."
+    why = "The upper half of each value was taken"
     how = "cast with Tensor.to(torch.bfloat16), which rounds"
 
 
@@ -83,7 +87,7 @@ class OverflowInFloat16(Cause):
 
     dtype: str
     kinds = ("wrong-value",)
-    why = "{dtype} ends at 65,504."
+    why = "{dtype} ends at 65,504"
     how = "save in bfloat16, which has the range of float32, or in the wider type"
 
 
@@ -94,7 +98,7 @@ class CutOffEnd(Cause):
     """
 
     kinds = ("missing",)
-    why = "The end was cut off."
+    why = "The end was cut off"
     how = "keep it, unless it is padding"
 
 
@@ -110,24 +114,30 @@ class PaddedEnd(Cause):
 
     is_plain: bool
     kinds = ("wrong-shape",)
-    why = "It was padded, as a vocabulary is that has to shard evenly{is_plain:?|, or made longer}."
+    why = "It was padded, as a vocabulary is that has to shard evenly{is_plain:?|, or made longer}"
     how = "cut the padding off in the conversion, or load it into a model of that size"
 
 
 class PaddedParts(Cause):
-    """Each rank's own part of a tensor has padding at its end.
+    """Each rank's own part of a tensor has padding at its end, and not the whole.
 
-    Ranks padded their shards to one size, and the shards were joined as they were. The shape is that of a tensor padded
-    at its end, but rows behind the first shard are shifted.
+    Ranks padded their shards to one size. The shape is that of a tensor padded at its end, but rows behind the first
+    shard are shifted.
 
     Attributes:
-        ranks: How many ranks padded their parts.
+        ranks: How many ranks padded their parts, if the parts were joined; else 0.
     """
 
-    ranks: int
+    ranks: int = 0
     kinds = ("misordered",)
-    why = "Each of {ranks} ranks padded its own part, and the padded parts were put one after the other."
-    how = "cut each rank's padding off before the parts are joined, or pad the whole at its end"
+    why = (
+        "{ranks:?Each of {ranks} ranks padded its own part, and the padded parts were put one after the other|The "
+        "tensor was cut for the ranks before it was padded}"
+    )
+    how = (
+        "pad the whole at its end, and cut that for the ranks{ranks:?; or cut each rank's padding off before the parts "
+        "are joined}"
+    )
 
 
 class RepeatedHeads(Cause):
@@ -142,7 +152,7 @@ class RepeatedHeads(Cause):
 
     times: int
     kinds = ("duplicated",)
-    why = "Parts were repeated, as heads of k and v are for the ranks or queries that share them."
+    why = "Parts were repeated, as heads of k and v are for the ranks or queries that share them"
     how = "take one of each {times}, or repeat them on load and not in the file"
 
 
@@ -154,7 +164,7 @@ class WrongQuantizationScales(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "Values or scales are of another tensor or step, in another order, or the scales are the inverse."
+    why = "Values or scales are of another tensor or step, in another order, or the scales are the inverse"
     how = "quantize again, and save values and scales together"
 
 
@@ -167,7 +177,7 @@ class AveragedWeights(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "It is a mean of both: checkpoints were averaged, or a change, such as a LoRA, was merged with a smaller scale."
+        "It is a mean of both: checkpoints were averaged, or a change, such as a LoRA, was merged with a smaller scale"
     )
 
 
@@ -179,7 +189,7 @@ class AdapterMergedAgain(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "What was added, such as a LoRA, was merged again or with another scale."
+    why = "What was added, such as a LoRA, was merged again or with another scale"
     how = "merge what was added once, with the scale that it was trained with, into weights that do not have it"
 
 
@@ -194,24 +204,8 @@ class RenumberedLayers(Cause):
 
     what: str
     kinds = ("foreign",)
-    why = "The numbers of {what} were changed."
+    why = "The numbers of {what} were changed"
     how = "number {what} as the first does"
-
-
-class CollidingNumbers(Cause):
-    """Some layers or experts are in the second checkpoint several times, and others are lost.
-
-    Each pipeline stage or expert-parallel rank numbers its own from 0. Without the offset of the rank they write under
-    the same names, and the last one stays.
-
-    Attributes:
-        what: What is numbered: `layers`, `experts`.
-    """
-
-    what: str
-    kinds = ("foreign", "missing")
-    why = "Some {what} were written several times and others not at all, as where ranks count their own from 0."
-    how = "number {what} over all ranks"
 
 
 class OneSidedTie(Cause):
@@ -228,7 +222,7 @@ class OneSidedTie(Cause):
     kinds = ("untied",)
     why = (
         "{of_job:?The two are tied in the job, and the checkpoint has one of them otherwise|The two are tied in the "
-        "first, and in the second one of them was changed alone}."
+        "first, and in the second one of them was changed alone}"
     )
     how = (
         "{of_job:?save both again, or leave one of them out|tie them before the save, or leave out the one that is not "
@@ -247,55 +241,24 @@ class UnsavedHead(Cause):
     how = "write it too: a loader makes it up, or ties it to the other"
 
 
-class FunctionLeftOut(Cause):
-    """A conversion did not apply a function that its map has.
+class MisappliedFunction(Cause):
+    """A conversion left out a function of its map, applied its inverse, or applied it twice.
 
-    Functions such as rotary only reorder rows. Without them every shape is right, and the model computes something
-    else.
+    Functions such as rotary only reorder rows. Without them, the other way around or run again on a checkpoint that was
+    already converted, every shape is right, and the model computes something else.
 
     Attributes:
         function: The function's name in the map.
+        times: How often it was applied: 0, -1 for its inverse, or 2.
         in_torch: The same in torch's own words, behind a colon; empty for what has a name there.
     """
 
     function: str
+    times: int
     in_torch: str = ""
     kinds = ("misordered",)
-    why = "The conversion left out {function}."
-    how = "apply {function} in the conversion{in_torch}"
-
-
-class FunctionReversed(Cause):
-    """A conversion applied the inverse of a function that its map has.
-
-    A function that reorders rows and its inverse have the same shapes. Conversions in both directions are easily taken
-    for each other.
-
-    Attributes:
-        function: The function's name in the map.
-        in_torch: The same in torch's own words, behind a colon; empty for what has a name there.
-    """
-
-    function: str
-    in_torch: str = ""
-    kinds = ("misordered",)
-    why = "The conversion applied {function} the other way round."
-    how = "apply {function}{in_torch}"
-
-
-class FunctionRepeated(Cause):
-    """A conversion applied a function of its map twice.
-
-    It was run on a checkpoint that was already converted, or two steps of it both reorder.
-
-    Attributes:
-        function: The function's name in the map.
-    """
-
-    function: str
-    kinds = ("misordered",)
-    why = "The conversion applied {function} twice."
-    how = "apply {function} once"
+    why = "The conversion {times:0?left out {function}|applied {function} {times:2?twice|the other way around}}"
+    how = "apply {function} once in the conversion{in_torch}"
 
 
 class WrongMapNumber(Cause):
@@ -310,39 +273,28 @@ class WrongMapNumber(Cause):
 
     function: str
     kinds = ("misordered",)
-    why = "The conversion has another number in {function}."
+    why = "The conversion has another number in {function}"
     how = "use the numbers of the map"
 
 
 class PartsJoinedOtherwise(Cause):
-    """A conversion joined the parts of a fused tensor in another way than its map says.
+    """A conversion joined the parts of a fused tensor in another way or order than its map says.
 
-    Parts one after the other, and parts in turns, have the same shape. So have parts along another dim if the tensor is
-    square.
+    Parts one after the other, parts in turns and parts in any order have the same shape. So have parts along another
+    dim if the tensor is square.
 
     Attributes:
         manner: How it joined them.
-        function: The function's name in the map.
+        function: The function by which the map joins them; empty if only their order differs.
         dim: The dim along which the map joins them.
     """
 
     manner: str
-    function: str
-    dim: int
+    function: str = ""
+    dim: int = 0
     kinds = ("misordered",)
-    why = "The conversion joined the parts {manner}."
-    how = "join them as {function} along dim {dim}"
-
-
-class PartsInAnotherOrder(Cause):
-    """A conversion joined the parts of a fused tensor in another order than its map says.
-
-    The whole has the same shape in any order.
-    """
-
-    kinds = ("misordered",)
-    why = "The conversion joined the parts in another order."
-    how = "join them in the map's order"
+    why = "The conversion joined the parts {manner}"
+    how = "join them {function:?as {function} along dim {dim}|in the map's order}"
 
 
 class FusedShardsJoined(Cause):
@@ -359,7 +311,7 @@ class FusedShardsJoined(Cause):
     ranks: int
     dim: int
     kinds = ("misordered",)
-    why = "The fused shards of {ranks} ranks were put behind each other, each with its piece of every part."
+    why = "The fused shards of {ranks} ranks were put behind each other, each with its piece of every part"
     how = "take each rank's shard apart, and join each part's pieces, before the parts, along dim {dim}"
 
 
@@ -370,35 +322,26 @@ class TransposedInConversion(Cause):
     """
 
     kinds = ("misordered",)
-    why = "The tensor is transposed."
+    why = "The tensor is transposed"
     how = "transpose it in the conversion"
 
 
-class RenumberedParts(Cause):
-    """The parts of a stacked tensor, such as experts, are in another order than its map says.
-
-    All parts have one shape, so any order of them loads.
-
-    Attributes:
-        expression: How the map makes the tensor.
-    """
-
-    expression: str
-    kinds = ("misordered",)
-    why = "The parts were numbered in another order."
-    how = "make it as {expression}"
-
-
 class AnotherSourceTensor(Cause):
-    """A conversion made a tensor of other tensors than its map says.
+    """A conversion made a tensor of other tensors than its map says, or of the same in another order.
 
-    Tensors of different layers or projections often have the same shape.
+    Tensors of different layers or projections often have the same shape, and the parts of a stack, such as experts,
+    always have.
 
     Attributes:
         expression: How the map makes the tensor.
+        is_renumbered: Whether they are the same parts, such as experts, in another order.
     """
 
     expression: str
-    kinds = ("foreign",)
-    why = "The conversion took another tensor, or joined them in another order."
+    is_renumbered: bool = False
+    kinds = ("foreign", "misordered")
+    why = (
+        "{is_renumbered:?The parts were numbered in another order|The conversion took another tensor, or joined them "
+        "in another order}"
+    )
     how = "make it as {expression}"

@@ -9,16 +9,20 @@ SAVE_AGAIN = "save the checkpoint again; load none of this one before it is unde
 OF_DEEPSPEED = "copy the checkpoint again, all of its files; or save it again with engine.save_checkpoint on every rank"
 
 
-class TruncatedFile(Cause):
-    """A file of a checkpoint is missing, or shorter than the checkpoint's metadata says.
+class UnreadableFile(Cause):
+    """A file of a checkpoint is missing, shorter than the checkpoint's metadata says, or damaged within.
 
-    A copy that was interrupted or a disk that was full leaves such a file. Whoever lists the folder sees nothing wrong;
-    only a load of the tensors at its end raises.
+    A copy that was interrupted, a disk that was full or bytes that were lost leave such a file. Whoever lists the
+    folder sees nothing wrong; only a load of the tensors in question raises.
+
+    Attributes:
+        is_whole: Whether the file is long enough.
     """
 
+    is_whole: bool = False
     kinds = ("incomplete",)
-    why = "A copy or a save that ended early"
-    how = COPY_AGAIN
+    why = "{is_whole:?Bytes were changed or lost in the file|A copy or a save ended early}"
+    how = "copy the checkpoint again, and compare the sizes of its files{is_whole:? and their checksums}"
 
 
 class StaleFileIndex(Cause):
@@ -45,40 +49,24 @@ class ChunkOutOfBounds(Cause):
     how = SAVE_AGAIN
 
 
-class UnsavedShard(Cause):
-    """Elements of a tensor are in no file of the checkpoint.
+class ShardsOfTwoSaves(Cause):
+    """Elements of a tensor are in no file of the checkpoint, or in several.
 
-    A rank crashed, was filtered out or wrote to another folder while the others saved their parts. A load into a
-    tensor that already has values leaves those in the gap.
+    A rank did not save its part, two saved the same, or a second save on a different mesh wrote into the folder of the
+    first. A load into a tensor that already has values leaves those in a gap, and of two values it takes the one that
+    is read last.
+
+    Attributes:
+        is_twice: Whether they are in several.
     """
 
-    kinds = ("missing",)
-    why = "A rank did not save its shard, or shards of different runs are in one folder"
+    is_twice: bool = False
+    kinds = ("missing", "duplicated")
+    why = (
+        "{is_twice:?Ranks saved overlapping shards|A rank did not save its shard}, or files of two saves are in one "
+        "folder"
+    )
     how = SAVE_AGAIN
-
-
-class OverlappingChunks(Cause):
-    """Elements of a tensor are in several parts of the checkpoint.
-
-    Two ranks saved the same indices, or a second save on a different mesh wrote into the folder of the first. The
-    load takes one of the two values, and which one depends on the order in which parts are read.
-    """
-
-    kinds = ("duplicated",)
-    why = "Ranks saved overlapping shards, or files of two saves are in one folder"
-    how = SAVE_AGAIN
-
-
-class DamagedChunk(Cause):
-    """A part of a tensor cannot be read, although its file is long enough.
-
-    Bytes were changed or lost within the file, for instance by a copy. The metadata is in another file and still
-    looks right.
-    """
-
-    kinds = ("incomplete",)
-    why = "A damaged file"
-    how = COPY_AGAIN
 
 
 class UnknownPickledType(Cause):
@@ -121,7 +109,7 @@ class MixedChunkTypes(Cause):
 
     dtype: str
     kinds = ("wrong-shape",)
-    why = "Ranks saved the tensor in different element types or shapes"
+    why = "Ranks saved the tensor in different dtypes or shapes"
     how = "cast to torch.{dtype} on every rank before saving"
 
 
@@ -166,14 +154,15 @@ class DamagedHeader(Cause):
 
 
 class MixedZeroFiles(Cause):
-    """Buffers of DeepSpeed's ranks do not have the sizes that the model's file needs.
+    """DeepSpeed's files are of several saves: buffers or numbers of ranks do not fit each other.
 
-    The files of a save all have fixed names, so those of an earlier save with another model stay beside the new ones.
+    The files of a save have fixed names, so those of an earlier save with another model or more ranks stay beside the
+    new ones.
     """
 
-    kinds = ("wrong-shape",)
+    kinds = ("wrong-shape", "incomplete")
     why = "Files of different saves are in one folder"
-    how = OF_DEEPSPEED
+    how = "keep the files of one save only, all of them; or save it again with engine.save_checkpoint on every rank"
 
 
 class MissingZeroFile(Cause):
@@ -186,17 +175,6 @@ class MissingZeroFile(Cause):
     kinds = ("incomplete",)
     why = "A rank did not save, or not all files were copied"
     how = OF_DEEPSPEED
-
-
-class MixedWorldSizes(Cause):
-    """Files of DeepSpeed's ranks were written by jobs with different numbers of ranks.
-
-    A job with fewer ranks overwrites only the first files of a larger one, and the others stay in the folder.
-    """
-
-    kinds = ("incomplete",)
-    why = "Files of saves with different numbers of ranks are in one folder"
-    how = "keep the files of one save only"
 
 
 class RoundRobinGradients(Cause):

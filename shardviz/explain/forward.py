@@ -82,7 +82,7 @@ class WrongOutputLabel(Cause):
     due: str
     kinds = ("wrong-placement",)
     why = (
-        "The output is labelled ({labeled}), which is not how it is split: DTensor.from_local puts on the label that "
+        "The output is labeled ({labeled}), which is not how it is split: DTensor.from_local puts on the label that "
         "it is given, and a plain output is taken to be split by rows over BATCH_AXES and no other axis"
     )
     how = "label it ({due}); of a plain output, gather what another axis splits, or mend BATCH_AXES"
@@ -134,7 +134,7 @@ class UngatheredKeys(Cause):
         "another order than the gathered keys or start at 0 on every rank"
     )
     how = (
-        "gather keys and values over {axis} (or pass them round, as ring attention does) before {module}, and take "
+        "gather keys and values over {axis} (or pass them around, as ring attention does) before {module}, and take "
         "rotary positions and the mask from where the keys and the rank's own queries are in the whole sequence"
     )
 
@@ -237,7 +237,7 @@ class PartsDealtOtherwise(Cause):
 class ExpertsSentElsewhere(Cause):
     """Tokens are sent to ranks as if experts were dealt out in another order than they are.
 
-    Experts lie on the ranks in turn, and tokens are sent in chunks, or the other way round. Every token reaches some
+    Experts lie on the ranks in turn, and tokens are sent in chunks, or the other way around. Every token reaches some
     expert, and few reach their own.
 
     Attributes:

@@ -26,10 +26,10 @@ class DifferentWeights(Cause):
     of_jobs: bool = False
     kinds = ("wrong-value",)
     why = (
-        "{of_jobs:?another seed, another order of drawing (as where weights are drawn after sharding) or another "
-        "checkpoint: start both jobs from the same weights; the step was not compared|another seed, another order of "
-        "drawing, or another checkpoint: start both from the same weights}"
+        "They come from another seed, another order of drawing{of_jobs:? (as where weights are drawn after sharding)} "
+        "or another checkpoint{of_jobs:?, and the step was not compared}"
     )
+    how = "start both {of_jobs:?jobs|runs} from the same weights"
 
 
 class MisplacedWeights(Cause):
@@ -39,7 +39,8 @@ class MisplacedWeights(Cause):
     """
 
     kinds = ("misordered",)
-    why = "A loader or the sharding puts rows elsewhere than placements say: shardviz check finds the order"
+    why = "A loader or the sharding puts rows elsewhere than placements say"
+    how = "find the order with shardviz check"
 
 
 class WeightsDrawnAfterSharding(Cause):
@@ -49,10 +50,8 @@ class WeightsDrawnAfterSharding(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = (
-        "They were drawn after sharding, so that their values depend on the mesh: no step is at fault. To compare the "
-        "steps, load the same weights into both"
-    )
+    why = "They were drawn after sharding, and their values depend on the mesh: no step is at fault"
+    how = "load the same weights into both to compare the steps"
 
 
 class DifferentBatch(Cause):
@@ -66,10 +65,8 @@ class DifferentBatch(Cause):
 
     of_jobs: bool = False
     kinds = ("wrong-value",)
-    why = (
-        "{of_jobs:?another batch, another order of data or another batch size per rank: give both jobs the same rows "
-        "in all|another batch: give both runs the same rows}"
-    )
+    why = "The batch differs, or the order of data{of_jobs:?, or the batch size of a rank}"
+    how = "give both {of_jobs:?jobs|runs} the same rows{of_jobs:? in all}"
 
 
 class DifferentProgram(Cause):
@@ -80,6 +77,6 @@ class DifferentProgram(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "both are unsharded models, so no sharding is at fault: another program, other options, another kernel or "
+        "Both are unsharded models, so no sharding is at fault: another program, other options, another kernel or "
         "another torch"
     )

@@ -24,18 +24,6 @@ class StateLostInLoad(Cause):
     how = TO_LOAD
 
 
-class StateOfStatelessParameter(Cause):
-    """The optimizer has a state after a load of a parameter that had none when it was saved.
-
-    A parameter without gradients has no state. If states are matched by position, the next parameter's state moves up
-    to it.
-    """
-
-    kinds = ("foreign",)
-    why = "The optimizer's state is matched by position: this parameter had none when it was saved"
-    how = TO_LOAD
-
-
 class StepLostInLoad(Cause):
     """The optimizer's number of steps is not the saved one after a load.
 
@@ -84,7 +72,7 @@ class ReplacedParameters(Cause):
 
 
 class ThawedByLoad(Cause):
-    """A parameter is trained after a load and was frozen before, or the other way round.
+    """A parameter is trained after a load and was frozen before, or the other way around.
 
     A new nn.Parameter has requires_grad=True, whatever it replaces.
     """

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from shardviz.explain.cause import Cause
 from shardviz.text import counted, printable
 
-WRITE_AGAIN = "write {odd.file} again, from the step of the others"
 NOT_TRAINED = "its rank did not load or train its parts"
 
 
@@ -55,45 +54,30 @@ AMONG_OTHERS = (
 
 
 class FileOfAnotherSave(Cause):
-    """All differences between two checkpoints are in one file of one of them.
+    """One file of a checkpoint is of another save: all differences from another checkpoint are in it, or none.
 
     Training changes every part of a tensor, so a difference that stops at the boundary of a file is the file's: it was
-    left from an earlier save, or its rank did not take part. The shapes are the same, and it loads.
+    left from another step under the same name, or its rank did not take part. The shapes are the same, and it loads.
 
     Attributes:
         odd: The file, with what was compared.
         side: What its side is called.
-        other: What the other side is called.
+        other: What the other side is called; if they have the same in this file alone, it is the other side's.
+        step: The checkpoint of another step that has the same in this file, as it is printed; else empty.
         ranks: The ranks of a job that may not have loaded it; empty between two checkpoints.
     """
 
     odd: OddFile
     side: str
     other: str
+    step: str = ""
     ranks: str = ""
     kinds = ("wrong-value",)
-    why = AMONG_OTHERS + ": that file is of another save, or {ranks:?{ranks} did not load it|" + NOT_TRAINED + "}."
-    how = WRITE_AGAIN + "{ranks:?, or load it on {ranks}}"
-
-
-class FileOfOtherSide(Cause):
-    """One file is equal in two checkpoints of which most other files differ.
-
-    The two are of different steps, and this file of the one is also in the other: it was copied with the wrong save, or
-    its rank did not write in one of them.
-
-    Attributes:
-        odd: The file, with what was compared.
-        side: What its side is called.
-        other: What the other side is called, whose save it is of.
-    """
-
-    odd: OddFile
-    side: str
-    other: str
-    kinds = ("wrong-value",)
-    why = AMONG_OTHERS + ": that file is of the {other}'s save."
-    how = WRITE_AGAIN
+    why = AMONG_OTHERS + (
+        ": that file is of {odd.differs:?{step:?{step}|another save}, or "
+        "{ranks:?{ranks} did not load it|its rank did not load or train its parts{step:? since}}|the {other}'s save}"
+    )
+    how = "write {odd.file} again, from the step of the others{ranks:?, or load it on {ranks}}"
 
 
 class FileOnEitherSide(Cause):
@@ -114,33 +98,11 @@ class FileOnEitherSide(Cause):
     other: str
     twin: str
     kinds = ("wrong-value",)
-    why = AMONG_OTHERS + "; so it is in {twin} of the first: one of the two is of another save, or " + NOT_TRAINED + "."
+    why = AMONG_OTHERS + "; so it is in {twin} of the first: one of the two is of another save, or " + NOT_TRAINED
     how = (
         "shardviz check each: where steps of the optimizer differ between files, it names the file; then write that "
         "one again, from the step of the others"
     )
-
-
-class FileOfAnotherStep(Cause):
-    """One file of a checkpoint has what a checkpoint of another step has in it.
-
-    A rank that did not write keeps its file of the step before, under the same name. All shapes fit, and the load
-    mixes weights of two steps.
-
-    Attributes:
-        odd: The file, with what was compared.
-        side: What its side is called.
-        other: What the other side is called.
-        step: The checkpoint of the other step, as it is printed.
-    """
-
-    odd: OddFile
-    side: str
-    other: str
-    step: str
-    kinds = ("wrong-value",)
-    why = AMONG_OTHERS + ": that file is of {step}, or its rank did not train its parts since."
-    how = WRITE_AGAIN
 
 
 class WholeFileDiffers(Cause):
@@ -163,56 +125,35 @@ class WholeFileDiffers(Cause):
     kinds = ("wrong-value",)
     why = (
         "What differs is all of {file} of the {side}{small:? but {small:,} of its scales and biases}, and nothing of "
-        "its other files. {rest.cause:?{rest.cause}|That file is of another save, or its tensors alone were changed.}"
+        "its other files. {rest.cause:?{rest.cause}|That file is of another save, or its tensors alone were changed}"
     )
     how = "{rest.fix:?{rest.fix}|take {file} from the save of the others; compare it with theirs by `shardviz diff`}"
 
 
-class LeftOverFromStep(Cause):
-    """A tensor has the values that a checkpoint of an earlier step has.
+class ValuesOfAnotherStep(Cause):
+    """A tensor has the values that a checkpoint of another step has.
 
-    It was left out when weights were gathered, written or loaded, so it kept its old values. Names, shapes and dtypes
-    are right, and training goes on with one stale tensor.
+    It was left out when weights were gathered, written or loaded, so it kept its old values; or the checkpoint was put
+    together, or written again, after training had gone on. Names, shapes and dtypes are right.
 
     Attributes:
         step: The name of the checkpoint that has the same.
+        is_later: Whether that is a later step.
         doubt: The side that may be the wrong one instead; empty if a third step shows that it is not.
         of_job: Whether a job has it, compared with a checkpoint.
     """
 
     step: str
+    is_later: bool = False
     doubt: str = ""
     of_job: bool = False
-    kinds = ("write-not-applied",)
+    kinds = ("write-not-applied", "wrong-value")
     why = (
-        "It was not {of_job:?loaded, gathered or written|gathered, written or loaded} again after {step}.{doubt:? Or "
-        "training does not change it, and the {doubt} is wrong: only a third step would show that.}"
+        "{is_later:?It was taken from {step}, a later step|It was not {of_job:?loaded, gathered or written|gathered, "
+        "written or loaded} again after {step}}{doubt:?. Or training does not change it, and the {doubt} is wrong: "
+        "only a third step would show that}"
     )
-    how = (
-        "{doubt:?name a third step with --also; then }{of_job:?load or write it again, from this step|write it again, "
-        "from the weights of this step}"
-    )
-
-
-class TakenFromLaterStep(Cause):
-    """A tensor has the values that a checkpoint of a later step has.
-
-    The checkpoint was put together, or written again, after training had gone on. Only a comparison with both steps
-    shows it.
-
-    Attributes:
-        step: The name of the checkpoint that has the same.
-        doubt: The side that may be the wrong one instead; empty if a third step shows that it is not.
-    """
-
-    step: str
-    doubt: str = ""
-    kinds = ("wrong-value",)
-    why = (
-        "It was taken from {step}, a later step.{doubt:? Or training does not change it, and the {doubt} is wrong: "
-        "only a third step would show that.}"
-    )
-    how = "{doubt:?name a third step with --also; then }write it again, from the weights of this step"
+    how = "{doubt:?name a third step with --also; then }{of_job:?load or }write it again, from the weights of this step"
 
 
 class OutlierCheckpoint(Cause):
@@ -226,7 +167,7 @@ class OutlierCheckpoint(Cause):
 
     side: str
     kinds = ("wrong-value",)
-    why = "Only the {side} has it otherwise."
+    why = "Only the {side} has it otherwise"
 
 
 class NeverLoaded(Cause):
@@ -239,7 +180,7 @@ class NeverLoaded(Cause):
     kinds = ("write-not-applied",)
     why = (
         "It was never loaded, or was filled afterwards; or the job's dump is of before training, and the checkpoint of "
-        "after."
+        "after"
     )
     how = (
         "load it after it is made and filled; if the job did not load this checkpoint, compare with the one that it "

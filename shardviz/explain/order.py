@@ -102,7 +102,7 @@ class Rotary(Disorder):
     undo: str
     why = (
         "The weight has the rotary order of the other convention: Hugging Face's halves where the model reads "
-        "interleaved pairs, or the other way round: permuted on load"
+        "interleaved pairs, or the other way around: permuted on load"
     )
     how = "undo it where the weight is loaded: {undo}"
     references = ("torchtitan#1483",)
@@ -149,31 +149,21 @@ class Grouped(Disorder):
 
 
 class WithinShards(Disorder):
-    """Shards are out of order inside, each in an order of its own.
+    """Shards are out of order inside: all by the same rule, or each in an order of its own.
 
-    Each rank sorted or permuted its local tensor by an index that differs between ranks. Every rank still has its own
-    elements, so shapes, counts and checksums over a shard are right.
-    """
-
-    kinds = usually("misordered-within-shard")
-    why = (
-        "Shards were reordered after the split, by an index that is not the same on all ranks: one that was drawn, "
-        "sorted or computed on each rank by itself"
-    )
-    how = "look for the index or sort that runs on the local shard, and leave its elements in order"
-
-
-class AlikeWithinShards(Disorder):
-    """Several shards are out of order inside, all of them by the same rule.
-
-    A flip, a roll or a sort ran on local shards. Every rank still has its own elements, so shapes, counts and
+    A flip, a sort or an index ran on local shards. Every rank still has its own elements, so shapes, counts and
     checksums over a shard are right.
+
+    Attributes:
+        is_alike: Whether all that are out of order follow one rule.
     """
 
+    is_alike: bool
     kinds = usually("misordered-within-shard")
     why = (
-        "Shards were reordered after the split, each one that is out of order by the same rule; or these stretches of "
-        "the dim were before it"
+        "Shards were reordered after the split, {is_alike:?each one that is out of order by the same rule; or these "
+        "stretches of the dim were before it|by an index that is not the same on all ranks: one that was drawn, sorted "
+        "or computed on each rank by itself}"
     )
     how = "look for the index, flip or sort that runs on the local shard, and leave its elements in order"
 
@@ -217,7 +207,7 @@ class Transposed(Disorder):
     first: int
     second: int
     kinds = usually("misordered", "foreign")
-    why = "The weight was transposed before it was split: Conv1D and Linear store theirs the other way round"
+    why = "The weight was transposed before it was split: Conv1D and Linear store theirs the other way around"
     how = "transpose it where it is loaded: weight.transpose({first}, {second})"
 
 
@@ -254,7 +244,7 @@ class Padded(Disorder):
 
     kinds = usually("foreign")
     why = "Padding was put before the content, so that every index moved up"
-    how = "pad at the end of the dim, and cut the padding off before the tensor is labelled"
+    how = "pad at the end of the dim, and cut the padding off before the tensor is labeled"
 
 
 class Slices(Disorder):

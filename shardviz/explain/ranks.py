@@ -61,30 +61,23 @@ class SharedShards(Disorder):
 
 
 class ExchangedRanks(Disorder):
-    """A few ranks hold each other's shards, and all others hold their own.
+    """A few ranks hold shards of other ranks, and all others hold their own.
 
     Two entries of a list of hosts or of files were exchanged. All shards are there, with the right shapes, so only
-    gathering shows it.
+    gathering shows it. If the files of the other ranks were not read, it can also be a copy.
+
+    Attributes:
+        is_unread: Whether the ranks whose shards they hold were not read.
     """
 
-    why = "A few ranks have each other's parts: files or hosts were exchanged, or entries of a list of files or hosts"
-    how = "look for the list or the file names by which these ranks find their parts"
-
-
-class UnreadShards(Disorder):
-    """A few ranks hold shards of ranks whose files were not read.
-
-    What the other ranks hold in exchange is not known, so this can be an exchange or a copy. The shards have the right
-    shapes.
-    """
-
+    is_unread: bool = False
     why = (
-        "A few ranks have the parts of ranks that were not read: files or hosts were exchanged, or entries of a list "
-        "of them, or a part was copied under several names"
+        "A few ranks have {is_unread:?the parts of ranks that were not read|each other's parts}: files or hosts were "
+        "exchanged, or entries of a list of files or hosts{is_unread:?, or a part was copied under several names}"
     )
     how = (
-        "look for the list or the file names by which these ranks find their parts, and check again with the files of "
-        "all ranks"
+        "look for the list or the file names by which these ranks find their parts{is_unread:?, and check again with "
+        "the files of all ranks}"
     )
 
 
@@ -108,7 +101,7 @@ class Rotated(Disorder):
     """
 
     axis: str
-    why = "Shards were sent on to a neighbour, as in a ring, or the coordinate has an offset"
+    why = "Shards were sent on to a neighbor, as in a ring, or the coordinate has an offset"
     how = "choose the shard by mesh.get_local_rank({axis!r})"
 
 
@@ -135,36 +128,24 @@ class PermutedRanks(Disorder):
     how = "choose the shard by mesh.get_coordinate(), not by the global rank, or build the mesh by init_device_mesh"
 
 
-class OverlappingParts(Disorder):
-    """The parts that ranks cut from a plain tensor overlap.
+class CutByHand(Disorder):
+    """The parts that ranks cut from a plain tensor overlap, leave elements out or have padding in them.
 
-    A start or an end is computed with rounding, or with a halo. Each part is a valid slice, so nothing raises.
+    A start or an end is computed with rounding, with a halo or without counting the padding, or an integer division
+    gives every rank size // ranks rows and nobody takes the rest. Each part is a valid slice, so nothing raises.
+
+    Attributes:
+        fault: What is wrong with the parts: `overlap`, `remainder` or `padding`.
     """
 
-    kinds = ("duplicated", "missing")
-    why = "Ranks cut overlapping parts"
-    how = "cut with torch.chunk, by mesh.get_coordinate()"
-
-
-class RemainderDropped(Disorder):
-    """Elements of a plain tensor are on no rank, though each rank has its part.
-
-    Integer division gives every rank size // ranks rows, and nobody takes the rest. The parts look right as long as
-    nobody counts them.
-    """
-
-    kinds = ("missing",)
-    why = "The remainder of dividing the size by the ranks was dropped, or a part was never loaded"
-    how = "cut with torch.chunk, which gives the rest to the last ranks"
-
-
-class PaddingInPart(Disorder):
-    """Padding stands in a part of a plain tensor, and elements that belong there are on no rank.
-
-    The part was cut from a padded tensor with an index that does not count the padding. It has the expected size, so
-    nothing raises.
-    """
-
+    fault: str
     kinds = ("missing", "duplicated")
-    why = "Padding stands where a part of the tensor belongs: a rank's first or last index is off"
-    how = "cut the padded tensor with torch.chunk"
+    why = (
+        "{fault:overlap?Ranks cut overlapping parts|{fault:padding?Padding stands where a part of the tensor belongs: "
+        "a rank's first or last index is off|The remainder of dividing the size by the ranks was dropped, or a part "
+        "was never loaded}}"
+    )
+    how = (
+        "cut the {fault:padding?padded }tensor with torch.chunk, by mesh.get_coordinate(): its last parts are smaller, "
+        "and none is left over"
+    )

@@ -21,7 +21,7 @@ class Mislabel(Disorder, abstract=True):
 class AnotherOrder(Mislabel):
     """Several axes split one dim, and not in the order that the placements say.
 
-    Splitting over tp and then over fsdp gives each rank other rows than the other way round. The shards have equal
+    Splitting over tp and then over fsdp gives each rank other rows than the other way around. The shards have equal
     shapes in both orders, so nothing raises until rows are gathered.
     """
 
@@ -91,7 +91,7 @@ class Segments(Mislabel):
     parts together as if each rank had one stretch of rows.
     """
 
-    why = "A fused weight (q,k,v or gate/up) was split segment by segment, but labelled as one dim"
+    why = "A fused weight (q,k,v or gate/up) was split segment by segment, but labeled as one dim"
     how = "label the local tensors by {placements}, or split the dim as a whole"
     references = SWIGLU
 
@@ -124,7 +124,7 @@ class UnequalSegments(Disorder):
 
     why = (
         "A fused weight whose segments differ in size (q,k,v with fewer key and value heads) was split segment by "
-        "segment, but labelled as one dim; no placements say such a split"
+        "segment, but labeled as one dim; no placements say such a split"
     )
     how = (
         "give each segment a Linear of its own, or treat the weight as stored in rank order: full_tensor() needs its "
@@ -235,7 +235,7 @@ class AnotherLayout(Mislabel):
 
     kinds = usually("wrong-placement")
     why = "The tensor was split in another way than its placements say"
-    how = "label the local tensors by {placements}, or redistribute after labelling"
+    how = "label the local tensors by {placements}, or redistribute after labeling"
 
 
 class HeadTail(Disorder):
@@ -246,7 +246,7 @@ class HeadTail(Disorder):
     """
 
     why = (
-        "The dim is in the head-tail order that balances causal attention in context parallel, but is labelled as if "
+        "The dim is in the head-tail order that balances causal attention in context parallel, but is labeled as if "
         "it were in its own order"
     )
     how = (

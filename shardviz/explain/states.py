@@ -8,7 +8,7 @@ from shardviz.explain.cause import Cause
 class StaleMaster(Cause):
     """The optimizer's master copy has other values than the weight.
 
-    The weight was loaded after the master copy was made, or the other way round. The model is right until the first
+    The weight was loaded after the master copy was made, or the other way around. The model is right until the first
     step, which writes the old master copy over it.
     """
 

@@ -118,9 +118,9 @@ class SplitTwice(Cause):
 
 
 class PartLabeledWhole(Cause):
-    """A result is one rank's part and is labelled as the whole.
+    """A result is one rank's part and is labeled as the whole.
 
-    A plain local tensor was returned, or labelled as replicated. Its size along one dim is that of a shard.
+    A plain local tensor was returned, or labeled as replicated. Its size along one dim is that of a shard.
 
     Attributes:
         dim: The dim that is too small.
@@ -137,7 +137,7 @@ class PartLabeledWhole(Cause):
     due: int
     kinds = ("wrong-shape",)
     why = (
-        "Dim {dim} is {held}, and {axes}={size} parts of it would be {due}: it is split along {axes} and labelled as "
+        "Dim {dim} is {held}, and {axes}={size} parts of it would be {due}: it is split along {axes} and labeled as "
         "whole"
     )
     how = "gather dim {dim} over {axes}, or label it as split over {axes}"

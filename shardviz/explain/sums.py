@@ -85,7 +85,7 @@ class OutputNotReduced(Cause):
     kinds = ("unreduced-output",)
     why = (
         "Each rank multiplied its own part of the features and nothing added the products over {axes}, as "
-        "RowwiseParallel does; or they were labelled as copies"
+        "RowwiseParallel does; or they were labeled as copies"
     )
     how = (
         "use RowwiseParallel; or call {axes:each and|all_reduce(output, op=ReduceOp.{op}, "

@@ -19,7 +19,6 @@ TO_PLACE = (
     "(torch.distributed.checkpoint), or the whole tensor, cut by distribute_tensor(whole, mesh, placements)}"
 )
 
-TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
 TO_MATCH = "match by name, and move each name with its tensor; never by position"
 
 
@@ -76,11 +75,18 @@ class WriteIntoCopies(Cause):
 
     `full_tensor()`, `.to(...)` and a state_dict of another wrapper return copies. A write into them succeeds and
     reaches no parameter.
+
+    Attributes:
+        is_reset: Whether tensors are one number throughout, as they are made or reset for the write.
     """
 
     trip: str
-    kinds = ("write-not-applied",)
-    why = "The {trip} wrote into copies, under other names, or not at all"
+    is_reset: bool = False
+    kinds = ("write-not-applied", "foreign")
+    why = (
+        "{is_reset:?It was made or reset, and never written|The {trip} wrote into copies, under other names, or not at "
+        "all}"
+    )
     how = TO_WRITE
 
 
@@ -102,9 +108,8 @@ class SkippedRole(Cause):
         "written"
     )
     how = (
-        "{role:buffer?save and load model.state_dict(), which has persistent buffers too, not named_parameters()|"
-        + TO_WRITE
-        + "}"
+        "{role:buffer?{trip:sync?send|save and load} model.state_dict(), which has persistent buffers too, not "
+        "named_parameters()|" + TO_WRITE + "}"
     )
 
 
@@ -121,26 +126,6 @@ class SkippedKey(Cause):
     )
 
 
-class RoundedInTransfer(Cause):
-    """Values were rounded to a narrower dtype on their way.
-
-    A buffer for sending, a file or a staging copy had a narrower dtype. copy_ casts in both directions without a
-    warning.
-
-    Attributes:
-        dtype: The dtype that they went through.
-    """
-
-    trip: str
-    dtype: str
-    kinds = ("wrong-value",)
-    why = "They were saved, sent or received in {dtype} and cast back without a word"
-    how = (
-        "{trip:sync?send it in its own dtype, or, if {dtype} is meant, let the target be {dtype} too|save in the dtype "
-        "of the model and its optimizer, and load into tensors of that dtype}"
-    )
-
-
 class ReplacedDtype(Cause):
     """A tensor has another dtype than before.
 
@@ -149,7 +134,7 @@ class ReplacedDtype(Cause):
 
     trip: str
     kinds = ("wrong-value",)
-    why = "The {trip} put a tensor of another element type in its place"
+    why = "The {trip} put a tensor of another dtype in its place"
     how = "load into tensors of the dtype that was saved: copy_ into those that are there, or cast what is put there"
 
 
@@ -167,18 +152,6 @@ class PartTakenForWhole(Cause):
         'which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is}'
     )
     how = TO_PLACE
-
-
-class ResetWithoutWrite(Cause):
-    """A tensor is one number throughout, zero for instance, and what was sent is not.
-
-    It was allocated or reset for the transfer, and the write that should follow did not reach it.
-    """
-
-    trip: str
-    kinds = ("foreign",)
-    why = "It was made or reset, and never written"
-    how = TO_WRITE
 
 
 class FileOfAnotherRank(Cause):
@@ -214,97 +187,60 @@ class ChangedInTransfer(Cause):
     )
 
 
-class CutBeforePadding(Cause):
-    """Each rank's own part of a tensor is padded, and the map pads the whole.
+class FusedCutOtherwise(Cause):
+    """A fused tensor was cut for the ranks as a whole, or its parts are interleaved or in another order.
 
-    Padding each shard and padding the whole give local tensors of the same shape. Only the rows differ.
-    """
-
-    kinds = ("misordered",)
-    why = "The tensor was cut for the ranks before it was padded"
-    how = "pad the whole at its end, and cut that for the ranks"
-
-
-class FusedCutInOnePiece(Cause):
-    """A fused tensor was cut for the ranks as a whole, and not part by part.
-
-    A rank of a tensor-parallel layer needs a piece of each part (of q, k and v). A plain chunk of the fused tensor has
-    the same shape and, for instance, only rows of q.
+    A rank of a tensor-parallel layer needs a piece of each part (of q, k and v), in the order in which the model reads
+    them. A plain chunk of the fused tensor, blocks of parts in turns and parts in another order have the same shape.
 
     Attributes:
-        is_seen: Whether the rank's rows show that; else another order of the parts would fit too.
+        manner: What the rank's rows show: `piece`, `turns` or `order`; empty if a piece and another order would fit.
     """
 
-    is_seen: bool = False
+    manner: str = ""
     kinds = ("foreign", "misordered", "name-collision")
-    why = "The fused tensor is cut in one piece{is_seen:?|, or its parts are in another order}"
-    how = TO_CUT
-
-
-class InterleavedParts(Cause):
-    """The parts of a fused tensor come in turns, block by block.
-
-    One side keeps the parts one after the other, and the other keeps the blocks of each head or rank together. The
-    shapes are the same.
-    """
-
-    kinds = ("misordered",)
-    why = "The parts were interleaved"
-    how = TO_CUT
-
-
-class ReorderedParts(Cause):
-    """The parts of a fused tensor are in another order.
-
-    Parts of one shape fit in any order, as gate and up of an MLP do.
-    """
-
-    kinds = ("misordered",)
-    why = "Its parts were joined in another order"
-    how = TO_CUT
-
-
-class ExchangedStates(Cause):
-    """Two states of one parameter were exchanged.
-
-    The states of a parameter, such as Adam's two moments, have one shape and dtype. In a list without names any order
-    loads.
-
-    Attributes:
-        one: The first state's key.
-        other: The second's.
-    """
-
-    one: str
-    other: str
-    kinds = ("foreign", "name-collision")
-    why = "States of one parameter were exchanged: {one} and {other}"
-    how = TO_MATCH
+    why = (
+        "{manner:turns?The parts were interleaved|{manner:order?Its parts were joined in another order|The fused "
+        "tensor is cut in one piece{manner:?|, or its parts are in another order}}}"
+    )
+    how = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
 
 
 class StateByNumber(Cause):
-    """A parameter has the optimizer state of another parameter.
+    """A parameter has the optimizer state of another parameter, or one that it did not have when it was saved.
 
     torch.optim numbers parameters in the order in which they were passed. After a reshard, a freeze or another grouping
-    the numbers mean other parameters, and equal shapes load.
+    the numbers mean other parameters, and equal shapes load. A parameter without gradients has no state, so the next
+    one's moves up to it.
     """
 
     kinds = ("foreign", "name-collision")
     why = (
         "The optimizer's state is matched by position: its numbers are of parameters in another order, or of others "
-        "that are left out"
+        "that are left out or had no state when it was saved"
     )
-    how = TO_MATCH
+    how = (
+        "match states by the parameter's name, never by position, as "
+        "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict does"
+    )
 
 
 class SwappedTensors(Cause):
-    """A tensor has the values of another tensor.
+    """A tensor has the values of another tensor, or a state of a parameter those of another state.
 
-    Lists of tensors and lists of names were walked side by side and were not in one order. Equal shapes load.
+    Lists of tensors and lists of names were walked side by side and were not in one order. Equal shapes and dtypes
+    load, as those of Adam's two moments.
+
+    Attributes:
+        states: The keys of the states that were exchanged, if they are one parameter's.
     """
 
+    states: tuple[str, ...] = ()
     kinds = ("foreign", "name-collision")
-    why = "Another tensor was written under this name: names were matched by position, or two exchanged"
+    why = (
+        "{states:?States of one parameter were exchanged: {states}|Another tensor was written under this name: names "
+        "were matched by position, or two exchanged}"
+    )
     how = TO_MATCH
 
 
@@ -318,6 +254,6 @@ class WrongOnDisk(Cause):
     kinds = ("wrong-value", "misordered", "foreign")
     why = "The save wrote it so; a load that makes the same mistake backwards would hide it from every round trip"
     how = (
-        "save every tensor under its own name, whole, or cut and labelled by its placements; where the format is meant "
+        "save every tensor under its own name, whole, or cut and labeled by its placements; where the format is meant "
         "to have it in another order, say so with names={{...}}"
     )

@@ -38,7 +38,7 @@ class UnsynchronizedBuffer(Cause):
     axes: tuple[str, ...]
 
     kinds = ("unreplicated",)
-    why = "Buffers are neither sharded nor synchronised: each rank computes with its own"
+    why = "Buffers are neither sharded nor synchronized: each rank computes with its own"
     how = (
         "torch.distributed.broadcast it {axes:?along {axes}|on all ranks} once it is made, or give all ranks one seed "
         "before"
@@ -146,7 +146,7 @@ class RepeatedDraw(Cause):
     )
     how = (
         "{is_on_cpu:?draw the weights before they are sharded, or seed each rank by its coordinate along {along}: on "
-        "CPUs torch draws every shard from one stream|initialise the DTensors themselves, not their local tensors, "
+        "CPUs torch draws every shard from one stream|initialize the DTensors themselves, not their local tensors, "
         "after torch.manual_seed: each shard then has its own stream; or seed each rank by its coordinate along "
         "{along}}; or load the file or the slice of the rank's own coordinate"
     )

@@ -254,7 +254,7 @@ def test_a_load_that_one_rank_lost_is_that_ranks_and_no_other_checkpoints(tmp_pa
     other = of_reference(tmp_path / "large", "tp=4", Made("[80/tp, 2]", ids={3: by_chance}))
     assert other.cause == found.cause
     assert "Other ranks have their part of what is in llama, and nothing of it is on rank 3" in found.cause
-    assert found.fix.startswith("load or initialise this weight on rank 3 as on the others")
+    assert found.fix.startswith("load or initialize this weight on rank 3 as on the others")
     assert "4 of its own 16 elements are lost" in found.summary
 
 

@@ -56,7 +56,7 @@ def test_what_the_ranks_that_are_right_have_and_the_others_lack_is_the_cause(tmp
     step.put(0, "scale", "buffer", "initial", [1.0, 2.0])
     (found,), _ = step.check()
     assert (found.kind, found.ranks) == ("wrong-value", (1, 2, 3))
-    assert found.cause == "Ranks 1, 2, 3 have no scale, which the ranks that are right compute with"
+    assert found.cause == "scale is missing on ranks 1-3, and the ranks that are right compute with it"
     assert not found.generic
 
 

@@ -38,7 +38,7 @@ def test_the_gradient_of_a_part_that_some_ranks_share_is_summed_over_those(tmp_p
     assert (found.kind, found.tensor) == ("unreduced-gradient", "k")
     assert "the sum over those that do is the unsharded model's" in found.summary
     assert "ReduceOp.SUM" in found.fix
-    assert "new_subgroups_by_enumeration([[0, 3], [1, 2]])" in found.fix
+    assert "new_subgroups_by_enumeration([(0, 3), (1, 2)])" in found.fix
 
 
 def test_a_part_that_some_ranks_share_is_right_where_each_has_the_whole_gradient(tmp_path: Path) -> None:

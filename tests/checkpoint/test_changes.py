@@ -73,7 +73,7 @@ def test_heads_that_were_repeated_are_not_padding_and_padding_is(tmp_path):
     assert tiled.fix.startswith("take one of each 4")
     assert only(tmp_path, {"k": k}, {"k": torch.cat([k, torch.zeros(48, 8)])}).verdict == "padded"
     longer = only(tmp_path, {"k": k}, {"k": torch.cat([k, weight(48, 8, seed=1)])})
-    assert longer.cause.endswith("or made longer.")
+    assert longer.cause.endswith("or made longer")
 
 
 def test_a_cast_that_made_values_infinite_says_so(tmp_path):

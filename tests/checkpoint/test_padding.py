@@ -114,7 +114,7 @@ def test_rows_that_were_compared_are_not_noted_as_left_out(tmp_path):
 def test_a_pad_that_was_left_out_is_named_and_one_that_is_too_short_refused(tmp_path, capsys):
     one, other = both(tmp_path, weights(), weights())
     found = compared(one, other, f"head = pad(head, {ALL})")
-    assert found["head"][2] == "The conversion left out pad."
+    assert found["head"][2] == "The conversion left out pad"
     (tmp_path / "pad.map").write_text("head = pad(head, 20)")
     assert main(["diff", str(one), str(other), "--map", str(tmp_path / "pad.map")]) == 2
     assert "line 1: pad(head, 20): dim 0 of [30, 8] is longer than 20" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from shardviz.checkpoint.comparing.agreement import can_cast
 from shardviz.checkpoint.comparing.changed.numbers import NARROW, WIDE
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
-from shardviz.explain.odd_files import LeftOverFromStep, NeverLoaded
+from shardviz.explain.odd_files import NeverLoaded, ValuesOfAnotherStep
 from shardviz.layout.region import index_of
 from shardviz.relate.casts import cast, is_narrower
 from shardviz.text import counted, named_ranks, printable
@@ -143,7 +143,7 @@ def _something_wrong(
         return outcome.became("other", words, OneSidedTie(of_job=True), ranks=ranks)
     if step := search.step_of(live, wrong, entry):
         what = f"{in_words(wrong, live)} {'have' if len(ranks) > 1 else 'has'} what {step.path} has{but}"
-        return outcome.became("stale", what, LeftOverFromStep(step.path.name, of_job=True), ranks=ranks)
+        return outcome.became("stale", what, ValuesOfAnotherStep(step.path.name, of_job=True), ranks=ranks)
     if narrow := _through(live, wrong, entry):
         what = f"the job has {live.dtype} values that were rounded to {narrow} on the way{but}"
         return outcome.became("cast", what, NarrowedOnTheWay(narrow, live.dtype), ranks=ranks)

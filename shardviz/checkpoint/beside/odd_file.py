@@ -30,7 +30,7 @@ def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
     if odd is None or not odd.differs:
         return [outcome for outcome, _, _ in judged]
     ranks = named_ranks({rank for outcome, _, _ in judged for rank in outcome.ranks}, MAX_RANKS)
-    cause = FileOfAnotherSave(odd, "checkpoint", "job", ranks)
+    cause = FileOfAnotherSave(odd, "checkpoint", "job", ranks=ranks)
     return [
         outcome.became("other", outcome.why, cause, ranks=outcome.ranks) if is_open(outcome) else outcome
         for outcome, _, _ in judged

@@ -14,7 +14,7 @@ from shardviz.checkpoint.formats.flat import boxes
 from shardviz.checkpoint.formats.machine import Made
 from shardviz.checkpoint.records import Chunk, Place, Problem
 from shardviz.errors import DumpError
-from shardviz.explain.files import MissingZeroFile, MixedWorldSizes, MixedZeroFiles, RoundRobinGradients
+from shardviz.explain.files import MissingZeroFile, MixedZeroFiles, RoundRobinGradients
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import counted, listed, printable
 
@@ -135,7 +135,7 @@ def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | 
         file = next(iter(others), extra[0] if extra else "")
         says = f"says that there are {others[file]} ranks" if others else f"is of a rank beyond the {world} there are"
         text = f"{printable(file)} {says}, the model's file {world}"
-        yield Problem("", text, MixedWorldSizes())
+        yield Problem("", text, MixedZeroFiles(), "incomplete")
 
 
 def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, number: int, world: int) -> None:

@@ -9,11 +9,8 @@ from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE
 from shardviz.checkpoint.maps.made import Op
 from shardviz.checkpoint.maps.views import MisfitError
 from shardviz.explain.conversion import (
-    FunctionLeftOut,
-    FunctionRepeated,
-    FunctionReversed,
     FusedShardsJoined,
-    PartsInAnotherOrder,
+    MisappliedFunction,
     PartsJoinedOtherwise,
     TransposedInConversion,
     WrongMapNumber,
@@ -68,12 +65,12 @@ def _own_slips(node: Op) -> Iterator[tuple[Node, Cause]]:
     name = node.function
     is_single = len(node.parts) == 1 and FUNCTIONS[name].views is not None
     if is_single:
-        yield node.parts[0], FunctionLeftOut(name, _in_torch(node))
+        yield node.parts[0], MisappliedFunction(name, 0, _in_torch(node))
     if name in INVERSE:
         back = Op(INVERSE[name], node.parts, node.numbers)
-        yield back, FunctionReversed(name, _in_torch(node))
+        yield back, MisappliedFunction(name, -1, _in_torch(node))
     if is_single:
-        yield Op(name, (node,), node.numbers), FunctionRepeated(name)
+        yield Op(name, (node,), node.numbers), MisappliedFunction(name, 2)
     for numbers in _other_numbers(node):
         yield Op(name, node.parts, numbers), WrongMapNumber(name)
     yield from _other_joins(node)
@@ -116,7 +113,7 @@ def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
     yield Op(other, node.parts, (dim,)), PartsJoinedOtherwise(how, node.function, dim)
     if len({part.shape for part in node.parts}) > 1 and len(node.parts) <= MOST_ORDERED:
         for order in list(permutations(node.parts))[1:]:
-            yield Op(node.function, order, node.numbers), PartsInAnotherOrder()
+            yield Op(node.function, order, node.numbers), PartsJoinedOtherwise("in another order")
     for along in dims[1:]:
         manner = f"along dim {along}"
         yield Op(node.function, node.parts, (along,)), PartsJoinedOtherwise(manner, node.function, dim)

@@ -18,7 +18,7 @@ from shardviz.checkpoint.comparing.changed.changes import change_of
 from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
 from shardviz.checkpoint.maps.slips import variants
-from shardviz.explain.conversion import AnotherSourceTensor, RenumberedParts
+from shardviz.explain.conversion import AnotherSourceTensor
 from shardviz.relate.values import is_alike, part_of
 from shardviz.text import counted, listed, printable
 
@@ -150,7 +150,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
         at, numbers = order
         _, words = name_order(np.array(numbers), 0)
         words = _of_parts(words, around(names[0], at))
-        return Instead(f"its parts come in another order: {words}", RenumberedParts(made.text))
+        return Instead(f"its parts come in another order: {words}", AnotherSourceTensor(made.text, is_renumbered=True))
     shown = [
         f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
     ]

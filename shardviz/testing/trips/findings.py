@@ -6,18 +6,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.grouping import grouped
+from shardviz.explain.conversion import NarrowedOnTheWay, PaddedParts
 from shardviz.explain.transfers import (
     ChangedInTransfer,
-    CutBeforePadding,
-    ExchangedStates,
     FileOfAnotherRank,
-    FusedCutInOnePiece,
+    FusedCutOtherwise,
     MisplacedByTrip,
     PartialWrite,
     PartTakenForWhole,
     ReplacedDtype,
-    ResetWithoutWrite,
-    RoundedInTransfer,
     SkippedKey,
     SkippedRanks,
     SkippedRole,
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.changed.words import Words as Changed
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause
-    from shardviz.explain.finding import Finding
+    from shardviz.explain.finding import Finding, Kind
     from shardviz.testing.trips.judging import Part
 
 MOST = 4
@@ -170,10 +167,12 @@ def _rows(parts: Sequence[Part]) -> str:
     return listed((part.text for part in parts), MOST)
 
 
-def _finding(cause: Cause, received: Received, name: str, parts: Sequence[Part], text: str) -> Finding:
+def _finding(
+    cause: Cause, received: Received, name: str, parts: Sequence[Part], text: str, kind: Kind | None = None
+) -> Finding:
     """Return the finding with the rows of each rank, and with the kind that its cause has in a trip."""
     details = (f"{WRONG}{_rows(parts)}", *([received.words.trips] if received.words.trips else []))
-    return cause.finding(name, tuple(part.rank for part in parts), text, details=details)
+    return cause.finding(name, tuple(part.rank for part in parts), text, kind=kind, details=details)
 
 
 def _padded(received: Received, name: str) -> Finding:
@@ -181,7 +180,7 @@ def _padded(received: Received, name: str) -> Finding:
     one = next(part.padded for part in parts if part.padded is not None and part.padded.first)
     what = "rows" if one.dim == 0 else f"indices of dim {one.dim}"
     text = f"each rank's own {what} are padded, {one.size:,} and {one.more:,} more, where the map pads the whole"
-    return _finding(CutBeforePadding(), received, name, parts, f"{text}: on {_where(received, name, parts)}")
+    return _finding(PaddedParts(), received, name, parts, f"{text}: on {_where(received, name, parts)}")
 
 
 def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
@@ -214,7 +213,7 @@ def _ranks_of(received: Received, name: str) -> set[int]:
 def _rounded(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     dtype = parts[0].why
     text = f"its values were rounded to {dtype} on the way on {_where(received, name, parts)}"
-    return _finding(RoundedInTransfer(received.words.trip, dtype), received, name, parts, text)
+    return _finding(NarrowedOnTheWay(dtype, trip=received.words.trip), received, name, parts, text)
 
 
 def _retyped(received: Received, name: str, parts: Sequence[Part]) -> Finding:
@@ -238,7 +237,7 @@ def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
         number = next((part.why for part in parts if part.why), "")
         what = f"all of its values are {number}" if number else "it has zeros"
         text = f"{what} on {_where(received, name, parts)}, where {words.sender} has other values"
-        return _finding(ResetWithoutWrite(words.trip), received, name, parts, text)
+        return _finding(WriteIntoCopies(words.trip, is_reset=True), received, name, parts, text, kind="foreign")
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     text = f"{count:,} of {size:,} elements are not those of {words.sender} on {_where(received, name, parts)}"
     cause = FileOfAnotherRank() if name in received.each else ChangedInTransfer()
@@ -270,9 +269,9 @@ def _why_swapped(received: Received, name: str, whose: str) -> Cause:
     mine, _, own_key = name.partition(" ")
     theirs, _, key = whose.partition(" ")
     if received.roles[name] != "optim" and own_key and mine == theirs:
-        return FusedCutInOnePiece()
+        return FusedCutOtherwise()
     if received.roles[name] == "optim" and mine == theirs:
-        return ExchangedStates(*sorted((own_key, key)))
+        return SwappedTensors(tuple(sorted((own_key, key))))
     if received.roles[name] == "optim" and own_key == key:
         return StateByNumber()
     return SwappedTensors()

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardviz.checkpoint.maps.views import interleave_views
 from shardviz.errors import ShardvizError
-from shardviz.explain.transfers import FusedCutInOnePiece, InterleavedParts, ReorderedParts
+from shardviz.explain.transfers import FusedCutOtherwise
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits
 from shardviz.live.capture.stamp import bits_of_tensor
@@ -98,7 +98,7 @@ def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
         whole = cut.fused(name, local)
     wanted = part_of_entry(whole, cut.entry(name, None)) if whole is not None else None
     if wanted is not None and _equal(wanted, got, cut.entry(name, None).dtype, local):
-        return "the rank's rows are those of the whole, cut in one piece", FusedCutInOnePiece(is_seen=True)
+        return "the rank's rows are those of the whole, cut in one piece", FusedCutOtherwise("piece")
     right = [_right(cut, piece) for piece in pieces.values()]
     dim = cut.dim(name, local)
     if any(one is None for one in right):
@@ -124,11 +124,11 @@ def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[
         views = interleave_views(got, [part.shape for part in parts], (dim, blocks))
         if all(np.array_equal(view.reshape(part.shape), part) for view, part in zip(views, parts, strict=True)):
             rows = " and ".join(dict.fromkeys(f"{size // blocks:,}" for size in sizes))
-            yield f"its parts come in turns, in blocks of {rows} along dim {dim}", InterleavedParts()
+            yield f"its parts come in turns, in blocks of {rows} along dim {dim}", FusedCutOtherwise("turns")
     for order in list(permutations(range(len(parts))))[1:] if len(parts) <= MOST_ORDERED else ():
         if np.array_equal(np.concatenate([parts[at] for at in order], dim), got):
             of = ", ".join(_part(names[at]) for at in order)
-            yield f"its parts come in the order {of}", ReorderedParts()
+            yield f"its parts come in the order {of}", FusedCutOtherwise("order")
 
 
 def _part(name: str) -> str:

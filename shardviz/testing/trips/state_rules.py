@@ -13,11 +13,11 @@ from shardviz.explain.loads import (
     ReplacedParameters,
     SettingLostInLoad,
     StateLostInLoad,
-    StateOfStatelessParameter,
     StepLostInLoad,
     ThawedByLoad,
     TieLostInLoad,
 )
+from shardviz.explain.transfers import StateByNumber
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.relate.tolerance import SINGLE
 
@@ -84,7 +84,7 @@ def check_states(saved: Facts, before: Contents, after: Contents, of: Collection
 
 CAUSES: Mapping[str, type[Cause]] = {
     "state": StateLostInLoad,
-    "extra": StateOfStatelessParameter,
+    "extra": StateByNumber,
     "number": StepLostInLoad,
     "setting": SettingLostInLoad,
     "tie": TieLostInLoad,

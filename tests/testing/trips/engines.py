@@ -199,7 +199,7 @@ FAULTS: dict[str, Fault] = {
     "not transposed": (
         lambda one: {f"{HIT}c_attn.weight": one.cut(one.of("conv.weight"), 1)},
         "c_attn.weight",
-        "Conv1D and Linear store theirs the other way round",
+        "Conv1D and Linear store theirs the other way around",
     ),
     "cut along the other dim": (
         lambda one: {f"{HIT}c_attn.weight": one.cut(one.of("conv.weight").T).reshape(WIDTH, -1)},

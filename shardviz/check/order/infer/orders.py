@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.explain.order import (
-    AlikeWithinShards,
     AsText,
     Blocks,
     Grouped,
@@ -145,10 +144,10 @@ def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
     odd = [(start, stop) for start, stop in shards if np.any(np.diff(order[start:stop]) != 1)]
     own = sorted((order[start:stop] - start for start, stop in odd), key=len, reverse=True)
     which = f"shard{'s' * (len(odd) > 1)} {listed((f'[{start}:{stop}]' for start, stop in odd), MAX_LISTED)}"
-    cause: Disorder = OneShard() if len(odd) == 1 else AlikeWithinShards()
+    cause: Disorder = OneShard() if len(odd) == 1 else WithinShards(is_alike=True)
     words = _rule_of_all(own, dim)
     if not words:
-        cause = WithinShards()
+        cause = WithinShards(is_alike=False)
         words = f"dim {dim} is reordered, by another order on each: {_listed(order[slice(*odd[0])])} in the first"
     are_all_read = sum(stop - start for start, stop in shards) == len(order)
     if len(odd) == sum(stop - start > 1 for start, stop in shards):

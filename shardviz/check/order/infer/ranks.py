@@ -18,7 +18,6 @@ from shardviz.explain.ranks import (
     Rotated,
     SameShard,
     SharedShards,
-    UnreadShards,
 )
 from shardviz.text import listed
 
@@ -46,7 +45,7 @@ REPEATING: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
 }
 """How ranks come to share a shard: whose a number i has."""
 
-OF_FEW = (ExchangedRanks, SharedShards, UnreadShards)
+OF_FEW = (ExchangedRanks, SharedShards)
 
 BY_COORDINATE = RepeatedShards("mesh.get_coordinate()")
 """The cause if ranks share shards, and not by a position along one axis."""
@@ -123,7 +122,7 @@ def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str
     """Return why one axis's positions are mapped so, with the words for it."""
     sources, size = set(seen.values()), mesh.axis_size(axis)
     if len(seen) == 1:
-        return UnreadShards(), holders(seen, f"{axis}=")
+        return ExchangedRanks(is_unread=True), holders(seen, f"{axis}=")
     if len(sources) == 1:
         read = " that was read" * (len(seen) < size)
         return SameShard((axis,)), f"every rank along {axis}{read} holds the shard of {axis}={next(iter(sources))}"
@@ -166,7 +165,7 @@ def few_of(seen: Mapping[int, int]) -> Disorder | None:
     sources = {source for _, source in odd}
     if {at for at, _ in odd} == sources:
         return ExchangedRanks()
-    return SharedShards() if sources <= seen.keys() else UnreadShards()
+    return SharedShards() if sources <= seen.keys() else ExchangedRanks(is_unread=True)
 
 
 def _repeated(own: Numbers, seen: Mapping[int, int]) -> str:

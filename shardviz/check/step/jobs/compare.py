@@ -250,7 +250,7 @@ def _departure(finding: Finding, judging: Judging, one: WholeJob, job: WholeJob)
     }
     module = finding.module or finding.tensor
     first = f"{job.name}: {finding.summary}"
-    why = f"{finding.cause}. {finding.fix[:1].upper()}{finding.fix[1:]}" if finding.fix else finding.cause
+    why = finding.explanation.advice
     following = len(odd) - 1 if finding.module else 0
     if not one.is_of_one:
         first, why = (text.replace(UNSHARDED, one.name) for text in (first, why))

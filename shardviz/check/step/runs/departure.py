@@ -62,7 +62,7 @@ def departure_for(
         direction: Forward or backward; empty for weights and the batch.
         following: How many modules' calls differ after it.
     """
-    return Departure(kind, module, direction, sentence, cause.cause, following, cause)
+    return Departure(kind, module, direction, sentence, cause.advice, following, cause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from shardviz.checkpoint.comparing.elsewhere import stale
 from shardviz.checkpoint.comparing.elsewhere.merged import with_merged
 from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open, with_odd_file
 from shardviz.checkpoint.comparing.elsewhere.whole_file import with_whole_file
-from shardviz.explain.odd_files import LeftOverFromStep, OutlierCheckpoint, TakenFromLaterStep
+from shardviz.explain.odd_files import OutlierCheckpoint, ValuesOfAnotherStep
 from shardviz.relate.values import is_alike
 from shardviz.text import listed
 
@@ -125,5 +125,5 @@ def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpo
     thirds = (one for one in steps.others[own] if one is not step)
     is_sure = mine is not None and any(stale.tensor_in(one, mine) is not None for one in thirds)
     doubt = "" if is_sure else SIDES[own]
-    cause = TakenFromLaterStep(step.path.name, doubt) if is_later else LeftOverFromStep(step.path.name, doubt)
+    cause = ValuesOfAnotherStep(step.path.name, is_later, doubt)
     return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause)

@@ -11,7 +11,8 @@ from shardviz.checkpoint.findings import are_embeddings
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.numbering import against, renumbered
 from shardviz.checkpoint.records import Saved
-from shardviz.explain.conversion import CollidingNumbers, OneSidedTie, RenumberedLayers, UnsavedHead
+from shardviz.explain.content import LocalNumbering
+from shardviz.explain.conversion import OneSidedTie, RenumberedLayers, UnsavedHead
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _in_words(one: Renumbered) -> tuple[str, Cause]:
     if len(few) == 1:
         why = f"{what}.{mine} of the second is {what}.{theirs} of the first"
     if one.is_again:
-        return f"{why}, which it has elsewhere, too", CollidingNumbers(what)
+        return f"{why}, which it has elsewhere, too", LocalNumbering(what, is_saved=True)
     return why, RenumberedLayers(what)
 
 

@@ -12,7 +12,7 @@ from shardviz.checkpoint.comparing.agreement import can_cast, equal, narrower
 from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError
-from shardviz.explain.odd_files import FileOfAnotherSave, FileOfAnotherStep, FileOfOtherSide, FileOnEitherSide, OddFile
+from shardviz.explain.odd_files import FileOfAnotherSave, FileOnEitherSide, OddFile
 from shardviz.relate.casts import cast
 from shardviz.text import printable
 
@@ -121,9 +121,7 @@ def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[
         if odd.differs and step is not None:
             return _of_step(outcome, odd, step)
     odd, names = sides[0], (SIDES[sides[0].at], SIDES[1 - sides[0].at])
-    if not odd.differs:
-        return outcome.became("other", outcome.why, FileOfOtherSide(odd, *names))
-    if len(sides) == 1 or not sides[1].differs:
+    if not odd.differs or len(sides) == 1 or not sides[1].differs:
         return outcome.became("other", outcome.why, FileOfAnotherSave(odd, *names))
     return outcome.became("other", outcome.why, FileOnEitherSide(odd, *names, sides[1].file))
 
@@ -131,7 +129,7 @@ def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[
 def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
     side, other = SIDES[odd.at], SIDES[1 - odd.at]
     why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
-    return outcome.became("stale", why, FileOfAnotherStep(odd, side, other, printable(step.path.name)))
+    return outcome.became("stale", why, FileOfAnotherSave(odd, side, other, printable(step.path.name)))
 
 
 def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:

@@ -17,7 +17,6 @@ from shardviz.check.order.rules.ids.counts import count_ids
 from shardviz.check.order.rules.ids.zeros import cause_of_zeros
 from shardviz.explain.content import (
     AnotherCheckpoint,
-    ChangedAfterStamping,
     LoadedOnOneRank,
     LocalNumbering,
     OtherTensor,
@@ -163,7 +162,7 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return _rewritten(case), ""
     if none:
-        return ChangedAfterStamping(), ""
+        return RewrittenAfterStamping(), ""
     return cause_of_zeros(case) if zeros else OtherTensor(), ""
 
 

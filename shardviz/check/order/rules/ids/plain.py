@@ -17,7 +17,7 @@ from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.rules.ids.counts import varies
 from shardviz.check.order.rules.ids.zeros import cause_of_zeros
-from shardviz.explain.ranks import OverlappingParts, PaddingInPart, RemainderDropped, SameShard
+from shardviz.explain.ranks import CutByHand, SameShard
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.text import listed
@@ -46,14 +46,14 @@ def explain_plain(case: Case, counts: Counts) -> Fit:
         return Fit(SameShard(tuple(unused)), f"all ranks along {' or '.join(unused)} hold the same part", held)
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in case.ids.values())
     if zeros:
-        cause = PaddingInPart() if any(map(np.any, case.ids.values())) else cause_of_zeros(case)
+        cause = CutByHand("padding") if any(map(np.any, case.ids.values())) else cause_of_zeros(case)
         return Fit(cause, "", held, details=(f"{zeros:,} zeros stand in for them",))
     again = _of_parts_again(case, counts, held) if counts.most > 1 else None
     if again is not None:
         return again
     if counts.num_duplicated:
-        return Fit(OverlappingParts(), _overlap(case), held)
-    return Fit(RemainderDropped(), "", held)
+        return Fit(CutByHand("overlap"), _overlap(case), held)
+    return Fit(CutByHand("remainder"), "", held)
 
 
 def _of_parts_again(case: Case, counts: Counts, held: str) -> Fit | None:
