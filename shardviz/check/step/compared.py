@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from shardviz.check.order.rules.intent import order_of
 from shardviz.check.step.words import farthest
 from shardviz.layout.region import Region
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, above_noise, rounding_of_sums
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,7 +130,14 @@ class Compared:
 
     def wanted_of(self, rank: int) -> NDArray[np.float64]:
         """Return what a rank should hold."""
-        return self.wanted.ravel()[self.regions[rank].flat_ids(self.wanted.shape)]
+        return self.part(self.wanted, rank)
+
+    def part(self, whole: NDArray[Any], rank: int) -> NDArray[Any]:
+        """Return a rank's part of a whole tensor with as many elements as this one; often a read-only view."""
+        region = self.regions[rank]
+        if isinstance(region, Region):
+            return part_of(whole.reshape(self.wanted.shape), region)
+        return whole.ravel()[region.flat_ids(self.wanted.shape)]
 
     def is_right(self, rank: int, values: NDArray[np.float64]) -> bool:
         """Whether values are what a rank should hold, rounding apart."""

@@ -10,6 +10,7 @@ from shardviz.explain.forward import WrongOutputLabel
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Placement, Replicate, Shard
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
@@ -36,7 +37,7 @@ def _fits(one: Compared, layout: Layout, rank: int) -> bool:
     region = layout.region(one.mesh.coord_of(rank))
     if region.shape != one.values[rank].shape:
         return False
-    return one.near(one.values[rank], one.wanted.ravel()[region.flat_ids(one.wanted.shape)])
+    return one.near(one.values[rank], part_of(one.wanted, region))
 
 
 def _of_label(claimed: Layout, layout: Layout) -> Reason:

@@ -75,7 +75,7 @@ def _vectors(evidence: Evidence, shape: tuple[int, ...]) -> Iterator[tuple[str, 
 
 
 def _of_ranks(one: Compared, whole: NDArray[np.float64]) -> Mapping[int, NDArray[np.float64]]:
-    return {rank: whole.ravel()[one.regions[rank].flat_ids(one.wanted.shape)] for rank in one.reduced}
+    return {rank: one.part(whole, rank) for rank in one.reduced}
 
 
 def _ratios(one: Compared) -> list[Fraction]:

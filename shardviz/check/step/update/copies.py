@@ -85,7 +85,7 @@ def _is_meant_to_move(dump: Dump, one: Compared, idle: Sequence[int]) -> bool:
             one.values[rank].size for rank in idle
         )
     moved = dump.values(after.first, one.name).ravel() != one.wanted.ravel()
-    return any(np.any(moved[one.regions[rank].flat_ids(one.wanted.shape)]) for rank in idle)
+    return any(np.any(one.part(moved, rank)) for rank in idle)
 
 
 def _left_out(one: Compared, idle: tuple[int, ...]) -> Finding:
@@ -181,13 +181,9 @@ def _with_gradient(dump: Dump, one: Compared) -> tuple[int, ...]:
     gradient = dump.find("reference", "grad", one.name)
     if gradient is None:
         return ()
-    sizes = np.abs(dump.values(gradient.first, one.name)).ravel()
+    sizes = np.abs(dump.values(gradient.first, one.name))
     least = SINGLE * one.rounding.size
-    return tuple(
-        rank
-        for rank in one.values
-        if np.max(sizes[one.regions[rank].flat_ids(one.wanted.shape).ravel()], initial=0.0) > least
-    )
+    return tuple(rank for rank in one.values if np.max(one.part(sizes, rank), initial=0.0) > least)
 
 
 def _where(one: Compared, ranks: Sequence[int]) -> str:

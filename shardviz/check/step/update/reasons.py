@@ -55,11 +55,11 @@ def steps_of(dump: Dump, one: Compared) -> dict[int, tuple[NDArray[np.float64], 
     before, after = dump.find("reference", "param", one.name), dump.find("updated", "param", one.name)
     if before is None or after is None:
         return {}
-    start, end = (dump.values(tensor.first, one.name).ravel() for tensor in (before, after))
+    start, end = (dump.values(tensor.first, one.name) for tensor in (before, after))
     found = {}
     for rank, values in one.reduced.items():
-        at = one.regions[rank].flat_ids(one.wanted.shape)
-        found[rank] = values - start[at], end[at] - start[at]
+        own = one.part(start, rank)
+        found[rank] = values - own, one.part(end, rank) - own
     return found
 
 
@@ -121,10 +121,10 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
     before = dump.find("reference", "param", one.name)
     if before is None:
         return None
-    start = dump.values(before.first, one.name).ravel()
+    start = dump.values(before.first, one.name)
     pairs = [(got - due, rank) for rank, (got, due) in steps_of(dump, one).items() if rank in one.wrong]
     off = np.concatenate([difference.ravel() for difference, _ in pairs]) if pairs else np.zeros(0)
-    own = [start[one.regions[rank].flat_ids(one.wanted.shape)].ravel() for _, rank in pairs]
+    own = [one.part(start, rank).ravel() for _, rank in pairs]
     weights = np.concatenate(own) if own else np.zeros(0)
     if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
         return None
@@ -153,8 +153,8 @@ def why_state(dump: Dump, one: Compared) -> Why | None:
     whole = dump.values(gradient.first, one.name.rpartition(".")[0])
     if whole.size != one.wanted.size:
         return None
-    for added in (whole.ravel(), whole.ravel() ** 2):
-        parts = {rank: added[one.regions[rank].flat_ids(one.wanted.shape)] for rank in one.reduced}
+    for added in (whole, whole**2):
+        parts = {rank: one.part(added, rank) for rank in one.reduced}
         if _are_multiples(one, parts):
             return Why(
                 "the optimizer's state is what the first step leaves that starts from zeros; the unsharded model's is "

@@ -186,7 +186,7 @@ def _beyond(dump: Dump, one: Compared, rank: int) -> NDArray[np.float64]:
     allowed = one.rounding.tolerance(one.wanted, gradient=one.role == "optim")
     before = _before(dump, one)
     if before is not None:
-        moved = float(np.max(np.abs(wanted - _part(one, before, rank)), initial=0.0))
+        moved = float(np.max(np.abs(wanted - one.part(before, rank)), initial=0.0))
         allowed += max(STEP, ROUNDINGS_OF_STEP * one.rounding.epsilon) * moved
     off = np.abs(one.reduced[rank] - wanted)
     return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
@@ -205,10 +205,6 @@ def _is_lost(dump: Dump, one: Compared) -> bool:
     )
 
 
-def _part(one: Compared, whole: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
-    return whole.ravel()[one.regions[rank].flat_ids(one.wanted.shape)]
-
-
 def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
     """Return which elements have a gradient that is not lost in rounding, or one that is exactly zero."""
     name = _weight(one.role, one.name)
@@ -218,7 +214,7 @@ def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
     whole = in_order(dump, "grad", name, dump.values(gradient.first, name))
     if whole.size != one.wanted.size:
         return np.ones(one.reduced[rank].shape, bool)
-    sizes = np.abs(_part(one, whole, rank))
+    sizes = np.abs(one.part(whole, rank))
     telling: NDArray[np.bool_] = (sizes > TELLING * one.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
     return telling
 

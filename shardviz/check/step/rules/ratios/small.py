@@ -56,8 +56,8 @@ def measured(evidence: Evidence, one: Compared) -> tuple[float, float, float]:
     name = of_replay(one.name)
     tensor = evidence.dump.find("reference", "activation", name)
     assert tensor is not None
-    whole = evidence.dump.values(tensor.first, name).ravel()
-    due = np.concatenate([whole[one.regions[rank].flat_ids(one.wanted.shape)].ravel() for rank in one.reduced])
+    whole = evidence.dump.values(tensor.first, name)
+    due = np.concatenate([one.part(whole, rank).ravel() for rank in one.reduced])
     got = np.concatenate([values.ravel() for values in one.reduced.values()])
     square, factor = float(np.sum(due * due)), factor_of(got, due)
     if factor is None:
