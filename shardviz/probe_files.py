@@ -72,10 +72,15 @@ class Probe:
 
 def shipped() -> list[Probe]:
     """Return shardviz's own probes by name, the bugs last."""
+    return [read(name, path) for name, path in shipped_files().items()]
+
+
+def shipped_files() -> dict[str, Path]:
+    """Return the files of shardviz's own probes by name, the bugs last. None is read: there are a hundred."""
     folder = _shipped_folder()
     files = [path for path in folder.rglob("*.py") if not path.name.startswith("_")]
     names = sorted((len(path.parts), path.relative_to(folder).with_suffix("").as_posix(), path) for path in files)
-    return [read(name, path) for _, name, path in names]
+    return {name: path for _, name, path in names}
 
 
 def find(text: str) -> Probe:
@@ -89,8 +94,8 @@ def find(text: str) -> Probe:
     path, _, function = text.partition(":")
     if path.endswith(".py"):
         return read(text, Path(path).resolve(), function or "build")
-    names = {probe.name: probe for probe in shipped()}
-    return names[text] if text in names else _find_installed(text, names)
+    files = shipped_files()
+    return read(text, files[text]) if text in files else _find_installed(text, files)
 
 
 def _find_installed(text: str, shipped: Iterable[str]) -> Probe:

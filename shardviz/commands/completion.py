@@ -106,6 +106,6 @@ def _actions(verb: str) -> Iterator[tuple[list[str], list[str] | None, str]]:
 
 
 def _probes() -> list[str]:
-    from shardviz.probe_files import installed, shipped
+    from shardviz.probe_files import installed, shipped_files
 
-    return [probe.name for probe in (*shipped(), *installed()[0])]
+    return [*shipped_files(), *(probe.name for probe in installed()[0])]

@@ -144,7 +144,16 @@ def frames_of(files: Path, keys: Sequence[str]) -> list[int]:
 
 @pytest.mark.parametrize(
     "keys",
-    [("g",), ("6", "e"), *at_night([("down", "slash", "u", "p", "2", "1"), ("6", "g", "x", "enter")])],
+    [
+        ("g",),
+        ("6", "e"),  # the list of ranks gets a scroll bar
+        *at_night(
+            [
+                (("down", "slash", "u", "p", "2", "1"),),  # the list has a line less, and scrolls
+                (("6", "g", "x", "enter"),),  # to a tensor on a mesh of another width
+            ]
+        ),
+    ],
 )
 def test_what_a_layout_changes_is_in_its_frame(keys: Sequence[str], plan: Path) -> None:
     assert frames_of(plan, keys)[-1] == 1

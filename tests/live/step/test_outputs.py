@@ -7,7 +7,7 @@ import torch
 
 from shardviz.cli import main
 from shardviz.live.step.returned import MAX_TENSORS, Returned, named_calls
-from tests.lanes import at_night, recorded
+from tests.lanes import at_night
 from tests.live.probing import HEAD, checked
 
 MODEL = """
@@ -132,7 +132,6 @@ def test_strict_fails_for_a_fault_in_what_a_tuple_has(returned, code, tmp_path, 
     assert ("output[1]" in capsys.readouterr().out) == bool(code)
 
 
-@recorded
 def test_a_sum_that_is_pending_in_a_tuple_is_a_finding(tmp_path):
     text = """
 from torch.distributed.tensor import DTensor

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lanes import at_night, recorded
+from tests.lanes import at_night
 from tests.live.probing import checked
 
 STEP = """
@@ -99,7 +99,6 @@ SUM = "torch.distributed.all_reduce(weight.grad)"
 OTHER, SAME = "(model(rows) - rows).abs().mean()", "model(rows).square().mean()"
 
 
-@recorded
 def test_what_needs_no_loss_is_found_beside_a_loss_of_the_steps_own(tmp_path):
     unreduced = checked(COPIES.format(loss=OTHER, reduce="pass"), "dp=2", tmp_path / "unreduced")
     assert {one.kind for one in unreduced.findings} == {"unreduced-gradient"}
