@@ -17,7 +17,7 @@ types:
 	$(PYTHON) -m mypy
 
 test:
-	$(PYTHON) -m pytest -n 3
+	$(PYTHON) -m pytest -n 3 $(ARGS)
 
 contract:
 	$(PYTHON) -m tests.contract compare
@@ -34,6 +34,6 @@ wheel:
 bench:
 	for bench in tests/benchmarks/bench_*.py; do $(PYTHON) $$bench || exit 1; done
 
-# GAUGES="--tests FILE", "--reach", "--static" or "--growth TEXT": python -m tests.gauges --help
+# GAUGES="--tests FILE", "--reach DIR", "--static" or "--growth TEXT": python -m tests.gauges --help
 gauges:
 	$(PYTHON) -m tests.gauges $(GAUGES)

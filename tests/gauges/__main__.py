@@ -13,16 +13,25 @@ from typing import TYPE_CHECKING
 from tests.gauges.flow import product
 from tests.gauges.growth.cases import grown
 from tests.gauges.kept import TODAY, details, read, static_gauges, worse, write
+from tests.gauges.reach.reached import unreached
 from tests.gauges.slowest import slowest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+UNREACHED = "functions that nothing enters"
+HOW_TO_TIME = 'make test ARGS=--junit-xml=tests.xml; make gauges GAUGES="--tests tests.xml"'
+
 
 def main() -> int:
     """Print and keep the gauges."""
     parser = argparse.ArgumentParser(prog="python -m tests.gauges", description=__doc__)
-    parser.add_argument("--reach", action="store_true", help="also list what nothing enters; takes many minutes")
+    parser.add_argument(
+        "--reach",
+        type=Path,
+        metavar="DIR",
+        help="also list the functions that the contract, demos and probes never enter; many minutes, noted in DIR",
+    )
     parser.add_argument("--tests", type=Path, metavar="FILE", help="junit xml, or durations, of the last run of pytest")
     parser.add_argument("--static", action="store_true", help="leave growth out: seconds instead of minutes")
     parser.add_argument("--growth", metavar="TEXT", help="only the growth of what has this in its name; keeps nothing")
@@ -30,13 +39,18 @@ def main() -> int:
     if args.growth is not None:
         return _growth(args.growth)
     gauges, then = static_gauges(), read() if TODAY.exists() else {}
+    never = unreached(product(), args.reach) if args.reach is not None else []
+    gauges |= {UNREACHED: str(len(never))} if args.reach is not None else {}
     for name, value in gauges.items():
         was = f" (was {then[name]})" if then.get(name, value) != value else ""
         print(f"{name}: {value}{was}")
-    more = [*details(), *_slow(args.tests), *_unreached(args.reach)]
+    more = [*details(), *_slow(args.tests), *(f"never entered: {name}" for name in never)]
     print(*more, sep="\n")
     lines = worse(gauges, then) if then else []
     print(*lines, sep="\n")
+    if UNREACHED not in gauges:
+        print(f"{UNREACHED}: {then.get(UNREACHED, 'not known')} when --reach DIR last looked")
+        gauges |= {name: value for name, value in then.items() if name == UNREACHED}
     write(gauges, more)
     print(f"written to {TODAY}", flush=True)
     return 0 if args.static else _growth("")
@@ -44,20 +58,9 @@ def main() -> int:
 
 def _slow(file: Path | None) -> Iterator[str]:
     if file is None:
-        yield "slowest tests: not read; --tests FILE gives what pytest wrote with --junit-xml or --durations=0"
+        yield f"slowest tests: {HOW_TO_TIME}"
     else:
         yield from (f"slowest tests: {name}: {seconds:.1f} s" for seconds, name in slowest(file))
-
-
-def _unreached(is_asked: bool) -> Iterator[str]:
-    if not is_asked:
-        yield "functions that nothing enters: not looked for; --reach runs the contract, the demos and the probes"
-        return
-    from tests.gauges.reach.reached import unreached
-
-    found = unreached(product())
-    yield f"functions that nothing enters: {len(found)}"
-    yield from (f"never entered: {name}" for name in found)
 
 
 def _growth(text: str) -> int:

@@ -119,12 +119,16 @@ def test_what_is_kept_is_read_again_and_only_the_ratchet_may_not_rise(tmp_path):
     assert all("make gauges" in line for line in worse(risen, now))
 
 
-def test_what_a_process_enters_is_written_down():
+def test_what_a_process_enters_is_written_down_once(tmp_path):
     file = next(file for file in sources() if file.module == "shardviz.text")
-    entered = entered_by([["-c", "from shardviz.text import listed; listed(['a', 'b'], 1)"]])
+    runs = [["-c", "from shardviz.text import listed; listed(['a', 'b'], 1)"]]
+    entered = entered_by(runs, tmp_path)
     missing = {line.rpartition(" ")[2] for line in not_entered([file], entered)}
     assert "listed" not in missing
     assert "fold" in missing
+    notes = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert entered_by(runs, tmp_path) == entered
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == notes
 
 
 def test_rooms_that_all_may_import_import_none():

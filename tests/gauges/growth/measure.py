@@ -1,8 +1,8 @@
 """How much more a piece of work costs at four times the size: processor seconds and peak bytes, each in a fresh child.
 
-A child is forked for every run, so that no cache and no garbage of a run before it helps or hinders. Seconds are of the
-processor, of all threads, and the best of three, taken at both sizes in turn; bytes are what Python and numpy allocate,
-which is the same on every machine. Nothing is compared with an absolute number.
+A child is forked for every run, so no cache and no garbage of an earlier run helps or hinders. Inputs are doubled until
+the work takes long enough to be timed. What the smallest input costs is start-up and is subtracted. Bytes are what
+Python and numpy allocate, which is the same on every machine. Nothing is compared with an absolute number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     Work = Callable[[], object]
 
@@ -30,10 +30,12 @@ FACTOR = 4
 MOST_SECONDS, MOST_BYTES = 8.0, 6.0
 """The ratios above which work grows too fast: linear is 4, linear times a logarithm below 5, quadratic 16."""
 RUNS = 3
+"""A ratio that is too large is taken again, of the best of so many runs, before it counts."""
 WARM = 8
-"""The size at which it is found out what a piece of work imports."""
-DOUBLINGS = 2
-"""How often a ratio that is too large is taken again, each time of inputs twice as large, before it counts."""
+"""The size of the smallest input, which shows what the work imports and what starting it costs."""
+ENOUGH = 0.05
+"""Seconds of work besides start-up that the smaller input must take."""
+MOST_DOUBLINGS = 5
 
 
 @dataclass(frozen=True)
@@ -42,25 +44,25 @@ class Growth:
 
     Attributes:
         what: The input and what is done with it.
-        size: The smaller size.
-        seconds: Processor seconds at both sizes.
-        peaks: Peak bytes at both sizes.
+        sizes: The smallest size, n and 4 n.
+        seconds: Processor seconds at these sizes.
+        peaks: Peak bytes at these sizes.
     """
 
     what: str
-    size: int
-    seconds: tuple[float, float]
-    peaks: tuple[int, int]
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    peaks: tuple[int, ...]
 
     @property
     def ratio_of_seconds(self) -> float:
         """How many times the seconds the larger input takes."""
-        return self.seconds[1] / max(self.seconds[0], 1e-9)
+        return _ratio(self.sizes, self.seconds)
 
     @property
     def ratio_of_bytes(self) -> float:
         """How many times the bytes the larger input takes."""
-        return self.peaks[1] / max(self.peaks[0], 1)
+        return _ratio(self.sizes, self.peaks)
 
     @property
     def is_too_fast(self) -> bool:
@@ -68,39 +70,57 @@ class Growth:
         return self.ratio_of_seconds > MOST_SECONDS or self.ratio_of_bytes > MOST_BYTES
 
     def __str__(self) -> str:
-        seconds, peaks = self.seconds, [peak / 2**20 for peak in self.peaks]
+        seconds = ", ".join(f"{second:.3f}" for second in self.seconds)
+        peaks = ", ".join(f"{peak / 2**20:.1f}" for peak in self.peaks)
         return (
-            f"{self.what:<50} n = {self.size:>6,}: x {self.ratio_of_seconds:5.2f} seconds ({seconds[0]:.3f} to "
-            f"{seconds[1]:.3f}), x {self.ratio_of_bytes:5.2f} bytes ({peaks[0]:.1f} to {peaks[1]:.1f} MiB)"
+            f"{self.what:<50} n = {self.sizes[1]:>6,}: x {self.ratio_of_seconds:5.2f} seconds ({seconds}), "
+            f"x {self.ratio_of_bytes:5.2f} bytes ({peaks} MiB)"
         )
 
 
-def growth_of(what: str, made: Callable[[int], Work], size: int, runs: int = RUNS) -> Growth:
-    """Measure a piece of work at a size and at four times it; at larger sizes again, if it grows too fast.
+def _ratio(sizes: Sequence[int], costs: Sequence[float]) -> float:
+    """Return how many times as much four times the size costs, start-up left out: by what each more item costs."""
+    each = [(cost - costs[0]) / (size - sizes[0]) for size, cost in zip(sizes[1:], costs[1:], strict=True)]
+    return FACTOR * each[1] / each[0] if each[0] > 0 else 0.0
 
-    A ratio that noise or a fixed cost has made too large shrinks at a larger size. One that a loop has made stays.
+
+def growth_of(what: str, made: Callable[[int], Work], size: int, enough: float = ENOUGH) -> Growth:
+    """Measure a piece of work at a size and at four times it.
+
+    A ratio that is too large is taken again: of the best of several runs, then of inputs twice as large. One that noise
+    or a fixed cost has made too large shrinks. One that a loop has made stays.
 
     Args:
         what: The name of the piece of work.
         made: Prepares an input of a size, and returns the work to do with it.
-        size: The smaller size.
-        runs: Of how many runs the best counts.
+        size: The smaller size; it is doubled until the work takes long enough.
+        enough: Seconds that are long enough; 0 for the size as it is.
     """
-    growth = _measured(what, made, size, runs)
-    for _ in range(DOUBLINGS):
+    _import_what(made(WARM))
+    if enough:
+        size = _long_enough(made, size, enough)
+    for runs, times in ((1, 1), (RUNS, 1), (RUNS, 2)):
+        growth = _measured(what, made, times * size, runs)
         if not growth.is_too_fast:
             break
-        size *= 2
-        growth = _measured(what, made, size, runs)
     return growth
 
 
+def _long_enough(made: Callable[[int], Work], size: int, enough: float) -> int:
+    start = _in_a_child(seconds_of, made(WARM))
+    for _ in range(MOST_DOUBLINGS):
+        if _in_a_child(seconds_of, made(size)) - start >= enough:
+            break
+        size *= 2
+    return size
+
+
 def _measured(what: str, made: Callable[[int], Work], size: int, runs: int) -> Growth:
-    _import_what(made(WARM))
-    small, large = made(size), made(FACTOR * size)
-    pairs = [(_in_a_child(seconds_of, small), _in_a_child(seconds_of, large)) for _ in range(runs)]
-    best = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
-    return Growth(what, size, best, (_in_a_child(peak_of, small), _in_a_child(peak_of, large)))
+    sizes = WARM, size, FACTOR * size
+    works = [made(size) for size in sizes]
+    rounds = [[_in_a_child(seconds_of, work) for work in works] for _ in range(runs)]
+    peaks = tuple(_in_a_child(peak_of, work) for work in works)
+    return Growth(what, sizes, tuple(map(min, zip(*rounds, strict=True))), peaks)
 
 
 def _import_what(work: Work) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SCREEN = (120, 40)
 
 
-def _verb(*arguments: str) -> None:
+def verb(*arguments: str) -> None:
     """Run a verb and throw away what it prints.
 
     Raises:
@@ -32,42 +32,42 @@ def _verb(*arguments: str) -> None:
 
 def check(*folders: Path) -> None:
     """Check a dump or a checkpoint."""
-    _verb("check", str(folders[0]))
+    verb("check", str(folders[0]))
 
 
 def show(*folders: Path) -> None:
     """List the tensors of a dump or a checkpoint."""
-    _verb("show", str(folders[0]), "--all")
+    verb("show", str(folders[0]), "--all")
 
 
 def html(*folders: Path) -> None:
     """Write the page of a dump or a checkpoint."""
-    _verb("show", str(folders[0]), "-o", str(folders[0].parent / "page.html"))
+    verb("show", str(folders[0]), "-o", str(folders[0].parent / "page.html"))
 
 
 def memory(*folders: Path) -> None:
     """Show what each rank holds in bytes."""
-    _verb("show", str(folders[0]), "--memory")
+    verb("show", str(folders[0]), "--memory")
 
 
 def comms(*folders: Path) -> None:
     """Show the collectives of a step."""
-    _verb("show", str(folders[0]), "--comms")
+    verb("show", str(folders[0]), "--comms")
 
 
 def step(*folders: Path) -> None:
     """Show the modules of a step."""
-    _verb("show", str(folders[0]), "--step", "--all")
+    verb("show", str(folders[0]), "--step", "--all")
 
 
 def diff(*folders: Path) -> None:
     """Compare the first folder with the last."""
-    _verb("diff", str(folders[0]), str(folders[-1]))
+    verb("diff", str(folders[0]), str(folders[-1]))
 
 
 def diff_html(*folders: Path) -> None:
     """Write the page that compares the first folder with the last."""
-    _verb("diff", str(folders[0]), str(folders[-1]), "-o", str(folders[0].parent / "diff.html"))
+    verb("diff", str(folders[0]), str(folders[-1]), "-o", str(folders[0].parent / "diff.html"))
 
 
 def view(*folders: Path) -> None:
