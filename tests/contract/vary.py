@@ -40,7 +40,7 @@ LIST = store.HERE / "varied.txt"
 FEW = 4
 """What fewer cases say or run than this is wanted more often."""
 
-LARGEST = 250_000
+LARGEST = 120_000
 """Bytes of a case that is varied."""
 
 SMALLEST, TRIES = 1e-13, 14
