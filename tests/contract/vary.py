@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 VARIED = "varied"
 LIST = store.HERE / "varied.txt"
 
-FEW = 4
+FEW = 10
 """What fewer cases say or run than this is wanted more often."""
 
-LARGEST = 120_000
-"""Bytes of a case that is varied."""
+LARGEST = 40_000
+"""Bytes of a case that is varied, so that many are."""
 
 SMALLEST, TRIES = 1e-13, 14
 """Where the search for an edge begins, and how often it halves what is left, on a scale of powers."""
@@ -176,10 +176,12 @@ def choose(variants: Sequence[Variant], number: int) -> None:
     with TemporaryDirectory(prefix="shardviz-vary-") as made:
         recorded = Recorded.in_folder(Path(made))
         for file, lines in reached(recorded, JUDGING).lines.items():
-            counts.update({(file, line): len(keys) for line, keys in lines.items()})
-        for rows in recorded.known.values():
-            counts.update(_said(rows))
+            counts.update({(file, line): sum(room != VARIED for room, _ in keys) for line, keys in lines.items()})
+        for (room, _), rows in recorded.known.items():
+            counts.update(_said(rows) if room != VARIED else ())
     chosen: dict[tuple[Key, str], Variant] = {}
+    _load()
+    variants = [one for one in variants if _is_small(one.key)]
     for one in sorted(variants, key=lambda one: (-len(one.lines), one.key, one.seed)):
         if EDGE in one.seed or any(counts[feature] < FEW for feature in {*one.lines, *_said(one.rows)}):
             chosen[one.key, one.seed] = one
@@ -191,6 +193,11 @@ def choose(variants: Sequence[Variant], number: int) -> None:
         chosen.setdefault((one.key, one.seed), one)
     print(f"{first} of {len(variants)} are new, {len(chosen)} chosen")
     _list((*key, seed) for key, seed in chosen)
+
+
+def _is_small(key: Key) -> bool:
+    room = _rooms[key[0]]
+    return key[1] in room.cases and room.size(key[1]) <= LARGEST
 
 
 def _said(rows: Rows) -> set[str]:
