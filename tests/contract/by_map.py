@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.contract import store
+from tests.contract.changed_files import write_tensors
 from tests.contract.judge import judge_cases
-from tests.contract.varied import write_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -120,18 +120,21 @@ def reached(recorded: Recorded, folders: Sequence[str]) -> Reached:
     Raises:
         DiffersError: A verdict is not the recorded one.
     """
-    kept = Path(tempfile.gettempdir(), f"shardviz-reached-{os.getuid()}-{_digest(recorded, folders)}")
-    if kept.exists():
-        return pickle.loads(kept.read_bytes())
     global _recorded, _prefixes
     _recorded, _prefixes = recorded, tuple(f"{ROOT}{os.sep}{folder}" for folder in folders)
-    found = Reached()
+    found, code = Reached(), _digest_of_code(folders)
     with get_context("fork").Pool(PROCESSES) as pool:
-        for key, lines, printed in pool.imap_unordered(_lines_of, sorted(recorded.cases), chunksize=4):
-            found.printed[key] = printed
-            for file, line in lines:
-                found.lines.setdefault(str(Path(file).relative_to(ROOT)), {}).setdefault(line, []).append(key)
-    kept.write_bytes(pickle.dumps(found))
+        for name in sorted({room for room, _ in recorded.cases}):
+            keys = sorted(key for key in recorded.cases if key[0] == name)
+            own = repr([(key, recorded.cases[key], recorded.known.get(key)) for key in keys])
+            digest = hashlib.sha256(f"{code} {own}".encode()).hexdigest()[:20]
+            kept = Path(tempfile.gettempdir(), f"shardviz-reached-{os.getuid()}-{digest}")
+            if not kept.exists():
+                kept.write_bytes(pickle.dumps(list(pool.imap_unordered(_lines_of, keys, chunksize=4))))
+            for key, lines, printed in pickle.loads(kept.read_bytes()):
+                found.printed[key] = printed
+                for file, line in lines:
+                    found.lines.setdefault(str(Path(file).relative_to(ROOT)), {}).setdefault(line, []).append(key)
     return found
 
 
@@ -158,11 +161,8 @@ def _lines_of(key: Key) -> tuple[Key, set[tuple[str, int]], str]:
     return key, _lines.taken(), printed if again == (rows, printed) else ""
 
 
-def _digest(recorded: Recorded, folders: Iterable[str]) -> str:
-    """Return a hash of all code and all cases."""
-    digest = hashlib.sha256(repr((sys.version, *folders, sorted(recorded.known.items()))).encode())
+def _digest_of_code(folders: Iterable[str]) -> str:
+    digest = hashlib.sha256(repr((sys.version, *folders)).encode())
     for file in sorted((ROOT / "shardviz").rglob("*.py")):
         digest.update(file.read_bytes())
-    for key, case in sorted(recorded.cases.items()):
-        digest.update(repr((key, case)).encode())
-    return digest.hexdigest()[:20]
+    return digest.hexdigest()

@@ -28,7 +28,7 @@ from tests.contract.reached import ROOT, Lines, Recorded, reached
 from tests.contract.varied import EDGE, variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tests.contract.judge import Rows
     from tests.contract.reached import Key
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 VARIED = "varied"
 LIST = store.HERE / "varied.txt"
 
-FEW = 4
+FEW = 10
 """What fewer cases say or run than this is wanted more often."""
 
-LARGEST = 250_000
-"""Bytes of a case that is varied."""
+LARGEST = 40_000
+"""Bytes of a case that is varied, so that many are."""
 
 SMALLEST, TRIES = 1e-13, 14
 """Where the search for an edge begins, and how often it halves what is left, on a scale of powers."""
@@ -176,10 +176,12 @@ def choose(variants: Sequence[Variant], number: int) -> None:
     with TemporaryDirectory(prefix="shardviz-vary-") as made:
         recorded = Recorded.in_folder(Path(made))
         for file, lines in reached(recorded, JUDGING).lines.items():
-            counts.update({(file, line): len(keys) for line, keys in lines.items()})
-        for rows in recorded.known.values():
-            counts.update(_said(rows))
+            counts.update({(file, line): sum(room != VARIED for room, _ in keys) for line, keys in lines.items()})
+        for (room, _), rows in recorded.known.items():
+            counts.update(_said(rows) if room != VARIED else ())
     chosen: dict[tuple[Key, str], Variant] = {}
+    _load()
+    variants = [one for one in variants if _is_small(one.key)]
     for one in sorted(variants, key=lambda one: (-len(one.lines), one.key, one.seed)):
         if EDGE in one.seed or any(counts[feature] < FEW for feature in {*one.lines, *_said(one.rows)}):
             chosen[one.key, one.seed] = one
@@ -190,7 +192,12 @@ def choose(variants: Sequence[Variant], number: int) -> None:
             break
         chosen.setdefault((one.key, one.seed), one)
     print(f"{first} of {len(variants)} are new, {len(chosen)} chosen")
-    LIST.write_text("".join(f"{json.dumps([*key, seed], ensure_ascii=False)}\n" for key, seed in sorted(chosen)))
+    _list((*key, seed) for key, seed in chosen)
+
+
+def _is_small(key: Key) -> bool:
+    room = _rooms[key[0]]
+    return key[1] in room.cases and room.size(key[1]) <= LARGEST
 
 
 def _said(rows: Rows) -> set[str]:
@@ -202,17 +209,23 @@ def _said(rows: Rows) -> set[str]:
 
 
 def write() -> None:
-    """Make the room of the list, and judge it."""
+    """Make the room of the list, and judge it; what its case is too different for by now is left out of the list."""
     _load()
-    room = store.Room(VARIED)
+    room, kept = store.Room(VARIED), []
     for name, case_name, seed in _listed():
-        case = _rooms[name].cases[case_name]
-        made = variant(case, _rooms[name].blobs, seed)
-        assert made is not None, (name, case_name, seed)
-        room.add_content(f"{name}: {case_name} | {seed}: {made[0]}", case.command, made[1])
+        case = _rooms[name].cases.get(case_name)
+        made = variant(case, _rooms[name].blobs, seed) if case is not None else None
+        if case is not None and made is not None:
+            room.add_content(f"{name}: {case_name} | {seed}: {made[0]}", case.command, made[1])
+            kept.append((name, case_name, seed))
+    _list(kept)
     path = room.save()
     store.write_verdicts(VARIED, judge_cases(room, list(room.cases.values())))
     print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def _list(chosen: Iterable[tuple[str, str, str]]) -> None:
+    LIST.write_text("".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in sorted(chosen)))
 
 
 def _listed() -> Iterator[tuple[str, str, str]]:
