@@ -327,7 +327,7 @@ class TransposedInConversion(Cause):
 
 
 class AnotherSourceTensor(Cause):
-    """A conversion made a tensor of other tensors than its map says, or of the same in another order.
+    """A conversion made a tensor of other parts, or in another order, than its map says.
 
     Tensors of different layers or projections often have the same shape, and the parts of a stack, such as experts,
     always have.

@@ -10,7 +10,7 @@ OF_DEEPSPEED = "copy the checkpoint again, all of its files; or save it again wi
 
 
 class UnreadableFile(Cause):
-    """A file of a checkpoint is missing, shorter than the checkpoint's metadata says, or damaged within.
+    """A file of a checkpoint is missing, shorter than its metadata says, or damaged.
 
     A copy that was interrupted, a disk that was full or bytes that were lost leave such a file. Whoever lists the
     folder sees nothing wrong; only a load of the tensors in question raises.

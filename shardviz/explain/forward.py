@@ -46,7 +46,7 @@ class RepeatedParts(Cause):
 
 
 class PartOfAnotherRank(Cause):
-    """Ranks along an axis have another rank's part of an activation, or all of them the first one's.
+    """Ranks along an axis have another rank's part of an activation, often the first's.
 
     Positions or indices are counted from 0 again on each rank, or a gather is indexed by another rank than its own.
     Parts have equal shapes, so nothing notices.

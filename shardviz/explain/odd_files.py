@@ -54,7 +54,7 @@ AMONG_OTHERS = (
 
 
 class FileOfAnotherSave(Cause):
-    """One file of a checkpoint is of another save: all differences from another checkpoint are in it, or none.
+    """One file alone has all differences between two checkpoints, or none of them.
 
     Training changes every part of a tensor, so a difference that stops at the boundary of a file is the file's: it was
     left from another step under the same name, or its rank did not take part. The shapes are the same, and it loads.

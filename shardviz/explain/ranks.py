@@ -129,7 +129,7 @@ class PermutedRanks(Disorder):
 
 
 class CutByHand(Disorder):
-    """The parts that ranks cut from a plain tensor overlap, leave elements out or have padding in them.
+    """Parts that ranks cut from a plain tensor overlap, have padding or leave elements out.
 
     A start or an end is computed with rounding, with a halo or without counting the padding, or an integer division
     gives every rank size // ranks rows and nobody takes the rest. Each part is a valid slice, so nothing raises.

@@ -38,7 +38,7 @@ class ScaledBackward(Cause):
 
 
 class ClippedByParts(Cause):
-    """Gradients are clipped by a number that is not the norm of all of them, such as each rank's norm of its shards.
+    """Gradients are clipped by another number than the norm of all of them.
 
     Clipping by hand over `.grad` sees local tensors only, and norms of parts cannot be summed or averaged; only their
     squares add up. If every rank divides by its own norm, the parts of one gradient no longer fit each other. If all

@@ -8,7 +8,7 @@ from shardviz.explain.cause import Cause
 
 
 class LayersDropped(Cause):
-    """Some layers are on no stage, because they do not divide evenly or the stages' lists of layers do not join.
+    """Some layers are on no stage: a remainder, or a gap between the stages' lists.
 
     An integer division gives every stage the same number of layers and forgets the remainder, or the end of one stage's
     range and the start of the next leave a gap. The pipeline then runs a shorter model, with the right shapes.

@@ -115,7 +115,7 @@ class StateInAnotherOrder(Cause):
 
 
 class StateOfAnotherRank(Cause):
-    """Ranks have the optimizer's state of another rank's part of the weight, or all of one and the same part.
+    """Ranks have the optimizer's state of another rank's part of the weight.
 
     The state was cut by another coordinate or offset than the weight, or by none. It has the shape of every shard, so
     the optimizer accepts it.
