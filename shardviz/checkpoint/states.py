@@ -12,7 +12,7 @@ from shardviz.check.report import NotChecked
 from shardviz.checkpoint.comparing.casts import cast, is_whole
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError
-from shardviz.explain.optimizer_states import (
+from shardviz.explain.states import (
     EmptyMoments,
     LostStepCounter,
     MixedStepFiles,

@@ -14,7 +14,7 @@ from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.commands.common.dumps import read_dump
-from shardviz.explain.odd_files import NOT_TRAINED, FileOnEitherSide, WholeFileDiffers
+from shardviz.explain.files import NOT_TRAINED, FileOnEitherSide, WholeFileDiffers
 from shardviz.layout.region import Region
 
 ODD = "__1_0.distcp"

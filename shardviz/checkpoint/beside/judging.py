@@ -16,7 +16,7 @@ from shardviz.checkpoint.comparing.casts import cast, is_narrower
 from shardviz.checkpoint.comparing.changed.numbers import NARROW, WIDE
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
-from shardviz.explain.odd_files import NeverLoaded, ValuesOfAnotherStep
+from shardviz.explain.files import NeverLoaded, ValuesOfAnotherStep
 from shardviz.layout.region import index_of
 from shardviz.text import counted, named_ranks, printable
 

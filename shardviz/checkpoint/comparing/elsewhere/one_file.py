@@ -13,7 +13,7 @@ from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError
-from shardviz.explain.odd_files import FileOfAnotherSave, FileOnEitherSide, OddFile
+from shardviz.explain.files import FileOfAnotherSave, FileOnEitherSide, OddFile
 from shardviz.text import printable
 
 if TYPE_CHECKING:
