@@ -52,8 +52,8 @@ class LocalNumbering(Disorder):
         "rank's tensor and loses those of the others}"
     )
     how = (
-        "{is_saved:?number {what} over all ranks|name {what} by their global number}, or stack the experts into one "
-        "tensor and shard it with Shard(0)"
+        "{is_saved:?number {what} over all ranks|name {what} by their global number, or stack the experts into one "
+        "tensor and shard it with Shard(0)}"
     )
     references = ("KempnerForge#202",)
 

@@ -179,6 +179,9 @@ class AveragedWeights(Cause):
     why = (
         "It is a mean of both: checkpoints were averaged, or a change, such as a LoRA, was merged with a smaller scale"
     )
+    how = (
+        "if no mean is meant, save the weights of one step, and merge a change with the scale that it was trained with"
+    )
 
 
 class AdapterMergedAgain(Cause):
@@ -238,6 +241,7 @@ class UnsavedHead(Cause):
     """
 
     kinds = ("incomplete",)
+    why = "It was left out as if it were tied to the embedding"
     how = "write it too: a loader makes it up, or ties it to the other"
 
 

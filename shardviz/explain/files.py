@@ -77,15 +77,11 @@ class UnknownPickledType(Cause):
 
     A pickle may run any code when it is loaded. shardviz reads a list of known types as data and runs nothing, so it
     does not know what else is in there.
-
-    Attributes:
-        hint: What to do about this type.
     """
 
-    hint: str
     kinds = ("incomplete",)
     why = "It was not written by torch.distributed.checkpoint alone, or was made to run code"
-    how = "{hint}"
+    how = "nothing in it was run; write the checkpoint again with torch.distributed.checkpoint or safetensors"
 
 
 class UnlistedChunk(Cause):
@@ -367,6 +363,7 @@ class OutlierCheckpoint(Cause):
     side: str
     kinds = ("wrong-value",)
     why = "Only the {side} has it otherwise"
+    how = "take it from the checkpoint before or after this one"
 
 
 class NeverLoaded(Cause):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,8 @@ def _title(cause: type[Cause]) -> str:
 
 
 def _titled(title: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    return [("or" if at else title, text) for at, text in enumerate(texts)]
+    told = [text for text in texts if not re.fullmatch("<[^>]*>", text)]
+    return [("or" if at else title, text) for at, text in enumerate(told)]
 
 
 def table() -> Iterator[str]:

@@ -345,3 +345,4 @@ class DifferentProgram(Cause):
         "Both are unsharded models, so no sharding is at fault: another program, other options, another kernel or "
         "another torch"
     )
+    how = "compare the options, dtypes, kernels and versions of torch of both runs"

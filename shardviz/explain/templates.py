@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
+OF_ANOTHER_CAUSE = re.compile(r"\.(cause|fix)[:}]")
+"""Words that another cause adds: they stand on its own page."""
+
+SHORT = 40
+"""Words that depend on a field and are so short make no second row of a page."""
+
+
 def number(value: float) -> str:
     """Return a number in at most five digits that matter."""
     return f"{value:.5g}"
@@ -147,12 +154,18 @@ def _shown(template: str, is_first: bool) -> Iterator[str]:
         if words := _for_each(form):
             yield "".join(_shown(words[1], is_first)).replace("<each>", f"<{name}>")
         elif condition := _condition(form):
-            test, yes, no = condition
-            # A page speaks of several ranks, and has the words that are there only sometimes.
-            is_yes = test != "1" and (is_first or not no)
-            yield from _shown(yes if is_yes else no, is_first)
+            yield from _shown(_on_page(*condition, is_first), is_first)
         elif name:
             yield f"<{name.rpartition('.')[2].replace('_', ' ')}>"
+
+
+def _on_page(test: str, yes: str, no: str, is_first: bool) -> str:
+    """Return which words of a condition a page has: those for several, and those that are there only sometimes."""
+    if test == "1":
+        return no
+    if not yes or not no:
+        return "" if OF_ANOTHER_CAUSE.search(yes or no) else yes or no
+    return yes if is_first or len(yes + no) <= SHORT else no
 
 
 def fields_of(template: str) -> Iterator[str]:

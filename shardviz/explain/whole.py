@@ -12,6 +12,7 @@ class DamagedFile(Cause):
     """
 
     kinds = ("incomplete",)
+    why = "It was copied before it was complete, or cut off by a full disk"
     how = "copy the rank's files again, or write the dump again"
 
 
