@@ -74,10 +74,8 @@ def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):
     found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__), [older])
     assert {outcome.verdict for outcome in found} == {"stale"}
     assert all(f"the second has there what {older} has" in outcome.why for outcome in found)
-    assert all(
-        outcome.cause.endswith("that file is of older, or its rank did not load or train its parts since")
-        for outcome in found
-    )
+    end = "that file is of older, or its rank did not load or train its parts since"
+    assert all(outcome.cause.endswith(end) for outcome in found)
 
 
 def test_a_file_that_alone_stayed_as_it_was_is_named(step, tmp_path):
