@@ -24,11 +24,13 @@ from shardviz.text import continued, listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    _Taken = Mapping[tuple[str, str], bool]
+
 
 OF_ANOTHER_CAUSE = re.compile(r"\.(cause|fix)[:}]")
 """Words that another cause adds: they stand on its own page."""
 
-SHORT = 40
+SHORT = 20
 """Words that depend on a field and are so short make no second row of a page."""
 
 
@@ -139,33 +141,41 @@ def _condition(form: str | None) -> tuple[str, str, str] | None:
 
 
 def shown(template: str) -> list[str]:
-    """Return a template as its page has it, with fields as `<axis>`: once, or twice if its words depend on a field.
+    """Return a template as its page has it, with fields as `<axis>`: once for each wording that depends on a field.
 
     Example:
         >>> shown("{trip:sync?send it on {axis}|save it}")
         ['send it on <axis>', 'save it']
     """
-    return list(dict.fromkeys("".join(_shown(template, is_first)) for is_first in (True, False)))
+    return list(dict.fromkeys(text for text, _ in _wordings(template, {})))
 
 
-def _shown(template: str, is_first: bool) -> Iterator[str]:
+def _wordings(template: str, taken: _Taken) -> list[tuple[str, _Taken]]:
+    """Return what a template may say, each with what that takes of its fields."""
+    found = [("", taken)]
     for literal, name, form, _ in PARSER.parse(template):
-        yield literal
-        if words := _for_each(form):
-            yield "".join(_shown(words[1], is_first)).replace("<each>", f"<{name}>")
-        elif condition := _condition(form):
-            yield from _shown(_on_page(*condition, is_first), is_first)
-        elif name:
-            yield f"<{name.rpartition('.')[2].replace('_', ' ')}>"
+        found = [(text + literal + words, now) for text, before in found for words, now in _on_page(name, form, before)]
+    return found
 
 
-def _on_page(test: str, yes: str, no: str, is_first: bool) -> str:
-    """Return which words of a condition a page has: those for several, and those that are there only sometimes."""
+def _on_page(name: str | None, form: str | None, taken: _Taken) -> list[tuple[str, _Taken]]:
+    """Return what a field may say: words for several, those that are there only sometimes, and one of two wordings."""
+    if name is None:
+        return [("", taken)]
+    if words := _for_each(form):
+        return [(text.replace("<each>", f"<{name}>"), now) for text, now in _wordings(words[1], taken)]
+    if (condition := _condition(form)) is None:
+        return [(f"<{name.rpartition('.')[2].replace('_', ' ')}>", taken)]
+    test, yes, no = condition
     if test == "1":
-        return no
+        return _wordings(no, taken)
     if not yes or not no:
-        return "" if OF_ANOTHER_CAUSE.search(yes or no) else yes or no
-    return yes if is_first or len(yes + no) <= SHORT else no
+        return _wordings("" if OF_ANOTHER_CAUSE.search(yes or no) else yes or no, taken)
+    choices = (True,) if len(yes + no) <= SHORT else (True, False)
+    choices = (taken[name, test],) if (name, test) in taken else choices
+    return [
+        wording for choice in choices for wording in _wordings(yes if choice else no, {**taken, (name, test): choice})
+    ]
 
 
 def fields_of(template: str) -> Iterator[str]:
