@@ -254,7 +254,7 @@ class MisappliedFunction(Cause):
     Attributes:
         function: The function's name in the map.
         times: How often it was applied: 0, -1 for its inverse, or 2.
-        in_torch: The same in torch's own words, behind a colon; empty for what has a name there.
+        in_torch: The same in torch's own words; empty for what has a name there.
     """
 
     function: str
@@ -262,7 +262,7 @@ class MisappliedFunction(Cause):
     in_torch: str = ""
     kinds = ("misordered",)
     why = "The conversion {times:0?left out {function}|applied {function} {times:2?twice|the other way around}}"
-    how = "apply {function} once in the conversion{in_torch}"
+    how = "apply {function} once in the conversion{in_torch:?: {in_torch}}"
 
 
 class WrongMapNumber(Cause):
