@@ -161,7 +161,7 @@ def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
     if error.is_subclass:
         why = "what is stored of it: a tensor subclass, as quantized weights are, is pickled as code, which is not run"
         return NotChecked(name, why, "run")
-    return UnknownPickledType(error.hint).finding(name, (), error.message)
+    return UnknownPickledType().finding(name, (), error.message)
 
 
 def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> Iterator[Finding | NotChecked]:

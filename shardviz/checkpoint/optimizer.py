@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.report import NotChecked
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.errors import DumpError
-from shardviz.explain.optimizer_states import AbsentState, LostParamGroup, MisshapenState, OrphanState, PartialState
+from shardviz.explain.states import AbsentState, LostParamGroup, MisshapenState, OrphanState, PartialState
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:

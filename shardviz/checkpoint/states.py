@@ -11,7 +11,7 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError
-from shardviz.explain.optimizer_states import (
+from shardviz.explain.states import (
     EmptyMoments,
     LostStepCounter,
     MixedStepFiles,

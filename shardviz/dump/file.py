@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -66,6 +67,10 @@ def _content(folder: Path, name: str) -> bytes:
         raise DumpError(f"cannot read {path}: {error.strerror}") from error
 
 
+_OLD_PHASE = re.compile(rb'("role":"[a-z]+",)"stage":"')
+"""A body's phase as it was called in older dumps; a stage is a pipeline's."""
+
+
 class _Schema(msgspec.Struct):
     schema: Annotated[int, msgspec.Meta(ge=-1, le=MAX_NUMBER)] = -1
 
@@ -85,7 +90,7 @@ def read_record(folder: Path, name: str, kind: type[AnyRecord]) -> AnyRecord:
         found = "no schema number" if schema == -1 else f"schema {schema}"
         raise DumpError(f"{path}: {found}, expected schema {SCHEMA}", "read it with the shardviz that wrote it")
     with damage(path):
-        return msgspec.json.decode(content, type=kind)
+        return msgspec.json.decode(_OLD_PHASE.sub(rb'\1"phase":"', content), type=kind)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class OtherTensor(Disorder):
 
 
 class LocalNumbering(Disorder):
-    """Ranks or stages number their own modules from 0, and use one name for different tensors of the model.
+    """Ranks or stages number their own modules from 0: one name is several tensors.
 
     With local experts, for example, rank 1 calls expert 4 its expert 0. Each rank's state_dict is consistent, and a
     checkpoint that goes by names overwrites one rank's tensor by another's.
@@ -52,8 +52,8 @@ class LocalNumbering(Disorder):
         "rank's tensor and loses those of the others}"
     )
     how = (
-        "{is_saved:?number {what} over all ranks|name {what} by their global number}, or stack the experts into one "
-        "tensor and shard it with Shard(0)"
+        "{is_saved:?number {what} over all ranks|name {what} by their global number, or stack the experts into one "
+        "tensor and shard it with Shard(0)}"
     )
     references = ("KempnerForge#202",)
 

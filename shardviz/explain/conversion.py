@@ -179,6 +179,9 @@ class AveragedWeights(Cause):
     why = (
         "It is a mean of both: checkpoints were averaged, or a change, such as a LoRA, was merged with a smaller scale"
     )
+    how = (
+        "if no mean is meant, save the weights of one step, and merge a change with the scale that it was trained with"
+    )
 
 
 class AdapterMergedAgain(Cause):
@@ -238,6 +241,7 @@ class UnsavedHead(Cause):
     """
 
     kinds = ("incomplete",)
+    why = "It was left out as if it were tied to the embedding"
     how = "write it too: a loader makes it up, or ties it to the other"
 
 
@@ -250,7 +254,7 @@ class MisappliedFunction(Cause):
     Attributes:
         function: The function's name in the map.
         times: How often it was applied: 0, -1 for its inverse, or 2.
-        in_torch: The same in torch's own words, behind a colon; empty for what has a name there.
+        in_torch: The same in torch's own words; empty for what has a name there.
     """
 
     function: str
@@ -258,7 +262,7 @@ class MisappliedFunction(Cause):
     in_torch: str = ""
     kinds = ("misordered",)
     why = "The conversion {times:0?left out {function}|applied {function} {times:2?twice|the other way around}}"
-    how = "apply {function} once in the conversion{in_torch}"
+    how = "apply {function} once in the conversion{in_torch:?: {in_torch}}"
 
 
 class WrongMapNumber(Cause):
@@ -327,7 +331,7 @@ class TransposedInConversion(Cause):
 
 
 class AnotherSourceTensor(Cause):
-    """A conversion made a tensor of other tensors than its map says, or of the same in another order.
+    """A conversion made a tensor of other parts, or in another order, than its map says.
 
     Tensors of different layers or projections often have the same shape, and the parts of a stack, such as experts,
     always have.

@@ -169,7 +169,7 @@ class AveragedBackward(Cause):
 
 
 class UnsummedTiedGradients(Cause):
-    """A tied weight has copies on several stages, and their gradients are averaged or never summed.
+    """The gradients of a tied weight's copies on several stages are not summed.
 
     An embedding and a head that share a weight cannot share storage between processes, so their gradients must be added
     up. Without a sum, copies that start equal stop being copies. With an average they stay equal, and only the size of

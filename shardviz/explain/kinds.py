@@ -17,11 +17,39 @@ class KindPage(NamedTuple):
         rule: What is wrong, in one line.
         probes: Probes of `probes/bugs` that show it.
         page: What shows it if no probe does: tests or a demo, from the repository's root.
+        follows_from: The kinds of which it is a consequence: beside one of them, of the same tensor, it is left out.
+            In a step, whose results are computed from each other, beside one of any tensor.
+        unexplained_from: The same of findings without a cause, in addition.
     """
 
     rule: str
     probes: tuple[str, ...] = ()
     page: str = ""
+    follows_from: frozenset[Kind] = frozenset()
+    unexplained_from: frozenset[Kind] = frozenset()
+
+
+ORDER: frozenset[Kind] = frozenset({"misordered", "misordered-within-shard", "wrong-placement", "wrong-shape"})
+"""Every element is there, but not where the label says."""
+
+PLACES: frozenset[Kind] = ORDER | {"missing", "duplicated", "foreign", "name-collision"}
+"""The shards do not hold the elements they claim: some are lost, repeated, not the tensor's own, or out of order."""
+
+LABELS: frozenset[Kind] = frozenset({"wrong-placement", "wrong-shape", "sequence-order"})
+"""Why the order does not match the label: one that cannot be right, or context parallel, which reorders on purpose."""
+
+UNCOMPARED: frozenset[Kind] = PLACES | {"wrong-segment", "collective-mismatch", "sequence-order"}
+"""Why copies cannot be compared: ranks do not hold what the label says, or the label is not the intended one."""
+
+SEQUENCES: frozenset[Kind] = frozenset({"sequence-order"})
+
+VALUES: frozenset[Kind] = frozenset({"unreplicated", "identical-shards"})
+"""Values that replaced the ids: how they differ between ranks says what wrote them."""
+
+RESULTS: frozenset[Kind] = frozenset(
+    {"misordered", "wrong-scale", "wrong-value", "unreduced-output", "unreduced-scalar"}
+)
+"""Wrong results of a step from which others, that no rule explains, may be computed."""
 
 
 KINDS: Mapping[Kind, KindPage] = {
@@ -31,24 +59,37 @@ KINDS: Mapping[Kind, KindPage] = {
             *("left_to_right_2d", "swiglu_interleaved", "fused_qkv_fsdp", "rotary_permuted", "uneven_strided"),
             "fsdp_over_two_axes",
         ),
+        follows_from=LABELS,
     ),
     "misordered-within-shard": KindPage(
-        "the right elements on each rank, in another order inside", page="tests/check/test_misordered.py"
+        "the right elements on each rank, in another order inside",
+        page="tests/check/test_misordered.py",
+        follows_from=LABELS,
     ),
-    "duplicated": KindPage("an element too often", ("first_shard_everywhere",)),
-    "missing": KindPage("an element that no rank holds", ("first_shard_everywhere",)),
+    "duplicated": KindPage("an element too often", ("first_shard_everywhere",), follows_from=SEQUENCES),
+    "missing": KindPage("an element that no rank holds", ("first_shard_everywhere",), follows_from=SEQUENCES),
     "foreign": KindPage(
         "values that are not this tensor's: another's, padding, memory that nothing wrote to after `to_empty`",
         page="tests/check/test_counts.py",
+        follows_from=SEQUENCES,
+        unexplained_from=VALUES,
     ),
-    "wrong-shape": KindPage("a local shape that chunking cannot give", ("from_local_without_shape",)),
+    "wrong-shape": KindPage(
+        "a local shape that chunking cannot give", ("from_local_without_shape",), follows_from=LABELS
+    ),
     "wrong-placement": KindPage(
-        "a label that cannot be right; the label that fits is named", page="tests/check/test_misordered.py"
+        "a label that cannot be right; the label that fits is named",
+        page="tests/check/test_misordered.py",
+        follows_from=LABELS,
     ),
-    "wrong-segment": KindPage("consistent, but cut across what the model reads", ("fused_qkv",)),
-    "unreplicated": KindPage("copies that must be equal are not", ("replicas_differ", "buffers_differ")),
+    "wrong-segment": KindPage(
+        "consistent, but cut across what the model reads", ("fused_qkv",), follows_from=SEQUENCES
+    ),
+    "unreplicated": KindPage(
+        "copies that must be equal are not", ("replicas_differ", "buffers_differ"), follows_from=UNCOMPARED
+    ),
     "identical-shards": KindPage(
-        "different shards, bitwise the same: one seed everywhere", ("one_seed_on_every_shard",)
+        "different shards, bitwise the same: one seed everywhere", ("one_seed_on_every_shard",), follows_from=UNCOMPARED
     ),
     "unreduced-gradient": KindPage(
         "each rank has its own part of a gradient where the sum belongs",
@@ -67,9 +108,12 @@ KINDS: Mapping[Kind, KindPage] = {
         "optimizer state after the step too; in a checkpoint, moments that are NaN, negative squares, zero moments "
         "after several steps, and steps of two saves or set back to 0",
         page="tests/check/test_step_causes.py",
+        unexplained_from=RESULTS,
     ),
     "untied": KindPage("shared storage before, two tensors now", ("tied_apart",)),
-    "name-collision": KindPage("one name, different weights on different ranks", ("experts_renumbered",)),
+    "name-collision": KindPage(
+        "one name, different weights on different ranks", ("experts_renumbered",), follows_from=SEQUENCES
+    ),
     "sequence-order": KindPage(
         "what goes along one sequence is split in different orders: context parallel", ("positions_in_plain_order",)
     ),
@@ -77,7 +121,9 @@ KINDS: Mapping[Kind, KindPage] = {
         "a fill or a load that did not take: what was read back is not what was written",
         page="tests/check/test_writes.py",
     ),
-    "collective-mismatch": KindPage("shards are right, torch's own reassembly is not", page="demos/live_bug/README.md"),
+    "collective-mismatch": KindPage(
+        "shards are right, torch's own reassembly is not", page="demos/live_bug/README.md", follows_from=PLACES
+    ),
     "raised": KindPage(
         "the sharded step raises, and the unsharded one does not", page="tests/live/test_contradictions.py"
     ),

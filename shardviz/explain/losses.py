@@ -54,7 +54,7 @@ class UnexplainedValue(Cause):
 
 
 class MiscountedExponentials(Cause):
-    """A cross entropy over a split vocabulary counts its exponentials several times, or averages them.
+    """A cross entropy over a split vocabulary repeats or averages its exponentials.
 
     Each rank has the exponentials of its own words, and they are added once. A sum over ranks that have all words, a
     second sum or an average makes the loss wrong by a constant, which training curves do not show.
@@ -163,7 +163,7 @@ class ScalarNotReduced(Cause):
 
 
 class ScalarOfPart(Cause):
-    """A logged value is computed from one shard, and no reduction of the parts gives the right one.
+    """A logged value is computed from one shard, and no reduction makes up for that.
 
     An argmax, a maximum, a count or an accuracy over a shard is not that of the whole. Each rank gets a plausible
     number.
@@ -190,7 +190,7 @@ class ScalarOfPart(Cause):
 
 
 class NormOfPart(Cause):
-    """The norm of a rank's own part is logged, or a sum or mean of such norms, and not that of the whole.
+    """A logged norm is that of a rank's part, or a sum or mean of such norms.
 
     Each rank takes the root of its own squares. Norms do not add up, only squares do. A rank's own norm is a plausible
     number, only smaller; if the roots are reduced, all ranks log the same wrong one.

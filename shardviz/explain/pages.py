@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,8 @@ def _of_kind(kind: Kind) -> Page:
     others = [name for name in possible if usual and name not in usual]
     also = [("also possible", ", ".join(others))] if others else []
     probes = [("try", f"shardviz probe bugs/{probe}") for probe in KINDS[kind].probes[:1]]
-    return Page(kind, KINDS[kind].rule, (), (*causes, *also, *probes))
+    from_others = [("left out beside", ", ".join(other for other in KINDS if other in KINDS[kind].follows_from))]
+    return Page(kind, KINDS[kind].rule, (), (*causes, *also, *(row for row in from_others if row[1]), *probes))
 
 
 def _of_cause(cause: type[Cause]) -> Page:
@@ -89,7 +91,8 @@ def _title(cause: type[Cause]) -> str:
 
 
 def _titled(title: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    return [("or" if at else title, text) for at, text in enumerate(texts)]
+    told = [text for text in texts if not re.fullmatch("<[^>]*>", text)]
+    return [("or" if at else title, text) for at, text in enumerate(told)]
 
 
 def table() -> Iterator[str]:

@@ -17,7 +17,7 @@ class GradientNotReduced(Cause):
         axes: The axes over which a reduction is missing.
         op: The reduction, as torch calls it; empty if it is not known.
         is_captured: Whether the step was captured, maybe before the reduction.
-        by_hand: An axis along which copies may be equal, if the parameter may be split by hand; else empty.
+        other_axis: An axis along which copies may be equal, if the parameter may be split by hand; else empty.
         ratio: What the reduced gradient is of the right one.
         rest: Why it is still wrong after the reduction.
     """
@@ -25,7 +25,7 @@ class GradientNotReduced(Cause):
     axes: tuple[str, ...]
     op: str = ""
     is_captured: bool = False
-    by_hand: str = ""
+    other_axis: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
     kinds = ("unreduced-gradient",)
@@ -38,8 +38,8 @@ class GradientNotReduced(Cause):
     how = (
         "after backward, {axes:?{axes:each and|all_reduce(grad, op=ReduceOp.{op:?{op}|SUM}, "
         "group=mesh.get_group({each!r}))}|all_reduce it}{op:?|, with ReduceOp.AVG for a mean}, of a DTensor on "
-        "grad.to_local(); or give the parameter to the wrapper whose mesh has {axes:?{axes}|these ranks}{by_hand:?; "
-        "for a parameter split over {axes} by hand, compare axis={by_hand!r} alone}{rest:?; and {rest.fix}}"
+        "grad.to_local(); or give the parameter to the wrapper whose mesh has {axes:?{axes}|these ranks}{other_axis:?; "
+        "for a parameter split over {axes} by hand, compare axis={other_axis!r} alone}{rest:?; and {rest.fix}}"
     )
     references = ("pytorch#154888", "Megatron-LM#1446")
 

@@ -17,12 +17,22 @@ from __future__ import annotations
 import re
 import string
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardviz.text import continued, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    _Taken = Mapping[tuple[str, str], bool]
+
+
+OF_ANOTHER_CAUSE = re.compile(r"\.(cause|fix)[:}]")
+"""Words that another cause adds: they stand on its own page."""
+
+SHORT = 20
+"""Words that depend on a field and are so short make no second row of a page."""
 
 
 def number(value: float) -> str:
@@ -58,6 +68,34 @@ class _Parser(string.Formatter):
 PARSER = _Parser()
 
 
+class _Piece(NamedTuple):
+    """Words of a template and the field after them.
+
+    Attributes:
+        literal: The words.
+        name: The field's name; empty at the end.
+        form: Its format; empty if words depend on it or are there for each of it.
+        conversion: `r` for how Python writes it.
+        each: What joins the words for each item, and these words.
+        condition: What it is compared with, the words if it is equal, and the words if not.
+    """
+
+    literal: str
+    name: str
+    form: str
+    conversion: str
+    each: tuple[str, str] | None
+    condition: tuple[str, str, str] | None
+
+
+@cache
+def _pieces(template: str) -> tuple[_Piece, ...]:
+    return tuple(
+        _Piece(literal, name or "", form or "", conversion or "", _for_each(form or ""), _condition(form or ""))
+        for literal, name, form, conversion in PARSER.parse(template)
+    )
+
+
 def filled(template: str, source: object) -> str:
     """Return a template with the attributes of an object in the place of its fields.
 
@@ -71,18 +109,19 @@ def filled(template: str, source: object) -> str:
 
 
 def _filled(template: str, source: object) -> Iterator[str]:
-    for literal, name, form, conversion in PARSER.parse(template):
-        yield literal
-        if name is None:
+    for piece in _pieces(template):
+        yield piece.literal
+        if not piece.name:
             continue
-        value, _ = PARSER.get_field(name, (), {"source": source})
-        if words := _for_each(form):
-            yield words[0].join(filled(words[1], _Each(source, item)) for item in value)
-        elif condition := _condition(form):
-            test, yes, no = condition
+        is_plain = piece.name.isidentifier()
+        value = getattr(source, piece.name) if is_plain else PARSER.get_field(piece.name, (), {"source": source})[0]
+        if piece.each:
+            yield piece.each[0].join(filled(piece.each[1], _Each(source, item)) for item in value)
+        elif piece.condition:
+            test, yes, no = piece.condition
             yield filled(yes if _holds(value, test) else no, source)
         else:
-            yield repr(value) if conversion == "r" else _printed(value, form or "")
+            yield repr(value) if piece.conversion else _printed(value, piece.form)
 
 
 class _Each:
@@ -96,10 +135,10 @@ class _Each:
         return getattr(self.source, name)
 
 
-def _for_each(form: str | None) -> tuple[str, str] | None:
+def _for_each(form: str) -> tuple[str, str] | None:
     """Return what joins the words for each item, and these words; None for any other format."""
-    joiner, _, words = (form or "").removeprefix("each ").partition("|")
-    return (f" {joiner} ", words) if form and form.startswith("each ") else None
+    joiner, _, words = form.removeprefix("each ").partition("|")
+    return (f" {joiner} ", words) if form.startswith("each ") else None
 
 
 def _printed(value: Any, form: str) -> str:
@@ -118,9 +157,9 @@ def _holds(value: Any, test: str) -> bool:
     return str(len(value) if isinstance(value, tuple) else value) == test
 
 
-def _condition(form: str | None) -> tuple[str, str, str] | None:
+def _condition(form: str) -> tuple[str, str, str] | None:
     """Return what a field is compared with, the words if it is equal, and the words if not; None for a plain format."""
-    test, mark, texts = (form or "").partition("?")
+    test, mark, texts = form.partition("?")
     if not mark:
         return None
     depth = 0
@@ -132,33 +171,48 @@ def _condition(form: str | None) -> tuple[str, str, str] | None:
 
 
 def shown(template: str) -> list[str]:
-    """Return a template as its page has it, with fields as `<axis>`: once, or twice if its words depend on a field.
+    """Return a template as its page has it, with fields as `<axis>`: once for each wording that depends on a field.
 
     Example:
         >>> shown("{trip:sync?send it on {axis}|save it}")
         ['send it on <axis>', 'save it']
     """
-    return list(dict.fromkeys("".join(_shown(template, is_first)) for is_first in (True, False)))
+    return list(dict.fromkeys(text for text, _ in _wordings(template, {})))
 
 
-def _shown(template: str, is_first: bool) -> Iterator[str]:
-    for literal, name, form, _ in PARSER.parse(template):
-        yield literal
-        if words := _for_each(form):
-            yield "".join(_shown(words[1], is_first)).replace("<each>", f"<{name}>")
-        elif condition := _condition(form):
-            test, yes, no = condition
-            # A page speaks of several ranks, and has the words that are there only sometimes.
-            is_yes = test != "1" and (is_first or not no)
-            yield from _shown(yes if is_yes else no, is_first)
-        elif name:
-            yield f"<{name.rpartition('.')[2].replace('_', ' ')}>"
+def _wordings(template: str, taken: _Taken) -> list[tuple[str, _Taken]]:
+    """Return what a template may say, each with what that takes of its fields."""
+    found = [("", taken)]
+    for piece in _pieces(template):
+        found = [
+            (text + piece.literal + words, now) for text, before in found for words, now in _on_page(piece, before)
+        ]
+    return found
+
+
+def _on_page(piece: _Piece, taken: _Taken) -> list[tuple[str, _Taken]]:
+    """Return what a field may say: words for several, those that are there only sometimes, and one of two wordings."""
+    name = piece.name
+    if piece.each:
+        return [(text.replace("<each>", f"<{name}>"), now) for text, now in _wordings(piece.each[1], taken)]
+    if piece.condition is None:
+        return [(f"<{name.rpartition('.')[2].replace('_', ' ')}>" if name else "", taken)]
+    test, yes, no = piece.condition
+    if test == "1":
+        return _wordings(no, taken)
+    if not yes or not no:
+        return _wordings("" if OF_ANOTHER_CAUSE.search(yes or no) else yes or no, taken)
+    choices = (True,) if len(yes + no) <= SHORT else (True, False)
+    choices = (taken[name, test],) if (name, test) in taken else choices
+    return [
+        wording for choice in choices for wording in _wordings(yes if choice else no, {**taken, (name, test): choice})
+    ]
 
 
 def fields_of(template: str) -> Iterator[str]:
     """Yield the name of every field of a template, those in words that depend on another field too."""
-    for _, name, form, _ in PARSER.parse(template):
-        if name and name != "each":
-            yield re.split(r"[.[]", name)[0]
-        for words in (_for_each(form) or _condition(form) or ("", ""))[1:]:
+    for piece in _pieces(template):
+        if piece.name and piece.name != "each":
+            yield re.split(r"[.[]", piece.name)[0]
+        for words in (piece.each or piece.condition or ("", ""))[1:]:
             yield from fields_of(words)

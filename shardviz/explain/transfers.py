@@ -188,7 +188,7 @@ class ChangedInTransfer(Cause):
 
 
 class FusedCutOtherwise(Cause):
-    """A fused tensor was cut for the ranks as a whole, or its parts are interleaved or in another order.
+    """A fused tensor was cut in one piece, or with its parts interleaved or reordered.
 
     A rank of a tensor-parallel layer needs a piece of each part (of q, k and v), in the order in which the model reads
     them. A plain chunk of the fused tensor, blocks of parts in turns and parts in another order have the same shape.
@@ -207,7 +207,7 @@ class FusedCutOtherwise(Cause):
 
 
 class StateByNumber(Cause):
-    """A parameter has the optimizer state of another parameter, or one that it did not have when it was saved.
+    """A parameter has the optimizer state of another one, or a state that it should not have.
 
     torch.optim numbers parameters in the order in which they were passed. After a reshard, a freeze or another grouping
     the numbers mean other parameters, and equal shapes load. A parameter without gradients has no state, so the next
@@ -226,7 +226,7 @@ class StateByNumber(Cause):
 
 
 class SwappedTensors(Cause):
-    """A tensor has the values of another tensor, or a state of a parameter those of another state.
+    """A tensor has the values of another tensor, or two states of a parameter are exchanged.
 
     Lists of tensors and lists of names were walked side by side and were not in one order. Equal shapes and dtypes
     load, as those of Adam's two moments.

@@ -12,6 +12,7 @@ class DamagedFile(Cause):
     """
 
     kinds = ("incomplete",)
+    why = "It was copied before it was complete, or cut off by a full disk"
     how = "copy the rank's files again, or write the dump again"
 
 
@@ -113,16 +114,14 @@ class UncheckedWeights(Cause):
 
     Attributes:
         odd: For each of these weights its name, what is odd about it, and what to compare.
-        step_cause: The cause of the step's finding by itself.
-        step_fix: The fix of the step's finding by itself.
+        step: The cause of the step's finding by itself.
     """
 
     odd: tuple[tuple[str, str, str], ...]
-    step_cause: str
-    step_fix: str
+    step: Cause
     kinds = ("wrong-value",)
-    why = "{step_cause}, of weights that could not all be checked: {odd_weights:3}"
-    how = "compare first {to_compare:3}; where that is right, {step_fix}"
+    why = "{step.cause}, of weights that could not all be checked: {odd_weights:3}"
+    how = "compare first {to_compare:3}; where that is right, {step.fix}"
 
     @property
     def odd_weights(self) -> tuple[str, ...]:

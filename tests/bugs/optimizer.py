@@ -205,7 +205,7 @@ CASES = (
         MOMENTS,
         (("whole.chunk(size)[rank].clone()", "whole.chunk(size)[(rank + 1) % size].clone()"),),
         ("misordered", *UPDATED),
-        ("exp_avg|state", "neighbour|offset|other ranks|another rank"),
+        ("exp_avg|state", "neighbor|offset|other ranks|another rank"),
     ),
     Bug(
         "moments of the first rank on all",

@@ -90,7 +90,7 @@ CASES = (
         SHARD,
         ((CHUNK, "whole.chunk(size)[(rank + 1) % size]"),),
         ORDER,
-        ("offset|neighbour",),
+        ("offset|neighbor",),
     ),
     Bug(
         "shards cut by the coordinate on another axis",

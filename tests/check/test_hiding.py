@@ -1,41 +1,45 @@
-"""Which finding hides which: the table names what exists, and a cause hides what follows from it only."""
+"""Which finding follows from which: a consequence is left out, and nothing else."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from shardviz.check.hiding import HIDES, unhidden
-from shardviz.check.report import About, NotChecked
-from shardviz.explain.finding import Finding, Kind
+from shardviz.check.hiding import unhidden
+from shardviz.check.report import NotChecked
+from shardviz.explain.kinds import KINDS
 from tests.findings import finding_of
 
 if TYPE_CHECKING:
-    from shardviz.explain.finding import Kind as OfFinding
-
-KINDS = set(get_args(Kind))
-ROWS = KINDS | {f"generic {kind}" for kind in KINDS} | {f"not checked: {about}" for about in get_args(About)}
+    from shardviz.explain.finding import Finding, Kind
 
 
-def found(kind: OfFinding, tensor: str = "w", *, generic: bool = False) -> Finding:
+def found(kind: Kind, tensor: str = "w", *, generic: bool = False) -> Finding:
     return finding_of(kind, "error", tensor, (0,), "wrong", generic=generic)
 
 
-def test_every_row_of_the_table_is_a_kind_that_exists() -> None:
-    named = set(HIDES).union(*HIDES.values())
-    assert named - ROWS == set()
-    assert not any(row.startswith("not checked") for row in HIDES)
+def test_a_finding_follows_from_others_of_its_tensor_only() -> None:
+    for kind, page in KINDS.items():
+        for origin in page.follows_from:
+            for cause in (found(origin), found(origin, generic=True)):
+                assert unhidden([found(kind)], [cause]) == []
+                assert unhidden([found(kind)], [replace(cause, tensor="other")]) == [found(kind)]
+        for origin in set(KINDS) - page.follows_from:
+            assert unhidden([found(kind)], [found(origin)]) == [found(kind)]
 
 
-def test_every_row_that_the_table_hides_is_hidden() -> None:
-    for kind, rows in HIDES.items():
-        cause = found(kind.removeprefix("generic "), generic=kind.startswith("generic"))  # type: ignore[arg-type]
-        for row in rows:
-            if row.startswith("not checked: "):
-                result: Finding | NotChecked = NotChecked("w", "why", row.removeprefix("not checked: "))  # type: ignore[arg-type]
-            else:
-                result = found(row.removeprefix("generic "), generic=row.startswith("generic"))  # type: ignore[arg-type]
-            assert unhidden([result], [cause]) == []
-            assert unhidden([result], [found(cause.kind, "other", generic=cause.generic)]) == [result]
+def test_only_a_finding_without_a_cause_follows_from_what_replaced_the_ids_or_from_other_results() -> None:
+    for kind, page in KINDS.items():
+        for origin in page.unexplained_from - page.follows_from:
+            assert unhidden([found(kind, generic=True)], [found(origin)]) == []
+            assert unhidden([found(kind)], [found(origin)]) == [found(kind)]
+
+
+def test_a_check_that_could_not_run_is_not_missed_if_the_order_is_known_to_be_wrong() -> None:
+    copies, order, ties = (NotChecked("w", "why", about) for about in ("values", "order", "ties"))
+    assert unhidden([copies, order, ties], [found("misordered")]) == [order, ties]
+    assert unhidden([copies, order, ties], [found("sequence-order")]) == [ties]
+    assert unhidden([copies, order, ties], [copies]) == [copies, order, ties]
 
 
 def test_what_has_a_cause_of_its_own_stays_beside_another_cause() -> None:

@@ -81,7 +81,7 @@ def test_columns_under_the_label_of_rows_are_a_wrong_placement(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("claim", "cause", "fix"),
     [
-        (COPIES, "it is split along dp or tp and labelled as whole", "label it as split over dp or tp"),
+        (COPIES, "it is split along dp or tp and labeled as whole", "label it as split over dp or tp"),
         (ROWS_OVER_TP, "each rank took its part of what was its part already", "split dim 0 over tp once"),
     ],
 )

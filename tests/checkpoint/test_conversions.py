@@ -422,7 +422,7 @@ def test_a_step_that_differs_from_those_before_and_after_it_is_the_odd_one(tmp_p
     right = {"w": weight(8, 8, seed=1), "trained": weight(8, 8, seed=101)}
     for other in (third, save(tmp_path / "copy", right)):
         verdict, why, cause = compared(second, other)["w"]
-        assert (verdict, cause) == ("other", "Only the first has it otherwise.")
+        assert (verdict, cause) == ("other", "Only the first has it otherwise")
         assert "step-100" in why
         assert why.endswith("have the same, before and after it")
 
@@ -440,7 +440,7 @@ def test_what_was_left_over_is_sure_where_a_third_step_shows_that_it_is_trained(
 def test_an_export_of_a_later_step_is_named(tmp_path):
     first = series(tmp_path, s100=1, s200=2, s300=3)[0]
     copy = save(tmp_path / "copy", {"w": weight(8, 8, seed=3), "trained": weight(8, 8, seed=100)})
-    assert compared(first, copy)["w"][2] == "It was taken from step-300, a later step."
+    assert compared(first, copy)["w"][2] == "It was taken from step-300, a later step"
 
 
 def test_a_run_that_begins_with_another_ones_weights_has_nothing_left_over(tmp_path):

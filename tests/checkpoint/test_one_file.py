@@ -14,7 +14,7 @@ from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.commands.common.dumps import read_dump
-from shardviz.explain.odd_files import NOT_TRAINED, FileOnEitherSide, WholeFileDiffers
+from shardviz.explain.files import NOT_TRAINED, FileOnEitherSide
 from shardviz.layout.region import Region
 
 ODD = "__1_0.distcp"
@@ -65,7 +65,7 @@ def test_a_file_beside_a_checkpoint_that_is_not_cut_into_such_files_is_the_odd_o
     found = compared(tmp_path / "whole.safetensors", trained(step, tmp_path / "mixed", ODD.__eq__))
     found = [one for one in found if one.verdict == "other"]
     assert found
-    end = f"nothing in its 3 other files: that file is of another save, or {NOT_TRAINED}."
+    end = f"nothing in its 3 other files: that file is of another save, or {NOT_TRAINED}"
     assert all(one.cause.endswith(end) for one in found), [(one.verdict, one.why, one.cause) for one in found]
 
 
@@ -74,9 +74,8 @@ def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):
     found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__), [older])
     assert {outcome.verdict for outcome in found} == {"stale"}
     assert all(f"the second has there what {older} has" in outcome.why for outcome in found)
-    assert all(
-        outcome.cause.endswith("that file is of older, or its rank did not train its parts since.") for outcome in found
-    )
+    end = "that file is of older, or its rank did not load or train its parts since"
+    assert all(outcome.cause.endswith(end) for outcome in found)
 
 
 def test_a_file_that_alone_stayed_as_it_was_is_named(step, tmp_path):
@@ -128,7 +127,9 @@ def test_a_safetensors_file_of_another_save_is_named(tmp_path):
     assert {outcome.name for outcome in found} == {*MATRICES["a.safetensors"]}
     but = "but 2 of its scales and biases, and nothing of its other files. "
     where = f"What differs is all of a.safetensors of the second {but}"
-    assert {outcome.cause for outcome in found} == {where + WholeFileDiffers.why}
+    assert {outcome.cause for outcome in found} == {
+        where + "That file is of another save, or its tensors alone were changed"
+    }
     assert {outcome.to_json()["cause_id"] for outcome in found} == {"whole-file-differs"}
     assert {outcome.verdict for outcome in found} == {"other"}
     of_a_step = compared(one, mixed, [other])

@@ -50,7 +50,7 @@ def strange_rank(rank: Any) -> None:
     rank["tensors"].append({"name": BAD, "body": len(rank["bodies"])})
     rank["tensors"].append({"name": BAD + "b", "body": len(rank["bodies"])})
     runs = [[100, 1, 1], [50, 0, 1]]
-    wrong = {"role": "param", "stage": "stamped", "shape": [2], "local_shape": [2], "dtype": "float32", "runs": runs}
+    wrong = {"role": "param", "phase": "stamped", "shape": [2], "local_shape": [2], "dtype": "float32", "runs": runs}
     rank["bodies"].append({**wrong, "device": BAD})
 
 

@@ -240,7 +240,7 @@ WRONG_RANK: list[tuple[Change, str]] = [
         f"gathered[1]: runs has [1, {2**62}, 2], expected ids from -1 to 4,611,686,018,427,387,904",
     ),
     (put("guess", "bodies", 0, "role"), "Invalid enum value 'guess' - at `$.bodies[...].role`"),
-    (put("now", "bodies", 0, "stage"), "Invalid enum value 'now' - at `$.bodies[...].stage`"),
+    (put("now", "bodies", 0, "phase"), "Invalid enum value 'now' - at `$.bodies[...].phase`"),
 ]
 
 
@@ -306,3 +306,12 @@ try:
 except Exception as error:
     print(type(error).__name__, str(error).splitlines()[0])
 """
+
+
+def test_a_dump_that_calls_a_phase_a_stage_is_still_read(restored: Path):
+    new = read_files(restored)
+    for path in restored.glob("rank_*.json"):
+        old = path.read_text().replace('"phase":', '"stage":')
+        assert old != path.read_text()
+        path.write_text(old)
+    assert read_files(restored) == new

@@ -15,7 +15,7 @@ from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.ranks import few_of, holders, permutation_in_words
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
-from shardviz.explain.ranks import PermutedRanks
+from shardviz.explain.splits import PermutedRanks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -73,4 +73,4 @@ def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
 
 def _blamed(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) -> Finding | NotChecked:
     assert isinstance(result, Finding)
-    return result.because(UncheckedWeights(tuple(suspects), result.cause, result.fix))
+    return result.because(UncheckedWeights(tuple(suspects), result.explanation))

@@ -15,7 +15,7 @@ from shardviz.checkpoint.comparing.agreement import can_cast
 from shardviz.checkpoint.comparing.changed.numbers import NARROW, WIDE
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
-from shardviz.explain.odd_files import NeverLoaded, ValuesOfAnotherStep
+from shardviz.explain.files import NeverLoaded, ValuesOfAnotherStep
 from shardviz.layout.region import index_of
 from shardviz.relate.casts import cast, is_narrower
 from shardviz.text import counted, named_ranks, printable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.elsewhere.one_file import is_open, odd_file
 from shardviz.checkpoint.records import Saved
-from shardviz.explain.odd_files import FileOfAnotherSave
+from shardviz.explain.files import FileOfAnotherSave
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:

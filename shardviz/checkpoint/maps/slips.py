@@ -81,7 +81,7 @@ def _in_torch(node: Op) -> str:
     if node.function not in INVERSE or len(node.shape) != 2:
         return ""
     view = "head_dim // 2, 2" if node.function == "rotary" else "2, head_dim // 2"
-    return f": w.view(-1, {view}, w.shape[1]).transpose(1, 2).reshape(w.shape)"
+    return f"w.view(-1, {view}, w.shape[1]).transpose(1, 2).reshape(w.shape)"
 
 
 def _other_numbers(node: Op) -> Iterator[tuple[int, ...]]:

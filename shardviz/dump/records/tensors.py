@@ -64,7 +64,7 @@ class Body(Record, frozen=True):
 
     Attributes:
         role: What the tensor is to the model.
-        moment: When it was captured; `stage` in the file.
+        moment: When it was captured; `phase` in the file.
         shape: The global shape as this rank sees it.
         local_shape: The shape of what this rank holds.
         dtype: The element type, without `torch.`.
@@ -79,7 +79,7 @@ class Body(Record, frozen=True):
     """
 
     role: Role
-    moment: Moment = msgspec.field(name="stage")
+    moment: Moment = msgspec.field(name="phase")
     shape: Shape
     local_shape: Shape
     dtype: str

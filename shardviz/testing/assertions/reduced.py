@@ -92,7 +92,7 @@ def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
     axes = " and ".join(differing)
     low, high, worst = max(_pairs(one, differing), key=lambda pair: pair[2])
     others = next((axis for axis in one.mesh.axes if axis not in differing), "")
-    return GradientNotReduced(differing, by_hand="" if one.claimed else others).finding(
+    return GradientNotReduced(differing, other_axis="" if one.claimed else others).finding(
         one.name,
         _ranks(one, differing),
         f"the gradient differs along {axes}: {apart_text(low, high, worst)}",

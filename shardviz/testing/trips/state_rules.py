@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
-from shardviz.explain.loads import (
+from shardviz.explain.states import (
     NameLostInLoad,
     ReplacedParameters,
     SettingLostInLoad,

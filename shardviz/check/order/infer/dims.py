@@ -8,8 +8,7 @@ import numpy as np
 
 from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.orders import blocks_of, name_order, transposed_digits
-from shardviz.explain.ranks import PermutedRanks
-from shardviz.explain.splits import Segments
+from shardviz.explain.splits import PermutedRanks, Segments
 from shardviz.layout.region import Ranges, indices, length
 
 if TYPE_CHECKING:

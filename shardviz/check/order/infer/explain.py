@@ -16,7 +16,7 @@ from shardviz.check.order.infer.labels import explain_label
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.infer.splits import explain_splits
 from shardviz.explain.order import Interleaved, OddCopies, Rotary, Scrambled
-from shardviz.explain.ranks import PermutedRanks
+from shardviz.explain.splits import PermutedRanks
 from shardviz.layout.region import MAX_LAID_OUT
 from shardviz.text import listed
 

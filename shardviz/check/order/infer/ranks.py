@@ -9,7 +9,7 @@ import numpy as np
 from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.orders import as_text
 from shardviz.explain.order import AsText
-from shardviz.explain.ranks import (
+from shardviz.explain.splits import (
     ExchangedRanks,
     GlobalRank,
     PermutedRanks,

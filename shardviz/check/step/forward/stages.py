@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.explain.stages import (
+from shardviz.explain.forward import (
     LayersDropped,
     OverlappingStages,
     StagesMisnumbered,

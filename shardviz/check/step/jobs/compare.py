@@ -21,7 +21,7 @@ from shardviz.check.step.jobs.whole_job import WholeJob
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.unread import without_trace
 from shardviz.explain.finding import Finding
-from shardviz.explain.jobs import DifferentBatch, DifferentWeights, MisplacedWeights
+from shardviz.explain.step import DifferentBatch, DifferentWeights, MisplacedWeights
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from shardviz.check.step.run import explained
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number
 from shardviz.explain.finding import Finding
-from shardviz.explain.jobs import UnexplainedJobStep
 from shardviz.explain.losses import MeanOfMeans
+from shardviz.explain.step import UnexplainedJobStep
 from shardviz.text import listed
 
 if TYPE_CHECKING:

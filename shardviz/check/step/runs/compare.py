@@ -10,7 +10,7 @@ from shardviz.check.step.runs.departure import Departure, StepDifference, depart
 from shardviz.check.step.runs.unsharded import first_parting, has_sketches, pairs_of
 from shardviz.check.step.words import number
 from shardviz.check.unread import without_trace
-from shardviz.explain.jobs import DifferentBatch, DifferentProgram, DifferentWeights, WeightsDrawnAfterSharding
+from shardviz.explain.step import DifferentBatch, DifferentProgram, DifferentWeights, WeightsDrawnAfterSharding
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:

@@ -29,10 +29,8 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         if first.way == "unsummed":
             return UnsummedModule(first.module, first.before, first.axis)
         return _in_forward(evidence, first, name)
-    if first.way == "unsummed" and is_within(first.before, first.module):
-        return UnsummedInputGradient(name, first.axis, first.before)
     if first.way == "unsummed":
-        return UnsummedInputGradient(name, first.axis)
+        return UnsummedInputGradient(name, first.axis, first.before if is_within(first.before, first.module) else "")
     if first.way == "lost":
         return CutInModule(name, f"the output of {first.before}")
     if first.way == "cut":

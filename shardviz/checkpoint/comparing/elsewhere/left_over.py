@@ -13,7 +13,7 @@ from shardviz.checkpoint.comparing.elsewhere import stale
 from shardviz.checkpoint.comparing.elsewhere.merged import with_merged
 from shardviz.checkpoint.comparing.elsewhere.one_file import SIDES, is_open, with_odd_file
 from shardviz.checkpoint.comparing.elsewhere.whole_file import with_whole_file
-from shardviz.explain.odd_files import OutlierCheckpoint, ValuesOfAnotherStep
+from shardviz.explain.files import OutlierCheckpoint, ValuesOfAnotherStep
 from shardviz.relate.values import is_alike
 from shardviz.text import listed
 

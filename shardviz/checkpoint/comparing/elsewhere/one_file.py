@@ -12,7 +12,7 @@ from shardviz.checkpoint.comparing.agreement import can_cast, equal, narrower
 from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError
-from shardviz.explain.odd_files import FileOfAnotherSave, FileOnEitherSide, OddFile
+from shardviz.explain.files import FileOfAnotherSave, FileOnEitherSide, OddFile
 from shardviz.relate.casts import cast
 from shardviz.text import printable
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.elsewhere.one_file import FEWEST, LONE, SAME, SIDES, is_open
 from shardviz.checkpoint.records import Saved
-from shardviz.explain.odd_files import WholeFileDiffers
+from shardviz.explain.files import WholeFileDiffers
 from shardviz.text import printable
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.rules.ids.counts import varies
 from shardviz.check.order.rules.ids.zeros import cause_of_zeros
-from shardviz.explain.ranks import CutByHand, SameShard
+from shardviz.explain.splits import CutByHand, SameShard
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.text import listed

@@ -18,7 +18,7 @@ from shardviz.check.step.rules.ratios.factors import batch_axes, cause_of_axes
 from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
 from shardviz.check.step.rules.ratios.scale import overs
 from shardviz.check.step.words import size_clause
-from shardviz.explain.scales import ClippedByParts, ScaledBackward
+from shardviz.explain.factors import ClippedByParts, ScaledBackward
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.tolerance import near_ratio

@@ -15,8 +15,8 @@ import numpy as np
 
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.words import claimed_text
+from shardviz.explain.factors import NormOverWrongAxes
 from shardviz.explain.losses import NormOfPart
-from shardviz.explain.scales import NormOverWrongAxes
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:

@@ -16,8 +16,17 @@ import numpy as np
 
 from shardviz.check.step.rules.ratios.factors import Over, batch_of, cause_of_axes, splits
 from shardviz.check.step.words import WHAT, claimed_text, size_clause
-from shardviz.explain.factors import DividedMean, LostContributions, SummedContributions, SummedValue, UnsummedValue
-from shardviz.explain.scales import ClippedByParts, LossScaleLeft, ScaledByOwnCount, ScaledInStep
+from shardviz.explain.factors import (
+    ClippedByParts,
+    DividedMean,
+    LossScaleLeft,
+    LostContributions,
+    ScaledByOwnCount,
+    ScaledInStep,
+    SummedContributions,
+    SummedValue,
+    UnsummedValue,
+)
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import factor_of, ratio_near
 from shardviz.relate.tolerance import EXPLAINED, SINGLE, least_factor, near_ratio

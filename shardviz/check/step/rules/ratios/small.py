@@ -15,7 +15,7 @@ import numpy as np
 
 from shardviz.check.step.words import claimed_text
 from shardviz.dump.records.step import of_replay
-from shardviz.explain.scales import SmallFactor
+from shardviz.explain.factors import SmallFactor
 from shardviz.explain.templates import number
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import EXPLAINED_BY_LINE, MANY, SURE
