@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from shardviz.relate.pair import Pair
 
     Values = NDArray[Any]
-    Left = dict[int, tuple[Values, Values]]  # what ranks hold that nothing explains yet, and what they should hold
 
 NARROW = ("float32", "float16", "bfloat16")
 """The dtypes that values may have been rounded to."""
@@ -55,6 +53,12 @@ FAR = 16
 
 FEW_PROBES = 5
 """Ranks of which one must be explained before all others are compared with an unlikely layout."""
+
+FEW_RANKS = 64
+"""Ranks whose arrays an added term is estimated from."""
+
+FEW_ELEMENTS = 1 << 10
+"""Elements of each of them that it is estimated from."""
 
 MAX_LAYOUTS = 6
 """Layouts that are refined if nothing is claimed: the first one that fits the shapes need not be the right one."""
@@ -115,7 +119,7 @@ class Search:
                 yield scaled
             yield from ((*scaled, Rounded(dtype)) for dtype in self.narrower if self.limit < error < COARSE)
 
-    def place(self, context: Context, layout: Layout, moved: Chain = (), probes: int = -1) -> Left:
+    def place(self, context: Context, layout: Layout, moved: Chain = (), probes: int = -1) -> set[int]:
         """Compare each rank with its region of the source, and note what explains it.
 
         What was done on one rank is tried on all of them.
@@ -127,9 +131,9 @@ class Search:
             probes: Give up if none of so many ranks is explained; -1: never.
 
         Returns:
-            What no relation explains.
+            The ranks that no relation explains.
         """
-        left: Left = {}
+        left: set[int] = set()
         ranks_of: dict[Chain, set[int]] = {}
         regions = dict(layout.regions())
         source_of = dict(pair for link in moved if isinstance(link, Reassigned) for pair in link.sources)
@@ -145,11 +149,11 @@ class Search:
                     ranks_of.setdefault(links, set()).add(rank)
                     break
             else:
-                left[rank] = actual, part
+                left.add(rank)
                 if len(left) == probes and not ranks_of:
-                    return {rank: sides(rank) for rank in context.actual}
+                    return set(context.actual)
         for links, ranks in ranks_of.items() if len(ranks_of) > 1 else ():
-            for rank in context.actual.keys() - ranks - left.keys():
+            for rank in context.actual.keys() - ranks - left:
                 self.note(context, layout, moved, links, rank, sides(rank))
         return left
 
@@ -172,7 +176,7 @@ class Search:
         summed = {link.axis for link in context.pending}
         layouts = [layout for layout in self.layouts(context) if not summed & {*layout.split_axes}]
         is_large = context.source.size > SMALL
-        left: list[Left] = []
+        left: list[set[int]] = []
         for layout in layouts[: None if num_links < MAX_LINKS else 1]:
             left.append(self.place(context, layout, probes=FEW_PROBES if left or (num_links and is_large) else -1))
             if not left[-1] and (is_large or (self.claimed and len(left) == 1)):
@@ -181,39 +185,58 @@ class Search:
         if left and num_links < MAX_LINKS and (best is None or not (is_large or self.num_links(best) <= num_links)):
             self.refine(context, layouts, left)
 
-    def refine(self, context: Context, layouts: list[Layout], left: list[Left]) -> None:
+    def refine(self, context: Context, layouts: list[Layout], left: list[set[int]]) -> None:
         """Look for parts of other ranks, something added, and slices in another order."""
         is_small = context.source.size <= SMALL or not context.stated
         others = range(min(len(left), MAX_LAYOUTS)) if self.claimed is None else ()
         for index in dict.fromkeys([min(range(len(left)), key=lambda index: len(left[index])), 0, *others]):
-            if self.best() or left[index].keys() <= self.filled.keys():
+            if self.best() or left[index] <= self.filled.keys():
                 break
             layout = layouts[index]
-            odd = left[index].keys() - self.filled.keys()
-            if moved := sources_of(context.actual, context.source, layout, odd, self.near):
-                self.place(context, layout, (Reassigned(moved),))
+            odd = left[index] - self.filled.keys()
+            self.reassign(context, layout, odd)
             if self.best() is None:
-                self.add(context, layout, {rank: left[index][rank] for rank in odd})
+                self.add(context, layout, odd)
             if self.best() is None and is_small and all(link.op == "sum" for link in context.pending):
                 self.permute(context, layout)
 
-    def add(self, context: Context, layout: Layout, left: Left) -> None:
-        """Place the source plus a number or a candidate, with the factor that fits all ranks together."""
+    def reassign(self, context: Context, layout: Layout, odd: Collection[int]) -> None:
+        """Look for what odd ranks hold among the parts of all ranks."""
+        if odd and (moved := sources_of(context.actual, context.source, layout, odd, self.near)):
+            self.place(context, layout, (Reassigned(moved),))
+
+    def add(self, context: Context, layout: Layout, odd: Collection[int]) -> None:
+        """Place the source plus a number or a candidate, with the factor that fits all odd ranks together, or most."""
         regions = dict(layout.regions())
-        left = {rank: sides for rank, sides in left.items() if sides[0].shape == sides[1].shape}
+        fitting = [rank for rank in sorted(odd) if context.actual[rank].shape == regions[rank].shape]
+        few = fitting[:: 1 + len(fitting) // FEW_RANKS]
         added: list[tuple[str, Values]] = [("", np.ones(()))]
         added += [(name, whole) for name, whole in self.pair.candidates.items() if whole.shape == self.shape]
-        for name, whole in added if left else ():
+        for name, whole in added if few else ():
             whole = np.broadcast_to(whole, self.shape)
-            actual, parts = zip(*left.values(), strict=True)
-            times = coefficient_of(actual, parts, [part_of(whole, regions[rank]) for rank in left])
-            for factor in factors.ratios(times) if times is not None else ():
+            parts = (
+                (context.actual[rank], part_of(context.source, regions[rank]), part_of(whole, regions[rank]))
+                for rank in few
+            )
+            sides = [tuple(side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in part) for part in parts]
+            for factor in self._coefficients(sides):
                 link = Plus(factor, name) if name else Offset(factor)
                 source = context.source + factor * whole
-                if not self.place(
-                    replace(context, links=(*context.links, link), source=source), layout, probes=FEW_PROBES
-                ):
+                summed = replace(context, links=(*context.links, link), source=source)
+                left = self.place(summed, layout, probes=FEW_PROBES) - self.filled.keys()
+                if not left:
                     return
+                if len(left) < len(odd):
+                    self.reassign(summed, layout, left)
+
+    def _coefficients(self, sides: list[tuple[Values, ...]]) -> Iterator[float]:
+        """Yield how often a term may have been added: as all ranks together have it, then as most of them have it."""
+        alone = [times for side in sides if (times := coefficient_of(*([one] for one in side))) is not None]
+        together = coefficient_of(*map(list, zip(*sides, strict=True)))
+        common = [] if together is None else [together]
+        if alone and len(sides) > 2:
+            common += [sorted(alone)[len(alone) // 2]]
+        yield from dict.fromkeys(number for times in common for number in factors.ratios(times))
 
     def permute(self, context: Context, layout: Layout) -> None:
         """Put the parts of all ranks together, and look for the slices of the source in them."""
@@ -228,10 +251,11 @@ class Search:
         if abs(middle - source_middle) > COARSE * _root(source):  # a number may have been added
             source, whole = source - source_middle, whole - middle
         held_size, size = (_root(side[known]) or 1.0 for side in (whole, source))
-        for near, scale in product((self.near, COARSE)[: 1 + bool(self.limit)], (size, held_size, -held_size)):
+        nears = (self.near, COARSE)[: 1 + bool(self.limit)]
+        for scale in (size, held_size, -held_size):
             sides = source / size, whole / scale, known, regions
             per_dim = [
-                [Permuted(dim, order) for order in orders_along(*sides, dim, near)] for dim in range(len(self.shape))
+                [Permuted(dim, order) for order in orders_along(*sides, dim, nears)] for dim in range(len(self.shape))
             ]
             both = tuple(orders[0] for orders in per_dim if orders)
             for links in (*((link,) for orders in per_dim for link in orders), both):
@@ -247,11 +271,10 @@ class Search:
             source = source.take(link.order, link.dim)
         ordered = replace(context, links=(*context.links, *links), source=source)
         left = self.place(ordered, layout)
-        odd = left.keys() - self.filled.keys()
-        if odd and (moved := sources_of(context.actual, source, layout, odd, self.near)):
-            self.place(ordered, layout, (Reassigned(moved),))
+        odd = left - self.filled.keys()
+        self.reassign(ordered, layout, odd)
         if odd and self.best() is None:
-            self.add(ordered, layout, {rank: left[rank] for rank in odd})
+            self.add(ordered, layout, odd)
         return not left
 
     def related(self) -> Related:
