@@ -7,31 +7,24 @@ one rank is tried on all of them: tiny shards survive rounding or exchange by lu
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.layout.region import indices
 from shardviz.relate import factors
 from shardviz.relate.contexts import MAX_LINKS, SMALL, contexts, cost, index_shape_of, num_links
-from shardviz.relate.orders import orders_along
 from shardviz.relate.pair import Group, Related
-from shardviz.relate.regions import layouts_of, sources_of
+from shardviz.relate.refine import FEW_PROBES, refine
+from shardviz.relate.regions import layouts_of
 from shardviz.relate.relations import (
     Chain,
     Filled,
     Located,
-    Offset,
-    Permuted,
-    Plus,
     Reassigned,
     Rounded,
     Scaled,
 )
-from shardviz.relate.sums import coefficient_of
-from shardviz.relate.tolerance import COARSE, EPSILON, EXACT
+from shardviz.relate.tolerance import COARSE, EPSILON, EXACT, SAFETY
 from shardviz.relate.values import constant_of, error_of, part_of
 
 if TYPE_CHECKING:
@@ -48,21 +41,6 @@ if TYPE_CHECKING:
 NARROW = ("float32", "float16", "bfloat16")
 """The dtypes that values may have been rounded to."""
 
-FAR = 16
-"""How many times the limit features of equal slices may be apart."""
-
-FEW_PROBES = 5
-"""Ranks of which one must be explained before all others are compared with an unlikely layout."""
-
-FEW_RANKS = 64
-"""Ranks whose arrays an added term is estimated from."""
-
-FEW_ELEMENTS = 1 << 10
-"""Elements of each of them that it is estimated from."""
-
-MAX_LAYOUTS = 6
-"""Layouts that are refined if nothing is claimed: the first one that fits the shapes need not be the right one."""
-
 
 class Search:
     """The search over one pair.
@@ -77,7 +55,7 @@ class Search:
         self.actual = {rank: held for rank, held in pair.held.items() if rank in pair.mesh}
         self.axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
         self.narrower = [dtype for dtype in NARROW if EPSILON[dtype] > self.limit]
-        self.near = max(FAR * self.limit, EXACT)
+        self.near = max(SAFETY * self.limit, EXACT)
         self.explained: dict[Chain, dict[int, float]] = {}
         self.known_layouts: dict[object, list[Layout]] = {}
         constants = {rank: constant_of(held) for rank, held in self.actual.items()}
@@ -183,99 +161,7 @@ class Search:
                 break
         best = self.best()
         if left and num_links < MAX_LINKS and (best is None or not (is_large or self.num_links(best) <= num_links)):
-            self.refine(context, layouts, left)
-
-    def refine(self, context: Context, layouts: list[Layout], left: list[set[int]]) -> None:
-        """Look for parts of other ranks, something added, and slices in another order."""
-        is_small = context.source.size <= SMALL or not context.stated
-        others = range(min(len(left), MAX_LAYOUTS)) if self.claimed is None else ()
-        for index in dict.fromkeys([min(range(len(left)), key=lambda index: len(left[index])), 0, *others]):
-            if self.best() or left[index] <= self.filled.keys():
-                break
-            layout = layouts[index]
-            odd = left[index] - self.filled.keys()
-            self.reassign(context, layout, odd)
-            if self.best() is None:
-                self.add(context, layout, odd)
-            if self.best() is None and is_small and all(link.op == "sum" for link in context.pending):
-                self.permute(context, layout)
-
-    def reassign(self, context: Context, layout: Layout, odd: Collection[int]) -> None:
-        """Look for what odd ranks hold among the parts of all ranks."""
-        if odd and (moved := sources_of(context.actual, context.source, layout, odd, self.near)):
-            self.place(context, layout, (Reassigned(moved),))
-
-    def add(self, context: Context, layout: Layout, odd: Collection[int]) -> None:
-        """Place the source plus a number or a candidate, with the factor that fits all odd ranks together, or most."""
-        regions = dict(layout.regions())
-        fitting = [rank for rank in sorted(odd) if context.actual[rank].shape == regions[rank].shape]
-        few = fitting[:: 1 + len(fitting) // FEW_RANKS]
-        added: list[tuple[str, Values]] = [("", np.ones(()))]
-        added += [(name, whole) for name, whole in self.pair.candidates.items() if whole.shape == self.shape]
-        for name, whole in added if few else ():
-            whole = np.broadcast_to(whole, self.shape)
-            parts = (
-                (context.actual[rank], part_of(context.source, regions[rank]), part_of(whole, regions[rank]))
-                for rank in few
-            )
-            sides = [tuple(side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in part) for part in parts]
-            for factor in self._coefficients(sides):
-                link = Plus(factor, name) if name else Offset(factor)
-                source = context.source + factor * whole
-                summed = replace(context, links=(*context.links, link), source=source)
-                left = self.place(summed, layout, probes=FEW_PROBES) - self.filled.keys()
-                if not left:
-                    return
-                if len(left) < len(odd):
-                    self.reassign(summed, layout, left)
-
-    def _coefficients(self, sides: list[tuple[Values, ...]]) -> Iterator[float]:
-        """Yield how often a term may have been added: as all ranks together have it, then as most of them have it."""
-        alone = [times for side in sides if (times := coefficient_of(*([one] for one in side))) is not None]
-        together = coefficient_of(*map(list, zip(*sides, strict=True)))
-        common = [] if together is None else [together]
-        if alone and len(sides) > 2:
-            common += [sorted(alone)[len(alone) // 2]]
-        yield from dict.fromkeys(number for times in common for number in factors.ratios(times))
-
-    def permute(self, context: Context, layout: Layout) -> None:
-        """Put the parts of all ranks together, and look for the slices of the source in them."""
-        whole, known, regions = np.zeros(self.shape), np.zeros(self.shape, np.bool_), dict(layout.regions())
-        tried: set[Chain] = set()
-        for rank, actual in context.actual.items():
-            if actual.shape == regions[rank].shape and actual.size and rank not in self.filled:
-                place = np.ix_(*map(indices, regions[rank].dims))
-                whole[place], known[place] = np.nan_to_num(actual), True
-        source = np.nan_to_num(context.source)
-        source_middle, middle = (float(side[known].mean()) if known.any() else 0.0 for side in (source, whole))
-        if abs(middle - source_middle) > COARSE * _root(source):  # a number may have been added
-            source, whole = source - source_middle, whole - middle
-        held_size, size = (_root(side[known]) or 1.0 for side in (whole, source))
-        nears = (self.near, COARSE)[: 1 + bool(self.limit)]
-        for scale in (size, held_size, -held_size):
-            sides = source / size, whole / scale, known, regions
-            per_dim = [
-                [Permuted(dim, order) for order in orders_along(*sides, dim, nears)] for dim in range(len(self.shape))
-            ]
-            both = tuple(orders[0] for orders in per_dim if orders)
-            for links in (*((link,) for orders in per_dim for link in orders), both):
-                if 0 < len(links) < MAX_LINKS and links not in tried:
-                    tried.add(links)
-                    if self._permuted(context, layout, links):
-                        return
-
-    def _permuted(self, context: Context, layout: Layout, links: tuple[Permuted, ...]) -> bool:
-        """Place the source with its slices in another order, and return whether that explains all ranks."""
-        source = context.source
-        for link in links:
-            source = source.take(link.order, link.dim)
-        ordered = replace(context, links=(*context.links, *links), source=source)
-        left = self.place(ordered, layout)
-        odd = left - self.filled.keys()
-        self.reassign(ordered, layout, odd)
-        if odd and self.best() is None:
-            self.add(ordered, layout, odd)
-        return not left
+            refine(self, context, layouts, left)
 
     def related(self) -> Related:
         """Split the ranks into few groups, each with its cheapest chain."""
@@ -298,10 +184,6 @@ class Search:
         same = [other for other in self.explained if other != chain and set(ranks) <= self.explained[other].keys()]
         few = [other for other in same if self.num_links(other) <= self.num_links(chain)]
         return tuple(sorted(few, key=self.cost))
-
-
-def _root(values: Values) -> float:
-    return math.sqrt(float(np.square(values).mean())) if values.size else 0.0
 
 
 def relation_of(pair: Pair) -> Related:

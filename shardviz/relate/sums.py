@@ -9,6 +9,7 @@ import numpy as np
 
 from shardviz.layout.candidates import num_splits
 from shardviz.layout.placements import Partial, Replicate
+from shardviz.relate.tolerance import FEW, SINGLE
 from shardviz.relate.values import error_of
 
 if TYPE_CHECKING:
@@ -24,16 +25,15 @@ if TYPE_CHECKING:
 
 REDUCTIONS: Mapping[str, Callable[[Values], Values]] = {
     "sum": lambda stacked: stacked.sum(0),
+    "avg": lambda stacked: stacked.mean(0),
     "max": lambda stacked: stacked.max(0),
     "min": lambda stacked: stacked.min(0),
+    "product": lambda stacked: stacked.prod(0),
 }
-"""The reductions that are tried: torch's `Partial` has these, and `avg`, which is a sum and a factor."""
+"""What a pending reduction does to the stacked terms, by the names of torch's `Partial`."""
 
-LEAST_COEFFICIENT = 1e-6
-"""Smaller coefficients of a sum are what rounding leaves of zero."""
-
-FEWEST_NUMBERS = 4
-"""Two coefficients need more numbers than this to be solved for: any four fit some."""
+LIKELY = ("sum", "max", "min")
+"""The reductions that are tried if none is claimed: an average is a sum and a factor."""
 
 
 def reduced(
@@ -47,26 +47,29 @@ def reduced(
     Args:
         held: What each rank holds.
         mesh: The mesh.
-        pending: The axes, with one reduction.
+        pending: The axes, each with its reduction, in turn.
         limit: The relative error up to which terms are equal.
 
     Returns:
         For each rank the result, and the norm of the terms: a sum that cancels is rounded as its terms are. Both are
         empty if the terms are copies.
     """
-    totals: dict[int, Values] = {}
-    sizes: dict[int, float] = {}
+    totals = {rank: np.asarray(values, np.float64) for rank, values in held.items()}
+    squares = {rank: float(np.vdot(values, values)) for rank, values in totals.items()}
     are_terms = False
-    for group in mesh.groups(*(link.axis for link in pending)):
-        terms = [np.asarray(held[rank], np.float64) for rank in group if rank in held]
-        if len(terms) == len(group) and len({term.shape for term in terms}) == 1:
-            are_terms = are_terms or any(error_of(term, terms[0]) > limit for term in terms[1:])
-            with np.errstate(invalid="ignore", over="ignore"):
-                total = REDUCTIONS[pending[0].op](np.stack(terms))
-                size = math.sqrt(sum(float(np.vdot(term, term)) for term in terms))
-            totals |= dict.fromkeys(group, total)
-            sizes |= dict.fromkeys(group, size)
-    return (totals, sizes) if are_terms else ({}, {})
+    for link in pending if all(link.op in REDUCTIONS for link in pending) else ():
+        values: dict[int, Values] = {}
+        sizes: dict[int, float] = {}
+        for group in mesh.groups(link.axis):
+            terms = [totals[rank] for rank in group if rank in totals]
+            if len(terms) == len(group) and len({term.shape for term in terms}) == 1:
+                are_terms = are_terms or any(error_of(term, terms[0]) > limit for term in terms[1:])
+                with np.errstate(invalid="ignore", over="ignore"):
+                    total = REDUCTIONS[link.op](np.stack(terms))
+                values |= dict.fromkeys(group, total)
+                sizes |= dict.fromkeys(group, sum(squares[rank] for rank in group))
+        totals, squares = values, sizes
+    return (totals, {rank: math.sqrt(square) for rank, square in squares.items()}) if are_terms else ({}, {})
 
 
 def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Sequence[Values]) -> float | None:
@@ -82,10 +85,10 @@ def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Seq
     """
     sides = (parts, terms, actual)
     columns = np.stack([np.concatenate([part.ravel() for part in side]) for side in sides]).astype(np.float64)
-    if columns.shape[1] < FEWEST_NUMBERS or not np.isfinite(columns).all():
+    if columns.shape[1] < FEW or not np.isfinite(columns).all():
         return None
     (scale, times), _, matrix_rank, _ = np.linalg.lstsq(columns[:2].T, columns[2], rcond=None)
-    if matrix_rank < 2 or min(abs(scale), abs(times)) <= LEAST_COEFFICIENT:
+    if matrix_rank < 2 or min(abs(scale), abs(times)) <= SINGLE:
         return None
     return float(times / scale)
 

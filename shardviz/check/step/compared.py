@@ -17,6 +17,7 @@ import numpy as np
 from shardviz.check.order.rules.intent import order_of
 from shardviz.check.step.words import farthest
 from shardviz.layout.region import Region
+from shardviz.relate.sums import REDUCTIONS
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, above_noise, rounding_of_sums
 from shardviz.relate.values import part_of
 
@@ -201,15 +202,6 @@ class Compared:
 
     def _equal(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
         return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
-
-
-REDUCTIONS = {
-    "sum": lambda stacked: stacked.sum(0),
-    "avg": lambda stacked: stacked.mean(0),
-    "max": lambda stacked: stacked.max(0),
-    "min": lambda stacked: stacked.min(0),
-    "product": lambda stacked: stacked.prod(0),
-}
 
 
 def compared(dump: Dump) -> Iterator[Compared]:
