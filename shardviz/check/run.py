@@ -43,7 +43,7 @@ from shardviz.check.values.identical_shards import check_identical_shards
 from shardviz.check.values.ties import check_ties
 from shardviz.check.values.writes import check_writes
 from shardviz.check.verdicts import is_of_model
-from shardviz.check.whole.completeness import check_completeness
+from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
 from shardviz.check.whole.planned import check_planned
 from shardviz.check.whole.rank_order import check_rank_order
 from shardviz.dump.dump import dump_of
@@ -95,6 +95,7 @@ def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
     if dump.files.planned is None:
         wrong = {finding.tensor for finding in findings if is_of_places(finding)}
         unchecked |= set(check_unplaced(dump, wrong | {result.tensor for result in unchecked}))
+        unchecked |= set(check_missing_ranks(dump, {result.tensor for result in unchecked}))
     return Report(
         num_ranks=dump.files.run.num_ranks,
         num_tensors=len({name for tensor in dump.tensors if is_of_model(tensor) for name in tensor.names}),

@@ -38,14 +38,11 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report) -> Verdict:
     """Return the worst that a report says of a tensor, or of some names of a fold.
 
-    Without a finding it is "not checked" where a check could not be made, where a rank of its mesh left no file, or
-    in a plan, which has no values.
+    Without a finding it is "not checked" if a check could not be made, and in a plan, which has no values.
     """
     known = list(names)
     found: list[Verdict] = [one.severity for name in known for one in report.findings_of.get(name, ())]
-    mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
-    unchecked = any(name in report.why_not_checked for name in known) or dump.files.planned is not None
-    if unchecked or any(rank in mesh for rank in dump.files.missing_ranks):
+    if dump.files.planned is not None or any(name in report.why_not_checked for name in known):
         found.append("unknown")
     return worst(found)
 

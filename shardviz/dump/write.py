@@ -237,7 +237,11 @@ def _write_dense(path: Path, dense: Mapping[str, NDArray[np.generic]]) -> None:
     contiguous = {key: np.asarray(array, order="C") for key, array in dense.items()}
     try:
         with _renamed(path) as temporary:
+            temporary.touch()
+            mode = temporary.stat().st_mode
             save_file(contiguous, temporary)
+            with suppress(OSError):  # a file system without modes
+                temporary.chmod(mode)  # safetensors makes a file that only its owner can read (0.8.0)
     except SafetensorError as error:
         raise DumpError(f"cannot write {path}: {error}", _ELSEWHERE) from error
 

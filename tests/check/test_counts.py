@@ -102,7 +102,7 @@ def test_copies_that_a_rank_without_a_file_may_hold_are_not_counted(tmp_path: Pa
     (tmp_path / "rank_00003.json").unlink()
     report = check_dump(tmp_path)
     assert kinds(report) == ["incomplete"]
-    assert "ranks without a file may hold the copies" in report.not_checked[0].why
+    assert any("ranks without a file may hold the copies" in one.why for one in report.not_checked)
 
 
 def test_a_number_without_dims_is_its_own_or_is_foreign(tmp_path: Path) -> None:

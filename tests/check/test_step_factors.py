@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shardviz.dump.records.step import of_micro_batch
+from shardviz.picture.text.report import step_text
 from tests.check.steps import COPIES, ROWS_OVER_TP, WANTED, Step, by_tp, on_all, rows_over_tp
 
 if TYPE_CHECKING:
@@ -153,6 +154,19 @@ def test_a_loss_off_by_the_logarithm_of_an_axis_counts_the_vocabulary_again(tmp_
     step = Step(tmp_path).add("output", "output", on_all(WANTED))
     found = the_one(step.add("loss", "scalar", on_all(4.0 + math.log(2)), 4.0))
     assert "too large by log(2) = 0.69315" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("losses", "text"),
+    [
+        ({0: 4.0, 1: 4.0, 2: 5.0, 3: 4.0}, "loss of rank 2 5, unsharded 4"),
+        (on_all(5.0), "loss 5, unsharded 4"),
+        (on_all(4.0), "loss 4, unsharded 4"),
+    ],
+    ids=["one rank's", "every rank's", "right"],
+)
+def test_the_line_of_a_step_has_the_loss_that_is_wrong(tmp_path: Path, losses: dict[int, float], text: str) -> None:
+    assert step_text(Step(tmp_path).add("loss", "scalar", losses, 4.0, COPIES).dump()) == text
 
 
 def test_unequal_numbers_of_tokens_are_a_cause_only_where_the_batch_is_split(tmp_path: Path) -> None:

@@ -267,6 +267,11 @@ for write in (lambda: write_run(path, RUN), lambda: write_rank(path, rank_record
     assert contents(sample) == before
 
 
+def test_dense_values_can_be_read_by_all_who_can_read_the_dump(sample: Path):
+    write_rank(sample, rank_record(0), {"initial/param/w": np.zeros(3)})
+    assert {path.stat().st_mode for path in sample.glob("rank_00000.*")} == {(sample / "run.json").stat().st_mode}
+
+
 def test_dense_values_that_cannot_be_written_leave_no_file(tmp_path: Path):
     with pytest.raises(Exception, match="object"):
         write_rank(tmp_path, rank_record(0), {"x": np.array([object()])})

@@ -12,7 +12,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
-from shardviz.picture.model.holders import Plane, mask_of, ranks_of
+from shardviz.picture.model.holders import Plane, mask_of, ranks_of, ranks_text
 from shardviz.picture.model.mesh.labels import part_labels
 from shardviz.picture.model.palette import Colouring
 from shardviz.picture.model.ruler import Ruler
@@ -172,6 +172,20 @@ def test_a_part_in_a_wrong_place_stays_one_beside_a_missing_file(tmp_path: Path)
     assert "nobody" not in page
     sides = sides_in(folder)
     assert [sides.at((row, 0)).different for row in range(0, 8, 2)] == [True, True, False, False]
+
+
+def test_a_rank_without_a_file_is_drawn_where_the_held_layout_has_it_and_nobody_is_said_to_hold_nothing(
+    tmp_path: Path,
+) -> None:
+    made = {"w": Made("[12/fsdp/tp, 4]", "[12/tp/fsdp, 4]")}
+    folder = make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=3"), made)
+    (folder / "rank_00002.json").unlink()
+    sides = sides_in(folder)
+    assert [ranks_text(sides.at((row, 0)).held) for row in range(0, 12, 2)] == ["0", "3", "1", "4", "2", "5"]
+    page = page_of(folder)
+    assert "✗ no file\n" in page
+    assert "nobody" not in page
+    assert "✗ 1-2" not in page
 
 
 def test_a_held_block_names_its_rank_without_a_file_among_those_that_hold_it(tmp_path: Path) -> None:

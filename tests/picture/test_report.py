@@ -214,6 +214,7 @@ def test_a_tensor_of_which_a_rank_left_no_file_is_not_said_to_be_in_order(tmp_pa
     dump = dump_of(read_files(files, strict=False))
     report = report_on(dump)
     assert {name: row.verdict for name, row in listed_rows(dump, report)} == {"cut": "unknown", "bias": "unknown"}
+    assert report.reasons == ["cut, bias: no readable file of rank 2"]
     whole = dump_of(read_files(make_dump(tmp_path / "e.shardviz", parse_mesh("tp=4"), tensors)))
     assert {row.verdict for _, row in listed_rows(whole, report_on(whole))} == {"good"}
 

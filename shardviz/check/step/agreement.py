@@ -18,7 +18,9 @@ class Agreement:
     """A sharded step beside the unsharded model's.
 
     Attributes:
-        loss: The loss of the sharded step over all ranks; NaN where it was not captured.
+        loss: The loss of the sharded step over all ranks, or of the first rank that has a wrong one; NaN if it was not
+            captured.
+        odd_rank: The rank that `loss` is of, if others have the right one.
         loss_wanted: The unsharded model's.
         num_right: How many gradients are the unsharded model's.
         largest_error_of_right: The largest difference of any element of them, on any rank.
@@ -28,6 +30,7 @@ class Agreement:
     """
 
     loss: float
+    odd_rank: int | None
     loss_wanted: float
     num_right: int
     largest_error_of_right: float
@@ -42,11 +45,14 @@ def agreement(dump: Dump) -> Agreement | None:
     gradients = [one for one in found if one.role == "grad"]
     if not losses and not gradients:
         return None
-    loss = float(next(iter(losses[0].reduced.values()))) if losses else math.nan
+    of_rank = {rank: float(value) for rank, value in losses[0].reduced.items()} if losses else {}
+    odd = losses[0].wrong if losses else ()
+    loss = of_rank[next(iter((*odd, *of_rank)))] if of_rank else math.nan
+    odd_rank = odd[0] if 0 < len(odd) < len(of_rank) else None
     wanted = float(losses[0].wanted) if losses else math.nan
     right, wrong = ([one for one in gradients if bool(one.wrong) == is_wrong] for is_wrong in (False, True))
     near, far = (max(map(_farthest, ones), default=0.0) for ones in (right, wrong))
-    return Agreement(loss, wanted, len(right), near, len(wrong), far)
+    return Agreement(loss, odd_rank, wanted, len(right), near, len(wrong), far)
 
 
 def _farthest(one: Compared) -> float:

@@ -1,4 +1,4 @@
-"""`incomplete`: ranks, files or tensors that are not in the dump. What is there is checked all the same.
+"""`incomplete`: ranks, files or tensors that are not in the dump. What is there is checked; the rest is not.
 
 A tensor that only some ranks have may be a pipeline's stage; a DTensor, though, has a shard on every rank of its mesh,
 and a stamped tensor is somewhere, under its own name, that of a tensor it is tied to, or as ids in another.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardviz.check.report import NotChecked
+from shardviz.check.verdicts import is_of_model
 from shardviz.explain.whole import DamagedFile, ModuleAbsentOnRanks, RankWithoutFile, TensorAbsentEverywhere
 from shardviz.text import listed
 
@@ -42,6 +44,23 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
         yield from _absent_shards(files, tensor, known)
     if not files.missing_ranks:
         yield from _absent_tensors(dump)
+
+
+def check_missing_ranks(dump: Dump, known: Collection[str]) -> Iterator[NotChecked]:
+    """Yield the model's tensors whose mesh has ranks that left no file: what those ranks hold is not known.
+
+    Args:
+        dump: The dump.
+        known: Tensors of which it is known already that they were not checked.
+    """
+    missing = dump.files.missing_ranks
+    for tensor in dump.tensors if missing else ():
+        mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
+        ranks = [rank for rank in missing if rank in mesh]
+        why = f"no readable file of rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)}"
+        for name in tensor.names if ranks and is_of_model(tensor) else ():
+            if name not in known:
+                yield NotChecked(name, why, "order")
 
 
 def _absent_shards(files: DumpFiles, tensor: Tensor, known: Collection[str]) -> Iterator[Finding]:

@@ -195,15 +195,10 @@ def _panel(
         rows=tuple(rows),
         cols=tuple(cols),
         claimed=_grid([Block(cell.claimed, cell.claimed_mixed, cell.part) for cell in cells], codes, sides.has_claimed),
-        held=_grid([_held(cell) for cell in cells], codes, sides.has_held),
+        held=_grid([Block(cell.held, cell.held_mixed, cell.part) for cell in cells], codes, sides.has_held),
         differs=tuple(tuple(cells[code].different for code in row) for row in codes.tolist()),
         wrong=tuple(tuple(cells[code].is_wrong for code in row) for row in codes.tolist()),
     )
-
-
-def _held(cell: Cell) -> Block:
-    """Return a block with the ranks that hold any of it, and those that may: they should, and left no file."""
-    return Block(cell.held | cell.claimed & ~cell.due, cell.held_mixed, cell.part)
 
 
 def _compared(spans: list[Span], most: int) -> list[Span]:

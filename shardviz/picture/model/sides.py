@@ -96,7 +96,7 @@ class Sides:
         blamed: The ranks whose part is in place, and of which a finding says that its values are wrong, and how,
             in a few words; a rank may be in several.
         strangers: The ranks that hold another tensor by this one's name.
-        missing: The ranks of whose files nothing is left.
+        missing: The ranks of whose files nothing is left: they may hold what no other rank holds.
     """
 
     holders: Holders
@@ -177,6 +177,8 @@ class Sides:
         """Describe elements that all have the same holders."""
         low = (1 << self.shift) - 1
         claimed, held, astray = mask & low, mask >> self.shift & low, mask >> 2 * self.shift
+        if self.has_held and not held:
+            held = claimed & self.missing or self.missing
         guilty = (claimed | held) & (self.guilty | self.missing) | self.strangers & ~(claimed | held)
         if not self.is_compared:
             different = bool(self.copies) and held.bit_count() != self.copies
@@ -192,7 +194,8 @@ class Sides:
 def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | None = None) -> Sides:
     """Lay both sides of a tensor over each other.
 
-    A rank whose file is missing is claimed where the others' mesh says it is, and holds nothing.
+    A rank whose file is missing is claimed where the others' mesh says it is, and drawn where the layout that the
+    others hold has it.
 
     Args:
         dump: The dump that the tensor is in.
@@ -218,6 +221,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     for case in cases:
         _add_held(regions, runs, case, shift)
         _add_astray(regions, case, shift)
+        _add_missing(regions, runs, case, shift)
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
     layout = tensor.claimed or (cases[0].held if cases else None)
     mesh, axes = (layout.mesh, layout.nested_axes) if layout is not None else (dump.files.mesh, ())
@@ -249,6 +253,7 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
         _add(regions, runs, region, wanted.flat is not None, mask_of(ranks))
     for case in laid_out.cases(tensor, name):
         _add_held(regions, runs, case, shift)
+        _add_missing(regions, runs, case, shift)
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
     sides = Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, INTENDED_AND_HELD, wanted.nested_axes)
     return _without(sides, dump)
@@ -285,6 +290,16 @@ def _add_held(regions: dict[Region, Mask], runs: dict[Ranges, Mask], case: Case,
             )
         stretches = stretches_of(ids)
         runs[stretches] = runs.get(stretches, 0) | 1 << shift + rank
+
+
+def _add_missing(regions: dict[Region, Mask], runs: dict[Ranges, Mask], case: Case, shift: int) -> None:
+    """Add ranks without a file where the layout that the others hold has them; without one, where they claim to be."""
+    layout = case.held or case.claimed
+    if layout is None:
+        return
+    for rank in case.dump.files.missing_ranks:
+        if rank in layout.mesh:
+            _add(regions, runs, layout.region(layout.mesh.coord_of(rank)), layout.flat is not None, 1 << shift + rank)
 
 
 def _add_astray(regions: dict[Region, Mask], case: Case, shift: int) -> None:

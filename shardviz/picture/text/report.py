@@ -83,7 +83,8 @@ def step_text(dump: Dump) -> str:
     far = found.largest_error_of_wrong
     off = f"off by up to {far:.2g}" if math.isfinite(far) else "wrong, with NaN or infinity"
     wrong = f"{counted(found.num_wrong, 'gradient')} {off}" if found.num_wrong else ""
-    losses = "" if math.isnan(found.loss) else f"loss {found.loss:.9g}, unsharded {found.loss_wanted:.9g}"
+    whose = "" if found.odd_rank is None else f" of rank {found.odd_rank}"
+    losses = "" if math.isnan(found.loss) else f"loss{whose} {found.loss:.9g}, unsharded {found.loss_wanted:.9g}"
     return "; ".join(filter(None, [losses, right, wrong]))
 
 
