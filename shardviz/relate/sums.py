@@ -54,22 +54,30 @@ def reduced(
         For each rank the result, and the norm of the terms: a sum that cancels is rounded as its terms are. Both are
         empty if the terms are copies.
     """
+    if any(link.op not in REDUCTIONS for link in pending):
+        return {}, {}
     totals = {rank: np.asarray(values, np.float64) for rank, values in held.items()}
     squares = {rank: float(np.vdot(values, values)) for rank, values in totals.items()}
     are_terms = False
-    for link in pending if all(link.op in REDUCTIONS for link in pending) else ():
-        values: dict[int, Values] = {}
-        sizes: dict[int, float] = {}
-        for group in mesh.groups(link.axis):
-            terms = [totals[rank] for rank in group if rank in totals]
-            if len(terms) == len(group) and len({term.shape for term in terms}) == 1:
-                are_terms = are_terms or any(error_of(term, terms[0]) > limit for term in terms[1:])
-                with np.errstate(invalid="ignore", over="ignore"):
-                    total = REDUCTIONS[link.op](np.stack(terms))
-                values |= dict.fromkeys(group, total)
-                sizes |= dict.fromkeys(group, sum(squares[rank] for rank in group))
-        totals, squares = values, sizes
+    for axis, op in ((link.axis, link.op) for link in pending):
+        groups = [[rank for rank in group if rank in totals] for group in mesh.groups(axis)]
+        are_terms = are_terms or any(
+            error_of(totals[rank], totals[ranks[0]]) > limit for ranks in groups for rank in ranks
+        )
+        totals = over(axis, op, totals, mesh)
+        squares = {rank: sum(squares[member] for member in mesh.group_of(rank, axis)) for rank in totals}
     return (totals, {rank: math.sqrt(square) for rank, square in squares.items()}) if are_terms else ({}, {})
+
+
+def over(axis: str, op: str, values: Mapping[int, Values], mesh: Mesh) -> dict[int, Values]:
+    """Reduce values over an axis. A group in which a rank is missing, or whose shapes differ, has no result."""
+    totals: dict[int, Values] = {}
+    for group in mesh.groups(axis):
+        terms = [values[rank] for rank in group if rank in values]
+        if len(terms) == len(group) and len({term.shape for term in terms}) == 1:
+            with np.errstate(invalid="ignore", over="ignore"):
+                totals |= dict.fromkeys(group, REDUCTIONS[op](np.stack(terms)))
+    return totals
 
 
 def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Sequence[Values]) -> float | None:

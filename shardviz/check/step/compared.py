@@ -17,7 +17,7 @@ import numpy as np
 from shardviz.check.order.rules.intent import order_of
 from shardviz.check.step.words import farthest
 from shardviz.layout.region import Region
-from shardviz.relate.sums import REDUCTIONS
+from shardviz.relate.sums import REDUCTIONS, over
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, above_noise, rounding_of_sums
 from shardviz.relate.values import part_of
 
@@ -168,13 +168,7 @@ class Compared:
 
     def over(self, axis: str, op: str, values: Mapping[int, NDArray[np.float64]]) -> dict[int, NDArray[np.float64]]:
         """Reduce values over an axis; a group with a rank missing has no result."""
-        reduced: dict[int, NDArray[np.float64]] = {}
-        for group in self.mesh.groups(axis):
-            if all(rank in values for rank in group):
-                with np.errstate(invalid="ignore"):
-                    whole = REDUCTIONS[op](np.stack([values[rank] for rank in group]))
-                reduced |= dict.fromkeys(group, whole)
-        return reduced
+        return over(axis, op, values, self.mesh)
 
     @cached_property
     def wrong(self) -> tuple[int, ...]:
