@@ -261,3 +261,12 @@ def _ballots(
         if picked.any() and rows.any():
             points, among = features(whole[:, picked]), features(source[:, picked])
             yield [np.where(rows, nearest(points, among, near), -1) for near in nears]
+            if picked.sum() == 1 and rows.all():
+                yield [_sorted_alike(whole[:, picked].ravel(), source[:, picked].ravel())] * len(nears)
+
+
+def _sorted_alike(values: Values, among: Values) -> Order:
+    """Match single numbers by size: rounding moves none past another, but may move it nearer to another than its own."""
+    places = np.empty(len(values), np.int64)
+    places[np.argsort(values, kind="stable")] = np.argsort(among, kind="stable")
+    return places
