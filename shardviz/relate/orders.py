@@ -266,7 +266,7 @@ def _ballots(
 
 
 def _sorted_alike(values: Values, among: Values) -> Order:
-    """Match single numbers by size: rounding moves none past another, but may move it nearer to another than its own."""
+    """Match single numbers by size. Rounding moves none past another, but nearer to another than to its own."""
     places = np.empty(len(values), np.int64)
     places[np.argsort(values, kind="stable")] = np.argsort(among, kind="stable")
     return places
