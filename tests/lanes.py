@@ -27,7 +27,7 @@ NIGHTLY_ROOMS = ("bugs", "frameworks")
 """Rooms that only the nightly lane reads: they take ten minutes, or import what the others do not require."""
 DAILY_WITH = {"test_families.py": "transformers"}
 """Files of those rooms that have a small daily case, read where their library is installed."""
-FAST_ROOMS = ("check", "commands", "dump", "layout", "picture", "stamping")
+FAST_ROOMS = ("check", "commands", "dump", "layout", "picture", "relate", "stamping")
 NOT_FAST = ("test_cli.py", "test_display.py", "test_layout_against_torch.py", "test_layout_on_ranks.py")
 """Files that import torch, or start interpreters or ranks; the rooms that are not fast do so throughout."""
 IN_A_BROWSER = "test_in_a_browser"

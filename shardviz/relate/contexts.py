@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.relate.relations import SURPRISE, Chain, From, Located, Padded, Pending, Plus, Transposed
-from shardviz.relate.sums import REDUCTIONS, reduced
+from shardviz.relate.sums import LIKELY, reduced
 from shardviz.relate.values import padded
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def contexts(pair: Pair, held: Mapping[int, Values]) -> Iterator[Context]:
     """
     axes = [axis for axis, size in zip(pair.mesh.axes, pair.mesh.shape, strict=True) if size > 1]
     claimed = tuple(Pending(*partial) for partial in pair.claimed.partial) if pair.claimed else ()
-    single = ((Pending(axis, op),) for op in REDUCTIONS for axis in axes)
+    single = ((Pending(axis, op),) for op in LIKELY for axis in axes)
     two = (tuple(map(Pending, neighbors)) for neighbors in pairwise(axes))
     pendings = dict.fromkeys([claimed, (), *single, *two])
     sources = [source for name in ("", *pair.candidates) for source in _sources(pair, name)]

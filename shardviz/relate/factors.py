@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.casts import values_of
 from shardviz.relate.tolerance import COARSE, PROPORTIONAL
-from shardviz.relate.values import blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -71,37 +69,6 @@ def factor_at_largest(values: Values, wanted: Values) -> float:
     at = int(np.abs(wanted).argmax())
     with np.errstate(all="ignore"):
         return float(np.float64(values[at]) / wanted[at])
-
-
-def is_made(
-    held: Values,
-    sources: Sequence[Values],
-    dtype: str,
-    made: Callable[..., Values],
-    rounding: float,
-    slack: float = 0.0,
-) -> bool:
-    """Whether all values of a tensor are made of those of others, but for roundings; block by block.
-
-    Args:
-        held: The bits of the tensor.
-        sources: Those of the others, of the same shape.
-        dtype: The element type of all.
-        made: Returns what is due, given the sources' values.
-        rounding: How far a value may be off, relative to the largest of the values that take part.
-        slack: How far it may be off besides that, relative to the difference of the last source and the first.
-    """
-    for there, *parts in zip(blocks(held), *map(blocks, sources), strict=True):
-        values, others = values_of(there, dtype), [values_of(part, dtype) for part in parts]
-        with np.errstate(all="ignore"):
-            due = made(*others)
-            size = np.abs(values)
-            for one in (due, *others):
-                size = np.maximum(size, np.abs(one))
-            room = rounding * size + (slack * np.abs(others[-1] - others[0]) if slack else 0.0)
-            if not (np.abs(values - due) <= room).all():
-                return False
-    return True
 
 
 def ratio_near(factor: float, most: int, near: float) -> Fraction | None:

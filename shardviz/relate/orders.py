@@ -17,7 +17,7 @@ from shardviz.layout.region import indices
 from shardviz.relate.values import BLOCK, slices_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_NUMBERS = 1 << 22
 """No more pairs of numbers than this are compared to match slices."""
+
+SPEED = 1.1
+"""By what values are multiplied before sin and cos: typical ones go around once in three standard deviations."""
 
 MAX_BALLOTS = 8
 """Groups of ranks that vote on an order."""
@@ -159,8 +162,8 @@ def features(slices: Values) -> Values:
 
     They are sums of x, x^2, and sin and cos of x at two speeds: enough to tell rows apart that are drawn at random.
     """
-    waves = (wave(slices * speed) for wave in (np.sin, np.cos) for speed in (1.1, 2.3))
-    sums = [slices, np.square(slices), *waves]
+    slow, turned = np.sin(SPEED * slices), np.cos(SPEED * slices)
+    sums = [slices, np.square(slices), slow, turned, 2 * slow * turned, np.square(turned) - np.square(slow)]
     return np.stack([values.sum(1) for values in sums], 1) / math.sqrt(max(slices.shape[1], 1))
 
 
@@ -200,7 +203,12 @@ def _neighbors_in_cells(points: Values, among: Values, near: float, generator: n
 
 
 def orders_along(
-    source: Values, whole: Values, known: NDArray[np.bool_], regions: Mapping[int, Region], dim: int, near: float
+    source: Values,
+    whole: Values,
+    known: NDArray[np.bool_],
+    regions: Mapping[int, Region],
+    dim: int,
+    nears: Sequence[float],
 ) -> list[tuple[int, ...]]:
     """Return orders of slices along a dim, the likeliest first; none if all slices stand where they should.
 
@@ -213,16 +221,19 @@ def orders_along(
         known: Which elements of it are held by any rank.
         regions: The part of each rank.
         dim: The dim.
-        near: How far features of equal slices may be off.
+        nears: How far features of equal slices may be off, the strictest first.
     """
     shape, same = source.shape, np.arange(source.shape[dim])
     wanted, held, there = slices_of(source, dim), slices_of(whole, dim), slices_of(known, dim)
     columns = _columns(shape, there, regions.values(), dim)
-    ballots = np.stack(list(_ballots(wanted, held, there, columns, near)) or [same])
-    counts = ((ballots[:, None] == ballots[None]) & (ballots >= 0)[:, None]).sum(1)
-    vote = ballots[counts.argmax(0), same]
-    filled = [np.where(places >= 0, places, np.where(vote >= 0, vote, same)) for places in (vote, *ballots)]
-    return list(dict.fromkeys(tuple(order.tolist()) for order in filled if (order != same).any()))
+    found: dict[tuple[int, ...], None] = {}
+    for each in zip(*_ballots(wanted, held, there, columns, nears), strict=True):
+        ballots = np.stack(each)
+        counts = ((ballots[:, None] == ballots[None]) & (ballots >= 0)[:, None]).sum(1)
+        vote = ballots[counts.argmax(0), same]
+        filled = (np.where(places >= 0, places, np.where(vote >= 0, vote, same)) for places in (vote, *ballots))
+        found |= dict.fromkeys(tuple(order.tolist()) for order in filled if (order != same).any())
+    return list(found)
 
 
 def _columns(
@@ -238,9 +249,24 @@ def _columns(
 
 
 def _ballots(
-    source: Values, whole: Values, known: NDArray[np.bool_], columns: Iterable[NDArray[np.bool_]], near: float
-) -> Iterator[Order]:
+    source: Values,
+    whole: Values,
+    known: NDArray[np.bool_],
+    columns: Iterable[NDArray[np.bool_]],
+    nears: Sequence[float],
+) -> Iterator[list[Order]]:
+    """Yield for each set of columns the places of all slices, once for each distance that features may be off."""
     for picked in columns:
         rows = known[:, picked].all(1)
         if picked.any() and rows.any():
-            yield np.where(rows, nearest(features(whole[:, picked]), features(source[:, picked]), near), -1)
+            points, among = features(whole[:, picked]), features(source[:, picked])
+            yield [np.where(rows, nearest(points, among, near), -1) for near in nears]
+            if picked.sum() == 1 and rows.all():
+                yield [_sorted_alike(whole[:, picked].ravel(), source[:, picked].ravel())] * len(nears)
+
+
+def _sorted_alike(values: Values, among: Values) -> Order:
+    """Match single numbers by size. Rounding moves none past another, but nearer to another than to its own."""
+    places = np.empty(len(values), np.int64)
+    places[np.argsort(values, kind="stable")] = np.argsort(among, kind="stable")
+    return places

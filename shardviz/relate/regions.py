@@ -12,6 +12,7 @@ import numpy as np
 from shardviz.layout.everywhere import lengths, parts_of, spread
 from shardviz.layout.layout import Layout
 from shardviz.relate.orders import features, nearest
+from shardviz.relate.tolerance import ALIKE
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ SEGMENTS = (2, 3)
 
 FEW_ELEMENTS = 512
 """Elements of each part that are compared to find out whose it is."""
-
-NEARLY = 0.05
-"""How far features of a part may be off whose values were changed too."""
 
 
 def layouts_of(shapes: Sequence[Shape | None], mesh: Mesh, shape: Shape, claimed: Layout | None) -> list[Layout]:
@@ -103,7 +101,7 @@ def sources_of(
             sources |= dict.fromkeys(alike, holders[regions[0]][0])
             continue
         points = _points([actual[rank] for rank in alike]), _points([part_of(source, region) for region in regions])
-        close, coarse = (nearest(*points, apart) for apart in (near, NEARLY))
+        close, coarse = (nearest(*points, apart) for apart in (near, ALIKE))
         for rank, place in zip(alike, np.where(close < 0, coarse, close).tolist(), strict=True):
             owners = holders[regions[place]] if place >= 0 else (rank,)
             sources[rank] = max(owners, key=lambda owner: sum(map(int.__eq__, coord_of(rank), coord_of(owner))))

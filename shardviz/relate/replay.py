@@ -11,6 +11,8 @@ from shardviz.relate.relations import Filled, Pending, Reassigned
 from shardviz.relate.sums import REDUCTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from shardviz.relate.pair import Pair
@@ -32,15 +34,22 @@ def replay(chain: Chain, pair: Pair, rank: int) -> tuple[NDArray[np.float64], ND
     is_flat = pair.claimed is not None and pair.claimed.flat is not None
     candidates = {name: whole.reshape(shape) if is_flat else whole for name, whole in pair.candidates.items()}
     values = np.asarray(pair.wanted.reshape(shape) if is_flat else pair.wanted, np.float64)
-    group, op, source = [rank], "sum", rank
+    source, pending = rank, list[Pending]()
     for link in chain:
         if isinstance(link, Pending):
-            op = link.op
-            group = [member for known in group for member in pair.mesh.group_of(known, link.axis)]
+            pending.append(link)
         elif isinstance(link, Reassigned):
             source = link.source_of(rank)
         elif isinstance(link, Filled):
             values = np.full(pair.held[rank].shape, link.value)
         else:
             values = link.apply(values, source, candidates)
-    return values, REDUCTIONS[op](np.stack([np.asarray(pair.held[member], np.float64) for member in group]))
+    return values, _reduced(pair, rank, pending)
+
+
+def _reduced(pair: Pair, rank: int, pending: Sequence[Pending]) -> NDArray[np.float64]:
+    """Return what a rank holds, reduced over axes in turn."""
+    if not pending:
+        return np.asarray(pair.held[rank], np.float64)
+    group = pair.mesh.group_of(rank, pending[-1].axis)
+    return REDUCTIONS[pending[-1].op](np.stack([_reduced(pair, member, pending[:-1]) for member in group]))

@@ -7,32 +7,24 @@ one rank is tried on all of them: tiny shards survive rounding or exchange by lu
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.layout.region import indices
 from shardviz.relate import factors
 from shardviz.relate.contexts import MAX_LINKS, SMALL, contexts, cost, index_shape_of, num_links
-from shardviz.relate.orders import orders_along
 from shardviz.relate.pair import Group, Related
-from shardviz.relate.regions import layouts_of, sources_of
+from shardviz.relate.refine import FEW_PROBES, refine
+from shardviz.relate.regions import layouts_of
 from shardviz.relate.relations import (
     Chain,
     Filled,
     Located,
-    Offset,
-    Permuted,
-    Plus,
     Reassigned,
     Rounded,
     Scaled,
 )
-from shardviz.relate.sums import coefficient_of
-from shardviz.relate.tolerance import COARSE, EPSILON, EXACT
+from shardviz.relate.tolerance import COARSE, EPSILON, EXACT, SAFETY
 from shardviz.relate.values import constant_of, error_of, part_of
 
 if TYPE_CHECKING:
@@ -45,19 +37,9 @@ if TYPE_CHECKING:
     from shardviz.relate.pair import Pair
 
     Values = NDArray[Any]
-    Left = dict[int, tuple[Values, Values]]  # what ranks hold that nothing explains yet, and what they should hold
 
 NARROW = ("float32", "float16", "bfloat16")
 """The dtypes that values may have been rounded to."""
-
-FAR = 16
-"""How many times the limit features of equal slices may be apart."""
-
-FEW_PROBES = 5
-"""Ranks of which one must be explained before all others are compared with an unlikely layout."""
-
-MAX_LAYOUTS = 6
-"""Layouts that are refined if nothing is claimed: the first one that fits the shapes need not be the right one."""
 
 
 class Search:
@@ -73,7 +55,7 @@ class Search:
         self.actual = {rank: held for rank, held in pair.held.items() if rank in pair.mesh}
         self.axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
         self.narrower = [dtype for dtype in NARROW if EPSILON[dtype] > self.limit]
-        self.near = max(FAR * self.limit, EXACT)
+        self.near = max(SAFETY * self.limit, EXACT)
         self.explained: dict[Chain, dict[int, float]] = {}
         self.known_layouts: dict[object, list[Layout]] = {}
         constants = {rank: constant_of(held) for rank, held in self.actual.items()}
@@ -115,7 +97,7 @@ class Search:
                 yield scaled
             yield from ((*scaled, Rounded(dtype)) for dtype in self.narrower if self.limit < error < COARSE)
 
-    def place(self, context: Context, layout: Layout, moved: Chain = (), probes: int = -1) -> Left:
+    def place(self, context: Context, layout: Layout, moved: Chain = (), probes: int = -1) -> set[int]:
         """Compare each rank with its region of the source, and note what explains it.
 
         What was done on one rank is tried on all of them.
@@ -127,9 +109,9 @@ class Search:
             probes: Give up if none of so many ranks is explained; -1: never.
 
         Returns:
-            What no relation explains.
+            The ranks that no relation explains.
         """
-        left: Left = {}
+        left: set[int] = set()
         ranks_of: dict[Chain, set[int]] = {}
         regions = dict(layout.regions())
         source_of = dict(pair for link in moved if isinstance(link, Reassigned) for pair in link.sources)
@@ -145,11 +127,11 @@ class Search:
                     ranks_of.setdefault(links, set()).add(rank)
                     break
             else:
-                left[rank] = actual, part
+                left.add(rank)
                 if len(left) == probes and not ranks_of:
-                    return {rank: sides(rank) for rank in context.actual}
+                    return set(context.actual)
         for links, ranks in ranks_of.items() if len(ranks_of) > 1 else ():
-            for rank in context.actual.keys() - ranks - left.keys():
+            for rank in context.actual.keys() - ranks - left:
                 self.note(context, layout, moved, links, rank, sides(rank))
         return left
 
@@ -172,87 +154,14 @@ class Search:
         summed = {link.axis for link in context.pending}
         layouts = [layout for layout in self.layouts(context) if not summed & {*layout.split_axes}]
         is_large = context.source.size > SMALL
-        left: list[Left] = []
+        left: list[set[int]] = []
         for layout in layouts[: None if num_links < MAX_LINKS else 1]:
             left.append(self.place(context, layout, probes=FEW_PROBES if left or (num_links and is_large) else -1))
             if not left[-1] and (is_large or (self.claimed and len(left) == 1)):
                 break
         best = self.best()
         if left and num_links < MAX_LINKS and (best is None or not (is_large or self.num_links(best) <= num_links)):
-            self.refine(context, layouts, left)
-
-    def refine(self, context: Context, layouts: list[Layout], left: list[Left]) -> None:
-        """Look for parts of other ranks, something added, and slices in another order."""
-        is_small = context.source.size <= SMALL or not context.stated
-        others = range(min(len(left), MAX_LAYOUTS)) if self.claimed is None else ()
-        for index in dict.fromkeys([min(range(len(left)), key=lambda index: len(left[index])), 0, *others]):
-            if self.best() or left[index].keys() <= self.filled.keys():
-                break
-            layout = layouts[index]
-            odd = left[index].keys() - self.filled.keys()
-            if moved := sources_of(context.actual, context.source, layout, odd, self.near):
-                self.place(context, layout, (Reassigned(moved),))
-            if self.best() is None:
-                self.add(context, layout, {rank: left[index][rank] for rank in odd})
-            if self.best() is None and is_small and all(link.op == "sum" for link in context.pending):
-                self.permute(context, layout)
-
-    def add(self, context: Context, layout: Layout, left: Left) -> None:
-        """Place the source plus a number or a candidate, with the factor that fits all ranks together."""
-        regions = dict(layout.regions())
-        left = {rank: sides for rank, sides in left.items() if sides[0].shape == sides[1].shape}
-        added: list[tuple[str, Values]] = [("", np.ones(()))]
-        added += [(name, whole) for name, whole in self.pair.candidates.items() if whole.shape == self.shape]
-        for name, whole in added if left else ():
-            whole = np.broadcast_to(whole, self.shape)
-            actual, parts = zip(*left.values(), strict=True)
-            times = coefficient_of(actual, parts, [part_of(whole, regions[rank]) for rank in left])
-            for factor in factors.ratios(times) if times is not None else ():
-                link = Plus(factor, name) if name else Offset(factor)
-                source = context.source + factor * whole
-                if not self.place(
-                    replace(context, links=(*context.links, link), source=source), layout, probes=FEW_PROBES
-                ):
-                    return
-
-    def permute(self, context: Context, layout: Layout) -> None:
-        """Put the parts of all ranks together, and look for the slices of the source in them."""
-        whole, known, regions = np.zeros(self.shape), np.zeros(self.shape, np.bool_), dict(layout.regions())
-        tried: set[Chain] = set()
-        for rank, actual in context.actual.items():
-            if actual.shape == regions[rank].shape and actual.size and rank not in self.filled:
-                place = np.ix_(*map(indices, regions[rank].dims))
-                whole[place], known[place] = np.nan_to_num(actual), True
-        source = np.nan_to_num(context.source)
-        source_middle, middle = (float(side[known].mean()) if known.any() else 0.0 for side in (source, whole))
-        if abs(middle - source_middle) > COARSE * _root(source):  # a number may have been added
-            source, whole = source - source_middle, whole - middle
-        held_size, size = (_root(side[known]) or 1.0 for side in (whole, source))
-        for near, scale in product((self.near, COARSE)[: 1 + bool(self.limit)], (size, held_size, -held_size)):
-            sides = source / size, whole / scale, known, regions
-            per_dim = [
-                [Permuted(dim, order) for order in orders_along(*sides, dim, near)] for dim in range(len(self.shape))
-            ]
-            both = tuple(orders[0] for orders in per_dim if orders)
-            for links in (*((link,) for orders in per_dim for link in orders), both):
-                if 0 < len(links) < MAX_LINKS and links not in tried:
-                    tried.add(links)
-                    if self._permuted(context, layout, links):
-                        return
-
-    def _permuted(self, context: Context, layout: Layout, links: tuple[Permuted, ...]) -> bool:
-        """Place the source with its slices in another order, and return whether that explains all ranks."""
-        source = context.source
-        for link in links:
-            source = source.take(link.order, link.dim)
-        ordered = replace(context, links=(*context.links, *links), source=source)
-        left = self.place(ordered, layout)
-        odd = left.keys() - self.filled.keys()
-        if odd and (moved := sources_of(context.actual, source, layout, odd, self.near)):
-            self.place(ordered, layout, (Reassigned(moved),))
-        if odd and self.best() is None:
-            self.add(ordered, layout, {rank: left[rank] for rank in odd})
-        return not left
+            refine(self, context, layouts, left)
 
     def related(self) -> Related:
         """Split the ranks into few groups, each with its cheapest chain."""
@@ -275,10 +184,6 @@ class Search:
         same = [other for other in self.explained if other != chain and set(ranks) <= self.explained[other].keys()]
         few = [other for other in same if self.num_links(other) <= self.num_links(chain)]
         return tuple(sorted(few, key=self.cost))
-
-
-def _root(values: Values) -> float:
-    return math.sqrt(float(np.square(values).mean())) if values.size else 0.0
 
 
 def relation_of(pair: Pair) -> Related:

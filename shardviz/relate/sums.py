@@ -9,6 +9,7 @@ import numpy as np
 
 from shardviz.layout.candidates import num_splits
 from shardviz.layout.placements import Partial, Replicate
+from shardviz.relate.tolerance import FEW, SINGLE
 from shardviz.relate.values import error_of
 
 if TYPE_CHECKING:
@@ -24,16 +25,15 @@ if TYPE_CHECKING:
 
 REDUCTIONS: Mapping[str, Callable[[Values], Values]] = {
     "sum": lambda stacked: stacked.sum(0),
+    "avg": lambda stacked: stacked.mean(0),
     "max": lambda stacked: stacked.max(0),
     "min": lambda stacked: stacked.min(0),
+    "product": lambda stacked: stacked.prod(0),
 }
-"""The reductions that are tried: torch's `Partial` has these, and `avg`, which is a sum and a factor."""
+"""What a pending reduction does to the stacked terms, by the names of torch's `Partial`."""
 
-LEAST_COEFFICIENT = 1e-6
-"""Smaller coefficients of a sum are what rounding leaves of zero."""
-
-FEWEST_NUMBERS = 4
-"""Two coefficients need more numbers than this to be solved for: any four fit some."""
+LIKELY = ("sum", "max", "min")
+"""The reductions that are tried if none is claimed: an average is a sum and a factor."""
 
 
 def reduced(
@@ -47,26 +47,37 @@ def reduced(
     Args:
         held: What each rank holds.
         mesh: The mesh.
-        pending: The axes, with one reduction.
+        pending: The axes, each with its reduction, in turn.
         limit: The relative error up to which terms are equal.
 
     Returns:
         For each rank the result, and the norm of the terms: a sum that cancels is rounded as its terms are. Both are
         empty if the terms are copies.
     """
-    totals: dict[int, Values] = {}
-    sizes: dict[int, float] = {}
+    if any(link.op not in REDUCTIONS for link in pending):
+        return {}, {}
+    totals = {rank: np.asarray(values, np.float64) for rank, values in held.items()}
+    squares = {rank: float(np.vdot(values, values)) for rank, values in totals.items()}
     are_terms = False
-    for group in mesh.groups(*(link.axis for link in pending)):
-        terms = [np.asarray(held[rank], np.float64) for rank in group if rank in held]
+    for axis, op in ((link.axis, link.op) for link in pending):
+        groups = [[rank for rank in group if rank in totals] for group in mesh.groups(axis)]
+        are_terms = are_terms or any(
+            error_of(totals[rank], totals[ranks[0]]) > limit for ranks in groups for rank in ranks
+        )
+        totals = over(axis, op, totals, mesh)
+        squares = {rank: sum(squares[member] for member in mesh.group_of(rank, axis)) for rank in totals}
+    return (totals, {rank: math.sqrt(square) for rank, square in squares.items()}) if are_terms else ({}, {})
+
+
+def over(axis: str, op: str, values: Mapping[int, Values], mesh: Mesh) -> dict[int, Values]:
+    """Reduce values over an axis. A group in which a rank is missing, or whose shapes differ, has no result."""
+    totals: dict[int, Values] = {}
+    for group in mesh.groups(axis):
+        terms = [values[rank] for rank in group if rank in values]
         if len(terms) == len(group) and len({term.shape for term in terms}) == 1:
-            are_terms = are_terms or any(error_of(term, terms[0]) > limit for term in terms[1:])
             with np.errstate(invalid="ignore", over="ignore"):
-                total = REDUCTIONS[pending[0].op](np.stack(terms))
-                size = math.sqrt(sum(float(np.vdot(term, term)) for term in terms))
-            totals |= dict.fromkeys(group, total)
-            sizes |= dict.fromkeys(group, size)
-    return (totals, sizes) if are_terms else ({}, {})
+                totals |= dict.fromkeys(group, REDUCTIONS[op](np.stack(terms)))
+    return totals
 
 
 def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Sequence[Values]) -> float | None:
@@ -82,10 +93,10 @@ def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Seq
     """
     sides = (parts, terms, actual)
     columns = np.stack([np.concatenate([part.ravel() for part in side]) for side in sides]).astype(np.float64)
-    if columns.shape[1] < FEWEST_NUMBERS or not np.isfinite(columns).all():
+    if columns.shape[1] < FEW or not np.isfinite(columns).all():
         return None
     (scale, times), _, matrix_rank, _ = np.linalg.lstsq(columns[:2].T, columns[2], rcond=None)
-    if matrix_rank < 2 or min(abs(scale), abs(times)) <= LEAST_COEFFICIENT:
+    if matrix_rank < 2 or min(abs(scale), abs(times)) <= SINGLE:
         return None
     return float(times / scale)
 

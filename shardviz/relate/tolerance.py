@@ -159,6 +159,9 @@ LOSS_IN_FLOAT64 = 1e-12
 COARSE = 0.02
 """How near values must be to have something in common at all, before it is looked at precisely."""
 
+ALIKE = 0.05
+"""How far features of two parts may differ that are one, if its values were changed too."""
+
 PROPORTIONAL = 0.99
 """The squared cosine of values that may be each other's times a number: an error of a tenth."""
 

@@ -17,12 +17,13 @@ from shardviz.relate.factors import (
     factor_at_largest,
     factor_of,
     factors_of_rows,
-    is_made,
     ratio_near,
     scale_between,
     whole_multiple,
 )
 from shardviz.relate.orders import features, matches, nearest, orders_of_slices, places_of
+from shardviz.relate.relations import Rounded, Scaled
+from shardviz.relate.stored import is_cut_off, is_made, line_between, rounding_between
 from shardviz.relate.sums import coefficient_of
 from shardviz.relate.tolerance import EPSILON, Bound, above_noise, near_ratio, rounding_of_sums
 from shardviz.relate.values import blocks, constant_of, error_of, part_of
@@ -134,6 +135,24 @@ def test_a_third_checkpoint_on_the_line_of_two_is_made_of_them_and_one_beside_it
     assert not is_made(held[1], [held[0], held[2]], "float32", lambda first, last: first + 1.9 * (last - first), room)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_a_stored_tensor_that_was_multiplied_or_shifted_says_by_what_and_another_tensor_nothing(dtype: str) -> None:
+    wide = drawn((300, 40))
+    own, halved, other = (
+        cast(values.view(np.uint64), "float64", dtype) for values in (wide, wide / 2, drawn((300, 40), 9))
+    )
+    shifted = cast((values_of(own, dtype) + 1).view(np.uint64), "float64", dtype)
+    assert line_between(own, halved, dtype) == Scaled(0.5)
+    assert line_between(own, shifted, dtype).number == pytest.approx(1, rel=0.01)
+    assert line_between(own, other, dtype) is None
+    assert line_between(own, own, dtype) is None
+
+
+def test_one_number_everywhere_shows_neither_a_factor_nor_an_offset() -> None:
+    assert line_between(bits(np.ones(40)), bits(np.full(40, 3.0)), "float32") is None
+    assert line_between(bits(drawn()), bits(np.ones((40, 6))), "float32") is None
+
+
 # Terms.
 
 
@@ -157,6 +176,23 @@ def test_values_that_went_through_bfloat16_are_told_from_values_that_were_cut_of
     assert not np.array_equal(narrowed, wide)
     assert not np.array_equal(narrowed, wide & np.uint32(0xFFFF0000))
     assert np.array_equal(through(narrowed, "float32", "bfloat16", "float32"), narrowed)
+
+
+def test_the_type_that_values_went_through_is_named_and_exact_values_name_none() -> None:
+    wide, types = bits(drawn()), ("bfloat16", "float16")
+    for narrow in types:
+        back = through(wide, "float32", narrow, "float32")
+        assert rounding_between(wide, "float32", back, "float32", types) == Rounded(narrow)
+    assert rounding_between(wide, "float32", wide, "float32", types) is None
+    double = drawn().view(np.uint64)
+    twice = through(double, "float64", "bfloat16", "float16")
+    assert rounding_between(double, "float64", twice, "float16", types) == Rounded("bfloat16")
+
+
+def test_upper_halves_are_cut_off_and_rounded_ones_are_not() -> None:
+    wide = bits(drawn())
+    assert is_cut_off(wide, (wide >> 16).astype(np.uint16), 16)
+    assert not is_cut_off(wide, cast(wide, "float32", "bfloat16"), 16)
 
 
 def test_rounding_keeps_what_a_dtype_has() -> None:

@@ -123,6 +123,23 @@ def test_equal_copies_are_never_taken_for_terms_of_a_sum() -> None:
     assert chain == (Located(layout), Scaled(0.5))
 
 
+def test_two_axes_may_be_pending_each_with_its_own_reduction() -> None:
+    mesh = parse_mesh("dp=2,tp=2")
+    layout = Layout(mesh, (8, 6), ((), ()), partial=(("dp", "sum"), ("tp", "max")))
+    held = {rank: drawn(seed=rank) for rank in mesh.ranks}
+    wanted = np.maximum(held[0] + held[2], held[1] + held[3])
+    pair = make_pair(wanted, held, layout, bound=Bound.of("float32"))
+    related = relation_of(pair)
+    assert related.chain is not None
+    assert num_links(related.chain, layout) == 0
+    assert all(np.allclose(*replay(related.chain, pair, rank)) for rank in mesh.ranks)
+
+
+def test_a_reduction_that_numpy_has_not_is_unknown() -> None:
+    layout = Layout(parse_mesh("tp=2"), (8, 6), ((), ()), partial=(("tp", "bor"),))
+    assert relation_of(make_pair(drawn(), {0: drawn(seed=1), 1: drawn(seed=2)}, layout)).chain is None
+
+
 def test_a_slice_may_stand_twice() -> None:
     wanted, layout = drawn(), rows()
     order = (0, 1, 2, 3, 0, 1, 2, 3)

@@ -17,6 +17,7 @@ import numpy as np
 from shardviz.check.order.rules.intent import order_of
 from shardviz.check.step.words import farthest
 from shardviz.layout.region import Region
+from shardviz.relate.sums import REDUCTIONS, over
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, above_noise, rounding_of_sums
 from shardviz.relate.values import part_of
 
@@ -166,13 +167,7 @@ class Compared:
 
     def over(self, axis: str, op: str, values: Mapping[int, NDArray[np.float64]]) -> dict[int, NDArray[np.float64]]:
         """Reduce values over an axis; a group with a rank missing has no result."""
-        reduced: dict[int, NDArray[np.float64]] = {}
-        for group in self.mesh.groups(axis):
-            if all(rank in values for rank in group):
-                with np.errstate(invalid="ignore"):
-                    whole = REDUCTIONS[op](np.stack([values[rank] for rank in group]))
-                reduced |= dict.fromkeys(group, whole)
-        return reduced
+        return over(axis, op, values, self.mesh)
 
     @cached_property
     def wrong(self) -> tuple[int, ...]:
@@ -200,15 +195,6 @@ class Compared:
 
     def _equal(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
         return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
-
-
-REDUCTIONS = {
-    "sum": lambda stacked: stacked.sum(0),
-    "avg": lambda stacked: stacked.mean(0),
-    "max": lambda stacked: stacked.max(0),
-    "min": lambda stacked: stacked.min(0),
-    "product": lambda stacked: stacked.prod(0),
-}
 
 
 def compared(dump: Dump) -> Iterator[Compared]:

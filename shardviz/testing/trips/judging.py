@@ -19,7 +19,7 @@ from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
 from shardviz.reference.lookup import FEW_EQUAL
-from shardviz.relate.casts import through
+from shardviz.relate.stored import rounding_between
 from shardviz.relate.values import is_alike, part_of
 from shardviz.testing.assertions.gathering import gather
 from shardviz.testing.trips.filling import part_of_entry, region_of
@@ -143,10 +143,9 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
     if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= _most(wrong):
         return "kept", ""
     own, part = dtype_name(local.values.dtype), part_of_entry(local, target.entry)
-    for dtype in NARROWER.get(own, ()):
-        rounded = through(part, target.entry.dtype, dtype, own) if part is not None else None
-        if rounded is not None and np.array_equal(rounded, got):
-            return "rounded", dtype
+    sent, narrower = target.entry.dtype, NARROWER.get(own, ())
+    if part is not None and (relation := rounding_between(part, sent, got, own, narrower)) is not None:
+        return "rounded", relation.dtype
     if not got[wrong].any():
         return "zeros", ""
     if got.size > 1 and is_alike(got) and wrong.all():

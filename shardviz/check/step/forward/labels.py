@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.explain.forward import WrongOutputLabel
+from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
-from shardviz.layout.placements import Placement, Replicate, Shard
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
-
-MAX_CANDIDATES = 1 << 8
-"""In a mesh on which an output could be split in more ways than this, no other label is looked for."""
 
 
 def check_label_of_output(one: Compared) -> Reason | None:
     """Return the reason if the values that ranks hold are the unsharded model's under other placements."""
     if one.claimed is None or one.claimed.flat or one.role != "output":
         return None
-    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(one.wanted.ndim))]
-    if len(kinds) ** one.mesh.ndim > MAX_CANDIDATES:
-        return None
-    for placements in product(kinds, repeat=one.mesh.ndim):
+    first = next(iter(one.values))
+    for placements, _ in placements_of(one.wanted.shape, one.values[first].shape, one.mesh, first):
         layout = Layout.from_placements(one.mesh, one.wanted.shape, placements)
         if all(_fits(one, layout, rank) for rank in one.values):
             return _of_label(one.claimed, layout)

@@ -10,14 +10,12 @@ import numpy as np
 from shardviz.checkpoint.comparing.changed.words import Words
 from shardviz.explain.conversion import ForgottenFactor, ForgottenOffset
 from shardviz.relate.casts import cast, values_of
-from shardviz.relate.factors import factor_at_largest, is_made
-from shardviz.relate.tolerance import EPSILON, FLOATS, SAFETY
-from shardviz.relate.values import blocks, is_alike, sampled
+from shardviz.relate.relations import Scaled
+from shardviz.relate.stored import line_between
+from shardviz.relate.values import blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Values = NDArray[np.float64]
 
 
 def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> Words | None:
@@ -32,21 +30,10 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
     Returns:
         The words; None where it is not so.
     """
-    if mine.shape != theirs.shape or dtype not in FLOATS or is_alike(mine) or is_alike(theirs):
-        return None
-    own, new = (values_of(sampled(bits), dtype) for bits in (mine, theirs))
-    if not len(own) or not np.isfinite([own, new]).all():
-        return None
-    exact = EPSILON[dtype]
-    room = SAFETY * exact * float(np.abs(own).max())
-    if np.ptp(own) <= room:
-        return None
-    factor, added = factor_at_largest(new, own), float(np.median(new - own))
-    if factor and abs(factor - 1) > SAFETY * exact and is_made(theirs, [mine], dtype, lambda own: own * factor, exact):
-        return _multiplied(factor, names)
-    if abs(added) > room and is_made(theirs, [mine], dtype, lambda own: own + added, exact):
-        return _added(added, names)
-    return None
+    relation = line_between(mine, theirs, dtype)
+    if isinstance(relation, Scaled):
+        return _multiplied(relation.factor, names)
+    return None if relation is None else _added(relation.number, names)
 
 
 def _multiplied(factor: float, names: tuple[str, str]) -> Words:

@@ -15,8 +15,8 @@ from shardviz.explain.conversion import (
     PaddedParts,
     RepeatedHeads,
 )
-from shardviz.relate.casts import through
-from shardviz.relate.values import blocks, is_alike
+from shardviz.relate.stored import is_cut_off, rounding_between
+from shardviz.relate.values import is_alike
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,27 +51,14 @@ def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Words | None:
 def _narrowed(own: _Bits, new: _Bits, name: str) -> Words | None:
     """Say how one side's values became those of the side that has a name."""
     (mine, dtype), (theirs, to) = own, new
-    for narrow in NARROW if dtype in WIDE and to in (dtype, *NARROW) else ():
-        if narrow != to and _is_through(mine, theirs, dtype, narrow, to):
-            after = "" if dtype == to else f" to {to}"
-            why = f"{name} has {dtype} values that were rounded to {narrow} on the way{after}"
-            return Words(why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to))
-    if to == "bfloat16" and dtype in CUT and _is_cut_off(mine, theirs, CUT[dtype]):
+    is_usual = dtype in WIDE and to in (dtype, *NARROW)
+    if is_usual and (relation := rounding_between(mine, dtype, theirs, to, NARROW)) is not None:
+        after, narrow = "" if dtype == to else f" to {to}", relation.dtype
+        why = f"{name} has {dtype} values that were rounded to {narrow} on the way{after}"
+        return Words(why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to))
+    if to == "bfloat16" and dtype in CUT and is_cut_off(mine, theirs, CUT[dtype]):
         return Words(f"{name} has {dtype} cut off to bfloat16, where torch rounds", CutOffDigits())
     return None
-
-
-def _is_through(own: NDArray[Any], new: NDArray[Any], dtype: str, narrow: str, to: str) -> bool:
-    for before, after in zip(blocks(own), blocks(new), strict=True):
-        back = through(before, dtype, narrow, to)
-        if back is None or not np.array_equal(back, after):
-            return False
-    return True
-
-
-def _is_cut_off(own: NDArray[Any], new: NDArray[Any], by: int) -> bool:
-    pairs = zip(blocks(own), blocks(new), strict=True)
-    return all(np.array_equal((before >> by).astype(after.dtype), after) for before, after in pairs)
 
 
 def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Words | None:

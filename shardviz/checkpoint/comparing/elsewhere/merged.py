@@ -13,7 +13,8 @@ from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
 from shardviz.relate.casts import values_of
-from shardviz.relate.factors import factor_at_largest, is_made
+from shardviz.relate.factors import factor_at_largest
+from shardviz.relate.stored import is_made
 from shardviz.relate.tolerance import EPSILON, FLOATS, LEAST_PART, MANY, SAFETY
 from shardviz.relate.values import is_alike, sampled
 from shardviz.text import printable

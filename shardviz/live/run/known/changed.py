@@ -6,18 +6,23 @@ ones are forgotten.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import stored_slice
-from shardviz.live.capture.stamp import from_bits
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
+from shardviz.relate.casts import cast
+from shardviz.relate.relations import Offset, Scaled
+from shardviz.relate.stored import line_between
 from shardviz.relate.tolerance import ROUNDINGS_OF_RULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from numpy.typing import NDArray
 
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
@@ -54,22 +59,20 @@ def _how(local: Local, entry: Entry) -> str:
     stored = getattr(torch, entry.dtype, None)
     if bits is None or stored is None or not stored.is_floating_point:
         return ""
-    own, other = local.values.detach().cpu(), from_bits(bits, stored)
-    return _by_type(own, other) or _by_number(own.double().reshape(-1), other.double().reshape(-1), own.dtype)
+    return _by_type(local.values.detach().cpu(), from_bits(bits, stored)) or _by_number(local, bits, entry.dtype)
 
 
-def _by_number(own: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> str:
+def _by_number(local: Local, bits: NDArray[Any], stored: str) -> str:
     """Return the factor, or the number, by which all elements differ."""
-    step = ROUNDINGS_OF_RULE * torch.finfo(dtype).eps
-    if not (torch.isfinite(own).all() and torch.isfinite(other).all() and other.std() > 0):
-        return ""
-    factor = float(own @ other / (other @ other))
-    if abs(factor - 1) > step < abs(factor) and ((own - factor * other).abs() <= step * own.abs()).all():
-        return f"each element is {factor:.4g} times what it has there: a scale was applied, or left out"
-    number = float((own - other).mean())
-    off = (own - other - number).abs()
-    if abs(number) > step * other.abs().max() and (off <= step * (own.abs() + other.abs() + abs(number))).all():
-        return f"each element is what it has there {'+' if number > 0 else '-'} {abs(number):.4g}"
+    dtype = dtype_name(local.values.dtype)
+    before = cast(bits, stored, dtype)
+    after = bits_of_tensor(local.values)
+    relation = line_between(before, after, dtype, ROUNDINGS_OF_RULE) if before is not None else None
+    if isinstance(relation, Scaled):
+        return f"each element is {relation.factor:.4g} times what it has there: a scale was applied, or left out"
+    if isinstance(relation, Offset):
+        sign = "+" if relation.number > 0 else "-"
+        return f"each element is what it has there {sign} {abs(relation.number):.4g}"
     return ""
 
 

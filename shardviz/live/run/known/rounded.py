@@ -14,7 +14,8 @@ import torch
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice
-from shardviz.live.capture.stamp import from_bits
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
+from shardviz.relate.stored import rounding_between
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
@@ -80,10 +81,9 @@ def _rounding(local: Local, entry: Entry) -> str:
         bits = claimed_slice(local, entry)
     except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
         return ""
-    if bits is None:
-        return ""
-    whole, own = from_bits(bits, local.values.dtype), local.values.detach().cpu()
-    return next((dtype for dtype in NARROW if torch.equal(whole.to(getattr(torch, dtype)).to(own.dtype), own)), "")
+    dtype = dtype_name(local.values.dtype)
+    relation = rounding_between(bits, dtype, bits_of_tensor(local.values), dtype, NARROW) if bits is not None else None
+    return relation.dtype if relation is not None else ""
 
 
 def all_rounded(

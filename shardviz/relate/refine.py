@@ -1,0 +1,155 @@
+"""What placements leave: parts of different ranks, something added, slices in another order.
+
+A search refines only the layouts that are most likely, and only while no chain explains all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.layout.region import indices
+from shardviz.relate import factors
+from shardviz.relate.contexts import MAX_LINKS, SMALL
+from shardviz.relate.orders import orders_along
+from shardviz.relate.regions import sources_of
+from shardviz.relate.relations import Chain, Offset, Permuted, Plus, Reassigned
+from shardviz.relate.sums import coefficient_of
+from shardviz.relate.tolerance import COARSE
+from shardviz.relate.values import part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.layout import Layout
+    from shardviz.relate.contexts import Context
+    from shardviz.relate.search import Search
+
+    Values = NDArray[Any]
+
+FEW_PROBES = 5
+"""Ranks of which one must be explained before all others are compared with an unlikely layout."""
+
+FEW_RANKS = 64
+"""Ranks whose arrays an added term is estimated from."""
+
+FEW_ELEMENTS = 1 << 10
+"""Elements of each of them that it is estimated from."""
+
+MAX_LAYOUTS = 6
+"""Layouts that are refined if nothing is claimed: the first one that fits the shapes need not be the right one."""
+
+
+def refine(search: Search, context: Context, layouts: list[Layout], left: list[set[int]]) -> None:
+    """Look for parts of other ranks, something added, and slices in another order."""
+    is_small = context.source.size <= SMALL or not context.stated
+    others = range(min(len(left), MAX_LAYOUTS)) if search.claimed is None else ()
+    for index in dict.fromkeys([min(range(len(left)), key=lambda index: len(left[index])), 0, *others]):
+        if search.best() or left[index] <= search.filled.keys():
+            break
+        layout = layouts[index]
+        odd = left[index] - search.filled.keys()
+        reassign(search, context, layout, odd)
+        if search.best() is None:
+            add(search, context, layout, odd)
+        if search.best() is None and is_small and all(link.op == "sum" for link in context.pending):
+            permute(search, context, layout)
+
+
+def reassign(search: Search, context: Context, layout: Layout, odd: Collection[int]) -> None:
+    """Look for what odd ranks hold among the parts of all ranks."""
+    if odd and (moved := sources_of(context.actual, context.source, layout, odd, search.near)):
+        search.place(context, layout, (Reassigned(moved),))
+
+
+def add(search: Search, context: Context, layout: Layout, odd: Collection[int]) -> None:
+    """Place the source plus a number or a candidate, with the factor that fits all odd ranks together, or most."""
+    regions = dict(layout.regions())
+    fitting = [rank for rank in sorted(odd) if context.actual[rank].shape == regions[rank].shape]
+    few = fitting[:: 1 + len(fitting) // FEW_RANKS]
+    added: list[tuple[str, Values]] = [("", np.ones(()))]
+    added += [(name, whole) for name, whole in search.pair.candidates.items() if whole.shape == search.shape]
+    for name, whole in added if few else ():
+        whole = np.broadcast_to(whole, search.shape)
+        parts = (
+            (context.actual[rank], part_of(context.source, regions[rank]), part_of(whole, regions[rank]))
+            for rank in few
+        )
+        sides = [tuple(side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in part) for part in parts]
+        for factor in _coefficients(sides):
+            link = Plus(factor, name) if name else Offset(factor)
+            source = context.source + factor * whole
+            summed = replace(context, links=(*context.links, link), source=source)
+            left = search.place(summed, layout, probes=FEW_PROBES) - search.filled.keys()
+            if not left:
+                return
+            if len(left) < len(odd):
+                reassign(search, summed, layout, left)
+
+
+def _coefficients(sides: list[tuple[Values, ...]]) -> Iterator[float]:
+    """Yield how often a term may have been added: as all ranks together have it, then as most of them have it."""
+    alone = [times for side in sides if (times := coefficient_of(*([one] for one in side))) is not None]
+    together = coefficient_of(*map(list, zip(*sides, strict=True)))
+    common = [] if together is None else [together]
+    if alone and len(sides) > 2:
+        common += [sorted(alone)[len(alone) // 2]]
+    yield from dict.fromkeys(number for times in common for number in factors.ratios(times))
+
+
+def permute(search: Search, context: Context, layout: Layout) -> None:
+    """Put the parts of all ranks together, and look for the slices of the source in them."""
+    whole, known, regions = np.zeros(search.shape), np.zeros(search.shape, np.bool_), dict(layout.regions())
+    for rank, actual in context.actual.items():
+        if actual.shape == regions[rank].shape and actual.size and rank not in search.filled:
+            place = np.ix_(*map(indices, regions[rank].dims))
+            whole[place], known[place] = np.nan_to_num(actual), True
+    _find_orders(search, context, layout, whole, known)
+    for candidate in search.pair.candidates.values() if not context.stated and whole.size <= SMALL else ():
+        for sign in (1, -1) if candidate.shape == search.shape else ():
+            if search.best() is None:  # it may have been added behind
+                _find_orders(search, context, layout, whole - sign * candidate, known)
+
+
+def _find_orders(search: Search, context: Context, layout: Layout, whole: Values, known: NDArray[np.bool_]) -> None:
+    regions, tried = dict(layout.regions()), set[Chain]()
+    source = np.nan_to_num(context.source)
+    source_middle, middle = (float(side[known].mean()) if known.any() else 0.0 for side in (source, whole))
+    if abs(middle - source_middle) > COARSE * _root(source):  # a number may have been added
+        source, whole = source - source_middle, whole - middle
+    held_size, size = (_root(side[known]) or 1.0 for side in (whole, source))
+    nears = (search.near, COARSE)[: 1 + bool(search.limit)]
+    for scale in (size, held_size, -held_size):
+        sides = source / size, whole / scale, known, regions
+        per_dim = [
+            [Permuted(dim, order) for order in orders_along(*sides, dim, nears)] for dim in range(len(search.shape))
+        ]
+        both = tuple(orders[0] for orders in per_dim if orders)
+        for links in (*((link,) for orders in per_dim for link in orders), both):
+            if 0 < len(links) < MAX_LINKS and links not in tried:
+                tried.add(links)
+                if _permuted(search, context, layout, links):
+                    return
+
+
+def _permuted(search: Search, context: Context, layout: Layout, links: tuple[Permuted, ...]) -> bool:
+    """Place the source with its slices in another order, and return whether that explains all ranks."""
+    source = context.source
+    for link in links:
+        source = source.take(link.order, link.dim)
+    ordered = replace(context, links=(*context.links, *links), source=source)
+    left = search.place(ordered, layout)
+    odd = left - search.filled.keys()
+    reassign(search, ordered, layout, odd)
+    if odd and search.best() is None:
+        add(search, ordered, layout, odd)
+    return not left
+
+
+def _root(values: Values) -> float:
+    return math.sqrt(float(np.square(values).mean())) if values.size else 0.0
