@@ -103,7 +103,8 @@ def _candidates(one: Compared, excess: NDArray[np.float64], vectors: NDArray[np.
     mean = excess.reshape(-1, vectors.shape[1]).mean(0)
     squares = np.sum(vectors * vectors, axis=1)
     times = np.rint(np.divide(vectors @ mean, squares, out=np.zeros_like(squares), where=squares > 0))
-    off = np.max(np.abs(mean - times[:, None] * vectors), axis=1)
+    with np.errstate(invalid="ignore"):  # a vector with infinity
+        off = np.max(np.abs(mean - times[:, None] * vectors), axis=1)
     # The rows are each as near as this, and the mean nearer still; twice as far for what rounding does to it.
     return [int(index) for index in np.flatnonzero(times) if off[index] <= 2 * one.tolerance * abs(times[index])]
 
