@@ -373,7 +373,7 @@ class ScaledInStep(Cause):
     gradients come from.
 
     Attributes:
-        of_all: Whether all gradients have the factor, or it is no gradient.
+        of_all: Whether all gradients have the factor; true for results that are not gradients.
     """
 
     of_all: bool

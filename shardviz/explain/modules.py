@@ -178,7 +178,7 @@ class RepeatedForwardSum(Cause):
 
     Attributes:
         module: The module; empty if it is not known.
-        axes: The axes whose size is the factor; empty if it is no axis's.
+        axes: The axes whose size is the factor; empty if no axis has that size.
         vector: A vector, usually a bias, that is added afterwards and is right.
     """
 
@@ -205,7 +205,7 @@ class AveragedForward(Cause):
 
     Attributes:
         module: The module; empty if it is not known.
-        axes: The axes whose size is the divisor; empty if it is no axis's.
+        axes: The axes whose size is the divisor; empty if no axis has that size.
         vector: A vector, usually a bias, that is added afterwards and is right.
     """
 

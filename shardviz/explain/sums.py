@@ -163,7 +163,7 @@ class RepeatedTerm(Cause):
 
     Attributes:
         tensor: The term: `layers.0.down.bias`, `the input of layers.0`.
-        axes: The axes whose size is the number of times; empty if it is no axis's.
+        axes: The axes whose size is the number of times; empty if no axis has that size.
         module: The module whose output has it; empty if it is not known.
     """
 

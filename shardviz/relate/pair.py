@@ -55,11 +55,6 @@ class Group:
     certain: bool = True
     alternatives: tuple[Chain, ...] = ()
 
-    @property
-    def is_ambiguous(self) -> bool:
-        """Whether several chains with equally few links explain these ranks."""
-        return bool(self.alternatives)
-
 
 @dataclass(frozen=True, slots=True)
 class Related:
