@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.relate.tolerance import COARSE, PROPORTIONAL
+from shardviz.relate.values import SAMPLES, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 MOST_RATIO = 64
 """The largest denominator of a ratio of small numbers: sizes of axes, numbers of micro-batches."""
+
+MANY_SAMPLES = 4 * SAMPLES
+"""Of more elements than this a sample is looked at first."""
 
 LARGE = 1e150
 """The square of a larger number is not finite in float64."""
@@ -135,9 +139,21 @@ def whole_multiple(excess: Values, term: Values, near: float) -> int:
     return times if times and bool(np.all(np.abs(excess - times * term) <= near * max(1, abs(times)))) else 0
 
 
+def may_be(actual: Values, wanted: Values) -> bool:
+    """Whether values may be wanted ones times a number, rounded: a few of them are looked at, if there are many."""
+    if actual.shape != wanted.shape or actual.size <= MANY_SAMPLES:
+        return True
+    few, due = sampled(actual), sampled(wanted)
+    if not (np.isfinite(few).all() and np.isfinite(due).all()):
+        return True
+    dot, size = float(np.sum(few * due)), float(np.sum(few * few)) * float(np.sum(due * due))
+    return not size or not math.isfinite(size) or dot * dot > PROPORTIONAL**2 * size
+
+
 def candidates(actual: Values, wanted: Values) -> Iterator[float]:
     """Yield factors to be tried for values, simplest first: none if the two do not look alike at any scale."""
-    dot, square, norm = (float(np.vdot(*pair)) for pair in ((actual, wanted), (wanted, wanted), (actual, actual)))
+    sides = ((actual, wanted), (wanted, wanted), (actual, actual))
+    dot, square, norm = (float((one * other).sum()) for one, other in sides)
     if not math.isfinite(norm + square):
         finite = np.isfinite(actual) & np.isfinite(wanted) & (np.abs(actual) < LARGE) & (np.abs(wanted) < LARGE)
         yield from () if finite.all() else candidates(actual[finite], wanted[finite])

@@ -47,6 +47,8 @@ MAX_LAYOUTS = 6
 
 def refine(search: Search, context: Context, layouts: list[Layout], left: list[set[int]]) -> None:
     """Look for parts of other ranks, something added, and slices in another order."""
+    if search.claimed is not None:
+        reassign(search, context, layouts[0], left[0] - search.filled.keys())
     is_small = context.source.size <= SMALL or not context.stated
     others = range(min(len(left), MAX_LAYOUTS)) if search.claimed is None else ()
     for index in dict.fromkeys([min(range(len(left)), key=lambda index: len(left[index])), 0, *others]):

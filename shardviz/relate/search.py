@@ -7,12 +7,14 @@ one rank is tried on all of them: tiny shards survive rounding or exchange by lu
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardviz.relate import factors
 from shardviz.relate.contexts import MAX_LINKS, SMALL, contexts, cost, index_shape_of, num_links
+from shardviz.relate.factors import may_be
 from shardviz.relate.pair import Group, Related
 from shardviz.relate.refine import FEW_PROBES, refine
 from shardviz.relate.regions import layouts_of
@@ -25,7 +27,7 @@ from shardviz.relate.relations import (
     Scaled,
 )
 from shardviz.relate.tolerance import COARSE, EPSILON, EXACT, SAFETY
-from shardviz.relate.values import constant_of, error_of, part_of
+from shardviz.relate.values import constant_of, error_of, farthest, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.relate.contexts import Context
     from shardviz.relate.pair import Pair
+    from shardviz.relate.tolerance import Bound
 
     Values = NDArray[Any]
 
@@ -122,7 +125,7 @@ class Search:
 
         for rank in sorted(context.actual, key=lambda rank: (rank in self.filled, rank % 7)):
             actual, part = sides(rank)
-            for links in self.numbers(actual, part, context.sizes.get(rank, 0.0)):
+            for links in self.numbers(actual, part, context.sizes.get(rank, 0.0)) if may_be(actual, part) else ():
                 if self.note(context, layout, moved, links, rank, (actual, part)):
                     ranks_of.setdefault(links, set()).add(rank)
                     break
@@ -143,7 +146,8 @@ class Search:
         actual, part = sides
         for link in links:
             part = link.apply(part, rank, {})
-        error = error_of(actual, part, context.sizes.get(rank, 0.0))
+        scale = math.prod(link.factor for link in links if isinstance(link, Scaled))
+        error = error_within(self.pair.bound, actual, part, (context.sizes.get(rank, 0.0), scale))
         if error <= self.limit and self.num_links(chain) <= MAX_LINKS:
             self.explained.setdefault(chain, {})[rank] = error
         return error <= self.limit
@@ -184,6 +188,20 @@ class Search:
         same = [other for other in self.explained if other != chain and set(ranks) <= self.explained[other].keys()]
         few = [other for other in same if self.num_links(other) <= self.num_links(chain)]
         return tuple(sorted(few, key=self.cost))
+
+
+def error_within(bound: Bound, actual: Values, wanted: Values, sizes: tuple[float, float]) -> float:
+    """Return the relative error; if the bound is that of elements, the farthest one's in units of the bound's limit.
+
+    Args:
+        bound: The bound.
+        actual: What is held.
+        wanted: What is wanted.
+        sizes: The norm of the terms of a sum, and the factor that is found, which multiplies the rounding as well.
+    """
+    if not bound.element:
+        return error_of(actual, wanted, sizes[0])
+    return bound.limit * farthest(actual, wanted) / (bound.element * max(1.0, abs(sizes[1])))
 
 
 def relation_of(pair: Pair) -> Related:

@@ -57,7 +57,7 @@ def reduced(
     if any(link.op not in REDUCTIONS for link in pending):
         return {}, {}
     totals = {rank: np.asarray(values, np.float64) for rank, values in held.items()}
-    squares = {rank: float(np.vdot(values, values)) for rank, values in totals.items()}
+    squares = {rank: float(np.square(values).sum()) for rank, values in totals.items()}
     are_terms = False
     for axis, op in ((link.axis, link.op) for link in pending):
         groups = [[rank for rank in group if rank in totals] for group in mesh.groups(axis)]

@@ -176,6 +176,7 @@ class Bound:
     Attributes:
         floor: Up to this error values match.
         limit: Above this error they differ. Between floor and limit nobody can tell.
+        element: How far a single element may be off, absolute, if that is known; 0: the relative error decides.
 
     Example:
         >>> Bound.of("bfloat16").verdict(0.01), Bound.of("bfloat16").verdict(0.02), Bound().verdict(1e-12)
@@ -184,6 +185,7 @@ class Bound:
 
     floor: float = 0.0
     limit: float = 0.0
+    element: float = 0.0
 
     @classmethod
     def of(cls, dtype: str, depth: int = 0, growth: float = GROWTH) -> Bound:
@@ -207,6 +209,17 @@ class Bound:
         """
         floor = max(noise, EPSILON[dtype])
         return cls(floor, min(max(NOISE * noise, floor), MOST_NOISE))
+
+    @classmethod
+    def of_elements(cls, element: float, size: float) -> Bound:
+        """Return the bound of values of which each element may be off by so much.
+
+        Args:
+            element: How far an element may be off, absolute.
+            size: The root mean square of what is wanted.
+        """
+        limit = min(element / size, MOST_NOISE) if size else MOST_NOISE
+        return cls(limit, limit, element)
 
     def verdict(self, error: float) -> bool | None:
         """Return whether an error is rounding; None if nobody can tell."""

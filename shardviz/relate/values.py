@@ -86,6 +86,17 @@ def slices_of(array: NDArray[Any], dim: int) -> NDArray[Any]:
     return np.moveaxis(array, dim, 0).reshape(array.shape[dim], -1)
 
 
+def farthest(actual: NDArray[Any], wanted: NDArray[Any]) -> float:
+    """Return the largest difference of two arrays' elements; infinite if shapes differ, or if NaN meets a number."""
+    if actual.shape != wanted.shape:
+        return math.inf
+    with np.errstate(invalid="ignore"):  # the difference of two infinities
+        equal = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
+        apart = np.where(equal, 0.0, np.abs(actual - wanted))
+    worst = float(np.max(apart, initial=0.0))
+    return math.inf if math.isnan(worst) else worst
+
+
 def error_of(actual: NDArray[Any], wanted: NDArray[Any], size: float = 0.0) -> float:
     """Return the larger relative error: of the whole, or of the worst slice along any dim.
 

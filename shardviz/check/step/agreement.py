@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.compared import Compared, compared
-from shardviz.check.step.words import farthest
+from shardviz.relate.values import farthest
 
 if TYPE_CHECKING:
     from shardviz.dump.dump import Dump

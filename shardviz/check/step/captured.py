@@ -12,13 +12,14 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.no_gradient import check_absent_gradients
-from shardviz.check.step.words import apart_text, farthest
+from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of
 from shardviz.explain.losses import ScalarNotReduced
 from shardviz.explain.sums import GradientNotReduced, OutputCopiesDiffer
 from shardviz.explain.templates import number
 from shardviz.layout.notation import write
 from shardviz.relate.tolerance import EPSILON, ROUNDINGS_OF_ONE, ROUNDINGS_OF_SUM
+from shardviz.relate.values import farthest
 from shardviz.text import listed
 
 if TYPE_CHECKING:

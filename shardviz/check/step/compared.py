@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
-from shardviz.check.step.words import farthest
+from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
+from shardviz.relate.pair import Pair
+from shardviz.relate.relations import Located, Pending, Reassigned
+from shardviz.relate.search import relation_of
 from shardviz.relate.sums import REDUCTIONS, over
-from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, above_noise, rounding_of_sums
-from shardviz.relate.values import part_of
+from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
+from shardviz.relate.values import farthest, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,8 +30,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
+    from shardviz.relate.pair import Related
+    from shardviz.relate.relations import Chain
+
+
+MAX_RELATED = 1 << 20
+"""Elements of all ranks together up to which a result is related to what is wanted: a step may have hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,34 @@ class Compared:
     def over(self, axis: str, op: str, values: Mapping[int, NDArray[np.float64]]) -> dict[int, NDArray[np.float64]]:
         """Reduce values over an axis; a group with a rank missing has no result."""
         return over(axis, op, values, self.mesh)
+
+    @cached_property
+    def related(self) -> Related | None:
+        """What each rank holds of the values wanted; None if it is too large or cannot be laid beside them."""
+        layout = self.claimed or Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
+        regions = dict(layout.regions())
+        num_elements = sum(values.size for values in self.values.values())
+        if (
+            self.incomparable
+            or num_elements > MAX_RELATED
+            or self.regions != {rank: regions[rank] for rank in self.values}
+        ):
+            return None
+        bound = Bound.of_elements(self.tolerance, _root(self.wanted))
+        return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
+
+    def held_by(self, rank: int) -> tuple[Region, Chain] | None:
+        """Return which part of the values wanted a rank holds, and the relations besides; None if it holds no part."""
+        groups = self.related.groups if self.related is not None else ()
+        chain = next((group.chain for group in groups if rank in group.ranks), None)
+        located = next((link for link in chain or () if isinstance(link, Located)), None)
+        if chain is None or located is None:
+            return None
+        source = next((link.source_of(rank) for link in chain if isinstance(link, Reassigned)), rank)
+        claimed = set(self.claimed.partial) if self.claimed is not None else set()
+        others = (link for link in chain if not isinstance(link, (Located, Reassigned)))
+        links = tuple(link for link in others if not (isinstance(link, Pending) and (link.axis, link.op) in claimed))
+        return located.layout.region(self.mesh.coord_of(source)), links
 
     @cached_property
     def wrong(self) -> tuple[int, ...]:

@@ -5,29 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardviz.explain.templates import number as number
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from numpy.typing import NDArray
-
     from shardviz.check.step.compared import Compared
 
 
 WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
 """Roles, as sentences call them."""
-
-
-def farthest(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Return the largest difference of two arrays' elements; infinite where only one of them has NaN or infinity."""
-    with np.errstate(invalid="ignore"):  # the difference of two infinities
-        apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other))
-    worst = float(np.max(apart, initial=0.0))
-    return math.inf if math.isnan(worst) else worst
 
 
 def apart_text(low: int, high: int, worst: float) -> str:

@@ -8,46 +8,80 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardviz.check.step.forward.slices import spans
 from shardviz.check.step.words import WHAT, claimed_text
-from shardviz.explain.forward import JoinedOutOfOrder, RepeatedParts
-from shardviz.relate.orders import MAX_NUMBERS, matches
-from shardviz.relate.values import slices_of
+from shardviz.explain.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
+from shardviz.layout.region import Region, indices
+from shardviz.relate.relations import Permuted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-    from shardviz.check.step.compared import Compared, Elements
+    from shardviz.check.step.compared import Compared
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
-    from shardviz.layout.region import Region
 
-Slices = dict[int, "NDArray[np.float64]"]
-"""What belongs at indices along a dim of the whole, flattened."""
+    Slices = Mapping[int, int]
+    """The index of the slice that stands at each index along a dim."""
 
 
 def check_order(one: Compared) -> Finding | None:
-    """Return the finding if every wrong rank has right slices of one dim, each once, at wrong indices."""
+    """Return the finding if every wrong rank has right slices of one dim at wrong indices, or another rank's part."""
     for dim in range(one.wanted.ndim):
-        if one.wanted.size * one.wanted.shape[dim] > MAX_NUMBERS:
-            continue
-        parts = {one.regions[rank]: _slices_of(one, rank, dim) for rank in one.reduced}
-        moved = {rank: _moved(one, rank, dim, parts) for rank in one.wrong}
-        if all(any(at != index for at, index in own.items()) for own in moved.values()):
-            return _repeated(one, dim, parts, moved) or _finding(one, dim, moved[one.wrong[0]])
+        moved = {rank: _moved(one, rank, dim) for rank in one.wrong}
+        if all(any(at != index for at, index in slices.items()) for slices in moved.values()):
+            return _repeated(one, dim, moved) or _of_another_rank(one) or _finding(one, dim, moved[one.wrong[0]])
+    return _of_another_rank(one)
+
+
+def _of_another_rank(one: Compared) -> Finding | None:
+    """Return the finding if wrong ranks have parts that are due on others along one axis."""
+    for axis in one.mesh.axes:
+        sources = {rank: _holder(one, axis, rank) for rank in one.wrong}
+        others = {rank: other for rank, other in sources.items() if other is not None}
+        if others and len(others) == len(sources):
+            rank, other = next(iter(others.items()))
+            return PartOfAnotherRank(axis, is_first=len(set(others.values())) == 1).finding(
+                one.name,
+                one.wrong,
+                f"the {WHAT[one.role]} of rank {rank} is the part that rank {other} along {axis} has in the unsharded "
+                "model",
+                claimed=claimed_text(one),
+            )
     return None
 
 
-def _repeated(
-    one: Compared, dim: int, parts: Mapping[Region | Elements, Slices], moved: Mapping[int, dict[int, int]]
-) -> Finding | None:
+def _holder(one: Compared, axis: str, rank: int) -> int | None:
+    """Return the rank along an axis that should hold the part that a rank holds."""
+    region, links = one.held_by(rank) or (None, ())
+    others = (other for other in one.mesh.group_of(rank, axis) if other != rank and one.regions.get(other) == region)
+    return next(others, None) if region is not None and not links else None
+
+
+def _moved(one: Compared, rank: int, dim: int) -> Slices:
+    """Return which slice stands at each index of a rank's part; empty if they are not just in another order."""
+    region, held = one.regions[rank], one.held_by(rank)
+    if held is None or not isinstance(region, Region) or _differ_elsewhere(region, held[0], dim):
+        return {}
+    order = [link.order for link in held[1] if isinstance(link, Permuted) and link.dim == dim]
+    if len(order) < len(held[1]) or len(order) > 1:
+        return {}
+    places, source = indices(region.dims[dim]).tolist(), indices(held[0].dims[dim]).tolist()
+    slices = [order[0][at] for at in source] if order else source
+    is_once = len(set(slices)) == len(slices)
+    return dict(zip(places, slices, strict=True)) if len(slices) > 1 < region.size // len(slices) and is_once else {}
+
+
+def _differ_elsewhere(region: Region, other: Region, dim: int) -> bool:
+    sides = zip(region.dims, other.dims, strict=True)
+    return region.shape != other.shape or any(own != its for at, (own, its) in enumerate(sides) if at != dim)
+
+
+def _repeated(one: Compared, dim: int, moved: Mapping[int, Slices]) -> Finding | None:
     """Return the finding if slices of the whole are on no rank, and others on two that have different parts."""
-    places = {rank: moved.get(rank) or {at: at for at in parts[region]} for rank, region in one.regions.items()}
-    lost = {at for slices in parts.values() for at in slices} - {at for own in places.values() for at in own.values()}
+    due = {rank: {at: at for at in indices(region.dims[dim]).tolist()} for rank, region in _regions(one).items()}
+    places = due | moved
+    lost = {at for slices in due.values() for at in slices} - {at for own in places.values() for at in own.values()}
     wrong = one.wrong[0]
     other = next((rank for rank in places if rank != wrong and _share_slices(one, places, rank, wrong)), None)
     if not lost or other is None:
@@ -63,41 +97,21 @@ def _repeated(
     )
 
 
+def _regions(one: Compared) -> Mapping[int, Region]:
+    return {rank: region for rank, region in one.regions.items() if isinstance(region, Region)}
+
+
 def _apart_on(mesh: Mesh, axis: str, rank: int, other: int) -> bool:
     index = mesh.axis_index(axis)
     return mesh.coord_of(rank)[index] != mesh.coord_of(other)[index]
 
 
-def _share_slices(one: Compared, places: Mapping[int, dict[int, int]], rank: int, other: int) -> bool:
+def _share_slices(one: Compared, places: Mapping[int, Slices], rank: int, other: int) -> bool:
     apart = one.regions[rank] != one.regions[other]
     return apart and bool(set(places[rank].values()) & set(places[other].values()))
 
 
-def _slices_of(one: Compared, rank: int, dim: int) -> Slices:
-    """Return the slices that belong on a rank; none of a part that is not a product of ranges."""
-    shape = one.wanted.shape
-    ids = one.regions[rank].flat_ids(shape)
-    if ids.ndim != len(shape) or not ids.size:
-        return {}
-    indices = np.unravel_index(slices_of(ids, dim)[:, 0], shape)[dim]
-    return dict(zip(map(int, indices), slices_of(one.wanted_of(rank), dim), strict=True))
-
-
-def _moved(one: Compared, rank: int, dim: int, parts: Mapping[Region | Elements, Slices]) -> dict[int, int]:
-    """Return, by index along a dim, the index of the slice that stands there; empty where they are not such slices."""
-    own = parts[one.regions[rank]]
-    got = slices_of(one.reduced[rank], dim) if own else np.empty((0, 0))
-    if len(got) < 2 or got.shape[1] < 2:  # any number may stand somewhere else by chance
-        return {}
-    belong = {at: part for slices in parts.values() for at, part in slices.items() if part.size == got.shape[1]} | own
-    near = matches(got, np.stack(list(belong.values())), one.tolerance)
-    if near is None or np.any(near.sum(axis=1) != 1) or np.any(near.sum(axis=0) > 1):
-        return {}
-    indices = list(belong)
-    return {at: indices[int(column)] for at, column in zip(own, near.argmax(axis=1), strict=True)}
-
-
-def _finding(one: Compared, dim: int, moved: dict[int, int]) -> Finding:
+def _finding(one: Compared, dim: int, moved: Slices) -> Finding:
     first, there = next((at, index) for at, index in moved.items() if at != index)
     return JoinedOutOfOrder().finding(
         one.name,

@@ -16,7 +16,7 @@ from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.terms import added_too_often, mixed_shards
 from shardviz.check.step.trace.added import check_added
 from shardviz.check.step.trace.scale import check_times
-from shardviz.check.step.trace.slices import check_other_part, check_own_statistics
+from shardviz.check.step.trace.slices import check_own_statistics
 from shardviz.check.step.trace.weights import check_order_of_weights
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
@@ -48,7 +48,6 @@ def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | N
             or check_times(evidence, one, found)
             or added_too_often(evidence.dump, one)
             or check_order(one)
-            or check_other_part(one)
             or mixed_shards(one)
             or _beside_a_vector(evidence, one)
             or check_own_statistics(one)

@@ -1,4 +1,4 @@
-"""Activations that are another rank's part, or that are normalized by the statistics of a rank's own part."""
+"""Activations that are normalized by the statistics of a rank's own part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.words import WHAT, claimed_text
-from shardviz.explain.forward import PartOfAnotherRank
 from shardviz.explain.modules import StatisticsOfPart
 from shardviz.relate.factors import factors_of_rows
 from shardviz.relate.tolerance import EXPLAINED_BY_LINE, LEAST_STATISTIC
@@ -22,41 +21,6 @@ if TYPE_CHECKING:
 
 FEWEST = 6
 """Numbers that share a factor and an offset: any three are near to a line through two."""
-
-
-def check_other_part(one: Compared) -> Finding | None:
-    """Return the finding if wrong ranks have parts that are due on others along one axis."""
-    for axis in one.mesh.axes:
-        given = {rank: _holder(one, axis, rank) for rank in one.wrong}
-        if given and all(other is not None for other in given.values()):
-            return _of_other(one, axis, {rank: other for rank, other in given.items() if other is not None})
-    return None
-
-
-def _holder(one: Compared, axis: str, rank: int) -> int | None:
-    """Return the rank along an axis whose part of the unsharded model's values a rank has."""
-    return next(
-        (
-            other
-            for other in one.mesh.group_of(rank, axis)
-            if other != rank
-            and other in one.regions
-            and one.regions[other].shape == one.reduced[rank].shape
-            and one.near(one.reduced[rank], one.wanted_of(other))
-        ),
-        None,
-    )
-
-
-def _of_other(one: Compared, axis: str, given: dict[int, int]) -> Finding:
-    rank, other = next(iter(given.items()))
-    is_first = len(set(given.values())) == 1
-    return PartOfAnotherRank(axis, is_first).finding(
-        one.name,
-        one.wrong,
-        f"the {WHAT[one.role]} of rank {rank} is the part that rank {other} along {axis} has in the unsharded model",
-        claimed=claimed_text(one),
-    )
 
 
 def check_own_statistics(one: Compared) -> Finding | None:
