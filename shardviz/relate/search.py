@@ -224,10 +224,11 @@ def relation_of(pair: Pair) -> Related:
         (Scaled(factor=0.5),)
     """
     search = Search(pair)
-    for context in contexts(pair, search.actual):
-        best, links = search.best(), search.num_links(context.stated)
-        is_enough = pair.wanted.size > SMALL or not links
-        if best is not None and search.num_links(best) <= links - (0 if is_enough else 1):
-            break
-        search.explore(context)
-    return search.related()
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity, and squares of numbers near the largest
+        for context in contexts(pair, search.actual):
+            best, links = search.best(), search.num_links(context.stated)
+            is_enough = pair.wanted.size > SMALL or not links
+            if best is not None and search.num_links(best) <= links - (0 if is_enough else 1):
+                break
+            search.explore(context)
+        return search.related()

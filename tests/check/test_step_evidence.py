@@ -139,8 +139,8 @@ def test_an_output_whose_rows_are_in_another_order_says_what_stands_where(tmp_pa
 def test_shards_of_an_output_that_ranks_have_of_each_other_are_misordered(tmp_path: Path) -> None:
     first, second = np.split(WANTED, 2)
     (found,), _ = Step(tmp_path).add("output", "output", by_tp(second, first), claim=ROWS_OVER_TP).check()
-    assert found.kind == "misordered"
-    assert "position 0 holds the slice that belongs at 2" in found.summary
+    assert (found.kind, found.cause_id) == ("misordered", "part-of-another-rank")
+    assert "the output of rank 0 is the part that rank 1 along tp has" in found.summary
 
 
 def test_columns_in_another_order_name_their_dim(tmp_path: Path) -> None:

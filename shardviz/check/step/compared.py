@@ -193,17 +193,31 @@ class Compared:
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 
     def held_by(self, rank: int) -> tuple[Region, Chain] | None:
-        """Return which part of the values wanted a rank holds, and the relations besides; None if it holds no part."""
-        groups = self.related.groups if self.related is not None else ()
-        chain = next((group.chain for group in groups if rank in group.ranks), None)
+        """Return which part of the values wanted a rank holds, and what is changed; None if it holds no part.
+
+        A sum that is pending is a change if it is not claimed, and so is one that is claimed and not pending.
+        """
+        chain = self._chain(rank)
         located = next((link for link in chain or () if isinstance(link, Located)), None)
         if chain is None or located is None:
             return None
         source = next((link.source_of(rank) for link in chain if isinstance(link, Reassigned)), rank)
-        claimed = set(self.claimed.partial) if self.claimed is not None else set()
-        others = (link for link in chain if not isinstance(link, (Located, Reassigned)))
-        links = tuple(link for link in others if not (isinstance(link, Pending) and (link.axis, link.op) in claimed))
+        claimed = {Pending(*partial) for partial in self.claimed.partial} if self.claimed is not None else set()
+        pending = claimed ^ {link for link in chain if isinstance(link, Pending)}
+        others = (link for link in chain if not isinstance(link, (Located, Reassigned, Pending)))
+        links = (*sorted(pending, key=lambda link: link.axis), *others)
         return located.layout.region(self.mesh.coord_of(source)), links
+
+    def changes_of(self, rank: int) -> Chain | None:
+        """Return what is changed in a rank's own part; None if it holds another one, or nothing explains it."""
+        chain, held = self._chain(rank), self.held_by(rank)
+        if held is None:
+            return chain  # filled with one number
+        return held[1] if held[0] == self.regions[rank] else None
+
+    def _chain(self, rank: int) -> Chain | None:
+        groups = self.related.groups if self.related is not None else ()
+        return next((group.chain for group in groups if rank in group.ranks), None)
 
     @cached_property
     def wrong(self) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from shardviz.check.step.rules.ratios.factors import batch_axes
 from shardviz.check.step.rules.ratios.norms import check_norm
 from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.ratios.small import check_small_factor
+from shardviz.check.step.rules.related import check_related
 from shardviz.check.step.rules.scalars import check_scalar
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.rules.tied import check_tied
@@ -129,7 +130,9 @@ def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecke
         part = evidence.parts.part_with(one) if one.role == "grad" else None
         scaled = check_scale(one, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, one))
         found = _by_role(evidence, one) or scaled or check_terms(evidence, one)
-        yield with_reason(evidence, one, found)
+        named = with_reason(evidence, one, found)
+        is_first = one.role == "output" or evidence.outputs_are_right
+        yield (check_related(one) if named.generic and is_first else None) or named
 
 
 def _by_role(evidence: Evidence, one: Compared) -> Finding | None:

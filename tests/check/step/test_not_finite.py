@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardviz.check.step.words import farthest
+from shardviz.relate.values import farthest
 from tests.check.steps import WANTED, Step, by_tp, on_all
 
 if TYPE_CHECKING:

@@ -81,12 +81,14 @@ def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
 def _logarithm(one: Compared) -> Cause | None:
     """Return the cause of a loss that is off by the logarithm of a number of ranks."""
     excess = [float(np.ravel(values - one.wanted)[0]) for values in one.reduced.values()]
-    for size, axes in _sizes(one.mesh) if max(excess) - min(excess) <= one.tolerance else ():
-        if one.tolerance < SMALL * math.log(size):
-            if abs(max(excess) - math.log(size)) <= one.tolerance:
-                return MiscountedExponentials(size, axes, is_repeated=True)
-            if abs(max(excess) + math.log(size)) <= one.tolerance:
-                return MiscountedExponentials(size, axes, is_repeated=False)
+    return exponentials_of(one, max(excess)) if max(excess) - min(excess) <= one.tolerance else None
+
+
+def exponentials_of(one: Compared, excess: float) -> Cause | None:
+    """Return the cause of values that are all too large by the logarithm of a number of ranks, or too small by it."""
+    for size, axes in _sizes(one.mesh):
+        if one.tolerance < SMALL * math.log(size) and abs(abs(excess) - math.log(size)) <= one.tolerance:
+            return MiscountedExponentials(size, axes, is_repeated=excess > 0)
     return None
 
 

@@ -54,8 +54,9 @@ def _of_another_rank(one: Compared) -> Finding | None:
 def _holder(one: Compared, axis: str, rank: int) -> int | None:
     """Return the rank along an axis that should hold the part that a rank holds."""
     region, links = one.held_by(rank) or (None, ())
-    others = (other for other in one.mesh.group_of(rank, axis) if other != rank and one.regions.get(other) == region)
-    return next(others, None) if region is not None and not links else None
+    if region is None or links or region == one.regions[rank]:
+        return None
+    return next((other for other in one.mesh.group_of(rank, axis) if one.regions.get(other) == region), None)
 
 
 def _moved(one: Compared, rank: int, dim: int) -> Slices:
@@ -80,7 +81,7 @@ def _differ_elsewhere(region: Region, other: Region, dim: int) -> bool:
 def _repeated(one: Compared, dim: int, moved: Mapping[int, Slices]) -> Finding | None:
     """Return the finding if slices of the whole are on no rank, and others on two that have different parts."""
     due = {rank: {at: at for at in indices(region.dims[dim]).tolist()} for rank, region in _regions(one).items()}
-    places = due | moved
+    places: dict[int, Slices] = {**due, **moved}
     lost = {at for slices in due.values() for at in slices} - {at for own in places.values() for at in own.values()}
     wrong = one.wrong[0]
     other = next((rank for rank in places if rank != wrong and _share_slices(one, places, rank, wrong)), None)

@@ -13,6 +13,7 @@ from shardviz.check.step.compared import Compared, Rounding
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
+from shardviz.check.step.rules.related import check_related
 from shardviz.check.step.rules.terms import added_too_often, mixed_shards
 from shardviz.check.step.trace.added import check_added
 from shardviz.check.step.trace.scale import check_times
@@ -51,6 +52,7 @@ def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | N
             or mixed_shards(one)
             or _beside_a_vector(evidence, one)
             or check_own_statistics(one)
+            or check_related(one)
         )
         if explained is not None:
             return explained
