@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step import check_step
@@ -51,6 +52,16 @@ class Step:
         for rank, held in values.items():
             self._put(rank, name, role, "step", held, len(self.layouts) - 1, whole.shape)
         self._put(0, name, role, "reference", whole, None, whole.shape)
+        return self
+
+    def return_plain(self, values: Mapping[int, Any], wanted: Any = WANTED) -> Step:
+        """Return a plain output, which claims nothing: it should be whole on every rank."""
+        for rank, held in values.items():
+            shape = np.asarray(held).shape
+            self.layouts.append(LayoutRecord(0, COPIES, shape))
+            self._put(rank, "output", "output", "step", held, len(self.layouts) - 1, shape)
+            self.bodies[rank][-1] = structs.replace(self.bodies[rank][-1], assumed=True)
+        self._put(0, "output", "output", "reference", np.asarray(wanted, np.float64), None, np.shape(wanted))
         return self
 
     def put(self, rank: int, name: str, role: Any, stage: Any, held: Any, shape: Any = None) -> Step:

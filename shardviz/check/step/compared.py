@@ -97,6 +97,7 @@ class Compared:
         whose: What findings call the wanted values.
         noise: How far rounding alone was seen to take an element; 0 where that was not tried.
         typical: The root of the mean square of how far it took all elements.
+        is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Compared:
     whose: str = "the unsharded model's"
     noise: float = 0.0
     typical: float = 0.0
+    is_assumed: bool = False
 
     @cached_property
     def tolerance(self) -> float:
@@ -288,7 +290,19 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64],
     mesh = claimed.mesh if claimed else dump.files.mesh
     noise = dump.noises.get((tensor.role, name))
     largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
-    return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding, noise=largest, typical=typical)
+    return Compared(
+        name,
+        tensor.role,
+        mesh,
+        claimed,
+        wanted,
+        values,
+        regions,
+        rounding,
+        noise=largest,
+        typical=typical,
+        is_assumed=all(shard.body.assumed for shard in tensor.shards.values()),
+    )
 
 
 def _root(values: NDArray[np.float64]) -> float:

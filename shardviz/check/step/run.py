@@ -16,6 +16,7 @@ from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.masks import check_masks
 from shardviz.check.step.no_gradient import check_no_gradient
+from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.losses import check_function, is_loss
 from shardviz.check.step.rules.means import check_mean_of_means
@@ -73,7 +74,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
         why = "the unsharded model's step has no tensor of this name"
         yield from (NotChecked(name, why, "step") for name in missing)
     yield from _not_logged(dump)
-    evidence = Evidence(dump, tuple(compared(dump)))
+    evidence = Evidence(dump, laid_out_by_value(tuple(compared(dump))))
     absent = list(check_no_gradient(evidence))
     yield from check_mean_of_means(evidence)
     yield from check_training(dump)
@@ -120,7 +121,9 @@ def _has_reference(dump: Dump, role: str, name: str) -> bool:
 
 def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
     """Yield what is said of a result by the first rule that explains it; nothing where it is right."""
-    if shape := check_result_shape(one):
+    if why := why_unplaced(evidence, one):
+        yield NotChecked(one.name, why, "step")
+    elif shape := check_result_shape(one):
         yield with_parts_joined(evidence, one, shape)
     elif why := of_another_stage(evidence, one):
         yield NotChecked(one.name, why, "step")

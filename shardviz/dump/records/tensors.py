@@ -70,6 +70,7 @@ class Body(Record, frozen=True):
         dtype: The element type, without `torch.`.
         device: `cpu`, `cuda:3`, ...
         layout: Index into the rank file's `layouts`; None for a plain tensor, which claims nothing.
+        assumed: Nothing claims the layout: it is the one that a plain output should have.
         held: The ids as index ranges in each dim of the tensor itself, where they are such a product.
         runs: The ids otherwise, in memory order, as runs `(first id, step, count)`; 0 for zeros, -1 for no id.
         values: The values as nested lists, where they are few. `"nan"`, `"inf"` and `"-inf"` are strings.
@@ -91,6 +92,7 @@ class Body(Record, frozen=True):
     dense: bool = False
     grad: Literal["none", "here"] | None = None
     constant: bool = False
+    assumed: bool = False
 
 
 class TensorRecord(Record, frozen=True):

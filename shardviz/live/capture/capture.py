@@ -246,6 +246,7 @@ class Capture:
             dtype=dtype_name(local.values.dtype),
             device=str(local.values.device),
             layout=self._layout(local),
+            assumed=local.assumed,
             grad=None if local.role != "param" else "none" if local.grad is None else "here",
             **content,
         )

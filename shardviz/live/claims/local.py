@@ -27,6 +27,7 @@ class Local:
         grad: This rank's part of `.grad`, if there is one.
         grad_claim: The gradient's own mesh and placements, if it is a DTensor.
         own_axes: The axes of the claim's mesh that its own device mesh has; empty where that has all of them.
+        assumed: Whether nothing claims these placements: they are those that a plain output should have.
         unknown: Why its elements or their places are not understood; empty where they are.
     """
 
@@ -40,6 +41,7 @@ class Local:
     grad_claim: Claim | None = None
     unknown: str = ""
     own_axes: tuple[str, ...] = ()
+    assumed: bool = False
 
     @property
     def claimed_shape(self) -> tuple[int, ...]:

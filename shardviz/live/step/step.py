@@ -281,7 +281,8 @@ def claimed_as(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh, by_axis:
         if isinstance(placement, Shard):
             shape[placement.dim] *= mesh.axis_size(axis)
     claim = mesh, tuple(by_axis.get(axis, own.get(axis, Replicate())) for axis in mesh.axes)
-    return replace(local, shape=tuple(shape), claim=claim, grad=None)
+    is_assumed = role == "output" and not isinstance(tensor, DTensor)
+    return replace(local, shape=tuple(shape), claim=claim, grad=None, assumed=is_assumed)
 
 
 def gradients(locals_: Sequence[Local]) -> list[Local]:

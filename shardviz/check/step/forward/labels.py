@@ -17,13 +17,19 @@ if TYPE_CHECKING:
 
 def check_label_of_output(one: Compared) -> Reason | None:
     """Return the reason if the values that ranks hold are the unsharded model's under other placements."""
+    layout = layout_of_values(one)
+    return _of_label(one.claimed, layout) if one.claimed is not None and layout is not None else None
+
+
+def layout_of_values(one: Compared) -> Layout | None:
+    """Return the layout under which an output's values are the unsharded model's on every rank; None if none is."""
     if one.claimed is None or one.claimed.flat or one.role != "output":
         return None
     first = next(iter(one.values))
     for placements, _ in placements_of(one.wanted.shape, one.values[first].shape, one.mesh, first):
         layout = Layout.from_placements(one.mesh, one.wanted.shape, placements)
         if all(_fits(one, layout, rank) for rank in one.values):
-            return _of_label(one.claimed, layout)
+            return layout
     return None
 
 

@@ -1,0 +1,46 @@
+"""Plain outputs: nothing claims how ranks share them, so what they hold decides, if nothing behind them is wrong.
+
+A model may return its own columns of the logits, its own tokens or a part that overlaps its neighbor's, and a loss that
+reads them so is right. The layout that an output of the batch's rows should have is then no claim that is broken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.forward.labels import layout_of_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+
+UNPLACED = "no placements give rank {rank} {held} of {whole}, {whose}; the loss and the gradients are right"
+
+
+def laid_out_by_value(results: Sequence[Compared]) -> tuple[Compared, ...]:
+    """Return results with the plain outputs laid out as their values are, if the loss computed from them is right."""
+    losses = [one for one in results if (one.role, one.name) == ("scalar", "loss")]
+    is_right = any(not loss.incomparable and not loss.wrong for loss in losses)
+    return tuple(_by_value(one) if is_right and one.is_assumed else one for one in results)
+
+
+def _by_value(one: Compared) -> Compared:
+    layout = layout_of_values(one) if one.incomparable or one.wrong else None
+    if layout is None:
+        return one
+    regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in one.values}
+    return replace(one, mesh=layout.mesh, claimed=layout, regions=regions)
+
+
+def why_unplaced(evidence: Evidence, one: Compared) -> str:
+    """Return why a plain output of another shape is not judged; empty if it is, or if something behind it is wrong."""
+    gradients = evidence.gradients.values()
+    is_right = evidence.loss_is_right and bool(gradients) and not any(gradient.wrong for gradient in gradients)
+    if not (one.is_assumed and one.incomparable and is_right) or evidence.without_gradient:
+        return ""
+    rank = min(one.values)
+    held, whole = list(one.values[rank].shape), list(one.wanted.shape)
+    return UNPLACED.format(rank=rank, held=held, whole=whole, whose=one.whose)

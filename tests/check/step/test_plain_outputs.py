@@ -1,0 +1,55 @@
+"""Plain outputs that ranks share in their own way: shown if what is computed from them is right, else a finding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.check.steps import MESH, WANTED, Step, on_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COLUMNS = {rank: np.split(WANTED, 2, axis=1)[rank % 2] for rank in MESH.ranks}
+ROWS = {rank: np.split(WANTED, 2)[rank % 2] for rank in MESH.ranks}
+OVERLAPPING = {rank: WANTED[:3] if rank % 2 == 0 else WANTED[1:] for rank in MESH.ranks}
+
+
+def returning(path: Path, output: Any, loss: float = 2.5, gradient: Any = WANTED) -> Step:
+    step = Step(path).return_plain(output).add("loss", "scalar", on_all(loss), wanted=2.5)
+    return step.add("w", "grad", on_all(gradient))
+
+
+@pytest.mark.parametrize("output", [COLUMNS, ROWS, on_all(WANTED)])
+def test_parts_that_a_right_loss_reads_are_right(tmp_path: Path, output: Any) -> None:
+    assert returning(tmp_path, output).check() == ([], [])
+
+
+@pytest.mark.parametrize("output", [COLUMNS, ROWS])
+def test_parts_that_a_wrong_loss_reads_are_the_finding(tmp_path: Path, output: Any) -> None:
+    findings, _ = returning(tmp_path, output, loss=2.0).check()
+    assert [(finding.tensor, finding.cause_id) for finding in findings] == [("output", "wrong-output-label")]
+
+
+def test_a_right_part_does_not_hide_a_wrong_gradient(tmp_path: Path) -> None:
+    findings, _ = returning(tmp_path, COLUMNS, gradient=2 * WANTED).check()
+    assert [(finding.tensor, finding.kind) for finding in findings] == [("w", "wrong-scale")]
+
+
+def test_parts_that_overlap_are_not_checked_by_name(tmp_path: Path) -> None:
+    findings, [unchecked] = returning(tmp_path, OVERLAPPING).check()
+    assert (findings, unchecked.tensor) == ([], "output")
+    assert "no placements give rank 0 [3, 4] of [4, 4]" in unchecked.why
+
+
+@pytest.mark.parametrize("wrong", [{"loss": 2.0}, {"gradient": WANTED + 1}])
+def test_parts_that_overlap_are_a_finding_if_anything_behind_them_is_wrong(tmp_path: Path, wrong: Any) -> None:
+    findings, _ = returning(tmp_path, OVERLAPPING, **wrong).check()
+    assert "output" in [finding.tensor for finding in findings]
+
+
+def test_values_that_no_layout_explains_are_a_finding_though_the_loss_is_right(tmp_path: Path) -> None:
+    findings, _ = returning(tmp_path, on_all(WANTED + 0.5)).check()
+    assert [finding.tensor for finding in findings] == ["output"]
