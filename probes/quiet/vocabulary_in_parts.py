@@ -1,5 +1,7 @@
 """Logits that stay in parts: each rank returns its own words, and the loss adds up exponentials over tp."""
 
+from typing import Any
+
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,13 +19,13 @@ class SumOfParts(torch.autograd.Function):
     """A sum over ranks whose backward passes the gradient on: every rank computes the same loss."""
 
     @staticmethod
-    def forward(ctx, part: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, part: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
         total = part.clone()
         distributed.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
 
 
@@ -31,12 +33,12 @@ class GradientOfParts(torch.autograd.Function):
     """Pass hidden states on; in backward, add up what each rank's words make of them."""
 
     @staticmethod
-    def forward(ctx, hidden: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, hidden: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         return hidden.view_as(hidden)
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         total = gradient.clone()
         distributed.all_reduce(total, group=ctx.group)
         return total, None
