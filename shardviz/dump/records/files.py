@@ -48,6 +48,7 @@ class RankRecord(Record, frozen=True):
         raised: What only the sharded model's step raised, and where: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
+        not_saved: Buffers that are in no checkpoint.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
@@ -80,6 +81,7 @@ class RankRecord(Record, frozen=True):
     raised: tuple[tuple[str, str], ...] = ()
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
+    not_saved: tuple[str, ...] = ()
     as_built: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
     without_ids: tuple[str, ...] = ()

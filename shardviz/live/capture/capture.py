@@ -70,6 +70,7 @@ class Capture:
         sketches: The unsharded model's weights and points in few numbers, beside which another run's can be laid.
         kept: What a job's own step had at each place.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
+        not_saved: Buffers that are in no checkpoint.
         as_built: Tensors whose parts repeat each other, and that hold here what the unsharded model has there.
         fragments: What this rank says that it has of tensors that ranks do not divide among themselves.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
@@ -96,6 +97,7 @@ class Capture:
     sketches: list[SketchRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
+    not_saved: list[str] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
@@ -225,6 +227,7 @@ class Capture:
             sketches=tuple(self.sketches),
             kept=tuple(self.kept),
             not_stepped=tuple(self.not_stepped),
+            not_saved=tuple(self.not_saved),
             as_built=tuple(self.as_built),
             unwritten=tuple(self.unwritten),
             run_id=self.run_id,

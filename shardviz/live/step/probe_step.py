@@ -10,7 +10,7 @@ from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
-from shardviz.live.compat import clean_name, held_back
+from shardviz.live.compat import clean_name, computed_buffers, held_back
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step import evidence, placing
 from shardviz.live.step.batch import (
@@ -305,6 +305,7 @@ class ProbeStep:
         for local in placing.wholes_of_odd(activations, reference.seen.activations) if rank == 0 else ():
             self.on.capture.add_values(local, "reference")
         buffers = [local for local in own if local.role == "buffer"]
+        self.on.capture.not_saved += sorted(computed_buffers(unwrapped(model)))
         of_step = [*gradients(locals_), *self.on.part.own([*of_optimizer, *activations]), *buffers]
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
             self.on.capture.add_values(local, "step")

@@ -121,11 +121,14 @@ def _check(dump: Dump, one: Compared, splitting: tuple[str, ...]) -> Iterator[Fi
         own = [axis for axis in one.copies_differ_along if axis not in splitting]
         if own:
             yield _copies_of_buffer(one, own)
-        elif reduction := _reduction(one, splitting):
+            return
+        is_saved = not any(one.name in record.not_saved for record in dump.files.ranks.values())
+        if is_saved and (reduction := _reduction(one, splitting)):
             yield _not_reduced(one, *reduction)
-        else:
-            parts = f"each rank's is of its own part of the batch, which {', '.join(splitting)} splits"
-            yield NotChecked(one.name, f"{what} after the step: {parts}", "step")
+            return
+        parts = f"each rank's is of its own part of the batch, which {', '.join(splitting)} splits"
+        why = parts if is_saved else f"{parts}, and no checkpoint has it"
+        yield NotChecked(one.name, f"{what} after the step: {why}", "step")
         return
     yield _finding(dump, one, wrong)
 
