@@ -45,6 +45,8 @@ class GradientOfParts(torch.autograd.Function):
 
 
 class Model(nn.Module):
+    """A hidden layer and a head over a vocabulary."""
+
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(8, 16)

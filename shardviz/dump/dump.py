@@ -12,6 +12,7 @@ import numpy as np
 
 from shardviz.dump.arrays.ids import ID_NONE, expand_runs, most_ids, own_ids, whole_ids
 from shardviz.dump.grouping import side_by_side
+from shardviz.dump.parts import with_whole_layouts
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.records.base import MAX_NUMBER
 from shardviz.dump.tensor import Shard, Tensor
@@ -238,7 +239,8 @@ def dump_of(files: DumpFiles) -> Dump:
             print(name, {rank: str(shard.held) for rank, shard in tensor.shards.items()})
     """
     with collector_paused():
-        return Dump(files, sorted(side_by_side(files), key=_order(files)))
+        tensors = with_whole_layouts(side_by_side(files), files.run.stamps)
+        return Dump(files, sorted(tensors, key=_order(files)))
 
 
 def _order(files: DumpFiles) -> Callable[[Tensor], tuple[object, ...]]:

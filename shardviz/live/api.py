@@ -136,7 +136,8 @@ def _note_idle_axes(seen: Capture, model: nn.Module, mesh: DeviceMesh, part: Pip
     from shardviz.live.capture.meshes import plain_mesh
 
     plain = plain_mesh(mesh)
-    axes = idle_axes(model, plain, local_tensors(unwrapped(model), plain), part.axes)
+    shapes = {name: stamp.shape for name, stamp in seen.stamps.items()}
+    axes = idle_axes(model, plain, local_tensors(unwrapped(model), plain), shapes, part.axes)
     seen.not_checked += notes_on(axes, plain)
 
 

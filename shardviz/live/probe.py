@@ -143,13 +143,14 @@ class ProbeOnRank:
     def capture_initial(self) -> None:
         """Capture the model's own values after sharding: some bugs show only in real values, not in ids."""
         built = self.built()
+        shapes = {local.name: local.shape for local in local_tensors(built)}
         wholes = repeating(built, self.job.mesh)
         model = self.initialized(self.parallelized(built))
         self.capture.as_built += as_built(model, wholes, self.job.mesh, self.capture.rank)
         locals_ = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
         for local in locals_:
             self.capture.add_values(local, "initial")
-        idle = idle_axes(model, self.job.mesh, locals_, self._ordinary_axes)
+        idle = idle_axes(model, self.job.mesh, locals_, shapes, self._ordinary_axes)
         self.capture.not_checked += notes_on(idle, self.job.mesh)
         self.capture.add_ties(model)
         self.capture.add_meshes(model)

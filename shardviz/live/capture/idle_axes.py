@@ -6,6 +6,7 @@ HSDP's own mesh, and those that are named so. They are ordinary, and not reporte
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -34,20 +35,27 @@ SHARDING = re.compile(r"shard|fsdp")
 """Names of axes that are reported even where nothing is split: other weights may be cut by hand, without a label."""
 
 
-def idle_axes(model: nn.Module, mesh: Mesh, locals_: Iterable[Local], ordinary: Collection[str] = ()) -> list[str]:
+def idle_axes(
+    model: nn.Module,
+    mesh: Mesh,
+    locals_: Iterable[Local],
+    shapes: Mapping[str, tuple[int, ...]],
+    ordinary: Collection[str] = (),
+) -> list[str]:
     """Return the axes of a mesh that split no tensor, and along which copies are not what somebody asked for.
 
     Args:
         model: The sharded model, in its wrappers.
         mesh: The job's mesh.
         locals_: This rank's tensors of it.
+        shapes: The shapes of the unsharded model's tensors, as far as they are known, by name.
         ordinary: Axes that are known to split none.
     """
     rank = distributed.get_rank()
     if rank not in mesh:
         return []
     locals_ = list(locals_)
-    if any(local.unknown or (local.claim is None and tuple(local.values.shape) != local.shape) for local in locals_):
+    if any(local.unknown or _is_cut_by_hand(local, shapes.get(local.name)) for local in locals_):
         return []  # something is cut in a way that has no layout
     split = list(_splitting(locals_, rank))
     known = [*split, *_meant(model, rank)]
@@ -60,6 +68,13 @@ def idle_axes(model: nn.Module, mesh: Mesh, locals_: Iterable[Local], ordinary: 
         and (split or SHARDING.search(axis))
         and not any(set(_group(mesh, axis, rank)) <= group for group in known)
     ]
+
+
+def _is_cut_by_hand(local: Local, whole: tuple[int, ...] | None) -> bool:
+    """Whether a plain tensor is a part, or a DTensor is the part that its own mesh splits."""
+    if local.claim is None:
+        return tuple(local.values.shape) != local.shape
+    return bool(local.own_axes) and whole is not None and math.prod(local.shape) < math.prod(whole)
 
 
 def notes_on(axes: Sequence[str], mesh: Mesh) -> list[tuple[str, str]]:

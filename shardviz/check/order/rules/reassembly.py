@@ -61,16 +61,35 @@ def wrongly_gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
     """
     wrong: Wrong = {}
     seen: set[tuple[str, str]] = set()
-    judged: dict[GatherRecord, bool] = {}
+    judged: dict[tuple[GatherRecord, Region | None], bool] = {}
     for rank, record in sorted(dump.files.ranks.items()):
         for gathered in record.gathered:
             key = (gathered.name, gathered.collective)
             seen.add(key)
-            if gathered not in judged:
-                judged[gathered] = _is_right(dump, gathered)
-            if not judged[gathered]:
+            if _is_plain(dump, gathered.name, rank):
+                continue  # a part that nothing claims a place for: what is gathered of it is that part
+            part = _part(dump, gathered.name, rank)
+            if (gathered, part) not in judged:
+                is_part = part is not None and gathered.held == part.dims
+                judged[gathered, part] = is_part or _is_right(dump, gathered)
+            if not judged[gathered, part]:
                 wrong.setdefault(key, {})[rank] = gathered
     return wrong, seen
+
+
+def _is_plain(dump: Dump, name: str, rank: int) -> bool:
+    tensor = dump.stamped.get(name)
+    return tensor is not None and rank in tensor.shards and tensor.shards[rank].layout is None
+
+
+def _part(dump: Dump, name: str, rank: int) -> Region | None:
+    """Return the part of a tensor that a rank's own mesh has, if code cut it along an axis that this mesh lacks."""
+    tensor = dump.stamped.get(name)
+    layout = tensor.shards[rank].layout if tensor is not None and rank in tensor.shards else None
+    if layout is None or not layout.own_axes or {*layout.split_axes} <= {*layout.own_axes}:
+        return None
+    chains = tuple(tuple(link for link in chain if link not in layout.own_axes) for chain in layout.chains)
+    return replace(layout, chains=chains).region(layout.mesh.coord_of(rank))
 
 
 def _is_right(dump: Dump, gathered: GatherRecord) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.forward.slices import spans
+from shardviz.check.step.trace.calls import is_within
 from shardviz.explain.forward import ExpertsSentElsewhere, PartsDealtOtherwise
 from shardviz.layout.region import indices
 from shardviz.text import listed
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Tensor
+    from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
 
@@ -54,6 +56,8 @@ def _is_read(evidence: Evidence, name: str, axis: str) -> bool:
     if odd is None or odd.name == module:
         return True
     names = [one.name for one in before]
+    if module not in evidence.activations.by_name:
+        return is_within(module, odd.name)  # code around it reads the weight itself
     return module in names and all(
         evidence.activations.is_split(one.name, axis) for one in before[names.index(module) + 1 :]
     )
@@ -72,15 +76,20 @@ def check_experts(evidence: Evidence, one: Compared) -> Reason | None:
 
 
 def _cut(evidence: Evidence, mesh: Mesh) -> Iterator[tuple[str, Tensor, str, int]]:
-    """Yield the plain weights that an axis cuts along one dim alone, with the axis and the dim."""
+    """Yield the weights that code cuts along one dim alone over an axis that no placements claim, with axis and dim."""
     for name, tensor in evidence.dump.stamped.items():
-        if any(shard.layout is not None or shard.held is None for shard in tensor.shards.values()):
+        if any(shard.held is None for shard in tensor.shards.values()):
             continue
-        for axis in mesh.axes:
+        for axis in mesh.axes if tensor.claimed is None else _outside(tensor.claimed):
             group = _group(tensor, mesh, axis)
             dims = {dim for part in group for dim in range(len(part.dims)) if part.dims[dim] != group[0].dims[dim]}
             if len(dims) == 1 and len({part.shape for part in group}) == 1:
                 yield name, tensor, axis, dims.pop()
+
+
+def _outside(layout: Layout) -> list[str]:
+    """Return the axes that the mesh of a DTensor does not have."""
+    return [axis for axis in layout.mesh.axes if layout.own_axes and axis not in layout.own_axes]
 
 
 def _group(tensor: Tensor, mesh: Mesh, axis: str) -> list[Region]:
