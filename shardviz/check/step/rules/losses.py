@@ -68,7 +68,7 @@ def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
     batch = batch_axes(evidence.dump)
     gradients = list(evidence.gradients.values())
     others = [axis for axis in batch or () if any(splits(gradient, axis) for gradient in gradients)]
-    others = [axis for axis in others if batch and not batch[axis]]
+    others = [axis for axis in others if batch and not batch[axis] and _may_split_words(evidence, axis)]
     if logarithm or not batch or not others:
         return logarithm
     axes, is_loss = " or ".join(others), one.name == "loss"
@@ -76,6 +76,14 @@ def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
     if any(one.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         return replace(unexplained_value(evidence, one), or_else=cause)
     return cause
+
+
+def _may_split_words(evidence: Evidence, axis: str) -> bool:
+    """Whether an axis splits the outputs, or a weight that has a row for each of their last dim, as a head has."""
+    outputs = [one for one in evidence.results if one.role == "output" and one.wanted.ndim]
+    words = {one.wanted.shape[-1] for one in outputs}
+    heads = [one for one in evidence.gradients.values() if one.wanted.shape[:1] and one.wanted.shape[0] in words]
+    return not outputs or any(splits(one, axis) for one in (*outputs, *heads))
 
 
 def _logarithm(one: Compared) -> Cause | None:
