@@ -64,6 +64,13 @@ class Step:
         self._put(0, "output", "output", "reference", np.asarray(wanted, np.float64), None, np.shape(wanted))
         return self
 
+    def hold_rows(self, name: str, role: Any, parts: Mapping[int, Any], whole: tuple[int, ...]) -> Step:
+        """Hold the rows that tp gives each rank after the step."""
+        self.layouts.append(LayoutRecord(0, ROWS_OVER_TP, whole))
+        for rank, held in parts.items():
+            self._put(rank, name, role, "step", held, len(self.layouts) - 1, whole)
+        return self
+
     def put(self, rank: int, name: str, role: Any, stage: Any, held: Any, shape: Any = None) -> Step:
         self._put(rank, name, role, stage, held, None, shape or np.asarray(held).shape)
         return self

@@ -12,10 +12,13 @@ from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.explain.finding import Finding
-from tests.check.steps import WANTED, Step, on_all
+from tests.check.steps import ROWS_OVER_TP, WANTED, Step, on_all
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 STEP = 0.1
 
@@ -73,3 +76,33 @@ def test_a_learning_rate_is_a_cause_of_a_wrong_weight_and_not_of_a_wrong_state(
     assert isinstance(found, Finding)
     assert says in found.cause
     assert never not in found.cause
+
+
+def shards_stepped_by(path: Path, step_of: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> list[str]:
+    """Step each rank's rows of a matrix by what an optimizer makes of the gradient's rows, and name what is found."""
+    gradient = np.random.default_rng(5).normal(size=(8, 4))
+    step = Step(path).add("loss", "scalar", on_all(1.0), wanted=1.0)
+    step.add("w", "grad", {rank: np.split(gradient, 2)[rank % 2] for rank in range(4)}, gradient, ROWS_OVER_TP)
+    start = np.ones((8, 4))
+    step.put(0, "w", "param", "reference", start).put(0, "w", "param", "updated", start - step_of(gradient))
+    after = {rank: np.ones((4, 4)) - step_of(np.split(gradient, 2)[rank % 2]) for rank in range(4)}
+    step.hold_rows("w", "param", after, (8, 4))
+    found = check_unsharded_update(step.dump(), frozenset())
+    return [one.cause_id if isinstance(one, Finding) else one.why for one in found]
+
+
+def orthogonal(gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+    left, _, right = np.linalg.svd(gradient, full_matrices=False)
+    whole: NDArray[np.float64] = 0.1 * left @ right
+    return whole
+
+
+@pytest.mark.parametrize("step_of", [orthogonal, lambda gradient: 0.1 * gradient / np.linalg.norm(gradient)])
+def test_an_optimizer_of_whole_matrices_that_runs_on_shards_is_named(
+    tmp_path: Path, step_of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+) -> None:
+    assert shards_stepped_by(tmp_path, step_of) == ["step-of-part"]
+
+
+def test_an_optimizer_that_works_element_by_element_may_run_on_shards(tmp_path: Path) -> None:
+    assert shards_stepped_by(tmp_path, lambda gradient: 0.1 * np.sign(gradient)) == []

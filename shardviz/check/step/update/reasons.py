@@ -7,6 +7,7 @@ another rank: what the gradient added to it is the same in all.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,10 @@ from shardviz.explain.update import (
     RankDependentDecay,
     RankDependentStep,
     RepeatedStep,
+    StepOfPart,
 )
 from shardviz.relate.factors import factor_of
-from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW
+from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
 
 MAX_LISTED = 4
+
+MAX_MATRIX = 1 << 10
+"""Rows and columns of a matrix whose singular values are looked at."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,41 @@ def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
 
 def why_weight(dump: Dump, one: Compared) -> Why | None:
     """Return why a weight is another after the step, where its step shows that."""
+    if why := _of_parts(dump, one):
+        return why
     factors = factors_of(dump, one)
     apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > EXPLAINED_UPDATE}
-    if apart:
-        return scaled(factors)
-    return _decayed(dump, one)
+    return scaled(factors) if apart else _decayed(dump, one)
+
+
+def _of_parts(dump: Dump, one: Compared) -> Why | None:
+    """Return why steps are off if each rank's has a property of its own that only the whole matrix's should have."""
+    steps = {rank: pair for rank, pair in steps_of(dump, one).items() if pair[0].size != one.wanted.size}
+    before, after = dump.find("reference", "param", one.name), dump.find("updated", "param", one.name)
+    if not steps or before is None or after is None:
+        return None
+    whole = dump.values(after.first, one.name) - dump.values(before.first, one.name)
+    if _is_orthogonal(whole) and all(_is_orthogonal(got) for got, _ in steps.values()):
+        return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
+    norm = float(np.linalg.norm(whole))
+    norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in steps.values()]
+    if norm and all(_is_equal(own, norm) and not _is_equal(due, norm) for own, due in norms):
+        return Why(
+            f"each rank's step of it has the norm {number(norm)}, which the whole step should have", StepOfPart()
+        )
+    return None
+
+
+def _is_orthogonal(step: NDArray[np.float64]) -> bool:
+    """Whether the singular values of a matrix are alike, as Muon makes them."""
+    if step.ndim != 2 or min(step.shape) < FEW or max(step.shape) > MAX_MATRIX:
+        return False
+    sizes = np.linalg.svd(step, compute_uv=False)
+    return bool(sizes[-1] >= LEAST_SINGULAR * sizes[0] > 0)
+
+
+def _is_equal(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=EXPLAINED_UPDATE)
 
 
 def scaled(factors: Mapping[int, float]) -> Why:
