@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from shardviz.relate.relations import Chain
 
 
-MAX_RELATED = 1 << 20
-"""Elements of all ranks together up to which a result is related to what is wanted: a step may have hundreds."""
+MAX_RELATED = {"grad": 1 << 16, "output": 1 << 20, "scalar": 0}
+"""Elements of all ranks together up to which a result is related to what is wanted: a step has hundreds of gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +182,12 @@ class Compared:
     @cached_property
     def related(self) -> Related | None:
         """What each rank holds of the values wanted; None if it is too large or cannot be laid beside them."""
-        layout = self.claimed or Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
-        regions = dict(layout.regions())
         num_elements = sum(values.size for values in self.values.values())
-        if (
-            self.incomparable
-            or num_elements > MAX_RELATED
-            or self.regions != {rank: regions[rank] for rank in self.values}
-        ):
+        if self.incomparable or num_elements > MAX_RELATED.get(self.role, 0):
             return None
+        is_whole = all(region == Region.whole(self.wanted.shape) for region in self.regions.values())
+        whole = Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
+        layout = self.claimed or (whole if is_whole else None)
         bound = Bound.of_elements(self.tolerance, _root(self.wanted))
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 
