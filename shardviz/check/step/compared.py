@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 MAX_RELATED = {"grad": 1 << 16, "output": 1 << 20, "scalar": 0}
-"""Elements of all ranks together up to which a result is related to what is wanted: a step has hundreds of gradients."""
+"""Elements of all ranks together up to which a result is related to what is wanted: gradients are many."""
 
 
 @dataclass(frozen=True, slots=True)
