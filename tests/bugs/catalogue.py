@@ -7,6 +7,7 @@ from tests.bugs import (
     backward,
     buffers,
     context_parallel,
+    cut_by_hand,
     experts,
     gradients,
     hooks,
@@ -26,7 +27,7 @@ from tests.bugs.case import Bug, Healthy
 
 WEIGHTS = (order, permutations, loads, buffers, random_numbers)
 STEPS = (gradients, accumulation, backward, losses, logs, norms, outputs, optimizer, own_part)
-AXES = (pipeline, context_parallel, experts, hooks)
+AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
 
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES)}
 

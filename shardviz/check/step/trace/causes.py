@@ -21,6 +21,7 @@ from shardviz.check.step.trace.slices import check_own_statistics
 from shardviz.check.step.trace.weights import check_order_of_weights
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
+from shardviz.explain.forward import JoinedOutOfOrder
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
 from shardviz.layout.placements import Placement, Replicate, Shard
@@ -56,7 +57,21 @@ def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | N
         )
         if explained is not None:
             return explained
-    return check_added(evidence, found) or check_order_of_weights(evidence, found)
+    return check_added(evidence, found) or check_order_of_weights(evidence, found) or _given_out_of_order(found)
+
+
+def _given_out_of_order(first: Divergence) -> Finding | None:
+    """Return the finding if a linear layer goes wrong that is given its features in another order.
+
+    Tokens in another order come out of it in that order; features meet the wrong columns of its weight.
+    """
+    call = first.call
+    is_linear = call.type == "Linear" and call.state("input") == "moved"
+    if not is_linear or (first.direction, first.way) != ("forward", "within"):
+        return None
+    ranks = tuple(sorted({rank for rank, _ in call.tensors("input", "moved")}))
+    sentence = f"what {call.module} is given has the unsharded model's features in another order than its weight"
+    return JoinedOutOfOrder().finding(call.module, ranks, sentence)
 
 
 def _beside_a_vector(evidence: Evidence, one: Compared) -> Finding | None:

@@ -122,6 +122,8 @@ def where(first: Divergence) -> str:
             after = f" after {first.after}" if first.after else ""
             given = f"what it gives {first.before}{after}"
             return f"{name} is the first module that is wrong: its inputs are right, {given} is not"
+        if first.call.state("input") == "moved":
+            return f"{name} is the first module whose output is not the unsharded model's"
         return f"{name} is the first module whose inputs are the unsharded model's and whose output is not"
     return _in_backward(first, name)
 

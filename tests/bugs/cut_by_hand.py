@@ -1,0 +1,215 @@
+"""Weights that code cuts over tp by itself, alone or with FSDP over dp, and optimizers that work on whole matrices."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+
+SUMS = '''
+class SumForward(torch.autograd.Function):
+    """The ranks' terms, summed; each rank's gradient is that of the sum."""
+
+    @staticmethod
+    def forward(ctx, term, group):
+        total = term.clone()
+        distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class SumBackward(torch.autograd.Function):
+    """What all ranks read; the gradients that they send back are summed."""
+
+    @staticmethod
+    def forward(ctx, rows, group):
+        ctx.group = group
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone()
+        distributed.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+'''
+
+BLOCK = (
+    SUMS
+    + """
+BATCH_AXES = ("dp",)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.group = None
+
+    def forward(self, x):
+        if self.group is None:
+            return x + self.down(torch.tanh(self.up(x)))
+        term = functional.linear(torch.tanh(self.up(SumBackward.apply(x, self.group))), self.down.weight)
+        return x + SumForward.apply(term, self.group) + self.down.bias
+
+
+def build():
+    return nn.Sequential(Block(), Block(), Block())
+
+
+def cut(block, rank, size):
+    block.up.weight = nn.Parameter(block.up.weight.detach().chunk(size)[rank].clone())
+    block.up.bias = nn.Parameter(block.up.bias.detach().chunk(size)[rank].clone())
+    block.down.weight = nn.Parameter(block.down.weight.detach().chunk(size, 1)[rank].clone())
+
+
+def parallelize(model, mesh):
+    tp = mesh["tp"]
+    for block in model:
+        block.group = tp.get_group()
+        cut(block, tp.get_local_rank(), tp.size())
+    fully_shard(model, mesh=mesh["dp"])
+
+
+def batch():
+    return torch.randn(8, 8)
+
+"""
+)
+
+SUM = "return x + SumForward.apply(term, self.group) + self.down.bias"
+
+HEADS = (
+    SUMS
+    + """
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, own, group):
+        ctx.rank, parts = distributed.get_rank(group), [torch.empty_like(own) for _ in range(2)]
+        distributed.all_gather(parts, own.contiguous(), group=group)
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient[ctx.rank], None
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24, bias=False)
+        self.out = nn.Linear(8, 8, bias=False)
+        self.heads, self.group = 2, None
+
+    def forward(self, x):
+        rows, tokens, _ = x.shape
+        given = x if self.group is None else SumBackward.apply(x, self.group)
+        parts = [part.view(rows, tokens, self.heads, 4).transpose(1, 2) for part in self.qkv(given).chunk(3, -1)]
+        own = functional.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(rows, tokens, -1)
+        if self.group is not None:
+            own = Gathered.apply(own, self.group).permute(1, 2, 0, 3).reshape(rows, tokens, 8)
+        return self.out(own)
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 8), Attention(), nn.Linear(8, 4))
+
+
+def parallelize(model, mesh):
+    attention, rank = model[1], mesh.get_local_rank("tp")
+    part = attention.qkv.weight.detach().view(3, 2, 4, 8)[:, rank].reshape(12, 8)
+    attention.qkv.weight = nn.Parameter(part.clone())
+    attention.heads, attention.group = 1, mesh.get_group("tp")
+
+
+def batch():
+    return torch.randn(3, 5, 8)
+
+
+"""
+)
+
+ORTHOGONAL = """
+BATCH_AXES = ("fsdp",)
+
+
+def build():
+    return nn.Linear(8, 16)
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["fsdp"])
+
+
+def batch():
+    return torch.randn(24, 8)
+
+
+def whole(gradient):
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+def part(step, like):
+    return distribute_tensor(step, like.device_mesh, like.placements).to_local() if isinstance(like, DTensor) else step
+
+
+class Orthogonal(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            gradient = whole(parameter.grad)
+            if gradient.ndim == 2:
+                left, _, right = torch.linalg.svd(gradient, full_matrices=False)
+                gradient = left @ right
+            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            own -= 0.02 * part(gradient, parameter.grad)
+
+
+def optimizer(model, mesh):
+    return Orthogonal(model.parameters(), {})
+
+"""
+
+CASES = (
+    Bug(
+        "heads of two ranks that alternate feature by feature",
+        "tp=2",
+        HEADS,
+        ((".permute(1, 2, 0, 3)", ".permute(1, 2, 3, 0)"),),
+        ("misordered",),
+        ("another order",),
+    ),
+    Bug(
+        "a residual within the sum of a hand-cut block under FSDP",
+        "dp=2,tp=2",
+        BLOCK,
+        ((SUM, "return SumForward.apply(x + term, self.group) + self.down.bias"),),
+        ("wrong-scale",),
+        ("before the sum", "the input of"),
+        ("from_local",),
+    ),
+    Bug(
+        "columns of a hand-cut weight on the other rank, under FSDP",
+        "dp=2,tp=2",
+        BLOCK,
+        ((".chunk(size, 1)[rank]", ".chunk(size, 1)[size - 1 - rank]"),),
+        ("misordered", "wrong-placement", "wrong-value"),
+        ("down.weight",),
+        ("from_local",),
+    ),
+    Bug(
+        "an orthogonal step of each rank's rows",
+        "fsdp=2",
+        ORTHOGONAL,
+        (
+            ("return gradient.full_tensor() if", "return gradient.to_local() if"),
+            ("return distribute_tensor(step, like.device_mesh, like.placements).to_local() if", "return step if"),
+        ),
+        ("wrong-value",),
+        ("whole matri", "full_tensor()"),
+        ("learning rate",),
+    ),
+)
