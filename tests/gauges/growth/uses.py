@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCREEN = (120, 40)
-NOTHING_CHECKED = "error: nothing was checked in "
-"""What `check` says of a job without a reference, after it has looked at everything."""
+NOTHING_CHECKED = "error: nothing "
+"""How `check` and `diff` begin after they have looked at everything, and could judge nothing."""
 
 
 def verb(*arguments: str) -> None:
