@@ -105,9 +105,7 @@ def sources() -> tuple[Source, ...]:
 def imported(files: Sequence[Source]) -> Mapping[str, frozenset[str]]:
     """Return for each module those of the same files that it imports."""
     known = {file.module for file in files}
-    return {
-        file.module: frozenset(_known(name, known) for name in file.imports) - {"", file.module} for file in files
-    }
+    return {file.module: frozenset(_known(name, known) for name in file.imports) - {"", file.module} for file in files}
 
 
 def _known(name: str, known: set[str]) -> str:
