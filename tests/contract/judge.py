@@ -112,7 +112,7 @@ def _with_fields(finding: Finding) -> dict[str, Any]:
 def _data(value: Any) -> Any:
     """Return a value as JSON has it; words that make a sentence are left out, as None."""
     if isinstance(value, Cause):
-        own = {item.name: _data(getattr(value, item.name)) for item in fields(value)}
+        own = {name: _data(getattr(value, name)) for name in sorted(item.name for item in fields(value))}
         return {name: found for name, found in own.items() if found not in ("", [], {}, None)}
     if isinstance(value, (bool, int, float)) or value is None:
         return value
