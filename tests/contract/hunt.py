@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.contract import mutants, vary
-from tests.contract.judge import PROCESSES, judge_files
+from tests.contract.judge import IN_MEMORY, PROCESSES, judge_files
 from tests.contract.mutants import JUDGING, Mutant
 from tests.contract.reached import Recorded, reached
 from tests.contract.varied import EDGE, variant
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("number", nargs="?", type=int, default=50)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="shardviz-hunt-") as made:
+    with tempfile.TemporaryDirectory(prefix="shardviz-hunt-", dir=IN_MEMORY) as made:
         recorded = Recorded.in_folder(Path(made))
         run = reached(recorded, JUDGING)
         mutants.prepare(run)

@@ -35,6 +35,9 @@ LISTS = ("findings", "not_checked", "changes", "relaid", "gained", "lost", "not_
 
 PROCESSES = 2
 
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where files of cases are put: on a busy disk making and removing them takes longer than judging."""
+
 MOST_WORDS = 6
 """Words of a field that may still be a name, a layout or a number with its unit."""
 
@@ -54,7 +57,7 @@ def judge_room(name: str, chosen: Sequence[str] = (), processes: int = PROCESSES
 
 def judge_cases(room: Room, cases: Sequence[Case], processes: int = PROCESSES) -> dict[str, Rows]:
     """Return the verdict on some cases of a room."""
-    with tempfile.TemporaryDirectory(prefix="shardviz-contract-") as made:
+    with tempfile.TemporaryDirectory(prefix="shardviz-contract-", dir=IN_MEMORY) as made:
         files = lay_out(room, Path(made, "files"))
         jobs = [(case, files, Path(made, f"case_{number}")) for number, case in enumerate(cases)]
         if not processes:
@@ -75,7 +78,7 @@ def _judge_in(job: tuple[Case, Mapping[str, Path], Path]) -> tuple[str, Rows]:
 def judge_files(case: Case, inputs: Sequence[Mapping[str, bytes]]) -> Rows:
     """Return the verdict on a case whose files are these, and not those that are recorded."""
     room = Room("made")
-    with tempfile.TemporaryDirectory(prefix="shardviz-contract-") as made:
+    with tempfile.TemporaryDirectory(prefix="shardviz-contract-", dir=IN_MEMORY) as made:
         files = [{name: room.blob(content) for name, content in one.items()} for one in inputs]
         case = Case(case.name, case.command, tuple(files))
         return judge(case, place(case, lay_out(room, Path(made, "files")), Path(made, "case")))

@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.contract.judge import PROCESSES
+from tests.contract.judge import IN_MEMORY, PROCESSES
 from tests.contract.reached import ROOT, DiffersError, Recorded, reached
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="only mutants of files with this in their path")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="shardviz-mutants-") as made:
+    with tempfile.TemporaryDirectory(prefix="shardviz-mutants-", dir=IN_MEMORY) as made:
         recorded = Recorded.in_folder(Path(made))
         try:
             run = reached(recorded, JUDGING)
