@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import compileall
+import contextlib
 import gc
 import os
 import signal
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: runs in the nightly lane only (--lane nightly)")
     config.addinivalue_line("markers", "recorded: by day the contract judges what it recorded (tests/lanes.py)")
     lanes.load_profile(config.getoption("lane"))
-    _read_quickly(is_worker=hasattr(config, "workerinput"))
+    _read_quickly(config)
     _heed_signals()
     config.option.shardviz_timeout = config.option.shardviz_timeout or PATIENCE
     for name in (*UNSET, *variables(0, 1, 1)):
@@ -79,17 +82,35 @@ def _heed_signals() -> None:
             signal.signal(number, handlers.get(number, lambda *_: None))
 
 
-def _read_quickly(*, is_worker: bool) -> None:
+def _read_quickly(config: pytest.Config) -> None:
     """Keep what is compiled, also in a container that forbids it, and look for no garbage until all tests are read.
 
     Where nothing is kept, every worker rewrites the asserts of all tests, and every rank compiles what it imports: a
-    sixth of the processor time.
+    sixth of the processor time. Before workers start, all of it is compiled once, on all cores.
     """
-    if not is_worker:
-        for name in COMPILED:
-            compileall.compile_dir(TESTS.parent / name, quiet=2)
+    if config.getoption("numprocesses", None):
+        roots = [Path(argument.partition("::")[0]) for argument in config.args]
+        roots += [TESTS.parent / name for name in COMPILED]
+        files = [file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob("*.py")))]
+        read = [file.resolve() for file in files if lanes.is_read(file.resolve(), TESTS, config.getoption("lane"))]
+        with get_context("fork").Pool(os.cpu_count()) as pool:
+            pool.map(_compile, read, chunksize=8)
     sys.dont_write_bytecode = False
     gc.disable()
+
+
+def _compile(file: Path) -> None:
+    """Write the bytecode of a module, that of a test with its asserts rewritten, unless it is there."""
+    if not file.name.startswith(("test_", "conftest.")):
+        compileall.compile_file(file, quiet=2)
+        return
+    hook = next(finder for finder in sys.meta_path if hasattr(finder, "_must_rewrite"))
+    spec = spec_from_file_location(file.stem, file, loader=hook)
+    assert spec is not None
+    module = module_from_spec(spec)
+    module.__dict__["__builtins__"] = {}
+    with contextlib.suppress(Exception):  # pytest's loader has written it when its first import finds no `__import__`
+        hook.exec_module(module)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -81,7 +81,7 @@ def report_on(dump: Dump) -> Report:
     """Return every disagreement between what a dump's ranks claim, hold and are meant to hold."""
     laid_out = LaidOut(dump)
     if dump.files.planned is not None:
-        return _report(dump, laid_out, list(check_planned(dump, dump.files.planned)))
+        return _report(dump, laid_out, list(check_planned(dump)))
     weights = [*with_one_order(_of_shards(laid_out), laid_out), *_of_run(dump)]
     return _report(dump, laid_out, [*weights, *_of_step(laid_out, _findings(weights)), *check_collectives(dump)])
 

@@ -93,8 +93,7 @@ def _some(tensor: Saved) -> NDArray[np.float64] | None:
         bits: NDArray[Any] = tensor.chunk_bits(tensor.chunks[0])
     except (DumpError, OSError):
         return None  # reported where chunks are looked at
-    rows = bits.reshape(-1) if bits.flags.c_contiguous else bits.ravel()
-    found = cast(np.array(rows[:SAMPLES]), tensor.dtype, "float64")
+    found = cast(np.array(bits.ravel()[:SAMPLES]), tensor.dtype, "float64")
     return None if found is None else found.view(np.float64)
 
 

@@ -1,7 +1,7 @@
 """Read a dump that may come from another machine: every number is checked before anything is built from it.
 
 Nothing is unpickled, no path out of the folder is followed, and no size in a file makes the reader allocate more than
-the file itself is long.
+the file itself is long, but for a list of a mesh's ranks (at most `MAX_RANKS`) that count up and are not written.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -214,8 +214,9 @@ def write_rank(folder: Path, record: RankRecord, dense: Mapping[str, NDArray[np.
     """
     if dense:
         _write_dense(folder / dense_file(record.rank), dense)
+    meshes: Any = tuple(mesh.in_file() for mesh in record.meshes)
     with _renamed(folder / rank_file(record.rank)) as temporary:
-        temporary.write_bytes(_encoded(record))
+        temporary.write_bytes(_encoded(msgspec.structs.replace(record, meshes=meshes)))
 
 
 def write_plan(folder: Path, record: PlanRecord) -> None:

@@ -54,6 +54,11 @@ class PlannedShards(MadeShards):
     def __contains__(self, rank: object) -> bool:
         return rank in self._ranks and self._ranks.part_of(rank) in self._bodies  # type: ignore[arg-type]
 
+    @property
+    def asked(self) -> list[int]:
+        """The ranks that were asked what they have of it: one of each part."""
+        return [part.part.record.rank for part in self._bodies]
+
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:
         """Return the ranks, rising, by what they claim."""
         found: dict[Layout | None, tuple[int, ...]] = {}

@@ -19,6 +19,7 @@ from shardviz.dump.read import read_files
 from shardviz.relate.casts import cast
 from tests.checkpoint import jobs
 from tests.checkpoint.jobs import Held, job
+from tests.lanes import recorded
 
 MESH = "fsdp=2,tp=2"
 
@@ -41,6 +42,7 @@ def compared(tmp_path, tensors, saved, rules="", mesh=MESH, also=(), **options):
     return both[0], one
 
 
+@recorded
 @pytest.mark.parametrize("name", ["dcp", "flat", "hf", "whole"])
 def test_a_real_job_is_what_it_saved_in_any_format(saved, name, capsys):
     assert main(["diff", str(saved / "job.shardviz"), str(saved / name)]) == 0

@@ -21,6 +21,7 @@ from shardviz.picture.model.subjects.stored import numbered, stored
 from shardviz.picture.text.checkpoint import tensor_lines
 from shardviz.reference.files import open_reference
 from tests.checkpoint.hostile import KIB, chunk, edited, kinds, look, place, refused, tensor
+from tests.lanes import nightly
 
 MANY = 40_000
 """Chunks of a tensor that are many."""
@@ -76,6 +77,7 @@ def test_huge_sizes_are_findings_and_take_no_memory(small, tmp_path, change):
     assert kinds(edited(small, tmp_path, change))
 
 
+@nightly
 def test_twenty_thousand_chunks_are_counted_in_a_moment(small, tmp_path):
     def change(metadata):
         one = metadata.state_dict_metadata["model.w"]

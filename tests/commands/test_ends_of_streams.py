@@ -13,7 +13,7 @@ import pytest
 from shardviz.cli import main
 from shardviz.layout.mesh import parse_mesh
 from tests.dumps import Made, make_dump
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +93,7 @@ def test_a_table_is_not_written_as_a_picture(
     assert main(["show", str(good), table, "-o", str(output.with_suffix(".txt"))]) == 0
 
 
+@nightly
 @pytest.mark.parametrize("encoding", ["utf-16", *at_night(["ascii", "latin-1", "utf-8"])])
 def test_pictures_and_pages_are_utf_8_whatever_the_terminal_says(bad: Path, encoding: str) -> None:
     for way in (["show", "bad.shardviz", "β", "--format", "svg"], ["show", "bad.shardviz", "--format", "html"]):

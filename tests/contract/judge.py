@@ -8,11 +8,15 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import fields
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from shardviz.cli import main
+from shardviz.explain.cause import Cause
+from shardviz.explain.finding import Finding
 from tests.contract.store import Case, Room, lay_out, load, place
 
 if TYPE_CHECKING:
@@ -31,6 +35,12 @@ LISTS = ("findings", "not_checked", "changes", "relaid", "gained", "lost", "not_
 
 PROCESSES = 2
 
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where files of cases are put: on a busy disk making and removing them takes longer than judging."""
+
+MOST_WORDS = 6
+"""Words of a field that may still be a name, a layout or a number with its unit."""
+
 
 def judge_room(name: str, chosen: Sequence[str] = (), processes: int = PROCESSES) -> dict[str, Rows]:
     """Return the verdict on every recorded case of a room, or on those that have one of some words in their names.
@@ -47,7 +57,7 @@ def judge_room(name: str, chosen: Sequence[str] = (), processes: int = PROCESSES
 
 def judge_cases(room: Room, cases: Sequence[Case], processes: int = PROCESSES) -> dict[str, Rows]:
     """Return the verdict on some cases of a room."""
-    with tempfile.TemporaryDirectory(prefix="shardviz-contract-") as made:
+    with tempfile.TemporaryDirectory(prefix="shardviz-contract-", dir=IN_MEMORY) as made:
         files = lay_out(room, Path(made, "files"))
         jobs = [(case, files, Path(made, f"case_{number}")) for number, case in enumerate(cases)]
         if not processes:
@@ -68,7 +78,7 @@ def _judge_in(job: tuple[Case, Mapping[str, Path], Path]) -> tuple[str, Rows]:
 def judge_files(case: Case, inputs: Sequence[Mapping[str, bytes]]) -> Rows:
     """Return the verdict on a case whose files are these, and not those that are recorded."""
     room = Room("made")
-    with tempfile.TemporaryDirectory(prefix="shardviz-contract-") as made:
+    with tempfile.TemporaryDirectory(prefix="shardviz-contract-", dir=IN_MEMORY) as made:
         files = [{name: room.blob(content) for name, content in one.items()} for one in inputs]
         case = Case(case.name, case.command, tuple(files))
         return judge(case, place(case, lay_out(room, Path(made, "files")), Path(made, "case")))
@@ -83,7 +93,8 @@ def judge_and_print(case: Case, inputs: Sequence[Path]) -> tuple[Rows, str]:
     """Return the verdict on a case whose inputs are in place, and all that was printed, sentences and all."""
     command = [_with_inputs(text, inputs) for text in case.command]
     out, talk = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk), _own_environment():
+    quiet = contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk)
+    with quiet[0], quiet[1], _own_environment(), patch.object(Finding, "to_json", _with_fields):
         try:
             code = main([*command, "--format", "json"])
         except SystemExit as end:
@@ -91,6 +102,27 @@ def judge_and_print(case: Case, inputs: Sequence[Path]) -> tuple[Rows, str]:
     where = os.path.commonpath([str(path) for path in inputs])
     printed = f"{out.getvalue()}\n{talk.getvalue()}".replace(str(inputs[0].parent), "<in>")
     return [{"exit": code}, *_rows(out.getvalue(), where)], printed
+
+
+_to_json = Finding.to_json
+
+
+def _with_fields(finding: Finding) -> dict[str, Any]:
+    """Return a finding as it is printed, and the fields of its cause: the data that its sentences are made of."""
+    return _to_json(finding) | {"fields": _data(finding.explanation)}
+
+
+def _data(value: Any) -> Any:
+    """Return a value as JSON has it; words that make a sentence are left out, as None."""
+    if isinstance(value, Cause):
+        own = {name: _data(getattr(value, name)) for name in sorted(item.name for item in fields(value))}
+        return {name: found for name, found in own.items() if found not in ("", [], {}, None)}
+    if isinstance(value, (bool, int, float)) or value is None:
+        return value
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_data(item) for item in value]
+    text = str(value)
+    return text if len(text.split()) <= MOST_WORDS else None
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.contract.judge import PROCESSES
+from tests.contract.judge import IN_MEMORY, PROCESSES
 from tests.contract.reached import ROOT, DiffersError, Recorded, reached
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="only mutants of files with this in their path")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="shardviz-mutants-") as made:
+    with tempfile.TemporaryDirectory(prefix="shardviz-mutants-", dir=IN_MEMORY) as made:
         recorded = Recorded.in_folder(Path(made))
         try:
             run = reached(recorded, JUDGING)
@@ -86,10 +86,15 @@ def main() -> int:
             print(f"the contract differs already: {error}")
             return 2
         print(f"{len(recorded.cases)} cases run {sum(map(len, run.lines.values()))} lines", flush=True)
-        _import_third_party(run.lines)
-        add_constants(run.lines)
+        prepare(run)
         is_enough = [_try(recorded, run, args.number, seed, args.only) for seed in args.seed]
     return 0 if all(is_enough) else 1
+
+
+def prepare(run: Reached) -> None:
+    """Import what judging needs of others, and count the lines of constants as run."""
+    _import_third_party(run.lines)
+    add_constants(run.lines)
 
 
 def _try(recorded: Recorded, run: Reached, number: int, seed: int, only: str) -> bool:
@@ -97,24 +102,29 @@ def _try(recorded: Recorded, run: Reached, number: int, seed: int, only: str) ->
     started = time.monotonic()
     rng = random.Random(seed)
     drawn = draw({file: set(lines) for file, lines in run.lines.items() if only in file}, rng)
-    global _shared
-    _shared = recorded, run, drawn, seed
     states: Counter[str] = Counter()
-    with get_context("fork").Pool(PROCESSES, maxtasksperchild=1) as pool:
-        while states["caught"] + states["SURVIVED"] < number and states.total() < len(drawn):
-            places = range(states.total(), min(len(drawn), number + states["words"]))
-            for place, (state, case) in zip(places, pool.imap(_fate, places), strict=True):
-                states[state] += 1
-                mutant = drawn[place]
-                num_cases = len(run.lines[mutant.file][mutant.line])
-                text = f"{place + 1:3d} {state:8s} {mutant.file}:{mutant.line} {mutant.what}; {num_cases} cases {case}"
-                print(text.rstrip(), flush=True)
+    while states["caught"] + states["SURVIVED"] < number and states.total() < len(drawn):
+        first, end = states.total(), min(len(drawn), number + states["words"])
+        for place, (state, case) in enumerate(fates(recorded, run, drawn[first:end], seed), first):
+            states[state] += 1
+            mutant = drawn[place]
+            num_cases = len(run.lines[mutant.file][mutant.line])
+            text = f"{place + 1:3d} {state:8s} {mutant.file}:{mutant.line} {mutant.what}; {num_cases} cases {case}"
+            print(text.rstrip(), flush=True)
     num_judged = states["caught"] + states["SURVIVED"]
     seconds = time.monotonic() - started
     print(
         f"seed {seed}: {states['caught']} of {num_judged} mutants caught in {seconds:.0f} s; {states['words']} of words"
     )
     return states["caught"] * 10 >= num_judged * 9
+
+
+def fates(recorded: Recorded, run: Reached, drawn: list[Mutant], seed: int) -> Iterator[tuple[str, str]]:
+    """Yield of each mutant whether it is caught, survives or changes words alone, and the case that shows it."""
+    global _shared
+    _shared = recorded, run, drawn, seed
+    with get_context("fork").Pool(PROCESSES, maxtasksperchild=1) as pool:
+        yield from pool.imap(_fate, range(len(drawn)))
 
 
 def add_constants(lines: dict[str, dict[int, list[Key]]]) -> None:
@@ -213,17 +223,14 @@ def _fate(number: int) -> tuple[str, str]:
     """
     recorded, run, drawn, seed = _shared
     mutant = drawn[number]
-    _replace_source(mutant)
-    signal.signal(signal.SIGALRM, _too_long)
+    replace_source(mutant)
     words = ""
     for key in _in_turn(mutant, run, random.Random(f"{seed} {number}")):
-        signal.alarm(TIMEOUT)
         try:
-            rows, printed = recorded.judge(key)
+            with within_seconds():
+                rows, printed = recorded.judge(key)
         except (Exception, TimeIsUp) as error:  # a mistake may raise anything
             return "caught", f"{' '.join(key)}: {type(error).__name__}"
-        finally:
-            signal.alarm(0)
         if rows != recorded.known[key]:
             return "caught", " ".join(key)
         if run.printed[key] and printed != run.printed[key]:
@@ -235,11 +242,22 @@ class TimeIsUp(BaseException):
     """Judging does not end; nothing in shardviz catches this."""
 
 
+@contextlib.contextmanager
+def within_seconds() -> Iterator[None]:
+    """Raise TimeIsUp if judging takes too long."""
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(TIMEOUT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
 def _too_long(_signal: int, _frame: Any) -> None:
     raise TimeIsUp
 
 
-def _replace_source(mutant: Mutant) -> None:
+def replace_source(mutant: Mutant) -> None:
     """Let this process import a mutant in place of its file."""
     get_code = SourceFileLoader.get_code
     path = str(ROOT / mutant.file)

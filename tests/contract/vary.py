@@ -84,7 +84,7 @@ def main() -> None:
         args.files[0].write_bytes(pickle.dumps(found))
 
 
-_rooms: dict[str, Room] = {}
+rooms: dict[str, Room] = {}
 _lines = Lines(tuple(f"{ROOT}/{folder}" for folder in JUDGING))
 
 
@@ -93,10 +93,10 @@ def _made(
 ) -> list[Variant]:
     """Make variants of cases drawn at random; every other one of a case without a finding."""
     rng, started = random.Random(seed), time.monotonic()
-    _load()
+    load_rooms()
     small = [
         (name, case.name, store.read_verdicts(name)[case.name][0]["exit"] == 0)
-        for name, room in _rooms.items()
+        for name, room in rooms.items()
         for case in room.cases.values()
         if room.size(case.name) <= LARGEST
     ]
@@ -118,15 +118,16 @@ def _made(
     return found
 
 
-def _load() -> None:
-    _rooms.update({name: store.load(name) for name in store.rooms() if name != VARIED})
+def load_rooms() -> None:
+    """Read the rooms whose cases are varied."""
+    rooms.update({name: store.load(name) for name in store.rooms() if name != VARIED})
 
 
 def judged(drawn: tuple[str, str, str]) -> list[Variant]:
     """Make a variant and judge it; none if the change does not fit."""
     name, case_name, seed = drawn
-    case = _rooms[name].cases[case_name]
-    made = variant(case, _rooms[name].blobs, seed)
+    case = rooms[name].cases[case_name]
+    made = variant(case, rooms[name].blobs, seed)
     if made is None:
         return []
     sys.settrace(_lines.trace)
@@ -141,7 +142,7 @@ def judged(drawn: tuple[str, str, str]) -> list[Variant]:
 def edge(drawn: tuple[str, str, str]) -> list[Variant]:
     """Return the two variants between which a small change begins to matter; none where it never does."""
     name, case_name, seed = drawn
-    room = _rooms[name]
+    room = rooms[name]
 
     def at(power: float) -> Variant | None:
         made = variant(room.cases[case_name], room.blobs, f"{seed}{EDGE}{10**power:.3g}")
@@ -180,7 +181,7 @@ def choose(variants: Sequence[Variant], number: int) -> None:
         for (room, _), rows in recorded.known.items():
             counts.update(_said(rows) if room != VARIED else ())
     chosen: dict[tuple[Key, str], Variant] = {}
-    _load()
+    load_rooms()
     variants = [one for one in variants if _is_small(one.key)]
     for one in sorted(variants, key=lambda one: (-len(one.lines), one.key, one.seed)):
         if EDGE in one.seed or any(counts[feature] < FEW for feature in {*one.lines, *_said(one.rows)}):
@@ -196,7 +197,7 @@ def choose(variants: Sequence[Variant], number: int) -> None:
 
 
 def _is_small(key: Key) -> bool:
-    room = _rooms[key[0]]
+    room = rooms[key[0]]
     return key[1] in room.cases and room.size(key[1]) <= LARGEST
 
 
@@ -210,11 +211,11 @@ def _said(rows: Rows) -> set[str]:
 
 def write() -> None:
     """Make the room of the list, and judge it; what its case is too different for by now is left out of the list."""
-    _load()
+    load_rooms()
     room, kept = store.Room(VARIED), []
     for name, case_name, seed in _listed():
-        case = _rooms[name].cases.get(case_name)
-        made = variant(case, _rooms[name].blobs, seed) if case is not None else None
+        case = rooms[name].cases.get(case_name)
+        made = variant(case, rooms[name].blobs, seed) if case is not None else None
         if case is not None and made is not None:
             room.add_content(f"{name}: {case_name} | {seed}: {made[0]}", case.command, made[1])
             kept.append((name, case_name, seed))
@@ -222,6 +223,11 @@ def write() -> None:
     path = room.save()
     store.write_verdicts(VARIED, judge_cases(room, list(room.cases.values())))
     print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def add_to_list(chosen: Iterable[tuple[str, str, str]]) -> None:
+    """Add variants to the list; `write` makes them."""
+    _list({*_listed(), *chosen})
 
 
 def _list(chosen: Iterable[tuple[str, str, str]]) -> None:

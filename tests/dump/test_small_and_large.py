@@ -20,6 +20,7 @@ from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import LayoutError
 from shardviz.layout.region import MAX_LAID_OUT, Region
 from tests.dump.samples import put, refusal, spoil
+from tests.lanes import nightly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,6 +151,7 @@ def test_where_memory_ends_one_line_says_so(
     assert (out, err.splitlines()[0]) == ("", "shardviz: error: not enough memory")
 
 
+@nightly
 def test_a_label_of_very_many_segments_is_judged_by_its_shape(tmp_path: Path) -> None:
     rows = (1 << 59) + 1
     quarter = 1 << 57
@@ -171,6 +173,7 @@ def test_segments_that_no_label_can_have_are_not_looked_for(tmp_path: Path) -> N
     assert report.findings or report.not_checked
 
 
+@nightly
 def test_shards_too_large_to_be_laid_out_are_misordered_all_the_same(tmp_path: Path) -> None:
     """Blocks of columns exchanged in another way on each rank: no rule over whole ranges fits."""
     side, end = 1 << 20, (1 << 20) - 1

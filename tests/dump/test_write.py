@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord
+from shardviz.dump.records.tensors import MeshRecord
 from shardviz.dump.write import check_folder, prepare_folder, replacing_folder, write_rank, write_run
 from shardviz.errors import DumpError
 from tests.dump.samples import RUN, rank_record, write_sample
@@ -41,6 +43,17 @@ def test_a_dump_is_one_folder_of_files_by_rank(sample: Path):
         "rank_00001.safetensors",
         "run.json",
     ]
+
+
+def test_a_ranks_file_names_the_ranks_of_a_mesh_only_if_they_do_not_count_up(sample: Path):
+    record = read_files(sample).ranks[0]
+    (mesh,) = record.meshes
+    assert mesh.ranks == (0, 1)
+    file = sample / "rank_00000.json"
+    assert b'"meshes":[{"axes":["fsdp","tp"],"shape":[1,2]}]' in file.read_bytes()
+    turned = MeshRecord(mesh.axes, mesh.shape, (1, 0))
+    write_rank(sample, replace(record, meshes=(turned,)))
+    assert b'"ranks":[1,0]' in file.read_bytes()
 
 
 def test_a_folder_is_made_with_its_parents(tmp_path: Path):

@@ -19,6 +19,7 @@ from tests.gauges.slowest import slowest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+GROWTH, TOO_FAST = "growth of ", "TOO FAST "
 UNREACHED = "functions that nothing enters"
 HOW_TO_TIME = 'make test ARGS=--junit-xml=tests.xml; make gauges GAUGES="--tests tests.xml"'
 
@@ -35,9 +36,10 @@ def main() -> int:
     parser.add_argument("--tests", type=Path, metavar="FILE", help="junit xml, or durations, of the last run of pytest")
     parser.add_argument("--static", action="store_true", help="leave growth out: seconds instead of minutes")
     parser.add_argument("--growth", metavar="TEXT", help="only the growth of what has this in its name; keeps nothing")
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="growth that was measured before, not to repeat")
     args = parser.parse_args()
     if args.growth is not None:
-        return _growth(args.growth)
+        return _growth(args.growth, args.measured)
     gauges, then = static_gauges(), read() if TODAY.exists() else {}
     never = unreached(product(), args.reach) if args.reach is not None else []
     gauges |= {UNREACHED: str(len(never))} if args.reach is not None else {}
@@ -53,7 +55,7 @@ def main() -> int:
         gauges |= {name: value for name, value in then.items() if name == UNREACHED}
     write(gauges, more)
     print(f"written to {TODAY}", flush=True)
-    return 0 if args.static else _growth("")
+    return 0 if args.static else _growth("", args.measured)
 
 
 def _slow(file: Path | None) -> Iterator[str]:
@@ -63,13 +65,31 @@ def _slow(file: Path | None) -> Iterator[str]:
         yield from (f"slowest tests: {name}: {seconds:.1f} s" for seconds, name in slowest(file))
 
 
-def _growth(text: str) -> int:
-    """Print how the work with each input grows; return 1 if any grows too fast."""
-    too_fast = 0
-    for growth in grown(text):
-        print(f"{'TOO FAST ' if growth.is_too_fast else ''}growth of {growth}", flush=True)
-        too_fast += growth.is_too_fast
-    return 1 if too_fast else 0
+def _growth(text: str, measured: Path | None = None) -> int:
+    """Print how the work with each input grows; return 1 if any grows too fast, or could not be measured.
+
+    Args:
+        text: What a name must have in it.
+        measured: A file to which each line is added, and whose lines are printed again and not measured.
+    """
+    lines = measured.read_text().splitlines() if measured is not None and measured.exists() else []
+    before = {line.partition(GROWTH)[2].partition("  ")[0]: line for line in lines if GROWTH in line}
+    print(*before.values(), sep="\n", flush=True)
+    num_too_fast = sum(line.startswith(TOO_FAST) for line in before.values())
+    for what, measure in grown(text, leave_out=before):
+        try:
+            growth = measure()
+        except RuntimeError as error:
+            print(f"NOT MEASURED {what}: {error}", flush=True)
+            num_too_fast += 1
+            continue
+        line = f"{TOO_FAST if growth.is_too_fast else ''}{GROWTH}{growth}"
+        print(line, flush=True)
+        num_too_fast += growth.is_too_fast
+        if measured is not None:
+            with measured.open("a") as file:
+                file.write(f"{line}\n")
+    return 1 if num_too_fast else 0
 
 
 if __name__ == "__main__":

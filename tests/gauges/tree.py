@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 HOUSE = Path(__file__).resolve().parents[2]
 PRODUCT = ("shardviz", "tui", "probes")
@@ -61,14 +61,21 @@ class Source:
         """All nodes of its tree."""
         return list(ast.walk(self.tree))
 
-    def imports(self) -> Iterator[str]:
-        """Yield the modules, or names in modules, that it imports when it runs: those for types alone are left out."""
-        for node in _run_nodes(self.tree):
+    @cached_property
+    def imports(self) -> Sequence[str]:
+        """The modules, or names in modules, that it imports when it runs: those for types alone are left out."""
+        tests = (node for node in self.nodes if isinstance(node, ast.If) and _is_for_types(node.test))
+        for_types = {id(node) for test in tests for stmt in test.body for node in ast.walk(stmt)}
+        found: list[str] = []
+        for node in self.nodes:
+            if id(node) in for_types:
+                continue
             if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
+                found += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 base = self._base(node)
-                yield from (f"{base}.{alias.name}" for alias in node.names)
+                found += [f"{base}.{alias.name}" for alias in node.names]
+        return found
 
     def _base(self, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -98,9 +105,7 @@ def sources() -> tuple[Source, ...]:
 def imported(files: Sequence[Source]) -> Mapping[str, frozenset[str]]:
     """Return for each module those of the same files that it imports."""
     known = {file.module for file in files}
-    return {
-        file.module: frozenset(_known(name, known) for name in file.imports()) - {"", file.module} for file in files
-    }
+    return {file.module: frozenset(_known(name, known) for name in file.imports) - {"", file.module} for file in files}
 
 
 def _known(name: str, known: set[str]) -> str:
@@ -109,18 +114,6 @@ def _known(name: str, known: set[str]) -> str:
         return name
     outer = name.rpartition(".")[0]
     return outer if outer in known else ""
-
-
-def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a tree that are not for type checkers alone."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and _is_for_types(child.test):
-            for other in child.orelse:
-                yield other
-                yield from _run_nodes(other)
-        else:
-            yield child
-            yield from _run_nodes(child)
 
 
 def _is_for_types(test: ast.expr) -> bool:

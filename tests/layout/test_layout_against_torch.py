@@ -20,7 +20,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse, write
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
-from tests.lanes import cases
+from tests.lanes import cases, nightly
 from tests.layout.layouts import placed
 from tests.layout.spelling import in_torch
 
@@ -72,6 +72,7 @@ def test_local_shapes_and_offsets_are_those_that_torch_saves_checkpoints_by(case
         assert _compute_local_shape_and_global_offset(shape, mesh.shape, coord, spelled) == (region.shape, first)
 
 
+@nightly
 def test_every_pair_of_splits_of_a_short_dim_is_that_of_torch():
     mesh = parse_mesh("fsdp=2,tp=3")
     kinds = [Replicate(), Shard(0), *(StridedShard(0, factor) for factor in range(1, 6))]

@@ -16,7 +16,7 @@ from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import placement_of
 from shardviz.testing import spmd
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.layout.spelling import in_torch
 
 Case = tuple[tuple[int, ...], tuple[Placement, ...]]
@@ -47,7 +47,9 @@ def rows_of(layout: Layout) -> list[int]:
 
 
 @spmd(mesh="dp=2,fsdp=2,tp=2")
-@pytest.mark.parametrize(("cases", "source"), [(SCATTERED, 0), (CUT_ON_EACH_RANK, None)], ids=["scattered", "cut"])
+@pytest.mark.parametrize(
+    ("cases", "source"), [(CUT_ON_EACH_RANK, None), *at_night([(SCATTERED, 0)])], ids=["scattered", "cut"]
+)
 def test_distribute_tensor_gives_each_rank_what_the_layout_says(mesh, cases: list[Case], source: int | None):
     for shape, placements in cases:
         whole = torch.arange(math.prod(shape)).reshape(shape)
@@ -69,13 +71,14 @@ def fsdp2_over(mesh, size: int) -> tuple[list[int], Layout]:
 
 
 @spmd(mesh="fsdp=2,tp=4")
-@pytest.mark.parametrize("size", [12, 5, *at_night([13, 3])])
+@pytest.mark.parametrize("size", [12, *at_night([5, 13, 3])])
 def test_fsdp2_over_tp_holds_what_its_label_says_even_and_uneven(mesh, size: int):
     held, label = fsdp2_over(mesh, size)
     assert write(label) == f"[{size}/tp/fsdp]"
     assert held == rows_of(label)
 
 
+@nightly
 @spmd(mesh="fsdp=2,cp=2,tp=2")
 def test_fsdp2_over_two_uneven_axes_holds_another_cut_than_its_label_says(mesh):
     """FSDP2 chunks level by level, and labels it with one split factor, the product of both axes' sizes.

@@ -55,6 +55,7 @@ def test_a_repro_runs_by_itself_and_shows_what_the_audit_saw(tmp_path):
         assert f"rank {rank}: wanted [1, 2], got [1, 0]\n" in printed[rank]
 
 
+@nightly
 def test_a_repro_of_a_case_that_is_right_passes(tmp_path):
     case = Case("checkpoint", MESH, (3,), (Shard(0), Shard(0)), (Replicate(), Shard(0)))
     run_repro(case, tmp_path)

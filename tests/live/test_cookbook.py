@@ -109,6 +109,7 @@ LIKE_ANOTHER = {
     "fsdp_nested",
     "fsdp_other_dim",
     "hsdp_tp",
+    "pp_1f1b",
     "pp_fsdp_tp",
     "pp_naive",
     "tp",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from shardviz.dump.write import write_rank
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.html.script import script_text
 from tests.dumps import Made, make_dump
-from tests.lanes import nightly
+from tests.lanes import at_night, nightly
 from tests.picture.browser import asked, dom, picture, run
 
 if TYPE_CHECKING:
@@ -303,13 +303,15 @@ OUTSIDE = """JSON.stringify((() => {
 })())"""
 
 
-def test_in_a_browser_every_word_lies_within_its_box_and_its_picture(tmp_path: Path) -> None:
-    large = {"w": Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]"), "x": "[128256/fsdp, 8192/tp]"}
-    for tensors, mesh in ((TENSORS, MESH), (large, "fsdp=128,tp=8")):
-        answer = asked(tmp_path, page(tmp_path, tensors, mesh), OUTSIDE)
-        count, _, outside = answer.strip("[]").partition(",")
-        assert int(count) > 50
-        assert outside.strip("[]") == ""
+LARGE = {"w": Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]"), "x": "[128256/fsdp, 8192/tp]"}
+
+
+@pytest.mark.parametrize(("tensors", "mesh"), [(TENSORS, MESH), *at_night([(LARGE, "fsdp=128,tp=8")])])
+def test_in_a_browser_every_word_lies_within_its_box_and_its_picture(tmp_path: Path, tensors: Any, mesh: str) -> None:
+    answer = asked(tmp_path, page(tmp_path, tensors, mesh), OUTSIDE)
+    count, _, outside = answer.strip("[]").partition(",")
+    assert int(count) > 50
+    assert outside.strip("[]") == ""
 
 
 def test_in_a_browser_every_word_of_a_schedule_lies_within_it(tmp_path: Path, stepped: Path) -> None:
@@ -346,7 +348,7 @@ def test_in_a_browser_all_that_opens_or_scrolls_is_reached_by_keyboard(tmp_path:
 
 
 def test_in_a_browser_a_hostile_name_makes_no_element(tmp_path: Path) -> None:
-    seen = dom(tmp_path, page(tmp_path, {HOSTILE: "[4/tp]"}))
+    seen = dom(page(tmp_path, {HOSTILE: "[4/tp]"}))
     assert re.findall("<script>.{10}", seen, re.DOTALL) == ["<script>// Search,"]
     assert "<img" not in seen
     assert "alert(2)" in seen
@@ -368,5 +370,5 @@ def test_in_a_browser_dark_and_light_look_different(tmp_path: Path) -> None:
 def test_in_a_browser_maps_that_are_closed_are_printed(tmp_path: Path) -> None:
     file = page(tmp_path, {f"w{at}{'x' * at}": f"[{8 * (at + 1)}/fsdp, 16/tp]" for at in range(4)})
     sheet = tmp_path / "run.pdf"
-    run(tmp_path, file, f"--print-to-pdf={sheet}")
+    run(file, f"--print-to-pdf={sheet}")
     assert len(re.findall(rb"/Type\s*/Page\b", sheet.read_bytes())) >= 3

@@ -129,7 +129,7 @@ def test_in_a_browser_the_script_runs_under_the_pages_policy_and_no_other_does(t
     file = page(tmp_path, {**TENSORS, HOSTILE: WRONG})
     smuggled = "<img src=x onerror=\"document.title='smuggled'\"><script>document.title = 'smuggled'</script>"
     file.write_text(file.read_text(encoding="utf-8").replace("</main>", f"{smuggled}</main>"), encoding="utf-8")
-    seen = dom(tmp_path, file)
+    seen = dom(file)
     (tools,) = re.findall('<div id="tools"[^>]*>', seen)
     assert "hidden" not in tools
     assert "<title>shardviz: run.shardviz</title>" in seen
@@ -160,7 +160,7 @@ def test_in_a_browser_the_page_fits_a_phone(tmp_path: Path) -> None:
         f'<iframe src="{inner.as_uri()}" style="width:400px;border:0"></iframe>',
         encoding="utf-8",
     )
-    seen = dom(tmp_path, outer, "--virtual-time-budget=2000")
+    seen = dom(outer, "--virtual-time-budget=2000")
     assert "<title>400,400</title>" in seen
 
 
@@ -183,8 +183,8 @@ def test_in_a_browser_what_is_wider_than_the_window_says_that_it_scrolls_until_i
 
 def test_in_a_browser_a_hint_is_there_before_anyone_scrolls(tmp_path: Path) -> None:
     file = page(tmp_path, TENSORS)
-    assert 'data-more=""' in dom(tmp_path, file, "--window-size=500,900", "--virtual-time-budget=3000")
-    assert 'data-more=""' not in dom(tmp_path, file, "--window-size=2000,900", "--virtual-time-budget=3000")
+    assert 'data-more=""' in dom(file, "--window-size=500,900", "--virtual-time-budget=3000")
+    assert 'data-more=""' not in dom(file, "--window-size=2000,900", "--virtual-time-budget=3000")
 
 
 def test_names_are_searched_as_ranges_whatever_the_page_shows() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardviz.cli import main
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.live.worlds import PATIENCE, wait_until
 
 HEAD = """
@@ -140,7 +140,7 @@ def test_a_step_that_cannot_be_made_says_what_to_return_and_the_rest_is_planned(
     assert "parameters 288 B" in text
 
 
-@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("backward", [True, *at_night([False])])
 def test_a_step_without_a_backward_is_planned_and_noted(
     backward: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +153,7 @@ def test_a_step_without_a_backward_is_planned_and_noted(
     assert ("the step leaves no gradients" not in text) == ("gradients  " in text) == backward
 
 
+@nightly
 def test_what_a_probe_prints_is_not_among_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +207,7 @@ def test_real_ranks_say_what_stages_and_an_optimizer_are(
     assert "Traceback" not in text
 
 
+@nightly
 @pytest.mark.parametrize("number", [signal.SIGTERM, *at_night([signal.SIGINT, signal.SIGHUP])])
 def test_a_plan_that_is_ended_ends_the_ranks_that_it_asks(number: signal.Signals, tmp_path: Path) -> None:
     waiting = (

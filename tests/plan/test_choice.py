@@ -114,6 +114,7 @@ def test_where_the_step_fails_on_all_meshes_that_would_fit_none_does(
     assert text.startswith(f"{of_rows} the step fails on (fsdp=1, tp=3): a step run with values raised RuntimeError: ")
 
 
+@nightly
 @pytest.mark.parametrize("probe", ["def batch(): return None", *at_night(["def loss(model, x): return 1 / 0"])])
 def test_a_step_that_fails_on_any_mesh_is_no_step_that_fits(
     probe: str, mine: Path, capfd: pytest.CaptureFixture[str]
@@ -123,6 +124,7 @@ def test_a_step_that_fails_on_any_mesh_is_no_step_that_fits(
     assert text.startswith("the step fails on (fsdp=2, tp=1), (fsdp=1, tp=2): ")
 
 
+@nightly
 @pytest.mark.parametrize(
     ("probe", "said"),
     [
@@ -174,6 +176,7 @@ def test_reasons_that_differ_in_numbers_are_one_line() -> None:
     ]
 
 
+@nightly
 def test_where_nothing_fits_it_says_what_the_smallest_needs(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = printed(capfd, mine.name, "--gpus", "1", "--memory", "1KB", code=1)
     assert re.fullmatch(r"1 mesh needs more than 1000 B, at least \d+ KiB on \(fsdp=1, tp=1\)\n", text)
@@ -275,6 +278,7 @@ def parallelize(model, mesh): return model if mesh.get_local_rank("pp") else nn.
 """
 
 
+@nightly
 def test_a_first_rank_without_parameters_is_planned_where_no_axis_has_idle_stages(
     mine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,6 +322,7 @@ def test_axes_of_one_rank_are_told_apart_by_name(staged: Path, capfd: pytest.Cap
     assert "all_gather along fsdp" in text
 
 
+@nightly
 def test_of_meshes_that_do_not_fit_the_smallest_is_known_to_the_byte(
     staged: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from shardviz.live.plan.step.choices import Choices
 from shardviz.live.plan.step.exchanges import received
 from shardviz.live.plan.step.watched import Watched
 from shardviz.live.step.observe import observed
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.plan.agreeing import differences
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def batch(): return torch.randn(32, FEATURES)
 """
 
 
+@nightly
 @pytest.mark.parametrize("mesh", ["2", *at_night(["4"])])
 def test_tokens_that_go_round_evenly_send_what_a_plan_says(mesh: str, tmp_path: Path) -> None:
     file = tmp_path / "routed.py"
@@ -96,6 +97,7 @@ def test_tokens_that_go_round_evenly_send_what_a_plan_says(mesh: str, tmp_path: 
     assert list(differences(real, read_files(tmp_path / "plan"), with_step=True)) == []
 
 
+@nightly
 def test_a_plan_says_what_it_spread_evenly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +210,7 @@ def batch(): return torch.zeros(128, 1024)
 """
 
 
+@nightly
 def test_a_grouped_product_in_float32_is_planned_without_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +223,7 @@ def test_a_grouped_product_in_float32_is_planned_without_values(
     assert "grouped_mm" not in said.err
 
 
+@nightly
 def test_a_step_that_fails_without_values_prints_no_traceback_of_torchs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -258,6 +258,7 @@ def test_a_batch_of_another_shape_has_the_element_type_of_the_probes_own(
     assert "planned without activations" in printed(capfd, "plan", str(mine), "--batch", "16,8:float32", "--force")
 
 
+@nightly
 def test_a_batch_of_too_few_rows_is_reported_and_the_rest_is_planned(
     mine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,6 +331,7 @@ def test_what_cannot_be_planned_as_it_is_names_the_call(
     assert status == (0 if what == "needs values" else 2)
 
 
+@nightly
 def test_a_result_of_a_collective_is_not_taken_for_true(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     call = "torch.distributed.all_reduce(torch.ones(1)); fully_shard(model, mesh=mesh)"
     mine.write_text(HEAD.replace("fully_shard(model, mesh=mesh)", call))
@@ -338,6 +340,7 @@ def test_a_result_of_a_collective_is_not_taken_for_true(mine: Path, capfd: pytes
     assert "calls all_gather" not in text  # FSDP's own, in a step
 
 
+@nightly
 def test_seconds_are_talk_and_not_data(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     main(["plan", str(mine), "--no-step", "-o", "p.shardviz"])
     out, err = capfd.readouterr()
@@ -362,6 +365,7 @@ def test_a_batch_that_is_not_a_shape_is_refused(text: str, mine: Path, capfd: py
     assert "is not a shape" in printed(capfd, "plan", str(mine), f"--batch={text}", code=2)
 
 
+@nightly
 def test_an_optimizers_state_counts_in_the_element_type_asked(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = HEAD.replace("nn.Linear(16, 8))", "nn.Linear(16, 8)).bfloat16()")
     mine.write_text(text.replace("torch.randn(8, 8)", "torch.randn(8, 8).bfloat16()"))

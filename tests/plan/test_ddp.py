@@ -156,6 +156,7 @@ def batch(): return torch.randn(8, 1024)
 """
 
 
+@nightly
 def test_a_hook_that_halves_what_is_sent_is_called_for_each_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ def test_ranks_have_the_numbers_that_torchrun_gives_them_node_by_node() -> None:
     assert {(one["WORLD_SIZE"], one["GROUP_WORLD_SIZE"]) for one in found} == {("8", "3")}
 
 
+@nightly
 @pytest.mark.parametrize("node", [3, *at_night([0])])
 def test_each_rank_that_is_asked_reads_its_own(node: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
@@ -93,6 +94,7 @@ def test_what_depends_on_the_environment_is_each_ranks_own(where: str, read: str
     assert rows(planned(code, tmp_path)) == {**dict.fromkeys(range(7), 8), 7: 16}
 
 
+@nightly
 @pytest.mark.parametrize(("read", "times"), [('os.environ["RANK"]', 1 + 8), ('os.environ["WORLD_SIZE"]', 1)])
 def test_only_a_probe_that_reads_which_rank_it_is_is_imported_on_each(read: str, times: int, tmp_path: Path) -> None:
     code = f"""

@@ -19,7 +19,7 @@ from shardviz.live.compat import fake_world, parameters_are_held
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.asking import ask
 from shardviz.live.plan.planning import PlanJob, plan
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.plan.agreeing import differences
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def parallelize(model, mesh):
 PROGRAMS = {"before": BEFORE, "of_nodes": OF_NODES, "listed": LISTED, "of_dtensors": OF_DTENSORS, "of_fsdp": OF_FSDP}
 
 
+@nightly
 @pytest.mark.parametrize(("name", "text"), [("after", AFTER), *at_night(PROGRAMS.items())])
 def test_a_plan_sends_what_hooks_and_lists_of_parameters_send(name: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.py"

@@ -15,7 +15,7 @@ from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import fake_world
-from shardviz.live.plan import forks
+from shardviz.live.plan import choosing, forks
 from shardviz.live.plan.forks import is_own
 from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.live.plan.reads import places_read
@@ -126,15 +126,18 @@ def test_positions_are_asked_only_along_the_axes_that_are_read(tmp_path: Path) -
     assert record.how == ("4 ranks of 2,048 asked",)
 
 
-def test_where_the_places_are_too_many_it_says_that_not_all_were_asked(tmp_path: Path) -> None:
+def test_where_the_places_are_too_many_it_says_that_not_all_were_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "MAX_READING", 4)
     code = "def parallelize(model, mesh):\n    if mesh.get_local_rank('dp') == 3: model.extra = nn.Linear(8, 8)"
-    assert special(code, tmp_path, "32,2") == [6, 7]
-    record, _ = planned(code, tmp_path, "64,2")
+    assert special(code, tmp_path, "4,2") == [6, 7]
+    record, _ = planned(code, tmp_path, "8,2")
     assert len(record.parts) == 1
     assert record.how == (
-        "2 ranks of 128 asked",
+        "2 ranks of 16 asked",
         "the code reads its place along dp (mine.py, line 11: if mesh.get_local_rank('dp') == 3: model.extra = "
-        "nn.Linear(8, 8)): 2 of these 64 places were asked, and one in the middle that does something else is planned "
+        "nn.Linear(8, 8)): 2 of these 8 places were asked, and one in the middle that does something else is planned "
         "as if it did not",
     )
 

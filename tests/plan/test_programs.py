@@ -226,6 +226,7 @@ def _layouts(record: RankRecord, role: str) -> dict[tuple[object, ...], object]:
     return found
 
 
+@nightly
 def test_gradients_of_a_stage_are_on_the_mesh_of_its_parameters() -> None:
     probe = probe_files.find("pp_fsdp_tp")
     for part in plan(PlanJob(probe, mesh_for(probe, "2,1,2")))[1].parts:

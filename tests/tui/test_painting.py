@@ -64,8 +64,8 @@ def differences(one: pyte.Screen, other: pyte.Screen) -> list[tuple[int, int, st
     ]
 
 
-WALKS = [("stepped", 0), ("plan", 1)]
-AT_NIGHT = [("stepped", 1), ("bug", 0), ("bug", 1), ("shapes", 0), ("shapes", 1), ("plan", 2)]
+WALKS = [("stepped", 0)]
+AT_NIGHT = [("plan", 1), ("stepped", 1), ("bug", 0), ("bug", 1), ("shapes", 0), ("shapes", 1), ("plan", 2)]
 """A dump, and the size of the screen, by which the keys are drawn too."""
 
 

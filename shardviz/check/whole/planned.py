@@ -6,7 +6,7 @@ not give. Where elements really go no plan shows, so that no tensor of one is ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardviz.check.order.rules.intent import intended_text, is_intended
 from shardviz.check.report import NotChecked
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
-    from shardviz.plan.ranks import PlannedRanks
 
 NO_VALUES = "a plan has no values, so it does not show where elements go"
 AS_INTENDED = f"its layout is the intended one; {NO_VALUES}"
 
 
-def check_planned(dump: Dump, ranks: PlannedRanks) -> Iterator[Finding | NotChecked]:
+def check_planned(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield what a plan's layouts show."""
-    asked = [part.part.record.rank for part in ranks.parts]
     for tensor in dump.at("initial"):
-        wrong = [rank for rank in asked if rank in tensor.shards and not _fits(tensor, rank)]
+        shards: Any = tensor.shards
+        wrong = [rank for rank in shards.asked if not _fits(tensor, rank)]
         for name in tensor.names:
             text = intended_text(dump.files.run.intended, name)
             if wrong:

@@ -23,7 +23,7 @@ from shardviz.layout.notation import parse
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
@@ -81,11 +81,13 @@ class Counted:
         width = sum(self.widths.values()) if name is None else self.widths[name]
         return round(math.prod(self.tensor.shards[rank].body.local_shape) * width * self.at_once.get(rank, 1))
 
-    def bytes(self, name: str, ranks: Iterable[int]) -> dict[int, int]:
+    def bytes(self, name: str, ranks: Collection[int]) -> dict[int, int]:
         """Return the bytes of a name on those of some ranks that have it: the same object for names of one width."""
         width = self.widths[name]
         if width not in self._bytes:
-            self._bytes[width] = {rank: self.on(rank, name) for rank in ranks if rank in self.tensor.shards}
+            shards = self.tensor.shards
+            few, others = (shards, ranks) if len(shards) < len(ranks) else (ranks, shards)
+            self._bytes[width] = {rank: self.on(rank, name) for rank in few if rank in others}
         return self._bytes[width]
 
     @cached_property
@@ -122,7 +124,7 @@ def owner_of(name: str, role: str) -> str:
 
 def uses(dump: Dump) -> list[Use]:
     """Return the bytes of every name on every rank."""
-    traced, ranks = _traced(dump), [group[0] for group in dump.files.equally_full]
+    traced, ranks = _traced(dump), dict.fromkeys(group[0] for group in dump.files.equally_full)
     return [
         Use(
             name,

@@ -6,13 +6,14 @@ Ids count from 1 over the whole model, so that 0 is never an id.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shardviz.dump.records.base import MAX_NUMBER, Count, Moment, PerAxis, Record, Role, Shape, Span
-from shardviz.layout.mesh import MAX_AXES
+from shardviz.layout.mesh import MAX_AXES, MAX_RANKS
 from shardviz.layout.region import MAX_DIMS
 
 Held = Annotated[tuple[tuple[Span, ...], ...], Meta(max_length=MAX_DIMS)]
@@ -27,11 +28,40 @@ IdRun = tuple[
 
 
 class MeshRecord(Record, frozen=True, cache_hash=True):
-    """A device mesh: `axes` with their sizes, and the global rank at each coordinate, row-major."""
+    """A device mesh.
+
+    Attributes:
+        axes: The names of its axes.
+        shape: The number of ranks along each.
+        ranks: The global rank at each coordinate, row-major. A file leaves them out if they count up from 0: else every
+            rank's file would name all ranks.
+    """
 
     axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
     shape: PerAxis
-    ranks: tuple[Count, ...]
+    ranks: tuple[Count, ...] = ()
+
+    def __post_init__(self) -> None:
+        size = math.prod(self.shape)
+        if not self.ranks and 0 < size <= MAX_RANKS:
+            msgspec.structs.force_setattr(self, "ranks", _counting(size))
+
+    def in_file(self) -> Record:
+        """Return what a file has of it."""
+        counts_up = self.ranks == _counting(len(self.ranks))
+        return _CountingMeshRecord(self.axes, self.shape) if counts_up else self
+
+
+class _CountingMeshRecord(Record, frozen=True):
+    """A mesh whose ranks count up from 0."""
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+@lru_cache(maxsize=8)
+def _counting(size: int) -> tuple[int, ...]:
+    return tuple(range(size))
 
 
 class FlatRecord(Record, frozen=True):

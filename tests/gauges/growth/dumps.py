@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 SIDES = ("input", "output", "gradient of input", "gradient of output")
 FOUR = Mesh(("dp", "tp"), (2, 2))
 COPIES = ("Replicate()", "Replicate()")
@@ -268,11 +270,17 @@ def job_calls_found(path: Path, num: int) -> None:
     _job(path, [("shared", call) for call in range(num)], num // 2)
 
 
+def weights_of_job(num: int) -> dict[str, NDArray[np.float64]]:
+    """Return a weight of each module of a job."""
+    weights = np.random.default_rng(2).normal(size=(num, 4, 4))
+    return {f"{name}.weight": weight for name, weight in zip(names_of_modules(num), weights, strict=True)}
+
+
 def _job(path: Path, places: Iterable[tuple[str, int]], odd_from: int) -> None:
     """Write a job of one rank: a weight of each module, and the step that was followed."""
     places = list(places)
     modules = list(dict.fromkeys(name for name, _ in places))
-    weights = np.random.default_rng(2).normal(size=(len(modules), 4, 4))
+    weights = weights_of_job(len(modules)).values()
     for folder, moment in ((path, "initial"), (path / TRACE_FOLDER, "step")):
         prepare_folder(folder, force=True)
         write_run(folder, RunRecord(1, "test", "none", 1))

@@ -11,6 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from shardviz.layout.mesh import Mesh, parse_mesh
+from tests.gauges.growth.dumps import weights_of_job
 from tests.plans import make_plan, shifted
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Values = NDArray[np.float32]
+    Values = NDArray[np.floating]
 
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm")
 FILES = 4
@@ -102,6 +103,12 @@ def keys_scaled(path: Path, num: int) -> None:
 def keys_gone(path: Path, num: int) -> None:
     """Write tensors of which every other one has another name and other values."""
     _save(path, {_other_name(at) if at % 2 else _name(at): _weight(at + 7 * num * (at % 2)) for at in range(num)})
+
+
+def keys_of_job(path: Path, num: int) -> None:
+    """Write the checkpoint of `dumps.job`, half of it trained further."""
+    weights = weights_of_job(num)
+    _save(path, {name: weight + (at % 2) for at, (name, weight) in enumerate(weights.items())})
 
 
 def _name(at: int) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCREEN = (120, 40)
+NOTHING_CHECKED = "error: nothing "
+"""How `check` and `diff` begin after they have looked at everything, and could judge nothing."""
 
 
 def verb(*arguments: str) -> None:
@@ -26,7 +28,8 @@ def verb(*arguments: str) -> None:
     talk = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(talk):
         code = main(arguments)
-    if code == EXIT_BUG or (code == EXIT_USAGE and "error:" in talk.getvalue()):
+    refused = "error:" in talk.getvalue() and NOTHING_CHECKED not in talk.getvalue()
+    if code == EXIT_BUG or (code == EXIT_USAGE and refused):
         raise RuntimeError(f"shardviz {' '.join(arguments)}: {talk.getvalue()}")
 
 

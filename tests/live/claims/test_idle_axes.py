@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shardviz
 from shardviz.check.run import check_dump
 from shardviz.testing import spmd
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 
 
 def built():
@@ -35,6 +35,7 @@ def test_fully_shard_that_was_never_called_is_reported(mesh, shard_dump, applied
     assert said(shard_dump) == ([] if applied else [why])
 
 
+@nightly
 @spmd(mesh={"outer": 2, "inner": 2})
 def test_the_axes_of_hsdp_and_of_ddp_are_ordinary_whatever_their_names(mesh, shard_dump):
     model = built()

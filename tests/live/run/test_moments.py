@@ -85,6 +85,7 @@ def test_moments_that_were_loaded_right_are_in_order(mesh, tmp_path):
     assert report.num_tensors == 12
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 @pytest.mark.parametrize("kind", ["exp_avg", *at_night(["exp_avg_sq"])])
 def test_moments_of_the_other_rank_are_named(mesh, tmp_path, kind):

@@ -57,6 +57,7 @@ RIGHT = {
 """Loads that are right; the last one where the file lacks what was not loaded."""
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 @pytest.mark.parametrize("load", ["all of it", *at_night(["rounded", "scaled", "a head that it does not have"])])
 def test_a_right_load_before_sharding_has_no_note(mesh, tmp_path, load):

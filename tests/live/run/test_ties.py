@@ -12,7 +12,7 @@ from shardviz.live.run.known.files import Opened
 from shardviz.live.run.taking import take
 from shardviz.live.run.watching import Watch
 from shardviz.testing import spmd
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 
 
 class Tied(nn.Module):
@@ -58,6 +58,7 @@ def renew_buffer(model):
     model.body.scale = model.scale.clone()
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 @pytest.mark.parametrize("device", [*at_night(["cpu"]), "meta"])
 def test_a_tie_that_was_lost_after_sharding_is_named(mesh, tmp_path, device):

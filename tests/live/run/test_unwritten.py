@@ -61,6 +61,7 @@ def reset(model):
 WAYS = [copy_locals, set_data, write_the_same, load, assign, reset]
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 @pytest.mark.parametrize("write", WAYS, ids=lambda write: write.__name__)
 def test_what_was_written_in_any_way_is_not_named(mesh, write):

@@ -12,6 +12,7 @@ import shardviz
 from shardviz.check.run import check_dump
 from shardviz.errors import ShardvizError
 from shardviz.testing import spmd
+from tests.lanes import nightly
 
 
 def built():
@@ -19,6 +20,7 @@ def built():
     return nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 16))
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 def test_a_model_that_is_watched_before_it_is_sharded_is_compared_with_what_it_held(mesh, shard_dump):
     model = built()
@@ -47,6 +49,7 @@ def test_a_shard_exchanged_before_the_first_call_is_named(mesh, shard_dump):
     assert (finding.kind, finding.tensor) == ("misordered", "0.weight")
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 def test_weights_drawn_again_after_sharding_are_not_checked_where_a_rank_has_none_of_them(mesh, shard_dump):
     model = nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 1))

@@ -7,7 +7,7 @@ import torch
 
 from shardviz.cli import main
 from shardviz.live.step.returned import MAX_TENSORS, Returned, named_calls
-from tests.lanes import at_night
+from tests.lanes import at_night, recorded
 from tests.live.probing import HEAD, checked
 
 MODEL = """
@@ -62,6 +62,7 @@ def faulty(place: str) -> str:
     return MODEL.replace('FAULT = ""', f"FAULT = {place!r}")
 
 
+@recorded
 def test_what_a_right_model_returns_is_in_order(tmp_path):
     report = checked(MODEL, "dp=2,tp=2", tmp_path)
     assert (report.findings, report.not_checked) == ((), ())
@@ -122,6 +123,7 @@ def loss(model, batch): return sum(one.square().mean() for one in model(batch)[:
 """
 
 
+@recorded
 @pytest.mark.parametrize(
     ("returned", "code"), [("self.b(x) + self.off", 1), *at_night([("self.b(x)", 0), ("self.off", 1)])]
 )
@@ -208,6 +210,7 @@ def test_a_number_of_each_micro_batch_counts_in_all_of_them(axes, fault, reasons
     assert (report.findings, len(report.not_checked)) == ((), reasons)
 
 
+@recorded
 @pytest.mark.parametrize(("fault", "tensors"), [(0.0, []), (0.5, ["output of call 1"])])
 def test_the_output_of_every_call_is_compared(fault, tensors, tmp_path):
     report = checked(f"FAULT = {fault}\n{TWICE}", "dp=2", tmp_path)
@@ -246,6 +249,7 @@ def loss(model, batch):
 """
 
 
+@recorded
 @pytest.mark.parametrize(
     ("axes", "returned"),
     [((), "{}"), (("dp",), "{'loss': {}}"), *at_night([(("dp",), "{}"), ((), "{'loss': {}}")])],

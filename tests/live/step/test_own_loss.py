@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import at_night, recorded
 from tests.live.probing import checked
 
 STEP = """
@@ -110,6 +110,7 @@ def test_what_needs_no_loss_is_found_beside_a_loss_of_the_steps_own(tmp_path):
     assert [(one.kind, one.tensor) for one in report.findings] == [("unreduced-scalar", "mine")]
 
 
+@recorded
 def test_a_wrong_step_is_found_by_the_mean_square_that_it_returns(tmp_path):
     assert checked(OUTPUT + STEP.format(body=f"loss = {SAME}"), "dp=2", tmp_path / "output").findings
     assert checked(COPIES.format(loss=SAME, reduce=SUM), "dp=2", tmp_path / "summed").findings

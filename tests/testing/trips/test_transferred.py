@@ -11,7 +11,7 @@ from shardviz.text import join_numbers
 from tests.lanes import nightly
 from tests.testing.trips.transfers import FAULTS, drawn, sync
 
-DAILY, NIGHTLY = 10, 200
+DAILY, NIGHTLY = 6, 200
 
 
 def text_of(pair, fault="", seed=0):

@@ -47,8 +47,10 @@ def _bad_side(calls: Calls, call: Call) -> What | None:
 
 def _is_out_of_order(calls: Calls, call: Call) -> bool:
     """Whether what a call returns has its slices in another order, and in other layers they are in order."""
-    alike = [one.state("output") for one in calls.alike(call)]
-    return call.state("output") == "moved" and "right" in alike and "moved" not in alike
+    if call.state("output") != "moved":
+        return False
+    alike = {one.state("output") for one in calls.alike(call)}
+    return "right" in alike and "moved" not in alike
 
 
 def _within(call: Call) -> Divergence:

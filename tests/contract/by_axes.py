@@ -1,0 +1,230 @@
+"""`python -m tests.contract.by_axes`: the rooms `axes` and `roundings`, made by rule and not by a test.
+
+`axes` has dumps of one tensor on meshes whose axes differ in size, or are three: each layout claimed, each other one
+held, and what a loader does to the ids of one that is right. In every other dump the ids are an array beside the JSON.
+`roundings` has pairs of checkpoints: casts between dtypes, float8 among them, by rounding and by truncation, and
+changes of every size from one rounding to a half, which thresholds stand between.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import structs
+
+from shardviz.dump.read import read_files
+from shardviz.dump.write import write_rank
+from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.notation import parse
+from tests.contract import store
+from tests.contract.changed_files import write_tensors
+from tests.contract.judge import judge_cases
+from tests.dumps import Made, make_dump
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.mesh import Mesh
+
+    Array = NDArray[Any]
+    Held = dict[int, Array]
+
+MESHES = ("x=2,y=3", "x=2,y=4", "x=4", "x=2,y=2,z=2")
+LAYOUTS = {
+    1: ("[24/x, 6]", "[24, 6/x]", "[24, 6]", "[5/x, 4]", "[12/x]"),
+    2: ("[24/x/y, 6]", "[24/y/x, 6]", "[24/x, 6/y]", "[24/y, 6/x]", "[24/y, 6]", "[5/y/x, 4]", "[24/x]"),
+    3: ("[24/x/y/z, 4]", "[24/z/x, 4]", "[24/y/z, 4/x]", "[8/x, 4/z, 2/y]", "[24/z]"),
+}
+"""Layouts that are claimed and held, by the number of axes."""
+
+
+# Dumps
+
+
+def regions(mesh: Mesh, text: str) -> tuple[Held, tuple[int, ...]]:
+    """Return each rank's ids, from 1, and the tensor's shape."""
+    layout = parse(text).layout(mesh)
+    shape = layout.tensor_shape
+    return {rank: layout.region(mesh.coord_of(rank)).flat_ids(shape) + 1 for rank in mesh.ranks}, shape
+
+
+def loads(mesh: Mesh, right: Held, size: int) -> Iterator[tuple[str, Held]]:
+    """Yield what a wrong loader may have put where the right ids belong."""
+    last = max(rank for rank, ids in right.items() if ids.size)
+    yield "right", right
+    yield "rows of the last rank reversed", right | {last: right[last][::-1]}
+    yield "rows of all shifted by one", {rank: np.roll(ids, 1, 0) for rank, ids in right.items()}
+    yield "rows interleaved", {rank: np.concatenate([ids[::2], ids[1::2]]) for rank, ids in right.items()}
+    yield "halves of rows exchanged", {rank: np.roll(ids, len(ids) // 2, 0) for rank, ids in right.items()}
+    yield "first rank's on the last", right | {last: right[0].copy()} if right[0].shape == right[last].shape else right
+    if len({ids.shape for ids in right.values()}) == 1:
+        yield "first rank's on all", dict.fromkeys(right, right[0])
+        ranks = list(right)
+        yield "ranks reversed", {rank: right[other] for rank, other in zip(ranks, ranks[::-1], strict=True)}
+        yield "ranks shifted", {rank: right[other] for rank, other in zip(ranks, [*ranks[1:], ranks[0]], strict=True)}
+        for axis in mesh.axes:
+            yield f"the first's along {axis}", {rank: right[min(_group(mesh, axis, rank))] for rank in ranks}
+    for number in (1, 3):
+        changed = right[last].copy().reshape(-1)
+        changed[-number:] = 0
+        yield f"{number} never written", right | {last: changed.reshape(right[last].shape)}
+    for what, other in (("doubled", 1), ("of the next tensor", size + 1), ("of no tensor", 9 * size)):
+        changed = right[last].copy().reshape(-1)
+        changed[len(changed) // 2] = other
+        yield f"one id {what}", right | {last: changed.reshape(right[last].shape)}
+    yield "one rank's zeros", right | {last: right[last] * 0}
+    if right[last].ndim > 1:
+        yield "columns reversed", {rank: ids[:, ::-1] for rank, ids in right.items()}
+        yield "turned", {rank: ids.swapaxes(0, 1).reshape(ids.shape) for rank, ids in right.items()}
+
+
+def _group(mesh: Mesh, axis: str, rank: int) -> tuple[int, ...]:
+    return next(group for group in mesh.groups(axis) if rank in group)
+
+
+def dump(folder: Path, mesh: Mesh, claimed: str, held: Held, *, dense: bool) -> Path:
+    """Write a dump of two tensors, the first with these ids; its ids may lie beside the JSON."""
+    make_dump(folder, mesh, {"w": Made(claimed, ids=held), "v": "[12, 2]"})
+    if dense:
+        for rank, record in read_files(folder).ranks.items():
+            bodies = [structs.replace(body, runs=None, dense=True) if body.runs else body for body in record.bodies]
+            array = {"stamped/param/w": np.ascontiguousarray(held[rank])}
+            write_rank(folder, structs.replace(record, bodies=tuple(bodies)), array)
+    return folder
+
+
+def add_dumps(room: store.Room, folder: Path) -> None:
+    """Add what is claimed on each mesh, with every other layout of the same tensor and every wrong load."""
+    for text in MESHES:
+        mesh = parse_mesh(text)
+        for claimed in LAYOUTS[mesh.ndim]:
+            right, shape = regions(mesh, claimed)
+            held = {f"held {other}": regions(mesh, other) for other in LAYOUTS[mesh.ndim] if other != claimed}
+            others = {name: ids for name, (ids, its_shape) in held.items() if its_shape == shape}
+            for number, (name, ids) in enumerate([*others.items(), *loads(mesh, right, int(np.prod(shape)))]):
+                path = dump(folder / f"{len(room.cases)}.shardviz", mesh, claimed, ids, dense=number % 2 == 0)
+                room.add(f"{text} {claimed}: {name}", ("check", "{0}"), [store.files_of(path)])
+
+
+# Checkpoints
+
+BITS: Mapping[str, tuple[int, int, int]] = {"F8_E4M3": (4, 3, 7), "F8_E5M2": (5, 2, 15), "BF16": (8, 7, 127)}
+"""Of a dtype that numpy has not: the bits of its exponent and mantissa, and what is added to the exponent."""
+NUMPY: Mapping[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+ROUNDING = {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7, "F8_E4M3": 2.0**-3, "F8_E5M2": 2.0**-2}
+
+
+def values_of_codes(dtype: str) -> Array:
+    """Return what each code of a narrow dtype stands for, without its sign: the finite ones, rising."""
+    exponents, mantissas, bias = BITS[dtype]
+    code = np.arange(1 << (exponents + mantissas))
+    exponent, mantissa = code >> mantissas, code & ((1 << mantissas) - 1)
+    is_small = exponent == 0
+    values = (mantissa / (1 << mantissas) + ~is_small) * 2.0 ** (np.maximum(exponent, 1) - float(bias))
+    is_finite = code < code[-1] if dtype == "F8_E4M3" else exponent < (1 << exponents) - 1
+    found: Array = values[is_finite]
+    return found
+
+
+def cast(values: Array, dtype: str, *, truncated: bool = False) -> tuple[Array, Array]:
+    """Return the codes and the values of numbers in a dtype: the nearest, halfway the even one; or the next below."""
+    if dtype in NUMPY:
+        with np.errstate(over="ignore"):
+            found = values.astype(NUMPY[dtype])
+        return found, found.astype(np.float64)
+    known = values_of_codes(dtype)
+    size = np.minimum(np.abs(values), known[-1])
+    below = np.searchsorted(known, size, side="right") - 1
+    above = np.minimum(below + 1, len(known) - 1)
+    low, high = size - known[below], known[above] - size
+    is_up = (high < low) | ((high == low) & (above % 2 == 0))
+    code = below if truncated else np.where(is_up, above, below)
+    width = np.uint16 if dtype == "BF16" else np.uint8
+    sign = np.signbit(values).astype(width) << (8 * width().itemsize - 1)
+    return (code.astype(width) | sign).astype(width), np.copysign(known[code], values)
+
+
+def file(tensors: Mapping[str, tuple[str, Array]]) -> bytes:
+    """Return a safetensors file of dtypes and codes."""
+    header = {name: {"dtype": dtype, "shape": list(codes.shape)} for name, (dtype, codes) in tensors.items()}
+    return write_tensors(header, {name: np.ascontiguousarray(codes).tobytes() for name, (_, codes) in tensors.items()})
+
+
+def halfway(dtype: str) -> Array:
+    """Return numbers halfway between two of a narrow dtype, and just beside."""
+    step = ROUNDING[dtype]
+    middle = (1 + step * (np.arange(8) + 0.5)) * 2.0 ** np.arange(-3, 5)
+    return np.concatenate([middle, -middle, middle * (1 + 2.0**-20), middle * (1 - 2.0**-20)]).reshape(8, 4)
+
+
+def sizes() -> Iterator[tuple[str, float]]:
+    """Yield changes that thresholds stand between, relative to a value."""
+    for power in range(-13, 0):
+        yield from ((f"{digit}e{power}", digit * 10.0**power) for digit in (1, 3))
+    yield "0.5", 0.5
+
+
+def changed(values: Array, size: float) -> Iterator[tuple[str, Array]]:
+    """Yield what may have been done to a tensor by a change of a size."""
+    random = np.random.default_rng(5)
+    one, row = np.zeros(values.shape), np.zeros(values.shape)
+    one.reshape(-1)[values.size // 2], row[len(row) // 2] = 1, 1
+    yield "times", values * (1 + size)
+    yield "one element", values * (1 + one * size)
+    yield "one row", values * (1 + row * size)
+    yield "plus", values + size
+    yield "noise", values * (1 + size * random.standard_normal(values.shape))
+
+
+def pairs() -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield the name of a pair of checkpoints, and both."""
+    random = np.random.default_rng(3)
+    plain, rest = random.standard_normal((6, 8)), {"norm": ("F32", np.ones(5, np.float32))}
+    for source, target in product(ROUNDING, ROUNDING):
+        for what, values in (("plain", plain), ("halfway", halfway(target)), ("few", plain[0, :3])):
+            first, exact = cast(values, source)
+            for how in ("rounded", "truncated") if source != target and target in BITS else ("rounded",):
+                second = cast(exact, target, truncated=how == "truncated")[0]
+                name = f"{source} to {target}, {what}, {how}"
+                yield name, file({"w": (source, first), **rest}), file({"w": (target, second), **rest})
+                if what == "plain":
+                    last = second.copy().reshape(-1)
+                    last[-1] = cast(exact.reshape(-1)[-1:] * (1 + 1.5 * ROUNDING[target]), target)[0][0]
+                    other = file({"w": (target, last.reshape(second.shape)), **rest})
+                    yield f"{name}, one more rounding", file({"w": (source, first), **rest}), other
+    for dtype in ("F64", "F32", "BF16"):
+        first, exact = cast(plain, dtype)
+        for text, size in sizes():
+            if size >= ROUNDING[dtype] / 2:
+                for what, values in changed(exact, size):
+                    second = file({"w": (dtype, cast(values, dtype)[0]), **rest})
+                    yield f"{dtype} {what} {text}", file({"w": (dtype, first), **rest}), second
+
+
+def add_pairs(room: store.Room) -> None:
+    """Add every pair."""
+    for name, first, second in pairs():
+        command = ("diff", "{0}.safetensors", "{1}.safetensors")
+        room.add_content(name, command, [{"": first}, {"": second}])
+
+
+def main() -> None:
+    """Make both rooms, and judge them."""
+    axes, roundings = store.Room("axes"), store.Room("roundings")
+    with tempfile.TemporaryDirectory() as folder:
+        add_dumps(axes, Path(folder))
+    add_pairs(roundings)
+    for room in (axes, roundings):
+        path = room.save()
+        store.write_verdicts(room.name, judge_cases(room, list(room.cases.values())))
+        print(f"{room.name}: {len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
