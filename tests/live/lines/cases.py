@@ -56,7 +56,6 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        dist.all_reduce(gradient := gradient.clone(), group=ctx.group)
         return gradient.chunk(dist.get_world_size(ctx.group), ctx.dim)[dist.get_rank(ctx.group)], None, None
 
 
@@ -221,15 +220,17 @@ class Block(Part):
         self.places = nn.Parameter(torch.randn(6, 8))
 
     def forward(self, x):
-        part = x.chunk(self.tp, 1)[self.rank]
+        given = copied(x, self.group)
+        places, weight = copied(self.places, self.group), copied(self.q, self.group)
+        part = given.chunk(self.tp, 1)[self.rank]
         length = part.shape[1]
         at = torch.arange(length) + self.rank * length
-        q = F.linear(part + self.places[at], self.q)
-        k = F.linear(x, self.k)
+        q = F.linear(part + places[at], weight)
+        k = F.linear(given, copied(self.k, self.group))
         scores = q @ k.transpose(-1, -2)
         mask = at[:, None] >= torch.arange(x.shape[1])[None]
         weights = scores.masked_fill(~mask, -1e9).softmax(-1)
-        out = gathered(weights @ x, self.group, 1)
+        out = gathered(weights @ given, self.group, 1)
         return x + out
 """
 
@@ -244,7 +245,7 @@ class Block(Part):
 
     def forward(self, x):
         given = copied(x, self.group)
-        gates = F.linear(given, self.router).softmax(-1)
+        gates = F.linear(given, copied(self.router, self.group)).softmax(-1)
         count = len(self.experts)
         own = gates[..., self.rank * count : (self.rank + 1) * count]
         each = torch.einsum("bsd,edf->bsef", given, self.experts)
@@ -264,7 +265,7 @@ class Block(Part):
 
     def forward(self, x):
         given = copied(x, self.group)
-        gates = F.linear(given, self.router).softmax(-1)
+        gates = F.linear(given, copied(self.router, self.group)).softmax(-1)
         first = self.rank * len(self.experts)
         out = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
@@ -323,7 +324,7 @@ class Block(Part):
         self.up, self.gain = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.rand(8) + 0.5)
 
     def forward(self, x):
-        h = F.linear(x, self.up)
+        h = F.linear(copied(x, self.group), self.up)
         total = h.detach().sum(-1, keepdim=True)
         if self.group is not None:
             total = all_reduce(total, "sum", self.group)
@@ -445,8 +446,8 @@ CASES = (
     Case("mask counted within the part", SEQUENCE, (
         ("mask = at[:, None] >= ", "mask = torch.arange(length)[:, None] >= "),), "mask = torch.arange(length)"),
     Case("running sum over a split sequence", SEQUENCE, (
-        ("q = F.linear(part + self.places[at], self.q)",
-         "q = F.linear(part.cumsum(1) + self.places[at], self.q)"),), "part.cumsum(1)"),
+        ("q = F.linear(part + places[at], weight)",
+         "q = F.linear(part.cumsum(1) + places[at], weight)"),), "part.cumsum(1)"),
     Case("gates of the first experts", EXPERTS, (
         ("gates[..., self.rank * count : (self.rank + 1) * count]", "gates[..., :count]"),), "gates[..., :count]"),
     Case("softmax over a rank's experts", EXPERTS, (
@@ -458,7 +459,7 @@ CASES = (
         ("        out = summed(out, self.group)\n        out += x\n", "        out += x\n        out = summed(out, self.group)\n"),),
         "out += x"),
     Case("nonlinear before the sum, in place", IN_PLACE, (
-        ("out = F.linear(h, self.down)\n", "out = F.linear(h, self.down).tanh_()\n"),), ".tanh_()"),
+        ("out = F.linear(h, self.down)\n", "out = F.linear(h, self.down).tanh_().clone()\n"),), ".tanh_()"),
     Case("terms taken as the whole", DTENSOR, (
         ("out.redistribute(placements=[Replicate()]).to_local()", "out.to_local()"),), "out = torch.tanh(out)"),
     Case("terms labelled as copies", DTENSOR, (
@@ -472,7 +473,7 @@ CASES = (
     Case("replaced class, nonlinear twice", REPLACED, (
         ("terms = F.linear(hidden, self.down.weight)", "terms = F.linear(torch.tanh(hidden), self.down.weight)"),),
         "F.linear(torch.tanh(hidden)"),
-    Case("sum over the wrong axis", NORMED + "\nBATCH_AXES = ('dp',)\n", (
+    Case("sum over the wrong axis", NORMED, (
         ('self.group, self.rank = mesh["tp"].size(), mesh.get_group("tp")',
          'self.group, self.rank = mesh["tp"].size(), mesh.get_group("dp")'),), "squares = summed(", "dp=2,tp=2"),
 )
