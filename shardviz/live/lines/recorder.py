@@ -57,6 +57,7 @@ class Value:
     shape: tuple[int, ...] = ()
     placements: str = ""
     needs_grad: bool = False
+    node: Any = None
     again: Value | None = None
 
     def record(self) -> ValueRecord:
@@ -218,12 +219,17 @@ class Recorder:
 
     def _follow(self, value: Value) -> None:
         """Keep the gradient that comes back to a tensor; not a weight's, which is compared after the step."""
-        if value.needs_grad or not value.tensor.requires_grad or value.origin.startswith("weight"):
+        if not value.tensor.requires_grad or value.origin.startswith("weight"):
             return
-        value.needs_grad = True
+        node = value.tensor.grad_fn
+        if value.needs_grad and node is value.node:
+            return
+        value.needs_grad, value.node = True, node  # an autograd.Function gives its result another node as it returns
         value.tensor.register_hook(partial(self._came_back, value))  # type: ignore[no-untyped-call]
 
-    def _came_back(self, value: Value, gradient: torch.Tensor) -> None:
+    def _came_back(self, value: Value, gradient: torch.Tensor | None) -> None:
+        if gradient is None:
+            return
         with torch.no_grad(), self.quiet():
             local = of_tensor("", "activation", gradient).values
             if self._num_elements + local.numel() <= MAX_ELEMENTS:
