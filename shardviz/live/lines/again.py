@@ -82,9 +82,7 @@ def _record(module: str, seen: Recorder, *, is_unsharded: bool = False, why: str
     return LinesRecord(module, lines, values, tuple(seen.returned), is_unsharded, why)
 
 
-def _add_values(
-    capture: Capture, module: str, seen: Recorder, moment: Moment, *, with_gradients: bool = True
-) -> None:
+def _add_values(capture: Capture, module: str, seen: Recorder, moment: Moment, *, with_gradients: bool = True) -> None:
     for value in seen.values:
         sides = ((value.values, False), (value.back if with_gradients else None, True))
         for numbers, is_gradient in sides:

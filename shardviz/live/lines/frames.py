@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 OURS = str(Path(__file__).parents[2]) + os.sep
+HERE = str(Path(__file__).parent) + os.sep
 LIBRARY = str(Path(os.__file__).parent) + os.sep
 MODULES = str(Path(torch.nn.__file__).parent / "modules") + os.sep
 PLUMBING = (f"{MODULES}module.py", f"{MODULES}container.py")
@@ -30,7 +31,8 @@ MOST_SOURCE = 200
 def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
     """Return the user's frames of the running call, from a module's call inwards, and which is a module's own.
 
-    If torch's own modules make the call, without any line of the user's inside of the module, theirs counts.
+    If torch's own modules make the call, without any line of the user's inside of the module, theirs counts. There are
+    no frames if a hook of shardviz's makes it.
 
     Args:
         module: The module that is being recorded.
@@ -41,7 +43,9 @@ def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
     while frame is not None:
         own = _module_of(frame)
         kind = _kind(frame.f_code)
-        if kind:
+        if kind == "ours" and not users:
+            return (), 0
+        if kind in ("user", "torch"):
             (users if kind == "user" else torchs).append((frame, own is not None))
         if own is module and frame.f_code.co_name == "_call_impl":
             break
@@ -60,13 +64,14 @@ def _module_of(frame: FrameType) -> nn.Module | None:
 
 @lru_cache(maxsize=4096)
 def _kind(code: CodeType) -> str:
-    """Return whether code is the user's, that of one of torch's modules, or neither."""
+    """Return whether code is the user's, ours, that of one of torch's modules, or none of these."""
     file = code.co_filename
+    if file.startswith(OURS) and not file.startswith((f"{OURS}probes{os.sep}", HERE)):
+        return "ours"
     if file.startswith(MODULES) and not file.startswith(PLUMBING):
         return "torch"
     is_library = file.startswith((TORCH, "<frozen")) or (file.startswith(LIBRARY) and "site-packages" not in file)
-    is_ours = file.startswith(OURS) and not file.startswith(f"{OURS}probes{os.sep}")
-    return "" if is_library or is_ours else "user"
+    return "" if is_library or file.startswith(HERE) else "user"
 
 
 def _record(frame: FrameType) -> FrameRecord:

@@ -18,7 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.dump.records.lines import FrameRecord, LineRecord, ValueRecord
 from shardviz.live.capture.locals import of_tensor, unwrapped
-from shardviz.live.compat import clean_name, in_backward, is_compiled, ranks_of_operator, replaced
+from shardviz.live.compat import (
+    clean_name,
+    compiled_calls_wrapped,
+    in_backward,
+    is_compiled,
+    ranks_of_operator,
+    replaced,
+)
 from shardviz.live.lines.frames import frames_of
 from shardviz.live.step.comms import _collective as collective_of
 from shardviz.live.step.running import tensors_in
@@ -57,7 +64,6 @@ class Value:
     shape: tuple[int, ...] = ()
     placements: str = ""
     needs_grad: bool = False
-    node: Any = None
     again: Value | None = None
 
     def record(self) -> ValueRecord:
@@ -88,8 +94,8 @@ class Event:
 
     def record(self) -> LineRecord:
         """Return it as it stands in a dump."""
-        sides = self.inputs, self.outputs, self.ranks, self.is_collective, self.numbers
-        return LineRecord(self.call, self.function, *self.frames, *sides)
+        sides = self.inputs, self.outputs, self.ranks
+        return LineRecord(self.call, self.function, *self.frames, *sides, self.is_collective, self.numbers)
 
 
 @dataclass
@@ -172,9 +178,10 @@ class Recorder:
         ranks = next((ranks for ranks, _ in self._made), ())
         self._made.clear()
         if any(number >= before for number in outputs):
-            frames = frames_of(self.module)
+            frames, own = frames_of(self.module)
             sides = inputs, outputs, ranks, _is_collective(function), _numbers_in(given)
-            self.events.append(Event(len(self.returned), function, frames, *sides))
+            if frames:
+                self.events.append(Event(len(self.returned), function, (frames, own), *sides))
 
     def collective(self, func: Any, args: tuple[Any, ...]) -> None:
         """Note a collective that runs inside of a call: its ranks, and what it writes into."""
@@ -219,12 +226,10 @@ class Recorder:
 
     def _follow(self, value: Value) -> None:
         """Keep the gradient that comes back to a tensor; not a weight's, which is compared after the step."""
-        if not value.tensor.requires_grad or value.origin.startswith("weight"):
+        is_without = not (torch.is_grad_enabled() and value.tensor.requires_grad)  # in an autograd.Function's forward
+        if is_without or value.needs_grad or value.origin.startswith("weight"):
             return
-        node = value.tensor.grad_fn
-        if value.needs_grad and node is value.node:
-            return
-        value.needs_grad, value.node = True, node  # an autograd.Function gives its result another node as it returns
+        value.needs_grad = True
         value.tensor.register_hook(partial(self._came_back, value))  # type: ignore[no-untyped-call]
 
     def _came_back(self, value: Value, gradient: torch.Tensor | None) -> None:
@@ -277,11 +282,11 @@ class _Functions(TorchFunctionMode):
         return _recorded(self.recorder, name, partial(func, *args, **kwargs), (args, kwargs))
 
 
-class _Collectives(TorchDispatchMode):
+class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands the collectives among torch's operators to a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -323,9 +328,12 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
         yield Recorder(inner)
         return
     recorder, modes = Recorder(module), ExitStack()
+    modes_on: list[bool] = []
 
     def enter() -> None:
         modes.enter_context(_collecting(recorder))
+        modes_on.append(True)
+        modes.callback(modes_on.clear)
 
     def begin(_module: Any, inputs: Any, named: Any) -> None:
         if len(recorder.returned) < MAX_CALLS:
@@ -338,21 +346,22 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
             if output is not None:
                 recorder.end(output)
 
-    def pause(_compiled: Any, inputs: Any, named: Any) -> None:
-        paused.append((inputs, named))
-        modes.close()
+    def alone(name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not modes_on:
+                return compiled(*args, **kwargs)
+            modes.close()
+            output = compiled(*args, **kwargs)
+            enter()
+            return _recorded(recorder, name, lambda: output, (args, kwargs))
 
-    def resume(compiled: nn.Module, _inputs: Any, output: Any) -> None:
-        enter()
-        given, kind = paused.pop(), type(compiled).__name__
-        _recorded(recorder, kind, lambda: output, given)
+        return call
 
-    paused: list[Any] = []
     with ExitStack() as handles:
         for own in module.modules():
             if own is not module and is_compiled(own):
-                handles.callback(own.register_forward_pre_hook(pause, with_kwargs=True).remove)
-                handles.callback(own.register_forward_hook(resume).remove)
+                wrapped = partial(alone, type(getattr(own, "_orig_mod", own)).__name__)
+                handles.enter_context(compiled_calls_wrapped(own, wrapped))
         handles.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
         handles.callback(module.register_forward_hook(end, prepend=True, always_call=True).remove)
         yield recorder

@@ -166,9 +166,7 @@ class ProbeStep:
             self._add_masks(own, setting.batch, built)
         return None
 
-    def _again(
-        self, built: Callable[[], nn.Module], own: Batch, setting: Setting, reference: UnshardedStep
-    ) -> Again:
+    def _again(self, built: Callable[[], nn.Module], own: Batch, setting: Setting, reference: UnshardedStep) -> Again:
         """Return what runs both steps once more, from the same weights and the same seeds."""
         return Again(
             lambda: reference.mode(self.on.initialized(self.on.parallelized(built()))),

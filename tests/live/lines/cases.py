@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HEAD = '''
+HEAD = """
 import math
 import torch
 import torch.distributed as dist
@@ -105,7 +105,7 @@ def parallelize(model, mesh):
 def batch():
     return torch.randn(4, 6, 8)
 
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class Case:
         edits: Pairs of a text that stands once in the program and what the wrong one has instead.
         line: What the line that must be named contains; empty if none may be named.
         mesh: The mesh.
+        is_between: Whether the line is not named yet: the finding names two lines between which it is.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Case:
     edits: tuple[tuple[str, str], ...]
     line: str
     mesh: str = "tp=2"
+    is_between: bool = False
 
     @property
     def right(self) -> str:
@@ -406,9 +408,11 @@ CASES = (
     Case(
         "global number of heads on a shard",
         ATTENTION,
-        (("q = q.view(rows, length, self.heads // self.tp, -1)", "q = q.view(rows, length, self.heads, -1)"),
-         ("k = k.view(rows, length, self.heads // self.tp, -1)", "k = k.view(rows, length, self.heads, -1)"),
-         ("v = v.view(rows, length, self.heads // self.tp, -1)", "v = v.view(rows, length, self.heads, -1)")),
+        (
+            ("q = q.view(rows, length, self.heads // self.tp, -1)", "q = q.view(rows, length, self.heads, -1)"),
+            ("k = k.view(rows, length, self.heads // self.tp, -1)", "k = k.view(rows, length, self.heads, -1)"),
+            ("v = v.view(rows, length, self.heads // self.tp, -1)", "v = v.view(rows, length, self.heads, -1)"),
+        ),
         ".view(rows, length, self.heads, -1)",
     ),
     Case(
@@ -420,61 +424,159 @@ CASES = (
     Case(
         "heads and features exchanged",
         ATTENTION,
-        (("(weights @ v).transpose(1, 2).reshape", "(weights @ v).reshape"),
-         ("v = v.view(rows, length, self.heads // self.tp, -1).transpose(1, 2)",
-          "v = v.view(rows, length, self.heads // self.tp, -1).transpose(1, 2) if self.tp == 1 else "
-          "v.view(rows, length, -1, self.heads // self.tp).permute(0, 3, 1, 2)")),
+        (
+            ("(weights @ v).transpose(1, 2).reshape", "(weights @ v).reshape"),
+            (
+                "v = v.view(rows, length, self.heads // self.tp, -1).transpose(1, 2)",
+                "v = v.view(rows, length, self.heads // self.tp, -1).transpose(1, 2) if self.tp == 1 else "
+                "v.view(rows, length, -1, self.heads // self.tp).permute(0, 3, 1, 2)",
+            ),
+        ),
         "v.view(rows, length, -1,",
     ),
-    Case("gather along the wrong dim", VOCABULARY, (("gathered(logits, self.group, -1)",
-         "gathered(logits, self.group, 1).view(*logits.shape[:2], -1)"),), "gathered(logits"),
-    Case("softmax over a shard", VOCABULARY, (
-        ("        chances = logits.softmax(-1)\n", ""),
-        ("        logits = gathered(logits, self.group, -1)\n",
-         "        chances = logits.softmax(-1)\n        logits = gathered(logits, self.group, -1)\n"
-         "        chances = gathered(chances, self.group, -1)\n"),
-    ), "logits.softmax(-1)"),
-    Case("rows of other ranks' tokens", VOCABULARY, (("rows = rows * inside[..., None]", "rows = rows * 1.0"),),
-         "rows = rows * 1.0"),
-    Case("largest of a shard", VOCABULARY, (
-        ("        tokens = logits.argmax(-1)\n", ""),
-        ("        logits = gathered(logits, self.group, -1)\n",
-         "        tokens = logits.argmax(-1)\n        logits = gathered(logits, self.group, -1)\n"),
-    ), "logits.argmax(-1)"),
-    Case("positions counted within the part", SEQUENCE, (
-        ("at = torch.arange(length) + self.rank * length", "at = torch.arange(length)"),), "at = torch.arange(length)"),
-    Case("mask counted within the part", SEQUENCE, (
-        ("mask = at[:, None] >= ", "mask = torch.arange(length)[:, None] >= "),), "mask = torch.arange(length)"),
-    Case("running sum over a split sequence", SEQUENCE, (
-        ("q = F.linear(part + places[at], weight)",
-         "q = F.linear(part.cumsum(1) + places[at], weight)"),), "part.cumsum(1)"),
-    Case("gates of the first experts", EXPERTS, (
-        ("gates[..., self.rank * count : (self.rank + 1) * count]", "gates[..., :count]"),), "gates[..., :count]"),
-    Case("softmax over a rank's experts", EXPERTS, (
-        (".softmax(-1)\n", "\n"),
-        ("(self.rank + 1) * count]\n", "(self.rank + 1) * count].softmax(-1)\n"),
-    ), "own = gates"),
+    Case(
+        "gather along the wrong dim",
+        VOCABULARY,
+        (("gathered(logits, self.group, -1)", "gathered(logits, self.group, 1).view(*logits.shape[:2], -1)"),),
+        "gathered(logits",
+    ),
+    Case(
+        "softmax over a shard",
+        VOCABULARY,
+        (
+            ("        chances = logits.softmax(-1)\n", ""),
+            (
+                "        logits = gathered(logits, self.group, -1)\n",
+                "        chances = logits.softmax(-1)\n        logits = gathered(logits, self.group, -1)\n"
+                "        chances = gathered(chances, self.group, -1)\n",
+            ),
+        ),
+        "logits.softmax(-1)",
+    ),
+    Case(
+        "rows of other ranks' tokens",
+        VOCABULARY,
+        (("rows = rows * inside[..., None]", "rows = rows * 1.0"),),
+        "rows = rows * 1.0",
+        is_between=True,
+    ),
+    Case(
+        "largest of a shard",
+        VOCABULARY,
+        (
+            ("        tokens = logits.argmax(-1)\n", ""),
+            (
+                "        logits = gathered(logits, self.group, -1)\n",
+                "        tokens = logits.argmax(-1)\n        logits = gathered(logits, self.group, -1)\n",
+            ),
+        ),
+        "logits.argmax(-1)",
+    ),
+    Case(
+        "positions counted within the part",
+        SEQUENCE,
+        (("at = torch.arange(length) + self.rank * length", "at = torch.arange(length)"),),
+        "at = torch.arange(length)",
+    ),
+    Case(
+        "mask counted within the part",
+        SEQUENCE,
+        (("mask = at[:, None] >= ", "mask = torch.arange(length)[:, None] >= "),),
+        "mask = torch.arange(length)",
+    ),
+    Case(
+        "running sum over a split sequence",
+        SEQUENCE,
+        (("q = F.linear(part + places[at], weight)", "q = F.linear(part.cumsum(1) + places[at], weight)"),),
+        "part.cumsum(1)",
+    ),
+    Case(
+        "gates of the first experts",
+        EXPERTS,
+        (("gates[..., self.rank * count : (self.rank + 1) * count]", "gates[..., :count]"),),
+        "gates[..., :count]",
+    ),
+    Case(
+        "softmax over a rank's experts",
+        EXPERTS,
+        (
+            (".softmax(-1)\n", "\n"),
+            ("(self.rank + 1) * count]\n", "(self.rank + 1) * count].softmax(-1)\n"),
+        ),
+        "own = gates",
+    ),
     Case("gates of the first experts, in a loop", LOOPED, (("first + number, None", "number, None"),), ""),
-    Case("residual within the sum, in place", IN_PLACE, (
-        ("        out = summed(out, self.group)\n        out += x\n", "        out += x\n        out = summed(out, self.group)\n"),),
-        "out += x"),
-    Case("nonlinear before the sum, in place", IN_PLACE, (
-        ("out = F.linear(h, self.down)\n", "out = F.linear(h, self.down).tanh_().clone()\n"),), ".tanh_()"),
-    Case("terms taken as the whole", DTENSOR, (
-        ("out.redistribute(placements=[Replicate()]).to_local()", "out.to_local()"),), "out = torch.tanh(out)"),
-    Case("terms labelled as copies", DTENSOR, (
-        ("out.redistribute(placements=[Replicate()])",
-         "DTensor.from_local(out.to_local(), out.device_mesh, [Replicate()])"),), "out = torch.tanh(out)"),
-    Case("average for a sum", FUNCTIONAL, (('all_reduce(total, "sum", self.group)', 'all_reduce(total, "avg", self.group)'),),
-         '"avg"'),
-    Case("mean of local columns", FUNCTIONAL, (('total = all_reduce(total, "sum", self.group)', "total = total * self.tp"),),
-         "total = total * self.tp"),
-    Case("replaced class, no sum", REPLACED, (("terms = summed(terms, self.group)\n", "\n"),), "terms + self.down.bias"),
-    Case("replaced class, nonlinear twice", REPLACED, (
-        ("terms = F.linear(hidden, self.down.weight)", "terms = F.linear(torch.tanh(hidden), self.down.weight)"),),
-        "F.linear(torch.tanh(hidden)"),
-    Case("sum over the wrong axis", NORMED, (
-        ('self.group, self.rank = mesh["tp"].size(), mesh.get_group("tp")',
-         'self.group, self.rank = mesh["tp"].size(), mesh.get_group("dp")'),), "squares = summed(", "dp=2,tp=2"),
+    Case(
+        "residual within the sum, in place",
+        IN_PLACE,
+        (
+            (
+                "        out = summed(out, self.group)\n        out += x\n",
+                "        out += x\n        out = summed(out, self.group)\n",
+            ),
+        ),
+        "out += x",
+    ),
+    Case(
+        "nonlinear before the sum, in place",
+        IN_PLACE,
+        (("out = F.linear(h, self.down)\n", "out = F.linear(h, self.down).tanh_().clone()\n"),),
+        ".tanh_()",
+    ),
+    Case(
+        "terms taken as the whole",
+        DTENSOR,
+        (("out.redistribute(placements=[Replicate()]).to_local()", "out.to_local()"),),
+        "out = torch.tanh(out)",
+    ),
+    Case(
+        "terms labelled as copies",
+        DTENSOR,
+        (
+            (
+                "out.redistribute(placements=[Replicate()])",
+                "DTensor.from_local(out.to_local(), out.device_mesh, [Replicate()])",
+            ),
+        ),
+        "out = torch.tanh(out)",
+    ),
+    Case(
+        "average for a sum",
+        FUNCTIONAL,
+        (('all_reduce(total, "sum", self.group)', 'all_reduce(total, "avg", self.group)'),),
+        '"avg"',
+    ),
+    Case(
+        "mean of local columns",
+        FUNCTIONAL,
+        (('total = all_reduce(total, "sum", self.group)', "total = total * self.tp"),),
+        "total = total * self.tp",
+    ),
+    Case(
+        "replaced class, no sum",
+        REPLACED,
+        (("terms = summed(terms, self.group)\n", "\n"),),
+        "terms + self.down.bias",
+        is_between=True,
+    ),
+    Case(
+        "replaced class, nonlinear twice",
+        REPLACED,
+        (("terms = F.linear(hidden, self.down.weight)", "terms = F.linear(torch.tanh(hidden), self.down.weight)"),),
+        "F.linear(torch.tanh(hidden)",
+        is_between=True,
+    ),
+    Case(
+        "sum over the wrong axis",
+        NORMED,
+        (
+            (
+                'self.group, self.rank = mesh["tp"].size(), mesh.get_group("tp")',
+                'self.group, self.rank = mesh["tp"].size(), mesh.get_group("dp")',
+            ),
+        ),
+        "squares = summed(",
+        "dp=2,tp=2",
+    ),
 )
 """Every case; the expectations of lines stand beside the edits."""

@@ -1,8 +1,8 @@
 """The calls inside of a module, rank beside rank, each paired with the same call of the unsharded model.
 
 A call is known by the lines of the user's code that lead to it, its function, and how often they did before. A line
-that one side runs more often, as a loop over a rank's own experts is, has no pairs. What only the sharded module runs is
-followed by what reads it: the tensor that the unsharded model gives to the next call that both make.
+that one side runs more often, such as a loop over a rank's own experts, has no pairs. What only the sharded module runs
+is followed by what reads it: the tensor that the unsharded model gives to the next call that both make.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.dump.records.lines import FrameRecord, LineRecord
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.lines import LinesRecord, ValueRecord
+    from shardviz.dump.records.lines import FrameRecord, LineRecord, LinesRecord, ValueRecord
 
 Value = tuple[tuple[int, int], ...]
 """A tensor of the sharded module: its number on each rank, by rank."""
@@ -117,7 +115,7 @@ class Lines:
         whole = dict(_keyed(self.unsharded.lines))
         counts = [Counter(key[:-1] for key in own) for own in (*keyed.values(), whole)]
         first = next(iter(keyed.values()))
-        found = []
+        found: list[Call] = []
         for key in first:
             if all(key in own for own in keyed.values()):
                 alike = len({count[key[:-1]] for count in counts}) == 1
@@ -196,6 +194,28 @@ class Lines:
         for call in paired:
             if call.whole is not None and len(call.inputs) == len(call.whole.inputs):
                 self._all(zip(call.inputs, call.whole.inputs, strict=True))
+
+        self._by_what_they_read()
+
+    def _by_what_they_read(self) -> None:
+        """Pair calls on different lines, as of a class that replaces another, by function and by what they read."""
+        own = {call.first.frames for call in self.calls}
+        there = {line.frames for line in self.unsharded.lines}
+        left = [line for line in self.unsharded.lines if line.frames not in own]
+        for call in self.calls:
+            if call.first.frames in there or call.first.is_collective:
+                continue
+            given = [self.wanted.get(value) for value in call.inputs]
+            for at, whole in enumerate(left):
+                sides = list(zip(given, whole.inputs, strict=False))
+                is_alike = whole.function == call.first.function and len(given) == len(whole.inputs)
+                known = [number == other for number, other in sides if number is not None]
+                if is_alike and known and all(known) and len(whole.outputs) == len(call.outputs):
+                    call.whole = whole
+                    self._all(zip(call.outputs, whole.outputs, strict=True))
+                    self._all(zip(call.inputs, whole.inputs, strict=True))
+                    del left[: at + 1]
+                    break
 
     def _all(self, pairs: Iterator[tuple[Value, int]] | Sequence[tuple[Value, int]]) -> None:
         for value, whole in pairs:

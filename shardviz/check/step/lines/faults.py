@@ -6,7 +6,8 @@ one and its result has none, the sum is missing before it. Backward, it is the l
 right gradients and hands back a wrong one.
 
 What a rank computes with numbers of its own, such as the places of its part, need not be a part of anything. It is
-passed over until a collective or a call of both sides makes it comparable. If that leaves several lines, none is named.
+passed over until a collective or a call of both sides makes it comparable. If that leaves several lines, none of them
+is named: it is one of those between two.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
 
-Way = Literal["result", "unsummed", "collective", "gradient"]
+Way = Literal["result", "unsummed", "collective", "gradient", "between"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Fault:
 
     Attributes:
         way: `result`, a call gives something else; `unsummed`, it reads terms of a sum as the whole; `collective`, a
-            reduction gives something else; `gradient`, it hands back another gradient.
+            reduction gives something else; `gradient`, it hands back another gradient; `between`, it is one of the
+            lines from `before` to `line`.
         line: The line.
         function: What it calls.
         given: What ranks have of what it is given, or of the gradient that it is given.
@@ -94,8 +96,10 @@ class _Forward:
         bad = [one for one in given if self.is_bad(one)]
         if bad:
             return self.blame(min(bad, key=self._order))
-        if len({one.place for one in (call, *through)}) > 1 or not given and call.first.inputs:
-            return None
+        places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
+        if len(places) > 1:
+            first, *_, last = places.values()
+            return Fault("between", last.line, last.first.function, "", "", first.line)
         state, terms = self.states.forward(value), [one for one in given if self.states.forward(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
             inner = self.states.forward(given[0]).text if given else ""
@@ -197,11 +201,10 @@ class _Backward:
         call = readers[0]
         given = [self.states.gradient(one) for one in self._made_of(call)]
         words = " and ".join(dict.fromkeys(state.text for state in given if state.kind != "unknown"))
-        held, axes = self.states.gradient(value), ()
+        held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
-            text = f"one term of a sum over {held.axes[0]}"
-            return Fault("gradient", call.line, call.first.function, words, text, self._maker(value), held.axes[0])
-        del axes
+            line, function = call.line, call.first.function
+            return Fault("gradient", line, function, words, held.text, self._maker(value), held.axes[0])
         return _fault("gradient", call, words, held, self._maker(value))
 
     def _maker(self, value: Value) -> FrameRecord | None:

@@ -63,15 +63,19 @@ class State:
     @property
     def text(self) -> str:
         """What a rank has, in a few words."""
+        over = f" over {', '.join(self.axes)}" if self.axes else ""
         if self.kind == "right":
-            is_whole = self.layout is None or not self.layout.split_axes
-            return "the whole on every rank" if is_whole or self.layout is None else f"the part {write(self.layout)}"
+            is_split = self.layout is not None and self.layout.split_axes
+            return f"its part of {write(self.layout)}" if is_split and self.layout is not None else "the whole"
         if self.kind == "terms":
-            return f"one term of a sum over {', '.join(self.axes)}"
+            return f"one term of a sum{over}"
         if self.kind == "other":
-            times = f"{self.factor:.5g} times the value" if self.factor != 1 else "the values rearranged or shifted"
-            return f"{times}{f', as terms of a sum over {self.axes[0]}' if self.axes else ''}"
-        return {"none": "no part of the value", "missing": "no gradient", "unknown": "?"}[self.kind]
+            what = f"{self.factor:.5g} times" if self.factor != 1 else "a rearranged or shifted part of"
+            return f"{what} what the unsharded model has{f', in terms of a sum{over}' if over else ''}"
+        if self.kind == "none" and self.axes:
+            return f"one term of a sum{over} where the unsharded model has the sum"
+        words = {"none": "no part of what the unsharded model has", "missing": "no gradient", "unknown": "not compared"}
+        return words[self.kind]
 
 
 UNKNOWN = State("unknown")
@@ -149,14 +153,13 @@ class States:
         if whole.size > MAX_SIZE or not whole.size or self.mesh.size != len(held):
             return UNKNOWN
         near = ELEMENT.get(self._dtype(wanted), EXACT)
-        related = relation_of(Pair(whole, held, None, self.mesh, Bound(near, near)))
+        with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
+            related = relation_of(Pair(whole, held, None, self.mesh, Bound(near, near)))
         state = _state_of(related.chain)
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         return State("right", layout) if layout is not None else state
 
-    def _flattened(
-        self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float
-    ) -> Iterator[Layout]:
+    def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
         """Yield the layouts that ranks have of a dim which was made of several, and is split along an inner one."""
         axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
         first = next(iter(held.values()))
@@ -168,6 +171,15 @@ class States:
                     parts = {rank: part_of(whole, region) for rank, region in layout.regions()}
                     if all(error_of(held[rank], part) <= near for rank, part in parts.items()):
                         yield layout
+
+    def differs_along(self, value: Value, axis: str) -> bool:
+        """Whether ranks along an axis hold different numbers."""
+        try:
+            held = {rank: self._array("step", rank, number, gradient=False) for rank, number in value}
+        except (ShardvizError, KeyError):
+            return False
+        first = {rank: held[min(self.mesh.group_of(rank, axis))] for rank in held}
+        return any(held[rank].shape != own.shape or error_of(held[rank], own) > EXACT for rank, own in first.items())
 
     def _array(self, moment: Literal["step", "reference"], rank: int, number: int, *, gradient: bool) -> NDArray[Any]:
         name = of_value(self.lines.module, number, gradient=gradient)
