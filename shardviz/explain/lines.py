@@ -40,7 +40,7 @@ class WrongLine(Cause):
 
 
 class UnsummedLine(Cause):
-    """A line makes one term of a sum on each rank, and a later one uses it as if it were the whole.
+    """A line makes one term of a sum on each rank, and a later one uses it as the whole.
 
     A product over a split dim gives terms of a sum. Terms have the shape of the sum, so nothing raises: a bias is added
     on every rank, or a function that is not linear sees one term alone.
@@ -63,7 +63,7 @@ class UnsummedLine(Cause):
 
 
 class WrongReductionLine(Cause):
-    """A collective in a line reduces over the wrong ranks, with the wrong operation, or what is reduced already.
+    """A collective in a line runs over the wrong ranks, or with the wrong operation, or twice.
 
     A reduction returns the same shape whatever it runs over, so nothing raises.
 

@@ -1,7 +1,7 @@
 """The first wrong line of a module, forward or backward.
 
 Forward, the search begins at what the module returns and goes back to the first call whose result has no relation to
-the unsharded model's although all that it is given has one. A term of a sum is such a relation, so where a call is given
+the unsharded model's although all that it is given has one. A term of a sum is such a relation, so if a call is given
 one and its result has none, the sum is missing before it. Backward, it is the last call in forward order that is given
 right gradients and hands back a wrong one.
 
