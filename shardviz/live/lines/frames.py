@@ -51,7 +51,7 @@ def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
             break
         frame = frame.f_back
     found = (users or torchs[:1])[:MOST_FRAMES]
-    at = next((at for at, (_, is_own) in enumerate(found) if is_own), 0)
+    at = next((at for at, (_, is_own) in enumerate(found) if is_own), len(found) - 1)
     return tuple(_record(frame) for frame, _ in reversed(found)), max(len(found) - 1 - at, 0)
 
 

@@ -363,7 +363,7 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
                 wrapped = partial(alone, type(getattr(own, "_orig_mod", own)).__name__)
                 handles.enter_context(compiled_calls_wrapped(own, wrapped))
         handles.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
-        handles.callback(module.register_forward_hook(end, prepend=True, always_call=True).remove)
+        handles.callback(module.register_forward_hook(end, always_call=True).remove)
         yield recorder
 
 

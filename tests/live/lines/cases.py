@@ -471,6 +471,7 @@ CASES = (
             ),
         ),
         "logits.argmax(-1)",
+        is_between=True,
     ),
     Case(
         "positions counted within the part",

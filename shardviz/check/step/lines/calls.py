@@ -162,10 +162,18 @@ class Lines:
         """Return where a tensor comes from, if not from a call."""
         return self.records[value[0]].origin
 
+    def is_input(self, value: Value) -> bool:
+        """Whether the module is given a tensor, or it comes from different calls on different ranks."""
+        return self.origin(value).startswith("input") or not self.origin(value)
+
     @cached_property
     def values(self) -> list[Value]:
         """Every tensor, in the order in which it is first met."""
         return list(dict.fromkeys(value for call in self.calls for value in (*call.inputs, *call.outputs)))
+
+    def of_wanted(self, wanted: int) -> list[Value]:
+        """Return the tensors that are compared with one of the unsharded model's, in order."""
+        return [value for value in self.values if self.wanted.get(value) == wanted]
 
     @cached_property
     def returned(self) -> list[tuple[Value, int]]:

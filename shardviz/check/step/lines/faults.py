@@ -5,9 +5,9 @@ the unsharded model's although all that it is given has one. A term of a sum is 
 one and its result has none, the sum is missing before it. Backward, it is the last call in forward order that is given
 right gradients and hands back a wrong one.
 
-What a rank computes with numbers of its own, such as the places of its part, need not be a part of anything. It is
-passed over until a collective or a call of both sides makes it comparable. If that leaves several lines, none of them
-is named: it is one of those between two.
+What a rank computes with numbers of its own, such as the places of its part, need not be a part of anything, nor do
+indices into its part, and what it makes of those. It is passed over until something comparable comes of it. If that
+leaves several lines, none of them is named: it is one of those between two.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Fault:
         before: The line that makes what it is given, or the terms.
         axis: The axis of a missing sum.
         ranks: The ranks of the collective, of the first rank's group.
+        inner: The line in a function that `line` calls, if that makes the call; else the same.
     """
 
     way: Way
@@ -50,12 +51,19 @@ class Fault:
     before: FrameRecord | None = None
     axis: str = ""
     ranks: tuple[int, ...] = ()
+    inner: FrameRecord | None = None
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether the line is one of torch's own modules, which has no line of the user's in it."""
+        return self.line.file.startswith("torch/")
 
 
 def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
     is_right = all(states.forward(value).is_known for value, _ in lines.returned)
-    return forward_fault(lines, states) or (backward_fault(lines, states) if is_right else None)
+    fault = forward_fault(lines, states) or (backward_fault(lines, states) if is_right else None)
+    return None if fault is None or fault.is_torchs else fault
 
 
 def forward_fault(lines: Lines, states: States) -> Fault | None:
@@ -73,18 +81,26 @@ class _Forward:
     def __init__(self, lines: Lines, states: States) -> None:
         self.lines, self.states = lines, states
         self._own: dict[Value, bool] = {}
+        self._leaves: list[Value] = []
 
     def is_own(self, value: Value) -> bool:
-        """Whether a tensor is computed with numbers of the rank's own, and is not yet comparable again."""
+        """Whether a tensor need not be a part of anything: it is made with numbers of the rank's own, or of indices."""
         if value not in self._own:
             self._own[value] = False
-            call = self.lines.producer(value)
-            known = self.states.forward(value).is_known
-            if call is not None and not known and not call.first.is_collective:
-                self._own[value] = call.counts_by_rank or any(map(self.is_own, call.inputs))
+            self._own[value] = not self.states.forward(value).is_known and self._is_own(value)
         return self._own[value]
 
+    def _is_own(self, value: Value) -> bool:
+        call = self.lines.producer(value)
+        if call is None or call.first.function.startswith("all_to_all"):
+            return True
+        if call.first.function == "all_reduce" and self.states.forward(value).is_wrong:
+            return False
+        is_index = bool(call.inputs) and self.states.is_index(value) and not any(map(self.is_bad, call.inputs))
+        return call.counts_by_rank or is_index or any(map(self.is_own, call.inputs))
+
     def is_bad(self, value: Value) -> bool:
+        """Whether a tensor is wrong for certain."""
         return self.states.forward(value).is_wrong and not self.is_own(value)
 
     def blame(self, value: Value) -> Fault | None:
@@ -93,7 +109,11 @@ class _Forward:
         if call is None:
             return None
         given, through = self._given(call)
+        if any(self.lines.is_input(one) and not self.states.forward(one).is_known for one in self._leaves):
+            return None  # it arrives wrong, or is each rank's own
         bad = [one for one in given if self.is_bad(one)]
+        if not bad and (skipped := self._reads_another(call)) is not None:
+            return skipped
         if bad:
             return self.blame(min(bad, key=self._order))
         places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
@@ -110,23 +130,40 @@ class _Forward:
         return _fault("result", call, words, state, self._before(given))
 
     def _given(self, call: Call) -> tuple[list[Value], list[Call]]:
-        """Return the comparable tensors that a call is made of, and the calls in between whose results are not."""
+        """Return the comparable tensors that a call is made of, and the calls in between whose results are not.
+
+        What a rank makes something of its own of may be right whatever it is, so it is in between, too.
+        """
         given: list[Value] = []
         through: list[Call] = []
-        left = list(call.inputs)
+        self._leaves = []
+        left = [(value, False) for value in call.inputs]
         seen: set[Value] = set()
         while left:
-            value = left.pop(0)
-            maker = self.lines.producer(value)
+            value, is_below = left.pop(0)
             if value in seen:
                 continue
             seen.add(value)
-            if self.states.forward(value).is_known or self.is_bad(value):
+            maker, is_own = self.lines.producer(value), is_below or self.is_own(value)
+            is_blamed = self.is_bad(value) and not (is_own and self.states.is_index(value))
+            if self.states.forward(value).is_known or is_blamed:
                 given.append(value)
             elif maker is not None:
                 through.append(maker)
-                left += maker.inputs
+                left += [(one, is_own) for one in maker.inputs]
+            else:
+                self._leaves.append(value)
         return given, through
+
+    def _reads_another(self, call: Call) -> Fault | None:
+        """Return that a call reads another tensor than the unsharded model's does: something was left out before it."""
+        pairs = zip(call.inputs, call.whole.inputs, strict=False) if call.whole is not None else ()
+        for value, whole in pairs:
+            maker = self.lines.producer(value)
+            is_other = self.lines.wanted.get(value, whole) != whole and maker is not None
+            if is_other and maker is not None and not self.states.related(value, whole).is_known:
+                return Fault("between", call.line, call.first.function, "", "", maker.line)
+        return None
 
     def _order(self, value: Value) -> int:
         call = self.lines.producer(value)
@@ -168,7 +205,7 @@ def _fault(
     axis: str = "",
     ranks: tuple[int, ...] = (),
 ) -> Fault:
-    return Fault(way, call.line, call.first.function, given, held.text, before, axis, ranks)
+    return Fault(way, call.line, call.first.function, given, held.text, before, axis, ranks, call.first.frames[-1])
 
 
 def backward_fault(lines: Lines, states: States) -> Fault | None:
@@ -198,13 +235,12 @@ class _Backward:
             places = {call.place for call in readers}
         if len(places) != 1:
             return None
-        call = readers[0]
+        call = readers[-1]
         given = [self.states.gradient(one) for one in self._made_of(call)]
         words = " and ".join(dict.fromkeys(state.text for state in given if state.kind != "unknown"))
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
-            line, function = call.line, call.first.function
-            return Fault("gradient", line, function, words, held.text, self._maker(value), held.axes[0])
+            return _fault("gradient", call, words, held, self._maker(value), held.axes[0])
         return _fault("gradient", call, words, held, self._maker(value))
 
     def _maker(self, value: Value) -> FrameRecord | None:

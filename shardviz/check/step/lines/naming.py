@@ -61,6 +61,12 @@ def place_of(line: FrameRecord) -> str:
     return f"{line.file}:{line.line}"
 
 
+def _inner(fault: Fault) -> str:
+    """Return the line in a function that the fault's line calls, if that is where it goes wrong."""
+    is_inner = fault.inner is not None and fault.inner != fault.line
+    return f", in {_at(fault.inner, fault.line)}," if is_inner and fault.inner is not None else ""
+
+
 def _at(line: FrameRecord, other: FrameRecord | None = None) -> str:
     """Return a line with its text; without the file's name behind a line of the same file."""
     place = f"line {line.line}" if other is not None and other.file == line.file else place_of(line)
@@ -76,15 +82,16 @@ def sentence_of(fault: Fault) -> str:
         terms = f"{_at(before)} gives each rank one term of a sum over {fault.axis}"
         if before == line:
             return f"{terms}{'' if fault.given else ', and the module returns it'}; nothing sums it"
-        return f"{terms}; {_at(line, before)} uses it as the whole; nothing sums it between"
+        return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way == "gradient":
         given = f"is given {fault.given} of its gradient and " if fault.given else ""
-        return f"in backward {_at(line)} is the first line that is wrong{after}: it {given}hands back {fault.held}"
+        place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong{after}"
+        return f"{place}: it {given}hands back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
     given = f"{fault.function}{over} is given {fault.given} and gives" if fault.given else f"{fault.function} gives"
-    return f"{_at(line)} is the first line that is wrong{after}: {given} {fault.held}"
+    return f"{_at(line)}{_inner(fault)} is the first line that is wrong{after}: {given} {fault.held}"
 
 
 def cause_of(fault: Fault) -> Cause:

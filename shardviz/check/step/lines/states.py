@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
+WHOLE = ("int", "uint")
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
 
@@ -118,11 +119,12 @@ class States:
         if call is None or call.whole is not None:
             return UNKNOWN
         for given in call.inputs:
+            before = self.forward(given)
             source = self.lines.wanted.get(given)
             if source is None:
                 continue
             state = self._related(value, source, gradient=False)
-            is_reduced = call.first.function in COLLECTIVES_OF_TERMS and self.forward(given).is_known
+            is_reduced = call.first.function in COLLECTIVES_OF_TERMS and before.is_known
             if state.is_known or is_reduced:
                 self.lines.wanted[value] = source
                 return state
@@ -131,6 +133,8 @@ class States:
     def _gradient(self, value: Value) -> State:
         forward, wanted = self.forward(value), self.lines.wanted.get(value)
         if wanted is None or not forward.is_known or not self.lines.wholes[wanted].has_gradient:
+            return UNKNOWN
+        if self._shares_gradient(value, wanted):
             return UNKNOWN
         records = [self.lines.records[pair] for pair in value]
         if not any(record.has_gradient for record in records):
@@ -141,6 +145,20 @@ class States:
         if forward.kind == "terms" and set(state.axes) & set(forward.axes):
             return State("none", state.layout, state.axes)  # the gradient of a term is that of the sum
         return state
+
+    def _shares_gradient(self, value: Value, wanted: int) -> bool:
+        """Whether the unsharded tensor's gradient comes back in part to an earlier tensor, as through a copy of it."""
+        for earlier in self.lines.of_wanted(wanted):
+            if earlier == value:
+                return False
+            made = [one for call in self.lines.readers(earlier) for one in call.outputs]
+            if any(self.forward(one).is_known and self.lines.wanted.get(one) != wanted for one in made):
+                return True
+        return False
+
+    def related(self, value: Value, wanted: int) -> State:
+        """Return what ranks have of any tensor of the unsharded model's."""
+        return self._related(value, wanted, gradient=False)
 
     def _related(self, value: Value, wanted: int, *, gradient: bool) -> State:
         try:
@@ -185,6 +203,12 @@ class States:
         name = of_value(self.lines.module, number, gradient=gradient)
         tensor = self.dump.by_name(moment, "activation")[name]
         return np.asarray(self.dump.values(tensor.shards[rank], name), np.float64)
+
+    def is_index(self, value: Value) -> bool:
+        """Whether a tensor holds whole numbers, as indices do."""
+        rank, number = value[0]
+        tensor = self.dump.by_name("step", "activation").get(of_value(self.lines.module, number))
+        return tensor is not None and rank in tensor.shards and tensor.shards[rank].body.dtype.startswith(WHOLE)
 
     def _dtype(self, wanted: int) -> str:
         tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, wanted)]
