@@ -61,8 +61,7 @@ class Fault:
 
 def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
-    is_right = all(states.forward(value).is_known for value, _ in lines.returned)
-    fault = forward_fault(lines, states) or (backward_fault(lines, states) if is_right else None)
+    fault = forward_fault(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
 

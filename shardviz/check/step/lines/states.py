@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -105,8 +106,15 @@ class States:
             self._known[value, False] = self._forward(value)
         return self._known[value, False]
 
+    @cached_property
+    def is_right(self) -> bool:
+        """Whether the module returns what the unsharded one does: else gradients come from a wrong result."""
+        return all(self.forward(value).is_known for value, _ in self.lines.returned)
+
     def gradient(self, value: Value) -> State:
         """Return what ranks have of a tensor's gradient; that of a tensor which is wrong itself is not known."""
+        if not self.is_right:
+            return UNKNOWN
         if (value, True) not in self._known:
             self._known[value, True] = self._gradient(value)
         return self._known[value, True]
