@@ -35,6 +35,7 @@ from shardviz.check.report import NotChecked, Report
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.consequences import without_consequences_of_update
+from shardviz.check.step.lines.naming import with_lines
 from shardviz.check.step.rules.zero_gradients import check_zero_gradients
 from shardviz.check.step.update.copies import check_update
 from shardviz.check.step.update.unsharded import check_unsharded_update
@@ -83,7 +84,8 @@ def report_on(dump: Dump) -> Report:
     if dump.files.planned is not None:
         return _report(dump, laid_out, list(check_planned(dump)))
     weights = [*with_one_order(_of_shards(laid_out), laid_out), *_of_run(dump)]
-    return _report(dump, laid_out, [*weights, *_of_step(laid_out, _findings(weights)), *check_collectives(dump)])
+    step = with_lines(dump, _of_step(laid_out, _findings(weights)))
+    return _report(dump, laid_out, [*weights, *step, *check_collectives(dump)])
 
 
 def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 LOG_LINE = re.compile(r"\[rank\d+\]:[IWE]\d{4} |$")
 """How a line of torch's log begins; or an empty one."""
 
+QUESTION = "shardviz.check.step.lines.question:module_of"
+"""The judge that rank 0 asks, by name: it is not imported unless a step goes wrong."""
+
 PRELOADED = ("shardviz.live.probe",)
 """Modules that ranks find imported, beside torch."""
 
@@ -235,7 +238,7 @@ def mesh_for(probe: Probe, text: str | None, num_ranks: int | None = None) -> Me
 def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, notes: Path | None = None) -> ProbeJob:
     command = ("shardviz", *sys.argv[1:])
     job = ProbeJob.of(probe, mesh, folder, command, args.values, Followed.parse(args.trace))
-    return replace(job, notes=notes)
+    return replace(job, notes=notes, question=QUESTION)
 
 
 def _show_prints(rank: int, text: str) -> None:

@@ -11,6 +11,7 @@ examples:
   shardviz show left_to_right_2d-2x2.shardviz -o finding.svg
   shardviz show tp_fsdp-2x4.shardviz -o run.html
   shardviz show tp_fsdp-2x4.shardviz --memory
+  shardviz show mine-2.shardviz layers.0.mlp --step
   shardviz show checkpoints/step-1000 "*.wq.weight"
   shardviz show checkpoints/step-1000 layers.0.wq.weight -o files.svg
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.errors import EXIT_CLEAN, ShardvizError
-from shardviz.text import counted, listed
+from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -46,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tables.add_argument("--memory", action="store_true", help="bytes per rank, by role and tensor")
     tables.add_argument("--comms", action="store_true", help="the collectives of the step by axis")
     tables.add_argument(
-        "--step", action="store_true", help="the step's modules as they ran, the first wrong one open; also as json"
+        "--step",
+        action="store_true",
+        help="the step's modules as they ran, the first wrong one open; with a module's name its lines; also as json",
     )
     tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
     parser.add_argument("--all", action="store_true", help="every rank's or chunk's line, however many there are")
@@ -95,13 +98,16 @@ def _show_step(args: argparse.Namespace) -> None:
     from shardviz.picture.model.step_tree import step_tree
     from shardviz.picture.text.step_tree import step_lines
 
-    if args.tensor is not None or args.format not in (None, "text", "json"):
-        raise ShardvizError("--step prints a whole step, as text or json", "leave TENSOR out; html has it on its page")
+    if args.format not in (None, "text", "json"):
+        raise ShardvizError("--step prints a step as text or json", "html has it on its page")
     if format_of(args.output) != "text":
         hint = f"-o {args.output.with_suffix('.txt')}, or leave --step out: the page has the step"
         raise ShardvizError(f"{args.output}: --step is text or json, not a picture", hint)
     _refuse_checkpoint(args.dump, "step")
     dump = read_dump(args.dump)
+    if args.tensor is not None:
+        _show_lines(dump, args)
+        return
     tree = step_tree(dump, checked(dump).findings)
     heats = step_heats(dump) if tree.finding is not None else []
     terminal = terminal_for(args.color, args.output)
@@ -111,6 +117,33 @@ def _show_step(args: argparse.Namespace) -> None:
         write_answer([Text(json.dumps(found | {"heat": [heat.to_json() for heat in heats]}))], terminal, args.output)
     else:
         write_answer(step_lines(tree, heats, terminal), terminal, args.output)
+
+
+def _show_lines(dump: Dump, args: argparse.Namespace) -> None:
+    """Print the lines of the module that ranks looked into, if it is the one that is asked for.
+
+    Raises:
+        ShardvizError: They looked into another one, or into none.
+    """
+    import json
+
+    from rich.text import Text
+
+    from shardviz.check.step.lines.types import table_of
+    from shardviz.commands.common.dumps import terminal_for, write_answer
+    from shardviz.picture.text.tables.lines import lines_lines
+
+    table = table_of(dump)
+    if table is None or table.module != args.tensor:
+        there = f"only those of {table.module or 'the model itself'}" if table is not None else "none"
+        hint = "a probe records the lines of the first wrong module of its step; leave the name out for all modules"
+        raise ShardvizError(f"the dump has no lines of a module {printable(args.tensor)}: {there}", hint)
+    terminal = terminal_for(args.color, args.output)
+    if args.format == "json":
+        found = {"schema": 1, "module": table.module, "lines": [row.to_json() for row in table.rows]}
+        write_answer([Text(json.dumps(found))], terminal, args.output)
+    else:
+        write_answer(lines_lines(table, terminal), terminal, args.output)
 
 
 def _show_table(args: argparse.Namespace) -> None:

@@ -40,7 +40,7 @@ Severity = Literal["error", "warning"]
 
 FOR_MACHINES = (
     *("kind", "severity", "tensor", "tensors", "ranks", "summary", "claimed", "held", "intended", "cause", "fix"),
-    *("also", "refs", "module", "cause_id"),
+    *("also", "refs", "module", "line", "cause_id"),
 )
 """What of a finding is printed as JSON, in this order."""
 
@@ -65,6 +65,7 @@ class Finding:
         also: What else the ranks may hold that looks the same, in the words of `held`.
         refs: Known upstream bugs of this kind: `pytorch#129229`.
         module: The first module of a step that goes wrong, where this is what comes of it.
+        line: The first line in that module that goes wrong: `moe.py:83`.
         explanation: The cause in the catalogue, with its fields.
         generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.hiding`).
         members: The findings of the single tensors, where several have it (`check.grouping`); numbers and layouts of
@@ -84,6 +85,7 @@ class Finding:
     also: tuple[str, ...] = ()
     refs: tuple[str, ...] = ()
     module: str = ""
+    line: str = ""
     generic: bool = False
     explanation: Cause
     members: tuple[Finding, ...] = ()

@@ -44,6 +44,8 @@ class ProbeJob:
         followed: Which modules of its step are followed.
         notes: Where rank 0 notes the files of the modules that are imported; None where nobody watches them.
         keeps_evidence: Whether the raw values of the step are written beside the dump, for a later judge.
+        question: "package.module:function", which says from a dump's folder inside of which module ranks should look;
+            empty if they look nowhere.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ProbeJob:
     followed: Followed = ALL
     notes: Path | None = None
     keeps_evidence: bool = False
+    question: str = ""
 
     @classmethod
     def of(

@@ -20,6 +20,7 @@ from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.lines.again import module_asked_for
 from shardviz.live.noting import SourceLoader, noting
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.sequence import add_sequence, sequence_dims
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.stamp import Stamped
     from shardviz.live.job import ProbeJob
+    from shardviz.live.lines.again import Again
     from shardviz.live.world import World
 
 
@@ -77,6 +79,11 @@ def _run(world: World, job: ProbeJob) -> None:
         )
         write_run(job.folder, record)
     write_rank(job.folder, capture.record(), capture.dense)
+    if job.question and run.again is not None:
+        module = module_asked_for(job.question, job.folder, world.rank)
+        if module is not None:
+            run.again.add_lines(capture, module)
+            write_rank(job.folder, capture.record(), capture.dense)
 
 
 def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType:
@@ -123,12 +130,14 @@ class ProbeOnRank:
         job: The probe's job: its mesh, its folder and its options.
         device_mesh: The mesh, as torch's object.
         capture: Collects the tensors of this rank.
+        again: Runs the step again, if it went wrong in a module on any rank.
     """
 
     probe: ModuleType
     job: ProbeJob
     device_mesh: DeviceMesh
     capture: Capture
+    again: Again | None = None
 
     @property
     def part(self) -> PipelinePart:

@@ -35,6 +35,7 @@ ROOMS = {
         *("tests/live/test_healthy_at_random.py", "tests/live/test_optimizers.py"),
         *("tests/live/test_reference_values.py", "tests/live/test_unsharded_update.py"),
     ),
+    "lines": ("tests/live/lines/test_lines.py",),
     "dumps": ("tests/check", "tests/picture"),
     "rules": (
         *(

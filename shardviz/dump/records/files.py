@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from shardviz.dump.records.base import Count, NumRanks, Record, RunId
+from shardviz.dump.records.lines import LinesRecord
 from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord
 from shardviz.dump.records.tensors import (
     Body,
@@ -58,6 +59,8 @@ class RankRecord(Record, frozen=True):
         trace: What went in and out of every module of the step, in the order in which this rank came to it.
         sketches: What the unsharded model has of its weights and at every point of its step; rank 0 writes it.
         kept: What a job's own step had at each place, with nothing beside it.
+        lines: The calls inside of the first wrong module, if no rule named the cause; rank 0 also has those of the
+            unsharded model's.
         run_id: That of its run.
     """
 
@@ -91,6 +94,7 @@ class RankRecord(Record, frozen=True):
     trace: tuple[PointRecord, ...] = ()
     sketches: tuple[SketchRecord, ...] = ()
     kept: tuple[KeptRecord, ...] = ()
+    lines: tuple[LinesRecord, ...] = ()
     run_id: RunId = ""
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.dump.records.lines import LinesRecord
     from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord
     from shardviz.dump.records.tensors import FragmentRecord, Stamp
     from shardviz.dump.records.trace import KeptRecord, PointRecord, SketchRecord
@@ -69,6 +70,7 @@ class Capture:
         trace: What went in and out of every module of the step, beside the unsharded model's.
         sketches: The unsharded model's weights and points in few numbers, beside which another run's can be laid.
         kept: What a job's own step had at each place.
+        lines: The calls inside of the first wrong module, and the unsharded model's.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
         not_saved: Buffers that are in no checkpoint.
         as_built: Tensors whose parts repeat each other, and that hold here what the unsharded model has there.
@@ -96,6 +98,7 @@ class Capture:
     trace: list[PointRecord] = field(default_factory=list)
     sketches: list[SketchRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
+    lines: list[LinesRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     not_saved: list[str] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
@@ -226,6 +229,7 @@ class Capture:
             trace=tuple(self.trace),
             sketches=tuple(self.sketches),
             kept=tuple(self.kept),
+            lines=tuple(self.lines),
             not_stepped=tuple(self.not_stepped),
             not_saved=tuple(self.not_saved),
             as_built=tuple(self.as_built),

@@ -43,6 +43,7 @@ from shardviz.live.compat.meshes import (
     working_out_shapes,
 )
 from shardviz.live.compat.modules import (
+    compiled_calls_wrapped,
     computed_buffers,
     follow_modules_by,
     is_compiled,
@@ -81,6 +82,7 @@ __all__ = [
     "answered_alone",
     "asks_for_shapes",
     "clean_name",
+    "compiled_calls_wrapped",
     "computed_buffers",
     "count_groups",
     "ddp_alone",

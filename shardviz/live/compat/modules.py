@@ -69,6 +69,23 @@ def is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
+@contextmanager
+def compiled_calls_wrapped(
+    module: nn.Module, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Wrap what a compiled module runs: `Module.compile` compiles hooks too, so these cannot stand around it.
+
+    Tried on torch 2.13.0.
+
+    Args:
+        module: What `is_compiled` says is compiled.
+        wrapped: Returns what runs instead of a function.
+    """
+    name = "forward" if type(module).__name__ == "OptimizedModule" else "_compiled_call_impl"
+    with replaced(module, name, wrapped(getattr(module, name))):
+        yield
+
+
 def follow_modules_by(mode: CommDebugMode, tracker: Any) -> None:
     """Give a `CommDebugMode` a different tracker of the running module.
 

@@ -12,6 +12,7 @@ from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat import clean_name, computed_buffers, held_back
 from shardviz.live.followed import NONE, Followed
+from shardviz.live.lines.again import Again
 from shardviz.live.step import evidence, placing
 from shardviz.live.step.batch import (
     Setting,
@@ -32,7 +33,7 @@ from shardviz.live.step.trace.written import add_replayed, add_sketches, add_tra
 from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
 from shardviz.live.step.unsharded.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.unsharded.own_loss import with_own_loss
-from shardviz.live.step.unsharded.step import reference_of
+from shardviz.live.step.unsharded.step import reference_of, stepped
 from shardviz.live.step.update import copied_gradients
 from shardviz.text import listed
 
@@ -154,6 +155,7 @@ class ProbeStep:
         judged = self._judge(step)(reference)
         add_trace(self.on.capture, judged)
         add_replayed(self.on.capture, judged, reference)
+        self.on.again = self._again(built, own, setting, reference) if judged.odd and reference.parts == 1 else None
         self._note(*(why for one in (step.seen.trace, reference.step.seen.trace) if (why := one.left_out)))
         if self.on.capture.rank == 0:
             add_sketches(self.on.capture, reference, drawn)
@@ -163,6 +165,16 @@ class ProbeStep:
             self._add_training(own, setting.axes, reference, built, held)
             self._add_masks(own, setting.batch, built)
         return None
+
+    def _again(self, built: Callable[[], nn.Module], own: Batch, setting: Setting, reference: UnshardedStep) -> Again:
+        """Return what runs both steps once more, from the same weights and the same seeds."""
+        return Again(
+            lambda: reference.mode(self.on.initialized(self.on.parallelized(built()))),
+            lambda model: self._sharded_step(model, own, "lines")[1],
+            lambda: reference.mode(setting.build()),
+            lambda model: stepped(self.on.probe, model, setting.batch),
+            not reference.has_own_loss,
+        )
 
     def _copies(self, model: nn.Module) -> list[Local]:
         """Return copies of this rank's tensors."""

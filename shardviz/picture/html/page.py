@@ -10,11 +10,13 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.step.lines.types import table_of
 from shardviz.check.verdicts import WORDS, not_compared
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.anchors import Anchors
+from shardviz.picture.html.lines import lines_section
 from shardviz.picture.html.order import in_natural_order
 from shardviz.picture.html.parts import exhibit_table, here, names_of, ranks_cell, section, tools, top
 from shardviz.picture.html.references import advice
@@ -70,6 +72,7 @@ def html(dump: Dump, report: Report) -> str:
         "comms": comms_section(dump),
         "schedule": schedule_section(dump),
         "modules": _modules(dump, report),
+        "lines": lines_section(table_of(dump)),
     }
     links = {anchor: TITLES[anchor] for anchor, part in parts.items() if part}
     return page_of(
@@ -157,6 +160,7 @@ TITLES = {
     "comms": "Communication",
     "schedule": "Schedule",
     "modules": "Step by module",
+    "lines": "First wrong line",
 }
 
 

@@ -100,7 +100,7 @@ class UnshardedStep:
             return None
         apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
         model = self.mode(moved(build, precision)())
-        return _stepped(probe, model, apart, self.parts, self.dim, self.step.seen.trace.followed)
+        return stepped(probe, model, apart, self.parts, self.dim, self.step.seen.trace.followed)
 
     def clipped(self, step: StepResult, probe: ModuleType, batch: Batch) -> UnshardedStep:
         """Clip its gradients as the sharded step clipped its own. Every rank calls this."""
@@ -162,10 +162,10 @@ def reference_of(
         dim: The dim of the batch that has the rows.
         followed: The modules whose inputs, outputs and gradients are kept.
     """
-    found = _stepped(probe, build(), batch, followed=followed)
+    found = stepped(probe, build(), batch, followed=followed)
     if found.draws:
         found = replace(
-            _stepped(probe, build().eval(), batch, followed=followed),
+            stepped(probe, build().eval(), batch, followed=followed),
             training=False,
             notes=(f"{DRAWS}; compared in eval()",),
         )
@@ -174,7 +174,7 @@ def reference_of(
     return found if parts == 1 else _in_parts(probe, build, batch, parts, found, dim)
 
 
-def _stepped(
+def stepped(
     probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0, followed: Followed = NONE
 ) -> UnshardedStep:
     """Step a model on each part of a batch, from the same buffers; the loss is the mean of the parts' losses."""
@@ -235,7 +235,7 @@ def _in_parts(
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
-    found = _stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.seen.trace.followed)
+    found = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.seen.trace.followed)
     found.step.seen.activations.clear()  # of one part only
     found = replace(found, training=whole.training, notes=whole.notes, whole=whole)
     if (

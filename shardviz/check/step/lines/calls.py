@@ -1,0 +1,238 @@
+"""The calls inside of a module, rank beside rank, each paired with the same call of the unsharded model.
+
+A call is known by the lines of the user's code that lead to it, its function, and how often they did before. A line
+that one side runs more often, such as a loop over a rank's own experts, has no pairs. What only the sharded module runs
+is followed by what reads it: the tensor that the unsharded model gives to the next call that both make.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records.lines import FrameRecord, LineRecord, LinesRecord, ValueRecord
+
+Value = tuple[tuple[int, int], ...]
+"""A tensor of the sharded module: its number on each rank, by rank."""
+
+Key = tuple[int, tuple[tuple[str, int], ...], str, int]
+"""Call of the module, lines, function, and how often that came before."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One call, on all ranks that recorded the module.
+
+    Attributes:
+        order: Its place in the order of the first rank.
+        records: What each rank wrote of it.
+        whole: The unsharded model's call; None if it has none.
+    """
+
+    order: int
+    records: Mapping[int, LineRecord]
+    whole: LineRecord | None = None
+
+    @property
+    def first(self) -> LineRecord:
+        """The first rank's record."""
+        return next(iter(self.records.values()))
+
+    @property
+    def line(self) -> FrameRecord:
+        """The line of the module's own code that it comes from."""
+        return self.first.frames[self.first.own]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The file and the number of that line."""
+        return self.line.file, self.line.line
+
+    @cached_property
+    def inputs(self) -> tuple[Value, ...]:
+        """What it is given."""
+        return _across({rank: record.inputs for rank, record in self.records.items()})
+
+    @cached_property
+    def outputs(self) -> tuple[Value, ...]:
+        """What it returns or writes into."""
+        return _across({rank: record.outputs for rank, record in self.records.items()})
+
+    @property
+    def counts_by_rank(self) -> bool:
+        """Whether its numbers depend on the rank: what it returns is then the rank's own by intention."""
+        return len({record.numbers for record in self.records.values()}) > 1
+
+
+def _across(numbers: Mapping[int, Sequence[int]]) -> tuple[Value, ...]:
+    sizes = {len(own) for own in numbers.values()}
+    count = sizes.pop() if len(sizes) == 1 else 0
+    return tuple(tuple((rank, own[at]) for rank, own in sorted(numbers.items())) for at in range(count))
+
+
+@dataclass
+class Lines:
+    """The calls inside of one module on both sides.
+
+    Attributes:
+        module: The module.
+        sharded: What each rank recorded.
+        unsharded: What rank 0 recorded of the unsharded model.
+    """
+
+    module: str
+    sharded: Mapping[int, LinesRecord]
+    unsharded: LinesRecord
+    wanted: dict[Value, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(dump: Dump) -> Lines | None:
+        """Read what the ranks of a dump wrote; None if no module was looked into, or a rank's file is missing."""
+        sharded: dict[int, LinesRecord] = {}
+        whole: LinesRecord | None = None
+        for rank, record in dump.files.ranks.items():
+            for lines in record.lines:
+                if lines.is_unsharded:
+                    whole = lines
+                elif lines.lines and not lines.why:
+                    sharded[rank] = lines
+        if whole is None or not sharded or len(dump.files.ranks) < dump.files.run.num_ranks:
+            return None
+        found = Lines(whole.module, sharded, whole)
+        found.pair()
+        return found
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """The calls that all ranks make, in the first rank's order, paired where that is certain."""
+        keyed = {rank: dict(_keyed(lines.lines)) for rank, lines in self.sharded.items()}
+        whole = dict(_keyed(self.unsharded.lines))
+        counts = [Counter(key[:-1] for key in own) for own in (*keyed.values(), whole)]
+        first = next(iter(keyed.values()))
+        found: list[Call] = []
+        for key in first:
+            if all(key in own for own in keyed.values()):
+                alike = len({count[key[:-1]] for count in counts}) == 1
+                records = {rank: own[key] for rank, own in keyed.items()}
+                found.append(Call(len(found), records, whole.get(key) if alike else None))
+        return found
+
+    @cached_property
+    def records(self) -> Mapping[tuple[int, int], ValueRecord]:
+        """Every sharded tensor, by rank and number."""
+        return {(rank, value.number): value for rank, lines in self.sharded.items() for value in lines.values}
+
+    @cached_property
+    def wholes(self) -> Mapping[int, ValueRecord]:
+        """Every tensor of the unsharded model."""
+        return {value.number: value for value in self.unsharded.values}
+
+    @cached_property
+    def producers(self) -> Mapping[tuple[int, int], Call]:
+        """The call that makes a tensor, by rank and number."""
+        return {pair: call for call in self.calls for value in call.outputs for pair in value}
+
+    @cached_property
+    def consumers(self) -> Mapping[tuple[int, int], list[Call]]:
+        """The calls that read a tensor, by rank and number."""
+        found: dict[tuple[int, int], list[Call]] = {}
+        for call in self.calls:
+            for value in call.inputs:
+                for pair in value:
+                    if call not in (readers := found.setdefault(pair, [])):
+                        readers.append(call)
+        return found
+
+    def producer(self, value: Value) -> Call | None:
+        """Return the call that makes a tensor on every rank; None if it comes from outside."""
+        made = {self.producers.get(pair) for pair in value}
+        return made.pop() if len(made) == 1 else None
+
+    def readers(self, value: Value) -> list[Call]:
+        """Return the calls that read a tensor, in order."""
+        return self.consumers.get(value[0], [])
+
+    def origin(self, value: Value) -> str:
+        """Return where a tensor comes from, if not from a call."""
+        return self.records[value[0]].origin
+
+    def is_input(self, value: Value) -> bool:
+        """Whether the module is given a tensor, or it comes from different calls on different ranks."""
+        return self.origin(value).startswith("input") or not self.origin(value)
+
+    @cached_property
+    def values(self) -> list[Value]:
+        """Every tensor, in the order in which it is first met."""
+        return list(dict.fromkeys(value for call in self.calls for value in (*call.inputs, *call.outputs)))
+
+    def of_wanted(self, wanted: int) -> list[Value]:
+        """Return the tensors that are compared with one of the unsharded model's, in order."""
+        return [value for value in self.values if self.wanted.get(value) == wanted]
+
+    @cached_property
+    def returned(self) -> list[tuple[Value, int]]:
+        """What the module returns, with the unsharded model's tensor."""
+        pairs: list[tuple[Value, int]] = []
+        for call, whole in enumerate(self.unsharded.returned):
+            own = {rank: lines.returned[call] for rank, lines in self.sharded.items() if call < len(lines.returned)}
+            values = _across(own) if len(own) == len(self.sharded) else ()
+            pairs += zip(values, whole, strict=False) if len(values) == len(whole) else ()
+        return pairs
+
+    def pair(self) -> None:
+        """Find the unsharded model's tensor for as many tensors as possible, the most certain first."""
+        paired = [call for call in self.calls if call.whole is not None]
+        for call in paired:
+            if call.whole is not None and len(call.outputs) == len(call.whole.outputs):
+                self._all(zip(call.outputs, call.whole.outputs, strict=True))
+        named: dict[str, int] = {}
+        for whole in self.unsharded.values:
+            named.setdefault(whole.origin, whole.number)
+        for value in self.values:
+            origin = self.origin(value)
+            if origin in named and origin not in ("", "elsewhere"):
+                self.wanted.setdefault(value, named[origin])
+        self._all(self.returned)
+        for call in paired:
+            if call.whole is not None and len(call.inputs) == len(call.whole.inputs):
+                self._all(zip(call.inputs, call.whole.inputs, strict=True))
+
+        self._by_what_they_read()
+
+    def _by_what_they_read(self) -> None:
+        """Pair calls on different lines, as of a class that replaces another, by function and by what they read."""
+        own = {call.first.frames for call in self.calls}
+        there = {line.frames for line in self.unsharded.lines}
+        left = [line for line in self.unsharded.lines if line.frames not in own]
+        for call in self.calls:
+            if call.first.frames in there or call.first.is_collective:
+                continue
+            given = [self.wanted.get(value) for value in call.inputs]
+            for at, whole in enumerate(left):
+                sides = list(zip(given, whole.inputs, strict=False))
+                is_alike = whole.function == call.first.function and len(given) == len(whole.inputs)
+                known = [number == other for number, other in sides if number is not None]
+                if is_alike and known and all(known) and len(whole.outputs) == len(call.outputs):
+                    call.whole = whole
+                    self._all(zip(call.outputs, whole.outputs, strict=True))
+                    self._all(zip(call.inputs, whole.inputs, strict=True))
+                    del left[: at + 1]
+                    break
+
+    def _all(self, pairs: Iterator[tuple[Value, int]] | Sequence[tuple[Value, int]]) -> None:
+        for value, whole in pairs:
+            self.wanted.setdefault(value, whole)
+
+
+def _keyed(lines: Sequence[LineRecord]) -> Iterator[tuple[Key, LineRecord]]:
+    counts: Counter[tuple[object, ...]] = Counter()
+    for line in lines:
+        known = line.call, tuple((frame.file, frame.line) for frame in line.frames), line.function
+        yield (*known, counts[known]), line
+        counts[known] += 1

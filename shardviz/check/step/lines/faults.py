@@ -1,0 +1,270 @@
+"""The first wrong line of a module, forward or backward.
+
+Forward, the search begins at what the module returns and goes back to the first call whose result has no relation to
+the unsharded model's although all that it is given has one. A term of a sum is such a relation, so if a call is given
+one and its result has none, the sum is missing before it. Backward, it is the last call in forward order that is given
+right gradients and hands back a wrong one.
+
+What a rank computes with numbers of its own, such as the places of its part, need not be a part of anything, nor do
+indices into its part, and what it makes of those. It is passed over until something comparable comes of it. If that
+leaves several lines, none of them is named: it is one of those between two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.states import State, States
+    from shardviz.dump.records.lines import FrameRecord
+
+Way = Literal["result", "unsummed", "collective", "gradient", "between"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A first wrong line.
+
+    Attributes:
+        way: `result`, a call gives something else; `unsummed`, it reads terms of a sum as the whole; `collective`, a
+            reduction gives something else; `gradient`, it hands back another gradient; `between`, it is one of the
+            lines from `before` to `line`.
+        line: The line.
+        function: What it calls.
+        given: What ranks have of what it is given, or of the gradient that it is given.
+        held: What they have of its result, or of the gradient that it hands back.
+        before: The line that makes what it is given, or the terms.
+        axis: The axis of a missing sum.
+        ranks: The ranks of the collective, of the first rank's group.
+        inner: The line in a function that `line` calls, if that makes the call; else the same.
+    """
+
+    way: Way
+    line: FrameRecord
+    function: str
+    given: str
+    held: str
+    before: FrameRecord | None = None
+    axis: str = ""
+    ranks: tuple[int, ...] = ()
+    inner: FrameRecord | None = None
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether the line is one of torch's own modules, which has no line of the user's in it."""
+        return self.line.file.startswith("torch/")
+
+
+def fault_in(lines: Lines, states: States) -> Fault | None:
+    """Return the first wrong line; None if there is none, or several lines could be it."""
+    fault = forward_fault(lines, states) or backward_fault(lines, states)
+    return None if fault is None or fault.is_torchs else fault
+
+
+def forward_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line at which values first go wrong."""
+    search = _Forward(lines, states)
+    returned = [value for value, _ in lines.returned]
+    wrong = next((value for value in returned if states.forward(value).is_wrong), None)
+    if wrong is not None:
+        return search.blame(wrong)
+    pending = next((value for value in returned if states.forward(value).kind == "terms"), None)
+    return None if pending is None else search.never_summed(pending)
+
+
+class _Forward:
+    def __init__(self, lines: Lines, states: States) -> None:
+        self.lines, self.states = lines, states
+        self._own: dict[Value, bool] = {}
+        self._leaves: list[Value] = []
+
+    def is_own(self, value: Value) -> bool:
+        """Whether a tensor need not be a part of anything: it is made with numbers of the rank's own, or of indices."""
+        if value not in self._own:
+            self._own[value] = False
+            self._own[value] = not self.states.forward(value).is_known and self._is_own(value)
+        return self._own[value]
+
+    def _is_own(self, value: Value) -> bool:
+        call = self.lines.producer(value)
+        if call is None or call.first.function.startswith("all_to_all"):
+            return True
+        if call.first.function == "all_reduce" and self.states.forward(value).is_wrong:
+            return False
+        is_index = bool(call.inputs) and self.states.is_index(value) and not any(map(self.is_bad, call.inputs))
+        return call.counts_by_rank or is_index or any(map(self.is_own, call.inputs))
+
+    def is_bad(self, value: Value) -> bool:
+        """Whether a tensor is wrong for certain."""
+        return self.states.forward(value).is_wrong and not self.is_own(value)
+
+    def blame(self, value: Value) -> Fault | None:
+        """Go back from a wrong tensor to the call that makes the first one."""
+        call = self.lines.producer(value)
+        if call is None:
+            return None
+        given, through = self._given(call)
+        if any(self.lines.is_input(one) and not self.states.forward(one).is_known for one in self._leaves):
+            return None  # it arrives wrong, or is each rank's own
+        bad = [one for one in given if self.is_bad(one)]
+        if not bad and (skipped := self._reads_another(call)) is not None:
+            return skipped
+        if bad:
+            return self.blame(min(bad, key=self._order))
+        places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
+        if len(places) > 1:
+            first, *_, last = places.values()
+            return Fault("between", last.line, last.first.function, "", "", first.line)
+        state, terms = self.states.forward(value), [one for one in given if self.states.forward(one).kind == "terms"]
+        if call.first.ranks and call.first.is_collective:
+            inner = self.states.forward(given[0]).text if given else ""
+            return _fault("collective", call, inner, state, self._before(given), ranks=call.first.ranks)
+        if terms:
+            return self._unsummed(terms[0], call, state)
+        words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
+        return _fault("result", call, words, state, self._before(given))
+
+    def _given(self, call: Call) -> tuple[list[Value], list[Call]]:
+        """Return the comparable tensors that a call is made of, and the calls in between whose results are not.
+
+        What a rank makes something of its own of may be right whatever it is, so it is in between, too.
+        """
+        given: list[Value] = []
+        through: list[Call] = []
+        self._leaves = []
+        left = [(value, False) for value in call.inputs]
+        seen: set[Value] = set()
+        while left:
+            value, is_below = left.pop(0)
+            if value in seen:
+                continue
+            seen.add(value)
+            maker, is_own = self.lines.producer(value), is_below or self.is_own(value)
+            is_blamed = self.is_bad(value) and not (is_own and self.states.is_index(value))
+            if self.states.forward(value).is_known or is_blamed:
+                given.append(value)
+            elif maker is not None:
+                through.append(maker)
+                left += [(one, is_own) for one in maker.inputs]
+            else:
+                self._leaves.append(value)
+        return given, through
+
+    def _reads_another(self, call: Call) -> Fault | None:
+        """Return that a call reads another tensor than the unsharded model's does: something was left out before it."""
+        pairs = zip(call.inputs, call.whole.inputs, strict=False) if call.whole is not None else ()
+        for value, whole in pairs:
+            maker = self.lines.producer(value)
+            is_other = self.lines.wanted.get(value, whole) != whole and maker is not None
+            if is_other and maker is not None and not self.states.related(value, whole).is_known:
+                return Fault("between", call.line, call.first.function, "", "", maker.line)
+        return None
+
+    def _order(self, value: Value) -> int:
+        call = self.lines.producer(value)
+        return -1 if call is None else call.order
+
+    def _before(self, given: Sequence[Value]) -> FrameRecord | None:
+        last = max(given, key=self._order, default=None)
+        call = None if last is None else self.lines.producer(last)
+        return None if call is None else call.line
+
+    def maker_of_terms(self, value: Value) -> Call | None:
+        """Return the call from whose result on a tensor is one term of a sum."""
+        call = self.lines.producer(value)
+        while call is not None:
+            given = [one for one in self._given(call)[0] if self.states.forward(one).kind == "terms"]
+            earlier = self.lines.producer(given[0]) if given else None
+            if earlier is None:
+                return call
+            call = earlier
+        return None
+
+    def _unsummed(self, terms: Value, call: Call, state: State) -> Fault:
+        maker, own = self.maker_of_terms(terms), self.states.forward(terms)
+        before = maker.line if maker is not None else None
+        return _fault("unsummed", call, own.text, state, before, axis=own.axes[0])
+
+    def never_summed(self, value: Value) -> Fault | None:
+        """Return the line that makes terms of a sum which the module returns as they are."""
+        maker, state = self.maker_of_terms(value), self.states.forward(value)
+        return None if maker is None else _fault("unsummed", maker, "", state, maker.line, axis=state.axes[0])
+
+
+def _fault(
+    way: Way,
+    call: Call,
+    given: str,
+    held: State,
+    before: FrameRecord | None = None,
+    axis: str = "",
+    ranks: tuple[int, ...] = (),
+) -> Fault:
+    return Fault(way, call.line, call.first.function, given, held.text, before, axis, ranks, call.first.frames[-1])
+
+
+def backward_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line at which gradients first go wrong, of a module whose forward is right."""
+    search = _Backward(lines, states)
+    wrong = [value for value in lines.values if states.gradient(value).is_wrong]
+    if not wrong or any(states.gradient(value).is_wrong for value, _ in lines.returned):
+        return None
+    return search.blame(max(wrong, key=search.order))
+
+
+class _Backward:
+    def __init__(self, lines: Lines, states: States) -> None:
+        self.lines, self.states = lines, states
+
+    def order(self, value: Value) -> int:
+        call = self.lines.producer(value)
+        return -1 if call is None else call.order
+
+    def blame(self, value: Value) -> Fault | None:
+        """Return the line that hands back the wrong gradient of a tensor."""
+        readers = self.lines.readers(value)
+        places = {call.place for call in readers}
+        if len(places) > 1:
+            # Some use the whole of it and some a part: the latter hand back terms of a sum.
+            readers = [call for call in readers if self._uses_part(value, call)]
+            places = {call.place for call in readers}
+        if len(places) != 1:
+            return None
+        call = readers[-1]
+        given = [self.states.gradient(one) for one in self._made_of(call)]
+        words = " and ".join(dict.fromkeys(state.text for state in given if state.kind != "unknown"))
+        held = self.states.gradient(value)
+        if held.kind == "none" and held.axes:
+            return _fault("gradient", call, words, held, self._maker(value), held.axes[0])
+        return _fault("gradient", call, words, held, self._maker(value))
+
+    def _maker(self, value: Value) -> FrameRecord | None:
+        call = self.lines.producer(value)
+        return None if call is None else call.line
+
+    def _made_of(self, call: Call) -> Iterator[Value]:
+        """Yield what a call makes, or what is made of that where no gradient is known of it."""
+        left, seen = [call], set()
+        while left:
+            current = left.pop(0)
+            if current in seen:
+                continue
+            seen.add(current)
+            for value in current.outputs:
+                if self.states.gradient(value).kind != "unknown":
+                    yield value
+                else:
+                    left += self.lines.readers(value)
+
+    def _uses_part(self, value: Value, call: Call) -> bool:
+        """Whether each rank makes its own part, or a term, of a tensor that all of them have."""
+        own = self._axes(self.states.forward(value))
+        return any(self._axes(self.states.forward(made)) - own for made in call.outputs)
+
+    def _axes(self, state: State) -> set[str]:
+        split = set(state.layout.split_axes) if state.layout is not None else set()
+        return (split | set(state.axes)) & set(self.states.mesh.axes)

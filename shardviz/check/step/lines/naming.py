@@ -1,0 +1,106 @@
+"""Findings with the first wrong line of their module in them, and the modules of which it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.lines.calls import Lines
+from shardviz.check.step.lines.faults import fault_in
+from shardviz.check.step.lines.states import States
+from shardviz.explain.finding import Finding
+from shardviz.explain.lines import UnsummedLine, WrongLine, WrongLineBackward, WrongReductionLine
+from shardviz.explain.modules import (
+    UnexplainedBetweenModules,
+    UnexplainedModule,
+    UnexplainedModuleBackward,
+    UngatheredInput,
+)
+from shardviz.text import named_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shardviz.check.report import NotChecked
+    from shardviz.check.step.lines.faults import Fault
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records.lines import FrameRecord
+    from shardviz.explain.cause import Cause
+
+OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, UnexplainedBetweenModules)
+"""Causes that say where a step goes wrong and not why: the line takes their place."""
+
+
+def module_to_open(finding: Finding) -> str | None:
+    """Return the module whose lines may hold a finding's cause; None if the finding names no module."""
+    if isinstance(finding.explanation, UnexplainedBetweenModules):
+        return finding.module.rpartition(".")[0]
+    return finding.module if finding.module or isinstance(finding.explanation, OPEN) else None
+
+
+def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
+    """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
+    lines = Lines.of(dump)
+    fault = fault_in(lines, States(dump, lines)) if lines is not None else None
+    for result in results:
+        is_of_module = isinstance(result, Finding) and lines is not None and module_to_open(result) == lines.module
+        yield with_line(result, fault) if is_of_module and fault is not None else result  # type: ignore[arg-type]
+
+
+def with_line(finding: Finding, fault: Fault) -> Finding:
+    """Return a finding with a fault's line; its cause is the line's if it had none."""
+    details = (*finding.details, sentence_of(fault))
+    if fault.way == "between":
+        return replace(finding, details=details)
+    placed = replace(finding, details=details, line=place_of(fault.line))
+    return placed.because(cause_of(fault)) if isinstance(finding.explanation, OPEN) else placed
+
+
+def place_of(line: FrameRecord) -> str:
+    """Return a line as `moe.py:83`."""
+    return f"{line.file}:{line.line}"
+
+
+def _inner(fault: Fault) -> str:
+    """Return the line in a function that the fault's line calls, if that is where it goes wrong."""
+    is_inner = fault.inner is not None and fault.inner != fault.line
+    return f", in {_at(fault.inner, fault.line)}," if is_inner and fault.inner is not None else ""
+
+
+def _at(line: FrameRecord, other: FrameRecord | None = None) -> str:
+    """Return a line with its text; without the file's name behind a line of the same file."""
+    place = f"line {line.line}" if other is not None and other.file == line.file else place_of(line)
+    return f"{place} `{line.source}`" if line.source else place
+
+
+def sentence_of(fault: Fault) -> str:
+    """Say what is wrong at a line, with what each rank has there and the line before."""
+    line, before = fault.line, fault.before
+    if fault.way == "between" and before is not None:
+        return f"it goes wrong between {_at(before)} and {_at(line, before)}"
+    if fault.way == "unsummed" and before is not None:
+        terms = f"{_at(before)} gives each rank one term of a sum over {fault.axis}"
+        if before == line:
+            return f"{terms}{'' if fault.given else ', and the module returns it'}; nothing sums it"
+        return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
+    is_new = before is not None and before != line
+    after = f", after {_at(before, line)}" if is_new and before is not None else ""
+    if fault.way == "gradient":
+        given = f"is given {fault.given} of its gradient and " if fault.given else ""
+        place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong{after}"
+        return f"{place}: it {given}hands back {fault.held}"
+    over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
+    given = f"{fault.function}{over} is given {fault.given} and gives" if fault.given else f"{fault.function} gives"
+    return f"{_at(line)}{_inner(fault)} is the first line that is wrong{after}: {given} {fault.held}"
+
+
+def cause_of(fault: Fault) -> Cause:
+    """Return the cause that a line is."""
+    place = place_of(fault.line)
+    if fault.way == "unsummed" and fault.before is not None:
+        return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis)
+    if fault.way == "collective":
+        return WrongReductionLine(place, fault.function, fault.ranks)
+    if fault.way == "gradient":
+        return WrongLineBackward(place, fault.function, fault.axis)
+    return WrongLine(place, fault.function, fault.given)

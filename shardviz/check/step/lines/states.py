@@ -1,0 +1,236 @@
+"""What ranks have of the unsharded model's tensor at each place inside of a module: forward, and of its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from shardviz.dump.records.lines import of_value
+from shardviz.errors import ShardvizError
+from shardviz.layout.layout import Layout
+from shardviz.layout.notation import write
+from shardviz.relate.pair import Pair
+from shardviz.relate.relations import Located, Padded, Pending, Rounded, Scaled
+from shardviz.relate.search import relation_of
+from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
+from shardviz.relate.values import error_of, part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.lines.calls import Lines, Value
+    from shardviz.dump.dump import Dump
+    from shardviz.relate.relations import Chain
+
+Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
+COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
+WHOLE = ("int", "uint")
+MAX_SIZE = 1 << 20
+"""A tensor of more elements is not related."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What ranks have of a tensor.
+
+    Attributes:
+        kind: `right`, the parts of a layout; `terms` of a sum over an axis; `other`, something was done to the values;
+            `none`, nothing explains them; `missing`, no gradient came; `unknown`, there is nothing to compare with.
+        layout: The layout of `right` and `terms`.
+        axes: The axes of the sum.
+        factor: What the values are multiplied by, if that is all that is `other` about them.
+    """
+
+    kind: Kind
+    layout: Layout | None = None
+    axes: tuple[str, ...] = ()
+    factor: float = 1.0
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether values are there and are not the unsharded model's."""
+        return self.kind in ("other", "none", "missing")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether they are the unsharded model's, or terms of it."""
+        return self.kind in ("right", "terms")
+
+    @property
+    def text(self) -> str:
+        """What a rank has, in a few words."""
+        over = f" over {', '.join(self.axes)}" if self.axes else ""
+        if self.kind == "right":
+            is_split = self.layout is not None and self.layout.split_axes
+            return f"its part of {write(self.layout)}" if is_split and self.layout is not None else "the whole"
+        if self.kind == "terms":
+            return f"one term of a sum{over}"
+        if self.kind == "other":
+            what = f"{self.factor:.5g} times" if self.factor != 1 else "a rearranged or shifted part of"
+            return f"{what} what the unsharded model has{f', in terms of a sum{over}' if over else ''}"
+        if self.kind == "none" and self.axes:
+            return f"one term of a sum{over} where the unsharded model has the sum"
+        words = {"none": "no part of what the unsharded model has", "missing": "no gradient", "unknown": "not compared"}
+        return words[self.kind]
+
+
+UNKNOWN = State("unknown")
+
+
+class States:
+    """Relates the tensors of a module's lines, each once.
+
+    Args:
+        dump: The dump.
+        lines: The module's calls.
+    """
+
+    def __init__(self, dump: Dump, lines: Lines) -> None:
+        self.dump, self.lines, self.mesh = dump, lines, dump.files.mesh
+        self._known: dict[tuple[Value, bool], State] = {}
+        self._scales = {
+            rank: next((point.scale for point in record.trace if point.what.startswith("gradient")), 1.0)
+            for rank, record in dump.files.ranks.items()
+        }
+
+    def forward(self, value: Value) -> State:
+        """Return what ranks have of a tensor."""
+        if (value, False) not in self._known:
+            self._known[value, False] = UNKNOWN
+            self._known[value, False] = self._forward(value)
+        return self._known[value, False]
+
+    @cached_property
+    def is_right(self) -> bool:
+        """Whether the module returns what the unsharded one does: else gradients come from a wrong result."""
+        return all(self.forward(value).is_known for value, _ in self.lines.returned)
+
+    def gradient(self, value: Value) -> State:
+        """Return what ranks have of a tensor's gradient; that of a tensor which is wrong itself is not known."""
+        if not self.is_right:
+            return UNKNOWN
+        if (value, True) not in self._known:
+            self._known[value, True] = self._gradient(value)
+        return self._known[value, True]
+
+    def _forward(self, value: Value) -> State:
+        wanted = self.lines.wanted.get(value)
+        if wanted is not None:
+            return self._related(value, wanted, gradient=False)
+        call = self.lines.producer(value)
+        if call is None or call.whole is not None:
+            return UNKNOWN
+        for given in call.inputs:
+            before = self.forward(given)
+            source = self.lines.wanted.get(given)
+            if source is None:
+                continue
+            state = self._related(value, source, gradient=False)
+            is_reduced = call.first.function in COLLECTIVES_OF_TERMS and before.is_known
+            if state.is_known or is_reduced:
+                self.lines.wanted[value] = source
+                return state
+        return UNKNOWN
+
+    def _gradient(self, value: Value) -> State:
+        forward, wanted = self.forward(value), self.lines.wanted.get(value)
+        if wanted is None or not forward.is_known or not self.lines.wholes[wanted].has_gradient:
+            return UNKNOWN
+        if self._shares_gradient(value, wanted):
+            return UNKNOWN
+        records = [self.lines.records[pair] for pair in value]
+        if not any(record.has_gradient for record in records):
+            return State("missing") if all(record.needs_grad for record in records) else UNKNOWN
+        if not all(record.has_gradient for record in records):
+            return UNKNOWN
+        state = self._related(value, wanted, gradient=True)
+        if forward.kind == "terms" and set(state.axes) & set(forward.axes):
+            return State("none", state.layout, state.axes)  # the gradient of a term is that of the sum
+        return state
+
+    def _shares_gradient(self, value: Value, wanted: int) -> bool:
+        """Whether the unsharded tensor's gradient comes back in part to an earlier tensor, as through a copy of it."""
+        for earlier in self.lines.of_wanted(wanted):
+            if earlier == value:
+                return False
+            made = [one for call in self.lines.readers(earlier) for one in call.outputs]
+            if any(self.forward(one).is_known and self.lines.wanted.get(one) != wanted for one in made):
+                return True
+        return False
+
+    def related(self, value: Value, wanted: int) -> State:
+        """Return what ranks have of any tensor of the unsharded model's."""
+        return self._related(value, wanted, gradient=False)
+
+    def _related(self, value: Value, wanted: int, *, gradient: bool) -> State:
+        try:
+            whole = self._array("reference", 0, wanted, gradient=gradient)
+            held = {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
+        except (ShardvizError, KeyError):
+            return UNKNOWN
+        if gradient:
+            held = {rank: array / (self._scales[rank] or 1.0) for rank, array in held.items()}
+        if whole.size > MAX_SIZE or not whole.size or self.mesh.size != len(held):
+            return UNKNOWN
+        near = ELEMENT.get(self._dtype(wanted), EXACT)
+        with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
+            related = relation_of(Pair(whole, held, None, self.mesh, Bound(near, near)))
+        state = _state_of(related.chain)
+        layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
+        return State("right", layout) if layout is not None else state
+
+    def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
+        """Yield the layouts that ranks have of a dim which was made of several, and is split along an inner one."""
+        axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
+        first = next(iter(held.values()))
+        for dim, size in enumerate(whole.shape if first.ndim == whole.ndim else ()):
+            for number in (number for number in range(2, size) if size % number == 0 and first.shape[dim] < size):
+                for axis in axes:
+                    chains = tuple((number, axis) if at == dim else () for at in range(whole.ndim))
+                    layout = Layout(self.mesh, whole.shape, chains)
+                    parts = {rank: part_of(whole, region) for rank, region in layout.regions()}
+                    if all(error_of(held[rank], part) <= near for rank, part in parts.items()):
+                        yield layout
+
+    def differs_along(self, value: Value, axis: str) -> bool:
+        """Whether ranks along an axis hold different numbers."""
+        try:
+            held = {rank: self._array("step", rank, number, gradient=False) for rank, number in value}
+        except (ShardvizError, KeyError):
+            return False
+        first = {rank: held[min(self.mesh.group_of(rank, axis))] for rank in held}
+        return any(held[rank].shape != own.shape or error_of(held[rank], own) > EXACT for rank, own in first.items())
+
+    def _array(self, moment: Literal["step", "reference"], rank: int, number: int, *, gradient: bool) -> NDArray[Any]:
+        name = of_value(self.lines.module, number, gradient=gradient)
+        tensor = self.dump.by_name(moment, "activation")[name]
+        return np.asarray(self.dump.values(tensor.shards[rank], name), np.float64)
+
+    def is_index(self, value: Value) -> bool:
+        """Whether a tensor holds whole numbers, as indices do."""
+        rank, number = value[0]
+        tensor = self.dump.by_name("step", "activation").get(of_value(self.lines.module, number))
+        return tensor is not None and rank in tensor.shards and tensor.shards[rank].body.dtype.startswith(WHOLE)
+
+    def _dtype(self, wanted: int) -> str:
+        tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, wanted)]
+        return tensor.first.body.dtype
+
+
+def _state_of(chain: Chain | None) -> State:
+    if chain is None:
+        return State("none")
+    layout = next((link.layout for link in chain if isinstance(link, Located)), None)
+    axes = tuple(link.axis for link in chain if isinstance(link, Pending))
+    rest = [link for link in chain if not isinstance(link, Located | Pending | Rounded | Padded)]
+    if layout is None or rest:
+        factor = rest[0].factor if len(rest) == 1 and isinstance(rest[0], Scaled) and layout is not None else 1.0
+        return State("other", layout, axes, factor)
+    is_sum = all(link.op == "sum" for link in chain if isinstance(link, Pending))
+    return State("terms" if axes and is_sum else "other" if axes else "right", layout, axes)

@@ -1,0 +1,98 @@
+"""The records of a module's lines: every call that a module makes inside one call of itself, with its values.
+
+Ranks write them only when a step's first wrong module has no named cause. The values stand among the activations,
+under `of_value`: those of the sharded module of the moment `step`, those of the unsharded one `reference`.
+"""
+
+from __future__ import annotations
+
+from shardviz.dump.records.base import Count, Record, Shape
+
+
+def of_value(module: str, number: int, *, gradient: bool = False) -> str:
+    """Return the name under which a value of a module's lines stands; with its colon it is a point of the trace."""
+    return f"{module}: {'gradient of value' if gradient else 'value'} {number}"
+
+
+class FrameRecord(Record, frozen=True):
+    """A line of the user's code on the stack of a call.
+
+    Attributes:
+        file: Its file, relative to the folder that the program is imported from.
+        line: Its number.
+        function: The function that it stands in.
+        source: Its text, without the spaces around it.
+    """
+
+    file: str
+    line: Count
+    function: str
+    source: str
+
+
+class LineRecord(Record, frozen=True):
+    """One call inside of a module.
+
+    Attributes:
+        call: Which call of the module, counted from 0.
+        function: What is called: `linear`, `all_reduce`, an `autograd.Function` or a compiled module by its class.
+        frames: The user's frames from the module's call inwards; the one of a module's own method is marked by `own`.
+        own: The index in `frames` of the innermost line that stands in a module's own method.
+        inputs: The numbers of the tensors that it is given.
+        outputs: The numbers of the tensors that it returns or writes into.
+        ranks: The ranks of the collective that it is or makes; empty if there is none.
+        is_collective: Whether the call is itself a collective, and not one that makes some.
+        numbers: The numbers among its arguments, those of slices too: they differ where a rank counts from its own.
+    """
+
+    call: Count
+    function: str
+    frames: tuple[FrameRecord, ...]
+    own: Count
+    inputs: tuple[Count, ...] = ()
+    outputs: tuple[Count, ...] = ()
+    ranks: tuple[Count, ...] = ()
+    is_collective: bool = False
+    numbers: str = ""
+
+
+class ValueRecord(Record, frozen=True):
+    """One tensor that a call inside of a module is given or returns.
+
+    Attributes:
+        number: Counts the tensors of a side on this rank.
+        shape: The shape of this rank's part.
+        origin: `input 0` of the module, `weight up` or `buffer mask`; empty for what a call returned.
+        needs_grad: Whether a gradient can flow back to it.
+        placements: Of a DTensor, as torch writes them.
+        left_out: Whether its values were not kept, because too many were kept before or it has too many.
+        has_gradient: Whether a gradient came back.
+    """
+
+    number: Count
+    shape: Shape
+    origin: str = ""
+    needs_grad: bool = False
+    placements: str = ""
+    left_out: bool = False
+    has_gradient: bool = False
+
+
+class LinesRecord(Record, frozen=True):
+    """What a rank recorded inside of one module.
+
+    Attributes:
+        module: The module; empty for the model itself.
+        lines: Its calls, in order.
+        values: Their tensors.
+        returned: The numbers of the tensors that each call of the module returned.
+        is_unsharded: Whether these are the unsharded model's; rank 0 writes them.
+        why: Why the step could not be run again; empty if it could.
+    """
+
+    module: str
+    lines: tuple[LineRecord, ...] = ()
+    values: tuple[ValueRecord, ...] = ()
+    returned: tuple[tuple[Count, ...], ...] = ()
+    is_unsharded: bool = False
+    why: str = ""

@@ -1,0 +1,108 @@
+"""Causes that lie in one line of the user's code: the first of a module at which ranks go wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.explain.cause import Cause
+
+if TYPE_CHECKING:
+    from shardviz.explain.finding import Kind
+
+WRONG: tuple[Kind, ...] = ("wrong-value", "wrong-scale", "unreduced-output", "unreduced-gradient")
+
+
+class WrongLine(Cause):
+    """A line computes something else on what each rank has than on the whole.
+
+    All that the line is given is the unsharded model's, or each rank's part of it. The function does not fit that part:
+    it takes statistics of the part alone, counts from the part's first element, uses the whole tensor's sizes for a
+    shard or a shard's for the whole, or takes the first part on every rank.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: What it calls.
+        given: What each rank has of what it is given; empty if it is given no tensor.
+    """
+
+    place: str
+    function: str
+    given: str = ""
+    kinds = WRONG
+    why = (
+        "{function} in {place} does something else with {given:?{given}|a rank's own sizes and offsets} than the "
+        "unsharded model does with the whole"
+    )
+    how = (
+        "gather or reduce what {function} needs before {place}, or count with the whole tensor's sizes and from the "
+        "rank's own offset there"
+    )
+
+
+class UnsummedLine(Cause):
+    """A line makes one term of a sum on each rank, and a later one uses it as the whole.
+
+    A product over a split dim gives terms of a sum. Terms have the shape of the sum, so nothing raises: a bias is added
+    on every rank, or a function that is not linear sees one term alone.
+
+    Attributes:
+        terms: The line that makes the terms, as `moe.py:83`.
+        reader: The line that uses them; empty if the module returns them.
+        axis: The axis of the sum.
+    """
+
+    terms: str
+    reader: str
+    axis: str
+    kinds = WRONG
+    why = "Nothing sums over {axis} what {terms} gives before {reader:?{reader} uses it|the module returns it}"
+    how = (
+        "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}, in a function "
+        "whose backward hands the gradient on as it is"
+    )
+
+
+class WrongReductionLine(Cause):
+    """A collective in a line runs over the wrong ranks, or with the wrong operation, or twice.
+
+    A reduction returns the same shape whatever it runs over, so nothing raises.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: The collective.
+        ranks: The ranks of its group that the first rank is in.
+    """
+
+    place: str
+    function: str
+    ranks: tuple[int, ...]
+    kinds = WRONG
+    why = "{function} in {place} over {ranks:ranks} does not make the whole of what it is given"
+    how = "reduce terms once, with ReduceOp.SUM, over the group of the axis that splits them: look at {place}"
+
+
+class WrongLineBackward(Cause):
+    """A line's forward is right, and it hands back another gradient than the unsharded model's.
+
+    An operation in the line has a backward that does not fit its forward, or none. Parts and terms that ranks use
+    differently need a sum in backward; terms of one sum need none.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: What it calls.
+        axis: The axis of a sum that is missing in backward; empty if it is something else.
+    """
+
+    place: str
+    function: str
+    axis: str = ""
+    kinds = WRONG
+    why = (
+        "{axis:?What {place} makes of the terms is used differently by each rank along {axis}, and nothing sums its "
+        "gradient over {axis}|The backward of {place} does not fit its forward: {function} hands back another gradient "
+        "than the unsharded model's}"
+    )
+    how = (
+        "{axis:?all_reduce the gradient over {axis} in the backward of {place}|look at {place}: what all ranks have "
+        "and each uses for its own part needs a sum of its gradients, and the sum of terms needs none}"
+    )

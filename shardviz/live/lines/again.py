@@ -1,0 +1,91 @@
+"""Run the step again for the lines of one module, if the judge asks for them after the step."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.dump.records.lines import LinesRecord, of_value
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.locals import Local
+from shardviz.live.lines.recorder import recording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import nn
+
+    from shardviz.dump.records.base import Moment
+    from shardviz.live.capture.capture import Capture
+    from shardviz.live.lines.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Again:
+    """The step, to be run once more as it ran.
+
+    Attributes:
+        sharded: Builds and shards the model and puts it into the step's mode.
+        step: Steps it, and returns why it cannot.
+        unsharded: Builds the unsharded model in that mode.
+        step_unsharded: Steps that.
+        with_gradients: Whether both steps have the same loss.
+    """
+
+    sharded: Callable[[], nn.Module]
+    step: Callable[[nn.Module], str]
+    unsharded: Callable[[], nn.Module]
+    step_unsharded: Callable[[nn.Module], object]
+    with_gradients: bool = True
+
+    def add_lines(self, capture: Capture, module: str) -> None:
+        """Record the calls inside of a module. Every rank calls this.
+
+        Args:
+            capture: This rank's.
+            module: The module's name; empty for the model itself.
+        """
+        model = self.sharded()
+        with recording(model, module) as seen:
+            why = self.step(model)
+        _add_values(capture, module, seen, "step")
+        capture.lines.append(_record(module, seen, why=why))
+        model = self.unsharded()
+        with recording(model, module) as whole:
+            self.step_unsharded(model)
+        if capture.rank == 0:
+            _add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)
+            capture.lines.append(_record(module, whole, is_unsharded=True))
+
+
+def module_asked_for(question: str, folder: Path, rank: int) -> str | None:
+    """Return the module whose lines the judge wants to see; None if there is none. Every rank calls this.
+
+    Args:
+        question: "package.module:function", called on rank 0 with the dump's folder: the judge imports no torch, and is
+            not imported here.
+        folder: The folder, which all ranks have written to.
+        rank: This rank.
+    """
+    of_all_ranks(None)
+    module, _, name = question.partition(":")
+    asked = getattr(importlib.import_module(module), name)(folder) if rank == 0 else None
+    answer: str | None = of_all_ranks(asked)[0]
+    return answer
+
+
+def _record(module: str, seen: Recorder, *, is_unsharded: bool = False, why: str = "") -> LinesRecord:
+    lines = tuple(event.record() for event in seen.events)
+    values = tuple(value.record() for value in seen.values)
+    return LinesRecord(module, lines, values, tuple(seen.returned), is_unsharded, why)
+
+
+def _add_values(capture: Capture, module: str, seen: Recorder, moment: Moment, *, with_gradients: bool = True) -> None:
+    for value in seen.values:
+        sides = ((value.values, False), (value.back if with_gradients else None, True))
+        for numbers, is_gradient in sides:
+            if numbers is not None:
+                name = of_value(module, value.number, gradient=is_gradient)
+                capture.add_values(Local(name, "activation", tuple(numbers.shape), numbers), moment)

@@ -1,0 +1,87 @@
+"""The lines of the user's code that make a call: the frames between a module's call and torch's function."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from shardviz.dump.records.lines import FrameRecord
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+TORCH = str(Path(torch.__file__).parent) + os.sep
+OURS = str(Path(__file__).parents[2]) + os.sep
+HERE = str(Path(__file__).parent) + os.sep
+LIBRARY = str(Path(os.__file__).parent) + os.sep
+MODULES = str(Path(torch.nn.__file__).parent / "modules") + os.sep
+PLUMBING = (f"{MODULES}module.py", f"{MODULES}container.py")
+MOST_FRAMES = 16
+MOST_SOURCE = 200
+"""Characters of a source line that are kept."""
+
+
+def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
+    """Return the user's frames of the running call, from a module's call inwards, and which is a module's own.
+
+    If torch's own modules make the call, without any line of the user's inside of the module, theirs counts. There are
+    no frames if a hook of shardviz's makes it.
+
+    Args:
+        module: The module that is being recorded.
+    """
+    users: list[tuple[FrameType, bool]] = []
+    torchs: list[tuple[FrameType, bool]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        own = _module_of(frame)
+        kind = _kind(frame.f_code)
+        if kind == "ours" and not users:
+            return (), 0
+        if kind in ("user", "torch"):
+            (users if kind == "user" else torchs).append((frame, own is not None))
+        if own is module and frame.f_code.co_name == "_call_impl":
+            break
+        frame = frame.f_back
+    found = (users or torchs[:1])[:MOST_FRAMES]
+    at = next((at for at, (_, is_own) in enumerate(found) if is_own), len(found) - 1)
+    return tuple(_record(frame) for frame, _ in reversed(found)), max(len(found) - 1 - at, 0)
+
+
+def _module_of(frame: FrameType) -> nn.Module | None:
+    """Return the module whose method a frame runs."""
+    names = frame.f_code.co_varnames
+    owner = frame.f_locals.get("self") if names[:1] == ("self",) else None
+    return owner if isinstance(owner, nn.Module) else None
+
+
+@lru_cache(maxsize=4096)
+def _kind(code: CodeType) -> str:
+    """Return whether code is the user's, ours, that of one of torch's modules, or none of these."""
+    file = code.co_filename
+    if file.startswith(OURS) and not file.startswith((f"{OURS}probes{os.sep}", HERE)):
+        return "ours"
+    if file.startswith(MODULES) and not file.startswith(PLUMBING):
+        return "torch"
+    is_library = file.startswith((TORCH, "<frozen")) or (file.startswith(LIBRARY) and "site-packages" not in file)
+    return "" if is_library or file.startswith(HERE) else "user"
+
+
+def _record(frame: FrameType) -> FrameRecord:
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    source = linecache.getline(file, line, frame.f_globals).strip()
+    return FrameRecord(_relative(file), line, frame.f_code.co_name, source[:MOST_SOURCE])
+
+
+@lru_cache(maxsize=4096)
+def _relative(file: str) -> str:
+    """Return a file relative to the folder that it is imported from, the longest of them."""
+    roots = [root for root in sys.path if root and file.startswith(root.rstrip(os.sep) + os.sep)]
+    return os.path.relpath(file, max(roots, key=len)) if roots else Path(file).name

@@ -1,0 +1,433 @@
+"""Record every call inside of a module: what it is given, what it returns or writes into, and its gradients.
+
+A `TorchFunctionMode` sees torch's functions, a `TorchDispatchMode` the collectives in them, and `Function.apply` is
+replaced while a module runs. Hooks only read. What torch calls inside of its own functions is one call, and so is a
+compiled module.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardviz.dump.records.lines import FrameRecord, LineRecord, ValueRecord
+from shardviz.live.capture.locals import of_tensor, unwrapped
+from shardviz.live.compat import (
+    clean_name,
+    compiled_calls_wrapped,
+    in_backward,
+    is_compiled,
+    ranks_of_operator,
+    replaced,
+)
+from shardviz.live.lines.frames import frames_of
+from shardviz.live.step.comms import _collective as collective_of
+from shardviz.live.step.running import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import nn
+
+MAX_ELEMENTS = 1 << 22
+"""Once so many numbers are kept on a rank, no more values are."""
+
+MAX_CALLS = 8
+"""Of a module that is called more often, the first calls are kept."""
+
+MAX_ARGUMENTS = 32
+"""Numbers among the arguments of a call that are kept."""
+
+UNSEEN = ("wait_tensor", "_wrap_tensor_autograd", "grad", "register_hook")
+"""Functions that compute nothing, or wait for what is computed."""
+
+Frames = tuple[tuple[FrameRecord, ...], int]
+
+
+@dataclass
+class Value:
+    """A tensor, with a copy of this rank's part and of its gradient."""
+
+    number: int
+    tensor: torch.Tensor
+    version: int
+    epoch: int
+    origin: str = ""
+    values: torch.Tensor | None = None
+    gradient: torch.Tensor | None = None
+    shape: tuple[int, ...] = ()
+    placements: str = ""
+    needs_grad: bool = False
+    again: Value | None = None
+
+    def record(self) -> ValueRecord:
+        """Return it without its numbers."""
+        gradient = self.back is not None
+        needs_grad = self.needs_grad or (self.again is not None and self.again.needs_grad)
+        left_out = self.values is None
+        return ValueRecord(self.number, self.shape, self.origin, needs_grad, self.placements, left_out, gradient)
+
+    @property
+    def back(self) -> torch.Tensor | None:
+        """The gradient that came back, to the call or to its recomputation."""
+        return self.gradient if self.gradient is not None or self.again is None else self.again.gradient
+
+
+@dataclass
+class Event:
+    """One call."""
+
+    call: int
+    function: str
+    frames: Frames
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+    is_collective: bool = False
+    numbers: str = ""
+
+    def record(self) -> LineRecord:
+        """Return it as it stands in a dump."""
+        sides = self.inputs, self.outputs, self.ranks
+        return LineRecord(self.call, self.function, *self.frames, *sides, self.is_collective, self.numbers)
+
+
+@dataclass
+class Recorder:
+    """What was recorded of a module.
+
+    Attributes:
+        module: The module.
+        events: Its calls, in order.
+        values: Their tensors, by number.
+        returned: The numbers of the tensors that each call of the module returned.
+    """
+
+    module: nn.Module
+    events: list[Event] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    returned: list[tuple[int, ...]] = field(default_factory=list)
+    _known: dict[int, Value] = field(default_factory=dict)
+    _epochs: dict[int, int] = field(default_factory=dict)
+    _waiting: dict[int, list[Value]] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)
+    _depth: int = 0
+    _made: list[tuple[tuple[int, ...], list[torch.Tensor]]] = field(default_factory=list)
+    _num_elements: int = 0
+    _first: list[Event] | None = None
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Record nothing in this context: it is inside of one call."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what runs now is part of a call that is recorded as one."""
+        return self._depth > 0
+
+    def number(self, tensor: torch.Tensor, origin: str = "") -> int:
+        """Return a tensor's number, a new one if it was not seen before or was written into since."""
+        self._complete(tensor)
+        known = self._known.get(id(tensor))
+        if known is None or not self._is_current(known):
+            origin = origin or self._names.get(id(tensor), "")
+            known = self._known[id(tensor)] = self._new(tensor, origin or "elsewhere")
+        self._follow(known)
+        return known.number
+
+    def numbers(self, tensors: Any) -> tuple[int, ...]:
+        """Return the numbers of the tensors in some arguments."""
+        return tuple(self.number(tensor) for tensor in _kept(tensors))
+
+    def noted(
+        self, function: str, inputs: tuple[int, ...], given: Any, result: Any, versions: Sequence[int], *, wait: bool
+    ) -> None:
+        """Record a call after it has run.
+
+        Args:
+            function: Its name.
+            inputs: The numbers of what it was given.
+            given: Its arguments.
+            result: What it returned.
+            versions: The versions of the tensors in its arguments before it ran.
+            wait: Whether values may come later: its collective is not waited for yet.
+        """
+        arguments = _kept(given)
+        by_collectives = {id(tensor) for _, tensors in self._made for tensor in tensors}
+        written = [
+            tensor
+            for tensor, version in zip(arguments, versions, strict=True)
+            if _version(tensor) != version or id(tensor) in by_collectives
+        ]
+        for tensor in written:
+            self._epochs[_storage(tensor)] = self._epochs.get(_storage(tensor), 0) + 1
+        before = len(self.values)
+        made = _kept(result, wait=False)
+        outputs = tuple(dict.fromkeys(self._output(tensor, wait=wait) for tensor in (*made, *written)))
+        ranks = next((ranks for ranks, _ in self._made), ())
+        self._made.clear()
+        if any(number >= before for number in outputs):
+            frames, own = frames_of(self.module)
+            sides = inputs, outputs, ranks, _is_collective(function), _numbers_in(given)
+            if frames:
+                self.events.append(Event(len(self.returned), function, (frames, own), *sides))
+
+    def collective(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Note a collective that runs inside of a call: its ranks, and what it writes into."""
+        is_functional = "functional" in str(func)
+        self._made.append((ranks_of_operator(func, args), [] if is_functional else list(tensors_in(args[0]))))
+
+    def _output(self, tensor: torch.Tensor, *, wait: bool) -> int:
+        known = self._known.get(id(tensor))
+        if known is None or not self._is_current(known):
+            known = self._known[id(tensor)] = self._new(tensor, "", wait=wait)
+        self._follow(known)
+        return known.number
+
+    def _new(self, tensor: torch.Tensor, origin: str, *, wait: bool = False) -> Value:
+        storage = _storage(tensor)
+        value = Value(len(self.values), tensor, _version(tensor), self._epochs.get(storage, 0), origin)
+        self.values.append(value)
+        if wait:
+            self._waiting.setdefault(storage, []).append(value)
+        else:
+            self._copy(value)
+        return value
+
+    def _complete(self, tensor: torch.Tensor) -> None:
+        """Copy what collectives have written into a tensor's storage: whoever reads it has waited for them."""
+        for value in self._waiting.pop(_storage(tensor), ()):
+            self._copy(value)
+
+    def _copy(self, value: Value) -> None:
+        with torch.no_grad():
+            local = of_tensor("", "activation", value.tensor)
+            value.shape = tuple(local.values.shape)
+            if local.claim is not None:
+                value.placements = ", ".join(map(str, local.claim[1]))
+            if self._num_elements + local.values.numel() <= MAX_ELEMENTS:
+                value.values = local.values.clone()
+                self._num_elements += local.values.numel()
+
+    def _is_current(self, value: Value) -> bool:
+        tensor = value.tensor
+        return value.version == _version(tensor) and value.epoch == self._epochs.get(_storage(tensor), 0)
+
+    def _follow(self, value: Value) -> None:
+        """Keep the gradient that comes back to a tensor; not a weight's, which is compared after the step."""
+        is_without = not (torch.is_grad_enabled() and value.tensor.requires_grad)  # in an autograd.Function's forward
+        if is_without or value.needs_grad or value.origin.startswith("weight"):
+            return
+        value.needs_grad = True
+        value.tensor.register_hook(partial(self._came_back, value))  # type: ignore[no-untyped-call]
+
+    def _came_back(self, value: Value, gradient: torch.Tensor | None) -> None:
+        if gradient is None:
+            return
+        with torch.no_grad(), self.quiet():
+            local = of_tensor("", "activation", gradient).values
+            if self._num_elements + local.numel() <= MAX_ELEMENTS:
+                value.gradient = local.clone() if value.gradient is None else value.gradient + local
+                self._num_elements += local.numel()
+
+    def begin(self, inputs: Any, named: Any) -> None:
+        """Begin a call of the module."""
+        if in_backward():
+            self._first, self.events = self.events, []
+        prefix = "weight", self.module.named_parameters()
+        for kind, tensors in (prefix, ("buffer", self.module.named_buffers())):
+            self._names |= {id(tensor): f"{kind} {clean_name(name)}" for name, tensor in tensors}
+        for at, tensor in enumerate(_kept((inputs, named))):
+            self.number(tensor, f"input {at}")
+
+    def end(self, output: Any) -> None:
+        """End a call of the module."""
+        returned = self.numbers(output)
+        for waiting in list(self._waiting.values()):
+            self._complete(waiting[0].tensor)
+        if self._first is None:
+            self.returned.append(returned)
+            return
+        again, self.events, self._first = self.events, self._first, None
+        without = [event for event in self.events if not any(self.values[at].needs_grad for at in event.outputs)]
+        for first, second in zip(without[-len(again) :], again, strict=False):
+            for of_first, of_second in zip(first.outputs, second.outputs, strict=False):
+                self.values[of_first].again = self.values[of_second]
+
+
+class _Functions(TorchFunctionMode):
+    """Hands torch's functions to a recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function, and record it unless it is inside of one that is recorded."""
+        kwargs = kwargs or {}
+        name = _name(func)
+        if self.recorder.is_inside or name in UNSEEN:
+            return func(*args, **kwargs)
+        return _recorded(self.recorder, name, partial(func, *args, **kwargs), (args, kwargs))
+
+
+class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands the collectives among torch's operators to a recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator."""
+        result = func(*args, **(kwargs or {}))
+        if collective_of(func):
+            self.recorder.collective(func, args)
+        return result
+
+
+def _recorded(recorder: Recorder, name: str, function: Callable[[], Any], given: Any, *, opaque: bool = True) -> Any:
+    """Run a function and record it; what it calls is part of it if it is opaque."""
+    with recorder.quiet():
+        tensors = _kept(given)
+        inputs = recorder.numbers(tensors)
+        versions = [_version(tensor) for tensor in tensors]
+        recorder._made.clear()
+        if opaque:
+            result = function()
+    if not opaque:
+        result = function()
+    with recorder.quiet():
+        is_later = bool(recorder._made) and (result is not None)
+        recorder.noted(name, inputs, given, result, versions, wait=is_later)
+    return result
+
+
+@contextmanager
+def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
+    """Record the calls of a module of a model that runs inside of this context.
+
+    Args:
+        model: The model; the hooks on its modules are removed at the end.
+        name: The module's name; empty for the model itself.
+    """
+    inner = unwrapped(model)
+    module = {clean_name(own): module for own, module in inner.named_modules()}.get(name)
+    if module is None:  # another stage's
+        yield Recorder(inner)
+        return
+    recorder, modes = Recorder(module), ExitStack()
+    modes_on: list[bool] = []
+
+    def enter() -> None:
+        modes.enter_context(_collecting(recorder))
+        modes_on.append(True)
+        modes.callback(modes_on.clear)
+
+    def begin(_module: Any, inputs: Any, named: Any) -> None:
+        if len(recorder.returned) < MAX_CALLS:
+            recorder.begin(inputs, named)
+            enter()
+
+    def end(_module: Any, _inputs: Any, output: Any) -> None:
+        if len(recorder.returned) < MAX_CALLS:
+            modes.close()
+            if output is not None:
+                recorder.end(output)
+
+    def alone(name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not modes_on:
+                return compiled(*args, **kwargs)
+            modes.close()
+            output = compiled(*args, **kwargs)
+            enter()
+            return _recorded(recorder, name, lambda: output, (args, kwargs))
+
+        return call
+
+    with ExitStack() as handles:
+        for own in module.modules():
+            if own is not module and is_compiled(own):
+                wrapped = partial(alone, type(getattr(own, "_orig_mod", own)).__name__)
+                handles.enter_context(compiled_calls_wrapped(own, wrapped))
+        handles.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        handles.callback(module.register_forward_hook(end, always_call=True).remove)
+        yield recorder
+
+
+@contextmanager
+def _collecting(recorder: Recorder) -> Iterator[None]:
+    """Let a recorder see torch's functions, collectives and `autograd.Function`s."""
+    function = torch.autograd.Function
+    original = vars(function)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        run = partial(original.__get__(None, cls), *args, **kwargs)
+        if recorder.is_inside:
+            return run()
+        is_torchs = cls.__module__.startswith("torch.distributed")
+        return _recorded(recorder, cls.__name__, run, (args, kwargs), opaque=is_torchs)
+
+    with replaced(function, "apply", classmethod(apply)), _Collectives(recorder), _Functions(recorder):
+        yield
+
+
+def _name(func: Any) -> str:
+    """Return a function's name; of a property the property's."""
+    name = getattr(func, "__name__", "") or str(func)
+    if name in ("__get__", "__set__"):
+        name = (resolve_name(func) or name).split(".")[-2]
+    return name.partition(".")[0] if not name.startswith("__") else name.strip("_")
+
+
+def _numbers_in(given: Any) -> str:
+    """Write the numbers among some arguments, in order."""
+    found: list[str] = []
+    left = [given]
+    while left and len(found) < MAX_ARGUMENTS:
+        item = left.pop(0)
+        if isinstance(item, slice):
+            left[:0] = [item.start, item.stop, item.step]
+        elif isinstance(item, dict | list | tuple):
+            left[:0] = list(item.values() if isinstance(item, dict) else item)
+        elif isinstance(item, int | float):
+            found.append(repr(item))
+    return " ".join(found)
+
+
+def _is_collective(name: str) -> bool:
+    return name.startswith(("all_", "reduce", "broadcast", "scatter", "gather_")) and name not in ("all_close",)
+
+
+def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
+    """Return the tensors in some arguments that can be kept; functional collectives among them are waited for."""
+    found = []
+    for tensor in tensors_in(tensors):
+        if hasattr(tensor, "trigger_wait"):
+            if wait:
+                tensor.trigger_wait()
+            tensor = tensor.elem  # type: ignore[attr-defined]
+        if tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested or tensor.is_meta):
+            found.append(tensor)
+    return found
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    local = of_tensor("", "activation", tensor).values
+    return local.untyped_storage().data_ptr() or id(tensor)
