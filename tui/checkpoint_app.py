@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import on
+from textual.containers import Horizontal, Vertical
 from textual.reactive import var
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -32,8 +33,8 @@ from .model.names import shortened
 from .model.navigation.selection import next_plane
 from .model.navigation.target import Known, Target
 from .model.stored import StoredDocument, drawn, first_plane, named
-from .viewer import Viewer
-from .widgets.box import Box, Column, Row, ScrollBox
+from .viewer import Viewer, run
+from .widgets.box import Box, ScrollBox
 from .widgets.key_bar import KeyBar
 from .widgets.lines import Lines
 from .widgets.listing import SEARCHING, Listing
@@ -92,15 +93,15 @@ listed below with their sizes. Beside them is what is wrong.
 
     def compose(self) -> ComposeResult:
         """Put the tree beside the map, the files and the findings below both."""
-        with Row(id="top"):
+        with Horizontal(id="top"):
             yield Static(id="stored-title")
-        with Column(id="stored"):
-            with Row(id="stored-main"):
+        with Vertical(id="stored"):
+            with Horizontal(id="stored-main"):
                 yield Listing(id="tree-box")
                 with Box(id="map-panel"):
                     yield TensorMap(id="map")
                     yield Static(id="stored-at")
-            with Row(id="stored-below"):
+            with Horizontal(id="stored-below"):
                 with Box(id="files-box"):
                     yield FileLines(id="files")
                 with ScrollBox(id="findings-box"):
@@ -115,7 +116,7 @@ listed below with their sizes. Beside them is what is wrong.
         self._check()
 
     def _check(self) -> None:
-        self.query_one("#findings-box", ScrollBox).entitle("Findings")
+        self.query_one("#findings-box", ScrollBox).set_titles("Findings")
         self.query_one("#stored-findings", Static).update(Text("… checking", "dim"))
         self.run_worker(partial(_check, self._document.checkpoint, self.posting()), thread=True, group="load")
 
@@ -134,8 +135,8 @@ listed below with their sizes. Beside them is what is wrong.
         sizes, lines = self._document.checkpoint.file_sizes, self.query_one("#files", Lines)
         names = [*self._document.numbers]
         most = max((size or 0 for size in sizes.values()), default=0)
-        lines.show(len(names), lambda at: file_line(at, names[at], sizes[names[at]], most, lines.colours))
-        self.query_one("#files-box", Box).entitle(f"Files: {len(names):,}")
+        lines.show(len(names), lambda at: file_line(at, names[at], sizes[names[at]], most, lines.palette))
+        self.query_one("#files-box", Box).set_titles(f"Files: {len(names):,}")
 
     def _show(self, entry: int) -> None:
         """Show a tensor in the tree and on the map."""
@@ -149,7 +150,7 @@ listed below with their sizes. Beside them is what is wrong.
         found = document.entries[entry]
         one, why = drawn(document, entry)
         title = f"{shortened(found.title)}  {found.layout}"
-        self.query_one("#map-panel", Box).entitle(title)
+        self.query_one("#map-panel", Box).set_titles(title)
         tensor_map = self.query_one("#map", TensorMap)
         tensor_map.show(one.sides if one else None, "claimed", self._plane)
         tensor_map.describe = (lambda place: where(one, place).plain) if one else None
@@ -192,7 +193,7 @@ listed below with their sizes. Beside them is what is wrong.
         self.document = self._document.checked(message.report)
         self._show(self._entry)
         box = self.query_one("#findings-box", ScrollBox)
-        box.entitle(counted(len(message.report.findings), "finding").capitalize())
+        box.set_titles(counted(len(message.report.findings), "finding").capitalize())
         width = max(box.size.width - 4, 20)
         self.query_one("#stored-findings", Static).update(findings_text(message.report, width))
 
@@ -314,7 +315,4 @@ def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:
         SystemExit: The viewer failed, and has printed why.
     """
     checkpoint = open_checkpoint(path)
-    app = CheckpointApp(checkpoint, named(checkpoint, tensor) if tensor is not None else "")
-    app.run()
-    if app.return_code:
-        raise SystemExit(app.return_code)
+    run(CheckpointApp(checkpoint, named(checkpoint, tensor) if tensor is not None else ""))

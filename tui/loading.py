@@ -41,7 +41,7 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
     """
 
     def progressed(count: int, files: int) -> None:
-        post(Progressed(count, files))
+        post(Progressed(path, count, files))
 
     def first(files: DumpFiles) -> None:
         post(read(Document(path, dump_of(files), is_partial=True)))

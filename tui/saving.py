@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 if TYPE_CHECKING:
     from textual.app import App
 
+_LINE = re.compile(r'<text class="[^"]*" x="([\d.]+)"[^>]*-line-(\d+)\)">(.*?)</text>', re.DOTALL)
+"""A stretch of a line in rich's picture: where it begins, the number of the line, and its characters."""
+COLUMN = 12.2
+"""The width of a character there."""
 _FONTS = re.compile(r"\s*@font-face\s*\{[^}]*\}")
 _ID = re.compile(r"terminal-\d+")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
@@ -19,9 +26,17 @@ MOST_STEM = 80
 
 def screen_text(app: App[None]) -> str:
     """Return the characters on screen, without spaces at the ends of lines."""
-    _, height = app.size
-    lines = app.screen._compositor.render_strips()
-    return "".join("".join(segment.text for segment in line).rstrip() + "\n" for line in lines[:height])
+    return text_of(app.export_screenshot(simplify=True))
+
+
+def text_of(picture: str) -> str:
+    """Return the characters of a screen's picture, without spaces at the ends of lines."""
+    lines: dict[int, str] = {}
+    for x, number, text in _LINE.findall(picture):
+        line = lines.get(int(number), "")
+        gap = " " * (round(float(x) / COLUMN) - cell_len(line))  # rich leaves out stretches of spaces
+        lines[int(number)] = line + gap + unescape(text).replace("\xa0", " ")
+    return "".join(lines.get(number, "").rstrip() + "\n" for number in range(picture.count("<clipPath id=")))
 
 
 def screen_svg(app: App[None]) -> str:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from abc import abstractmethod
+import sys
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import textual
-from rich.console import Group
-from rich.text import Text
-from rich.traceback import Traceback
 from textual.app import App, SystemCommand
 from textual.reactive import var
 
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
 
-from .abstract import Abstract
 from .changes import Stamps, stamps_of
 from .clipboard import copy
 from .colours import ON_DARK_16, ON_LIGHT, THEMES, Inks
@@ -36,18 +30,14 @@ if TYPE_CHECKING:
     from textual.filter import LineFilter
     from textual.message import Message
     from textual.screen import Screen
-    from textual.theme import Theme
 
     from .model.navigation.target import Known, Target
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks whether any file has changed."""
 
-COLLECT = (5_000, 200, 50)
-"""How seldom garbage is collected: rarely all of it, and little at a time, since one pass falls within one key."""
 
-
-class Viewer(App[None], metaclass=Abstract):
+class Viewer(App[None]):
     """A viewer of files on disk. Subclasses say what is chosen, what is watched, and how all is read again."""
 
     TITLE = "shardviz"
@@ -75,8 +65,6 @@ class Viewer(App[None], metaclass=Abstract):
         ),
     ]
 
-    _in_use: tuple[str, Theme] | None = None
-
     changed: var[str] = var("")
     """When files on disk changed last, as `14:03`; empty until they do."""
 
@@ -84,7 +72,6 @@ class Viewer(App[None], metaclass=Abstract):
         super().__init__()
         self._stamps: Stamps = {}
         self._reading = 0
-        gc.set_threshold(*COLLECT)
         self.animation_level = "none"  # a page down would be painted a dozen times, and over ssh be late
         self._plain = PlainCharacters(enabled=not shows_unicode())
         self._on_light, self._on_dark_16 = Inks(ON_LIGHT), Inks(ON_DARK_16)
@@ -94,26 +81,26 @@ class Viewer(App[None], metaclass=Abstract):
         self.theme = known if known in self.available_themes else THEMES[0].name
 
     @property
-    @abstractmethod
     def watched(self) -> Sequence[Path]:
         """The folders and files whose changes are noticed."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def chosen_name(self) -> str:
         """The name of the chosen tensor; empty where there is none."""
+        raise NotImplementedError
 
-    @abstractmethod
     def picture(self) -> str:
         """Draw the chosen tensor as SVG.
 
         Raises:
             ShardvizError: It cannot be drawn.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def read_again(self) -> None:
         """Start to read all files again, and show them in place once they are read."""
+        raise NotImplementedError
 
     def posting(self) -> Callable[[Message], object]:
         """Return what a thread posts its messages by: they are dropped once reading has begun again."""
@@ -129,13 +116,6 @@ class Viewer(App[None], metaclass=Abstract):
     def is_reading(self) -> bool:
         """Whether files are being read or checked now."""
         return any(not worker.is_finished for worker in self.workers if worker.group.startswith("load"))
-
-    @property
-    def current_theme(self) -> Theme:
-        """The theme; Textual looks it up for each line that it paints, and copies all themes each time."""
-        if self._in_use is None or self._in_use[0] != self.theme:
-            self._in_use = (self.theme, super().current_theme)
-        return self._in_use[1]
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Add one that writes ASCII where the terminal shows nothing else, and one for the colours of verdicts."""
@@ -175,17 +155,17 @@ class Viewer(App[None], metaclass=Abstract):
         self.read_again()
 
     @property
-    @abstractmethod
     def known(self) -> Known:
         """What can be gone to."""
+        raise NotImplementedError
 
-    @abstractmethod
     def about(self, target: Target) -> str:
         """Say where something is."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def go(self, target: Target) -> None:
         """Go somewhere."""
+        raise NotImplementedError
 
     async def action_goto(self) -> None:
         """Ask where to go, and go there."""
@@ -193,11 +173,9 @@ class Viewer(App[None], metaclass=Abstract):
 
         async def leave(target: Target | None) -> None:
             if target is not None:
-                with self.batch_update():
-                    await self.go(target)
+                await self.go(target)
 
-        with self.batch_update():  # or it would be painted after each of three layouts
-            await self.push_screen(GotoScreen(self.known, self.about), leave)
+        await self.push_screen(GotoScreen(self.known, self.about), leave)
 
     def action_reload(self) -> None:
         """Read the files again, changed or not."""
@@ -222,18 +200,11 @@ class Viewer(App[None], metaclass=Abstract):
         )
         yield SystemCommand("Change the theme", "Light and dark themes", self.action_change_theme)
 
-    def _fatal_error(self) -> None:
-        """Print the traceback without local variables, which Textual would print too: here they are whole dumps."""
-        self.bell()
-        shown = Traceback(width=min(self.size.width, 100), suppress=[textual])
-        self.panic(Group(shown, Text("shardviz: error: the viewer failed; this is a bug in shardviz")))
-
     async def action_help(self) -> None:
         """Show the help for the focused widget."""
         from .screens.help import help_for
 
-        with self.batch_update():
-            await self.push_screen(help_for(self.screen))
+        await self.push_screen(help_for(self.screen))
 
     def action_copy_name(self) -> None:
         """Copy the chosen tensor's name, as the model spells it."""
@@ -258,3 +229,15 @@ class Viewer(App[None], metaclass=Abstract):
             self.notify(printable(why), title="Not saved", severity="error", markup=False)
         else:
             self.notify(str(path), title="Saved", markup=False)
+
+
+def run(viewer: Viewer) -> None:
+    """Run a viewer until it is left.
+
+    Raises:
+        SystemExit: The viewer failed, and has printed why.
+    """
+    viewer.run()
+    if viewer.return_code:
+        print("shardviz: error: the viewer failed; this is a bug in shardviz", file=sys.stderr)
+        raise SystemExit(viewer.return_code)

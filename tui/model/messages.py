@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progressed(Message):
-    """Rank files have been read."""
+    """Rank files of a dump have been read."""
 
+    path: Path
     read: int
     files: int
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from ..model.navigation.target import HOW, Target, parse_target
-from .dialog import Dialog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..model.navigation.target import Known
 
 
-class GotoScreen(Dialog[Target | None]):
+class GotoScreen(ModalScreen[Target | None]):
     """A dialog that takes a rank, a name or an index, and returns where to go.
 
     Args:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.console import Group
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-
-from .dialog import Dialog
-from .help_text import HelpText
+from textual.screen import ModalScreen
+from textual.widgets import Static
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +26,7 @@ A dump records, for every tensor, what its placements *claim* and what each rank
 The first view shows the tensors, the map of the chosen one, and below them its finding and how to fix it.
 """
 
-SAID = {
+TEXTUAL_KEYS = {
     "quit": "Quit and restore the terminal",
     "app.focus_next": "Go to the next part of the screen",
     "app.focus_previous": "Go to the part before",
@@ -35,7 +38,7 @@ EVERYWHERE = "In all views"
 HERE = "Here"
 
 
-class HelpScreen(Dialog[None]):
+class HelpScreen(ModalScreen[None]):
     """A dialog with the help of one widget, and a table of the keys that work in it.
 
     Args:
@@ -49,26 +52,31 @@ class HelpScreen(Dialog[None]):
 
     def __init__(self, text: str, keys: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
-        self._text = text
-        self._keys = keys
+        self.text = text
+        self.keys = keys
 
     def compose(self) -> ComposeResult:
         """Show the text and the keys."""
+        table = Table.grid(padding=(0, 2))
+        for part, keys in self.keys.items():
+            table.add_row("", Text(part, "dim"))
+            for what, key in keys.items():
+                table.add_row(Text(key, "bold"), what)
         with VerticalScroll(classes="dialog tall") as box:
             box.border_title, box.border_subtitle = "Help", "esc closes"
-            yield HelpText(self._text, self._keys)
+            yield Static(Group(Markdown(self.text), "", table))
 
 
 def help_for(screen: Screen[object]) -> HelpScreen:
     """Make the help for the focused widget of a screen."""
     focused = screen.focused
     places = focused.ancestors_with_self if focused is not None else [screen]
-    text = next((found for place in places if (found := getattr(place, "HELP", None))), GENERAL)
+    text = next((text for place in places if (text := getattr(place, "HELP", None))), GENERAL)
     keys: dict[str, dict[str, str]] = {HERE: {}, EVERYWHERE: {}}
     for active in screen.active_bindings.values():
-        what = SAID.get(active.binding.action, active.tooltip)
+        what = TEXTUAL_KEYS.get(active.binding.action, active.tooltip)
         if active.enabled and what:
             part = keys[EVERYWHERE if active.node in (screen, screen.app) else HERE]
-            shown, key = part.get(what), screen.app.get_key_display(active.binding)
-            part[what] = f"{shown} {key}" if shown else key
-    return HelpScreen(text, {part: known for part, known in keys.items() if known})
+            known, key = part.get(what), screen.app.get_key_display(active.binding)
+            part[what] = f"{known} {key}" if known else key
+    return HelpScreen(text, {part: listed for part, listed in keys.items() if listed})

@@ -92,9 +92,9 @@ class CardBox(ScrollBox):
         more = f"▾ {counted(below, 'more line')}: {self._key}" if below > 0 and self._key else ""
         if self.screen.has_class("-short"):  # it has no border below
             joined = f" · {more}" if self._head else more
-            self.entitle(Text.assemble(self._head, (joined, "bold") if more else ""))
+            self.set_titles(Text.assemble(self._head, (joined, "bold") if more else ""))
         else:
-            self.entitle(self._head, more)
+            self.set_titles(self._head, more)
 
 
 def finding_head(document: Document | None, index: int) -> Text:

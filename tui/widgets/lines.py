@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from ..keys import keys
-from .grids.grid import BOLD, Grid, columns_of
+from .grids.grid import BOLD, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,55 +62,48 @@ class Lines(Grid):
         self.count = 0
         self.cursor = 0
         self._line: Callable[[int], Text] | None = None
-        self._width = 0
 
-    def show(self, count: int, line: Callable[[int], Text], cursor: int | None = None, width: int = 0) -> None:
+    def show(self, count: int, line: Callable[[int], Text], cursor: int | None = None) -> None:
         """Show lines.
 
         Args:
             count: How many.
             line: Makes the line at an index.
             cursor: Where the cursor goes; by default it stays.
-            width: Columns of the longest line, where they may be longer than the screen.
         """
         self.count, self._line = count, line
-        self.cursor = min(self.cursor if cursor is None else cursor, max(count - 1, 0))
-        self._width = width
-        self.extend(Size(width, count))
-        self.refresh()
-        self._scroll_to_cursor()
+        self.virtual_size = Size(0, count)
+        self.put_cursor(self.cursor if cursor is None else cursor)
 
     def render_line(self, y: int) -> Strip:
         """Paint one line of the screen."""
-        left, top = self.scroll_offset
-        index, width = y + top, self.size.width
+        index = y + self.scroll_offset.y
         if self._line is None or index >= self.count:
             return self.blank
-        text = self._line(index)
-        if not self._width:
-            text.truncate(width - self.scrollbar_size_vertical, overflow="ellipsis")
-        style = self.base
+        text, style = self._line(index), self.base
+        text.truncate(self.size.width - self.scrollbar_size_vertical, overflow="ellipsis")
         if index == self.cursor and self.has_focus:
-            text, style = Text(text.plain), style + REVERSED  # in its own colours and greys it cannot be read
+            text, style = Text(text.plain), style + REVERSED  # in its own colors and grays it cannot be read
         elif index == self.cursor:
             style += BOLD
-        segments, taken = [*Segment.apply_style(text.render(self.app.console), style)], columns_of(text.plain)
-        if taken < width + left:
-            segments.append(Segment(" " * (width + left - taken), style))
-        return Strip(segments, max(taken, width + left)).crop(left, left + width)
+        segments = Segment.apply_style(text.render(self.app.console), style)
+        return Strip(segments).adjust_cell_length(self.size.width, style)
+
+    def put_cursor(self, index: int) -> None:
+        """Put the cursor on a line, or on the nearest one that there is."""
+        self.cursor = min(max(index, 0), max(self.count - 1, 0))
+        self.fit()
+        self.refresh()
+
+    def fit(self) -> None:
+        """Keep the cursor in view."""
+        self.bring_into_view(Region(0, self.cursor, 1, 1))
 
     def action_move(self, step: int) -> None:
         """Move the cursor."""
         if self.count:
             self.put_cursor(self.cursor + step)
             self.post_message(self.Highlighted(self, self.cursor))
-
-    def put_cursor(self, index: int) -> None:
-        """Put the cursor on a line, or on the nearest one that there is."""
-        before, self.cursor = self.cursor, min(max(index, 0), max(self.count - 1, 0))
-        if before != self.cursor:
-            self._scroll_to_cursor()
-            self._refresh_lines(before, self.cursor)
 
     def action_end(self, index: int) -> None:
         """Move the cursor to the first or the last line."""
@@ -125,22 +118,6 @@ class Lines(Grid):
         """Choose the line under the cursor."""
         if self.count:
             self.post_message(self.Chosen(self, self.cursor))
-
-    def _scroll_to_cursor(self) -> None:
-        self.bring_into_view(Region(self.scroll_offset.x, self.cursor, 1, 1))
-
-    def fit(self) -> None:
-        """Keep the cursor in view."""
-        self._scroll_to_cursor()
-
-    def _refresh_lines(self, *lines: int) -> None:
-        """Paint some lines again."""
-        for line in lines:
-            self.refresh(Region(0, line - self.scroll_offset.y, self.size.width, 1))
-
-    def show_focus(self) -> None:
-        """Show whether keys move the cursor."""
-        self._refresh_lines(self.cursor)
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor under the mouse; a double click chooses."""

@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from textual.widgets import Input
 
     from ..keys import KeySpec
-    from ..model.filters import Filtered, Kept
-    from ..model.tree import Listed, Node
+    from ..model.filters import Filtered
+    from ..model.tree import Listed
 
     class Entry(Filtered, Listed, Protocol):
         """A tensor of a dump or of a checkpoint."""
 
-
-MOST_TREES = 12
-"""How many trees are kept, for filters that are set by a key."""
 
 SEARCHING: tuple[KeySpec, ...] = (
     ("slash", "search", "Search", "Find tensors by name"),
@@ -47,7 +44,6 @@ class Listing(Box):
         self.filters = Filters()
         self._entries: Sequence[Entry] = ()
         self._listed: tuple[Sequence[Entry], Filters] | None = None
-        self._trees: tuple[Sequence[Entry], dict[Filters, tuple[Kept, Node]]] = ((), {})
         self._chosen = (0, "")
 
     def compose(self) -> ComposeResult:
@@ -78,8 +74,8 @@ class Listing(Box):
             return
         entries, filters = self._entries, self.filters
         self._listed = (entries, filters)
-        kept, root = self._filtered(filters)
-        self.query_one(TensorTree).fill(entries, root)
+        kept = filters.kept(entries)
+        self.query_one(TensorTree).fill(entries, tree_of(entries, kept))
         self._entitle(sum(map(len, kept.values())), sum(len(entry.names) for entry in entries))
         chosen, name = self._chosen
         if kept and chosen not in kept:
@@ -93,29 +89,6 @@ class Listing(Box):
         self._chosen = (entry, name)
         self.post_message(TensorChosen(entry, name))
 
-    def _filtered(self, filters: Filters) -> tuple[Kept, Node]:
-        """Return the names that pass filters, and their tree; that of a filter without a text is kept."""
-        if self._trees[0] is not self._entries:
-            self._trees = (self._entries, {})
-        known = self._trees[1]
-        if filters not in known:
-            kept = filters.kept(self._entries)
-            if filters.text:
-                same = (root for names, root in known.values() if names == kept)
-                return kept, next(same, None) or tree_of(self._entries, kept)
-            if len(known) == MOST_TREES:
-                del known[next(iter(known))]
-            known[filters] = kept, tree_of(self._entries, kept)
-        return known[filters]
-
-    def make_tree(self, wanted: Sequence[Filters]) -> bool:
-        """Make the tree of one of some filters ahead; return whether there was one to make."""
-        missing = next((filters for filters in wanted[:MOST_TREES] if filters not in self._trees[1]), None)
-        if missing is None or self._trees[0] is not self._entries:
-            return False
-        self._filtered(missing)
-        return True
-
     def _entitle(self, shown: int, of: int) -> None:
         """Write how many tensors are listed, and what leaves out the others."""
         hidden, is_asked_for = of - shown, self.filters != Filters()
@@ -125,7 +98,7 @@ class Listing(Box):
             below = f"esc: clear the filters ({below or 'by name'})"
         elif hidden and not is_asked_for:
             below = f"r: show {hidden:,} of the step"
-        self.entitle(title, below)
+        self.set_titles(title, below)
 
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:

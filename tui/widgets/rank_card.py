@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.text import Text
+from textual.widgets import Static
 
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.text import bytes_text, counted, printable
 
 from ..colours import verdict_style
-from .note import Note
 
 if TYPE_CHECKING:
     from ..model.document import Document
 
 
-class RankCard(Note):
+class RankCard(Static):
     """A rank's host, the bytes that it holds, and for each axis its position and its group."""
 
     _of: tuple[Document, int] | None = None
@@ -25,7 +25,7 @@ class RankCard(Note):
         """Show a rank."""
         if self._of is None or self._of[0] is not document or self._of[1] != rank:
             self._of = (document, rank)
-            self.say(rank_text(document, rank))
+            self.update(rank_text(document, rank))
 
 
 def rank_text(document: Document, rank: int) -> Text:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import Input
 
-if TYPE_CHECKING:
-    from textual.geometry import Region
-    from typing_extensions import Self
-
 
 class Search(Input):
     """An input for part of a name; enter keeps the tensors found, escape shows all again."""
-
-    _was_shown: bool | None = None
 
     class Closed(Message):
         """The search is over."""
@@ -29,12 +23,6 @@ class Search(Input):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(placeholder="part of a name", compact=True, id=id, select_on_focus=False)
         self.display = False
-
-    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
-        """Lay out the screen when the line comes or goes, and not for each letter: it always takes as much room."""
-        comes_or_goes, self._was_shown = self.display != self._was_shown, self.display
-        layout = layout and comes_or_goes
-        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def open(self) -> None:
         """Show the line and type into it."""

@@ -46,15 +46,11 @@ class Title(Static):
     """The dump's name, its verdict, and counts of ranks and tensors; a note shows how far it has been read."""
 
     _about: Opened | None = None
-    _shown: Text | None = None
 
     def show(self, about: Opened) -> None:
         """Describe the dump."""
         self._about = about
-        text = title_text(about, self.size.width or MOST_NAME)
-        if text != self._shown:
-            self._shown = text
-            self.update(text, layout=False)
+        self.update(title_text(about, self.size.width or MOST_NAME), layout=False)
 
     def on_resize(self) -> None:
         """Cut the name to its new room, so that the verdict is always in view."""

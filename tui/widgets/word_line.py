@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -10,8 +9,6 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
-
-from ..abstract import Abstract
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,12 +41,12 @@ class Word:
         return sum(segment.cell_length for segment in self.segments)
 
 
-class WordLine(Widget, metaclass=Abstract):
+class WordLine(Widget):
     """Words in a line, each with an action and a tooltip. Subclasses define `words`, and refresh on a change."""
 
-    @abstractmethod
     def words(self) -> Sequence[Word]:
         """Return the words of the line as they are now."""
+        raise NotImplementedError
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         """Take as many columns as the words have."""

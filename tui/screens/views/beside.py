@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
+from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.checkpoint.comparing.outcome import notable
@@ -24,7 +25,7 @@ from ...model.beside import plane_of
 from ...model.messages import PlaceChosen, PlaneTurned, Zoomed
 from ...model.names import shortened
 from ...model.navigation.selection import next_plane, of_entry
-from ...widgets.box import Box, Row, ScrollBox
+from ...widgets.box import Box, ScrollBox
 from ...widgets.lines import Lines
 from ...widgets.map.tensor_map import TensorMap
 from .view import View
@@ -61,9 +62,9 @@ class BesideView(View):
     def compose(self) -> ComposeResult:
         """Put the tensors above, the two maps below them, and the words at the bottom."""
         with Box(id="pairs-box") as box:
-            box.entitle("comparing …")
+            box.set_titles("comparing …")
             yield BesideLines(id="beside-lines")
-        with Row(id="both"):
+        with Horizontal(id="both"):
             for name in ("here", "there"):
                 with Box(id=f"{name}-box"):
                     yield TensorMap(id=name)
@@ -73,11 +74,7 @@ class BesideView(View):
     def on_mount(self) -> None:
         """Follow the comparison too."""
         super().on_mount()
-        self.watch(self.app, "compared", self._compared, init=False)
-
-    def _compared(self) -> None:
-        self._shown = None
-        self.follow()
+        self.watch(self.app, "compared", self.show_again, init=False)
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the lines, and the chosen one's maps."""
@@ -88,7 +85,7 @@ class BesideView(View):
         at = lines.cursor if self._of is compared else 0
         if self._of is not compared:
             self._of = compared
-            self.query_one("#pairs-box", Box).entitle(LEGEND, notable(compared.comparison))
+            self.query_one("#pairs-box", Box).set_titles(LEGEND, notable(compared.comparison))
         elif at < len(compared.lines) and compared.lines[at].entry not in (None, selection.entry):
             at = next((index for index, line in enumerate(compared.lines) if line.entry == selection.entry), at)
         lines.show(len(compared.lines), self._line, at)
@@ -133,7 +130,7 @@ class BesideView(View):
         for name, own in (("here", sides), ("there", turned)):
             drawn = own if own is not None and own.has_claimed else None
             shown = self.query_one(f"#{name}", TensorMap)
-            self.query_one(f"#{name}-box", Box).entitle(own.titles[0] if own is not None else "")
+            self.query_one(f"#{name}-box", Box).set_titles(own.titles[0] if own is not None else "")
             shown.show(drawn, "claimed", plane if drawn is not None else None)
             shown.describe = _describing(one) if one is not None else None
 
@@ -163,7 +160,7 @@ class BesideView(View):
         message.prevent_default()
         if self._plane is not None:
             self._plane = next_plane(self._plane)
-            self._compared()
+            self.show_again()
 
     @on(Zoomed)
     def _zoomed(self, message: Zoomed) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
+from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
@@ -19,7 +20,7 @@ from ...model.comparing import SIGNS, Pair, pairs
 from ...model.messages import Zoomed
 from ...model.names import shortened
 from ...model.navigation.selection import of_entry
-from ...widgets.box import Box, Row
+from ...widgets.box import Box
 from ...widgets.lines import Lines
 from ...widgets.map.tensor_map import TensorMap
 from .view import View
@@ -59,9 +60,9 @@ class CompareView(View):
     def compose(self) -> ComposeResult:
         """Put the pairs above, and below them a layout and a map for each dump."""
         with Box(id="pairs-box") as box:
-            box.entitle("comparing …")
+            box.set_titles("comparing …")
             yield PairLines(id="pairs")
-        with Row(id="both"):
+        with Horizontal(id="both"):
             for name in ("here", "there"):
                 with Box(id=f"{name}-box"):
                     yield Static("", id=f"{name}-layout", classes="legend", markup=False)
@@ -70,11 +71,7 @@ class CompareView(View):
     def on_mount(self) -> None:
         """Follow the comparison too."""
         super().on_mount()
-        self.watch(self.app, "difference", self._compared, init=False)
-
-    def _compared(self) -> None:
-        self._shown = None
-        self.follow()
+        self.watch(self.app, "difference", self.show_again, init=False)
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the pair of the chosen tensor."""
@@ -83,8 +80,8 @@ class CompareView(View):
             return
         if self._of is not difference:
             self._of, self._pairs = difference, pairs(document, other, difference)
-            self.query_one("#pairs-box", Box).entitle(LEGEND, _findings_text(difference))
-            if self.is_current and self._leads_to_first(document, selection):
+            self.query_one("#pairs-box", Box).set_titles(LEGEND, _findings_text(difference))
+            if self.display and self._leads_to_first(document, selection):
                 return
         cursor = self._cursor(selection)
         self.query_one(Lines).show(len(self._pairs), self._line, cursor)
@@ -110,7 +107,7 @@ class CompareView(View):
 
     def _show_map(self, name: str, document: Document, entry: int | None, selection: Selection) -> None:
         box, layout = self.query_one(f"#{name}-box", Box), self.query_one(f"#{name}-layout", Static)
-        box.entitle(printable(document.path.name), selection.side)
+        box.set_titles(printable(document.path.name), selection.side)
         sides, text = None, "not in this dump"
         if entry is not None:
             try:

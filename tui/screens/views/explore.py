@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
+from textual.containers import Horizontal
 
 from ...keys import keys
-from ...model.filters import Filters, after, axes_of, roles_of
+from ...model.filters import after, axes_of, roles_of
 from ...model.messages import TensorChosen, TensorOpened
 from ...model.navigation.selection import of_entry
 from ...model.room import most_of_card
-from ...widgets.box import Row
 from ...widgets.finding_card import BESIDE, BESIDE_SHORT, CardBox, FindingCard, Room, finding_head
 from ...widgets.listing import SEARCHING, Listing
 from ...widgets.map.panel import MapPanel
@@ -65,7 +65,7 @@ class ExploreView(View):
 
     def compose(self) -> ComposeResult:
         """Put the tree on the left, the map on the right, the finding below both."""
-        with Row():
+        with Horizontal():
             yield Listing(id="tree-box")
             yield MapPanel(id="map-panel")
         with CardBox(id="finding"):
@@ -80,7 +80,7 @@ class ExploreView(View):
 
     def on_resize(self) -> None:
         """Share the lines again."""
-        if self.is_current:
+        if self.display:
             self._show_finding(self.state.document, self.state.selection.finding)
 
     def _show_finding(self, document: Document | None, finding: int) -> None:
@@ -100,15 +100,6 @@ class ExploreView(View):
         has_table = document is not None and document.is_seen_in_its_card(finding)
         lines = most_of_card(height, self._listed[1], borders=borders, has_table=has_table) - borders
         return Room(max(width - (BESIDE_SHORT if is_short else BESIDE), 1), max(lines, 1))
-
-    def work_ahead(self) -> bool:
-        """Make the tree of what the next key may list."""
-        document = self.state.document
-        if document is None or document.is_partial:
-            return False
-        wanted = [Filters(), Filters(findings=True), *(Filters(axis=axis) for axis in axes_of(document)[1:])]
-        wanted += [Filters(role=role) for role in roles_of(document)[1:]]
-        return self.query_one(Listing).make_tree(wanted)
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:

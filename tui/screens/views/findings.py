@@ -44,7 +44,7 @@ one is to go to its place on the map.
     def compose(self) -> ComposeResult:
         """Put the lines above, the whole finding below."""
         with Box(id="findings-box") as box:
-            box.entitle("Findings")
+            box.set_titles("Findings")
             yield FindingLines(id="finding-lines")
         with CardBox(id="full"):
             yield FindingCard(id="full-card")

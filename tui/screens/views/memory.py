@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from textual import on
+from textual.widgets import Static
 
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.text import bytes_text, counted
@@ -15,7 +16,6 @@ from ...keys import keys
 from ...model.navigation.selection import rank_of
 from ...widgets.box import Box
 from ...widgets.lines import Lines
-from ...widgets.note import Note
 from ...widgets.trees.usage_tree import MOST_RANKS, RankBars, UsageTree, rank_bar
 from .view import View
 
@@ -62,7 +62,7 @@ class MemoryView(View):
     def compose(self) -> ComposeResult:
         """Put the modules above, the ranks below."""
         with Box(id="usage-box"):
-            yield Note(id="usage-head", classes="legend")
+            yield Static(id="usage-head", markup=False, classes="legend")
             yield UsageTree(id="usage")
         with Box(id="bars-box"):
             yield RankBars(id="bars")
@@ -80,13 +80,13 @@ class MemoryView(View):
             self._of = usage
             tree = self.query_one(UsageTree)
             tree.fill(usage)
-            self.query_one("#usage-head", Note).say(tree.head())
-            self.query_one("#usage-box", Box).entitle(_title(usage), _roles(document, usage, self.app.size.width))
+            self.query_one("#usage-head", Static).update(tree.head())
+            self.query_one("#usage-box", Box).set_titles(_title(usage), _roles(document, usage, self.app.size.width))
         self._show_ranks(document, usage, rank_of(document, selection))
 
     def on_resize(self) -> None:
         """Put the heads over their columns again."""
-        self.query_one("#usage-head", Note).say(self.query_one(UsageTree).head())
+        self.query_one("#usage-head", Static).update(self.query_one(UsageTree).head())
 
     def _show_ranks(self, document: Document, usage: Usage, rank: int) -> None:
         listed, lines = (usage, self._fullest_first, self._each_rank), self.query_one(RankBars)
@@ -107,7 +107,7 @@ class MemoryView(View):
 
         lines.show(len(self._ranks), line)
         order = "fullest first" if self._fullest_first else "by number"
-        self.query_one("#bars-box", Box).entitle(f"Ranks, {order}", _folded(len(usage.ranks), len(self._ranks)))
+        self.query_one("#bars-box", Box).set_titles(f"Ranks, {order}", _folded(len(usage.ranks), len(self._ranks)))
 
     @on(Lines.Highlighted, "#bars")
     def _rank_chosen_here(self, message: Lines.Highlighted) -> None:

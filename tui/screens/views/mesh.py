@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
 from ...keys import keys
 from ...model.navigation.lights import drawn_side, lights_of
 from ...model.navigation.selection import rank_of
-from ...widgets.box import Box, Column, Row, ScrollBox
+from ...widgets.box import Box, ScrollBox
 from ...widgets.grids.mesh_grid import LEGEND, MeshGrid
 from ...widgets.map.tensor_map import TensorMap
 from ...widgets.rank_card import RankCard
@@ -51,11 +52,11 @@ class MeshView(View):
 
     def compose(self) -> ComposeResult:
         """Put the grid on the left, the rank's card over its map on the right."""
-        with Row():
+        with Horizontal():
             with Box(id="mesh-box"):
                 yield MeshGrid(id="mesh-grid")
                 yield Static(LEGEND, classes="legend", markup=False)
-            with Column(id="mesh-side"):
+            with Vertical(id="mesh-side"):
                 with ScrollBox(classes="boxed short", can_focus=False):
                     yield RankCard(id="rank-card")
                 with Box(id="mesh-map-box"):
@@ -69,11 +70,10 @@ class MeshView(View):
         rank = rank_of(document, selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         heat = document.heats[self._heat - 1] if 0 < self._heat <= len(document.heats) else None
-        grid = self.query_one(MeshGrid)
-        grid.show(mesh, rank, lights_of(document, selection, rank, axis), document.colouring_of(selection.entry))
-        grid.heat = heat
+        lights, colouring = lights_of(document, selection, rank, axis), document.colouring_of(selection.entry)
+        self.query_one(MeshGrid).show(mesh, rank, lights, colouring, heat)
         below = f"underlined: the group along {axis}" if axis else ""
-        self.query_one("#mesh-box", Box).entitle(f"mesh {mesh}", str(heat) if heat else below)
+        self.query_one("#mesh-box", Box).set_titles(f"mesh {mesh}", str(heat) if heat else below)
         self.query_one(RankCard).show(document, rank)
         if document.entries:
             self._show_map(document, selection, rank)
@@ -84,7 +84,7 @@ class MeshView(View):
         side = drawn_side(sides, side) if sides is not None else side
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
         name = document.entries[selection.entry].title_of(selection.name)
-        self.query_one("#mesh-map-box", Box).entitle_by_name(name, before=f"rank {rank}'s part of ")
+        self.query_one("#mesh-map-box", Box).set_name_title(name, before=f"rank {rank}'s part of ")
 
     def action_next_axis(self) -> None:
         """Underline the group along the next axis, or none."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.text.terminal import UNICODE
@@ -19,11 +21,10 @@ from ...model.names import fitted
 from ...model.navigation.selection import name_of, of_entry, rank_of
 from ...model.rank.lines import ORDERS, Order, RankLine, rank_lines
 from ...model.rank.memory import ids_beside, values_beside
-from ...widgets.box import Box, Column, Row
+from ...widgets.box import Box
 from ...widgets.grids.values_grid import ValuesGrid
 from ...widgets.lines import Lines
 from ...widgets.map.tensor_map import TensorMap
-from ...widgets.note import Note
 from ...widgets.rank_card import RankCard
 from ...widgets.search import Search
 from .view import View
@@ -83,8 +84,8 @@ class RankView(View):
 
     def compose(self) -> ComposeResult:
         """Put the card over the lines on the left, the numbers on the right."""
-        with Row():
-            with Column(id="rank-left"):
+        with Horizontal():
+            with Vertical(id="rank-left"):
                 with Box(classes="boxed short"):
                     yield RankCard(id="rank-of")
                 with Box(id="held-box"):
@@ -93,7 +94,7 @@ class RankView(View):
             with Box(id="memory-box"):
                 yield ValuesGrid(id="memory")
                 yield TensorMap(id="rank-map")
-                yield Note(id="memory-note", classes="legend")
+                yield Static(id="memory-note", markup=False, classes="legend")
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the chosen rank and tensor."""
@@ -119,7 +120,7 @@ class RankView(View):
         lines.show(len(self._lines), line, self._place_of(document, selection))
         title = "Tensors on this rank" + (f", {self._order}" if self._order else "")
         found = f"{len(self._lines):,} found: {printable(self._text)}" if self._text else ""
-        self.query_one("#held-box", Box).entitle(title, found)
+        self.query_one("#held-box", Box).set_titles(title, found)
 
     def _place_of(self, document: Document, selection: Selection) -> int:
         """Return the line of the chosen tensor, or the first."""
@@ -134,11 +135,11 @@ class RankView(View):
         grid.show(beside)
         grid.display, part.display = sides is None, sides is not None
         part.show(sides, "held" if sides is not None and sides.has_held else "claimed", selection.plane, lit=rank)
-        box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Note)
+        box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
         if document.entries:
             name = printable(name_of(document, selection))
-            box.entitle_by_name(name, after=(f" on rank {rank}",))
-        note.say(why or (f"local shape {list(beside.one.shape)}" if beside else ""))
+            box.set_name_title(name, after=(f" on rank {rank}",))
+        note.update(why or (f"local shape {list(beside.one.shape)}" if beside else ""))
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
+from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.text import bytes_text, counted, printable
@@ -31,12 +32,11 @@ from ...model.step.text import (
     pipeline_text,
     why_empty,
 )
-from ...widgets.box import Box, Row, ScrollBox
+from ...widgets.box import Box, ScrollBox
 from ...widgets.grids.bars import bar
 from ...widgets.grids.mesh_grid import MeshGrid
 from ...widgets.grids.schedule_grid import LEGEND, ScheduleGrid
 from ...widgets.lines import Lines
-from ...widgets.note import Note
 from ...widgets.trees.module_lines import ModuleLines
 from .view import View
 
@@ -84,26 +84,26 @@ class StepView(View):
 
     def compose(self) -> ComposeResult:
         """Put the collectives above, the schedule below them, the chosen collective and its mesh at the bottom."""
-        with Row(id="modules"):
+        with Horizontal(id="modules"):
             with Box(id="modules-box"):
                 yield ModuleLines(id="module-lines")
             with ScrollBox(id="module-box"):
                 yield Static("", id="module-card", markup=False)
         with Box(id="comms-box"):
-            yield Note(id="comms-head", classes="legend")
+            yield Static(id="comms-head", markup=False, classes="legend")
             yield CollectiveLines(id="collectives")
-            yield Note(id="axis-bars")
+            yield Static(id="axis-bars", markup=False)
         with Box(id="schedule-box"):
             yield Static(LEGEND, id="schedule-legend", classes="legend", markup=False)
             yield ScheduleGrid(id="schedule")
-            yield Note(id="pass", classes="legend")
-        with Row(id="comm"):
+            yield Static(id="pass", markup=False, classes="legend")
+        with Horizontal(id="comm"):
             with Box(id="comm-box"):
-                yield Note(id="comm-card")
+                yield Static(id="comm-card", markup=False)
                 yield MomentLines(id="moments")
             with Box(id="part-box"):
                 yield MeshGrid(id="part")
-        yield Note(id="step-note")
+        yield Static(id="step-note", markup=False)
 
     def chosen(self, selection: Selection) -> object:
         """Return the chosen rank."""
@@ -114,8 +114,8 @@ class StepView(View):
         if document is None:
             return
         step = document.step
-        why, note = why_empty(step), self.query_one("#step-note", Note)
-        note.say(why)
+        why, note = why_empty(step), self.query_one("#step-note", Static)
+        note.update(why)
         note.display = bool(why)
         self._show_modules(document)
         for part in ("#comms-box", "#comm"):
@@ -143,9 +143,9 @@ class StepView(View):
         at = self.query_one(ModuleLines).cursor
         node = self._modules.lines[at]
         self.query_one("#module-card", Static).update(self._modules.card(at))
-        self.query_one("#module-box", ScrollBox).entitle(printable(node.name), printable(node.call.type))
+        self.query_one("#module-box", ScrollBox).set_titles(printable(node.name), printable(node.call.type))
         title = f"{counted(self._modules.tree.num_calls, 'call')} of modules, as they ran"
-        self.query_one("#modules-box", Box).entitle(title)
+        self.query_one("#modules-box", Box).set_titles(title)
 
     def _list(self, step: Step) -> None:
         """List the collectives that pass the filter, in the chosen order."""
@@ -153,12 +153,12 @@ class StepView(View):
         if self._by_bytes:
             self._listed.sort(key=lambda one: -one.received)
         width = axes_width(step)
-        self.query_one("#comms-head", Note).say(head_text(width))
+        self.query_one("#comms-head", Static).update(head_text(width))
         self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self._by_bytes else ""
-        self.query_one("#axis-bars", Note).say(axis_bars(step, self.app.size.width // 2))
-        self.query_one("#comms-box", Box).entitle(title + order, f"received per rank, at most{self._totals(step)}")
+        self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
+        self.query_one("#comms-box", Box).set_titles(title + order, f"received per rank, at most{self._totals(step)}")
 
     def _totals(self, step: Step) -> str:
         """Write each axis's bytes with a short bar, where there is no room for bars of their own."""
@@ -176,9 +176,9 @@ class StepView(View):
             return
         chosen = self._listed[self.query_one(CollectiveLines).cursor]
         rank = rank_of(document, selection, chosen.ranks)
-        self.query_one("#comm-box", Box).entitle(collective_title(chosen))
-        self.query_one("#comm-card", Note).say(collective_text(chosen, document.dump.files.mesh, rank))
-        self.query_one("#part-box", Box).entitle("● takes part", f"underlined: rank {rank}'s group")
+        self.query_one("#comm-box", Box).set_titles(collective_title(chosen))
+        self.query_one("#comm-card", Static).update(collective_text(chosen, document.dump.files.mesh, rank))
+        self.query_one("#part-box", Box).set_titles("● takes part", f"underlined: rank {rank}'s group")
         self.query_one(MeshGrid).show(document.dump.files.mesh, rank, takes_part(document, chosen, rank))
         self._moments = moments(document.dump, chosen)
         lines = self.query_one(MomentLines)
@@ -192,11 +192,11 @@ class StepView(View):
         grid = self.query_one(ScheduleGrid)
         grid.show(step.pipeline, mesh)
         grid.display = self.query_one("#schedule-legend").display = step.pipeline is not None
-        self.query_one("#schedule-box", Box).entitle(pipeline_text(step))
+        self.query_one("#schedule-box", Box).set_titles(pipeline_text(step))
         text = f"? not drawn: {step.undrawn}" if step.undrawn else ""
         if step.pipeline is not None and grid.chosen is not None:
             text = pass_text(grid.rank, *grid.chosen)
-        self.query_one("#pass", Note).say(text)
+        self.query_one("#pass", Static).update(text)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Filter and sort only if there are collectives."""
@@ -243,7 +243,7 @@ class StepView(View):
 
     @on(PassChosen)
     def _pass_chosen(self, message: PassChosen) -> None:
-        self.query_one("#pass", Note).say(pass_text(message.rank, message.record, message.begin))
+        self.query_one("#pass", Static).update(pass_text(message.rank, message.record, message.begin))
         self.state.selection = replace(self.state.selection, rank=message.rank)
 
     def action_next_axis(self) -> None:

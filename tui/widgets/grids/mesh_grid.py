@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar
 
@@ -56,55 +57,41 @@ most.
         self.lights = Lights()
         self.colouring = Colouring()
         self._heat: Heat | None = None
-        self._styles: dict[tuple[bool, int, bool, bool, bool], Style] = {}
         self._gutter = 0
         self._heads = 1
 
-    @property
-    def heat(self) -> Heat | None:
-        """What ranks are coloured by, with a sign for how much; None for their place."""
-        return self._heat
+    def show(
+        self,
+        mesh: Mesh,
+        rank: int | None,
+        lights: Lights,
+        colouring: Colouring | None = None,
+        heat: Heat | None = None,
+    ) -> None:
+        """Show a mesh, with the cursor on one rank.
 
-    @heat.setter
-    def heat(self, heat: Heat | None) -> None:
-        if heat is not self._heat:
-            self._heat = heat
-            self.refresh()
-
-    def show(self, mesh: Mesh, rank: int | None, lights: Lights, colouring: Colouring | None = None) -> None:
-        """Show a mesh, with the cursor on one rank; by default ranks get their colours by all of its axes."""
+        Args:
+            mesh: The mesh.
+            rank: The rank that the cursor is on.
+            lights: The signs of ranks.
+            colouring: The axes by which ranks get their colors; by default all of the mesh.
+            heat: A number by which they are colored instead, with a sign for how much.
+        """
         colouring = colouring or Colouring(mesh)
         if self.plan is None or self.plan.mesh != mesh:
             self.plan = MeshPlan(mesh)
             lines, columns = self.plan.size
-            width = self.virtual_size.width
             last = self.plan.grid.row_title(self.plan.grid.num_rows - 1)  # no row has longer positions
             titles = [*(mesh.axes[axis] for axis in self.plan.grid.across), last]
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.grid.across)
-            self.extend(Size(self._gutter + columns, self._heads + lines))
-            is_clipped = min(width, self.virtual_size.width) > self.size.width > 0
-            if self.is_attached and self.styles.is_auto_width and width != self.virtual_size.width and not is_clipped:
-                self.refresh(layout=True)
-        elif (lights, colouring) == (self.lights, self.colouring):
-            if rank != self.rank:
-                self._move_to(rank)
-            return
-        self.rank, self.lights, self.colouring = rank, lights, colouring
+            self.virtual_size = Size(self._gutter + columns, self._heads + lines)
+        self.rank, self.lights, self.colouring, self._heat = rank, lights, colouring, heat
         self.refresh()
-        self._scroll_to_cursor()
+        self.fit()
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         """Take as many columns as the mesh has, and one for the scroll bar."""
         return self.virtual_size.width + self.scrollbar_size_vertical
-
-    def _move_to(self, rank: int | None) -> None:
-        """Move the cursor, and repaint only the lines that it leaves and reaches."""
-        for place in (self.rank, rank):
-            self.rank = rank
-            if self.plan is not None and place is not None and place in self.plan.mesh:
-                line = self.plan.place(*self.plan.grid.row_and_col(place))[0] + self._heads - self.scroll_offset.y
-                self.refresh(Region(0, line, self.size.width, 1))
-        self._scroll_to_cursor()
 
     def render_line(self, y: int) -> Strip:
         """Paint one line of the screen."""
@@ -135,20 +122,8 @@ most.
 
     def _style(self, rank: int, sign: str) -> Style:
         level = self._heat.level(rank) if self._heat is not None else self.colouring.colour(rank)
-        look = (self._heat is not None, level, sign != " ", rank in self.lights.group, rank == self.rank)
-        style = self._styles.get(look)
-        if style is None:
-            style = self._styles[look] = self._style_of(*look)
-        return style
-
-    def _style_of(self, is_heat: bool, level: int, has_sign: bool, is_grouped: bool, is_chosen: bool) -> Style:
-        fill = heat_style(level, self.colours) or self.base if is_heat else rank_style(level, self.colours)
-        return fill + Style(bold=has_sign, underline=is_grouped, reverse=is_chosen)
-
-    def notify_style_update(self) -> None:
-        """Paint in other colours."""
-        self._styles.clear()
-        super().notify_style_update()
+        fill = (heat_style if self._heat is not None else rank_style)(level, self.palette) or self.base
+        return fill + _mark(sign != " ", rank in self.lights.group, rank == self.rank)
 
     def _sign(self, rank: int) -> str:
         return self._heat.sign(rank) if self._heat is not None else self.lights.sign(rank)
@@ -178,15 +153,12 @@ most.
         col = min(max(col + right, 0), grid.num_cols - 1)
         self.post_message(RankChosen(grid.rank_at(row, col)))
 
-    def _scroll_to_cursor(self) -> None:
+    def fit(self) -> None:
+        """Keep the cursor in view."""
         if self.plan is not None and self.rank is not None and self.rank in self.plan.mesh:
             line, column = self.plan.place(*self.plan.grid.row_and_col(self.rank))
             box = Region(column, line, self.plan.cell + self._gutter, 1 + self._heads)
             self.bring_into_view(box)
-
-    def fit(self) -> None:
-        """Keep the cursor in view."""
-        self._scroll_to_cursor()
 
     def on_click(self, event: events.Click) -> None:
         """Go to the rank under the mouse."""
@@ -199,9 +171,14 @@ most.
 
 
 def _joined(cells: Iterable[tuple[str, Style]]) -> list[Segment]:
-    """Return cells as segments, neighbours of one style as one: equal styles are the same object here."""
+    """Return cells as segments, neighbors of one style as one."""
     segments = []
-    for _, run in groupby(cells, key=lambda cell: id(cell[1])):
+    for _, run in groupby(cells, key=lambda cell: cell[1]):
         texts, styles = zip(*run, strict=True)
         segments.append(Segment("".join(texts), styles[0]))
     return segments
+
+
+@lru_cache(maxsize=8)
+def _mark(has_sign: bool, is_grouped: bool, is_chosen: bool) -> Style:
+    return Style(bold=has_sign, underline=is_grouped, reverse=is_chosen)

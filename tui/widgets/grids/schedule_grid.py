@@ -79,7 +79,7 @@ through the stages is underlined.
         if (times := self.timeline) is not None:
             self._cell = 1 + len(str(times.num_microbatches - 1))
             self._cell += self._gutter + (self._cell + 1) * times.length <= self.size.width
-            self.extend(Size(self._gutter + self._cell * times.length, len(self._ranks)))
+            self.virtual_size = Size(self._gutter + self._cell * times.length, len(self._ranks))
         self.refresh()
 
     @property
@@ -125,7 +125,7 @@ through the stages is underlined.
         return f"{name.ljust(width - (width > len(name)), '=') if record.backward else name:<{width}}"
 
     def _style(self, row: int, rank: int, record: StageRecord) -> Style:
-        style = rank_style(rank_colour(rank, self._mesh), self.colours)
+        style = rank_style(rank_colour(rank, self._mesh), self.palette)
         chosen = self.chosen
         if chosen is None:
             return style

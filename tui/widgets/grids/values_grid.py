@@ -75,7 +75,7 @@ differs, if any does.
             return
         one = self.beside.one
         beyond = max(self._cell * one.num_columns - self._half, 0)
-        self.extend(Size(self.size.width + beyond if beyond else 0, one.num_rows + HEADS))
+        self.virtual_size = Size(self.size.width + beyond if beyond else 0, one.num_rows + HEADS)
         if (cursor := self.beside.cursor) is not None:
             self._bring_number_into_view(*cursor)
 
@@ -127,6 +127,3 @@ differs, if any does.
             segments.append(Segment(text, style + CURSOR if cursor == (row, first + at) else style))
             room, skip = room - len(text), 0
         return [*segments, Segment(" " * room, self.base)]
-
-    def show_focus(self) -> None:
-        """Nothing looks different with the focus."""

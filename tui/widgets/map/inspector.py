@@ -34,7 +34,6 @@ UNKNOWN_WIDTH = 1000
 class Inspector(Static):
     """The ranks that should hold and do hold the element under the cursor; what is wrong with it."""
 
-    _shown: Text | None = None
     _fitting: Callable[[int], Text] | None = None
 
     def show(self, document: Document, selection: Selection, sides: Sides | None, why: str = "") -> None:
@@ -47,10 +46,8 @@ class Inspector(Static):
         self._fit()
 
     def _fit(self) -> None:
-        text = self._fitting(self.size.width or UNKNOWN_WIDTH) if self._fitting else None
-        if text is not None and text != self._shown:
-            self._shown = text
-            self.update(text, layout=False)
+        if self._fitting is not None:
+            self.update(self._fitting(self.size.width or UNKNOWN_WIDTH), layout=False)
 
 
 def inspector_text(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from textual.containers import Horizontal, Vertical
+
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.text import printable
@@ -13,7 +15,7 @@ from ...keys import keys
 from ...model.messages import PlaneTurned
 from ...model.navigation.lights import drawn_side, lights_of
 from ...model.navigation.selection import Selection, name_of, next_slice
-from ..box import Box, Column, Row
+from ..box import Box
 from ..grids.mesh_grid import LEGEND, MeshGrid
 from .hover import hovered
 from .inspector import Inspector
@@ -56,9 +58,9 @@ class MapPanel(Box):
     def compose(self) -> ComposeResult:
         """Put the sides above, the mesh beside the map, the words below."""
         yield SideBar(id="sides")
-        with Row():
+        with Horizontal():
             yield TensorMap(id="map")
-            with Column(id="panel-mesh"):
+            with Vertical(id="panel-mesh"):
                 yield MeshGrid(id="small-mesh")
         yield Inspector(id="inspector")
 
@@ -67,7 +69,7 @@ class MapPanel(Box):
         self._document, self._selection = document, selection
         entry = document.entries[selection.entry]
         sides, why = _sides(document, selection)
-        self.entitle_by_name(entry.title_of(selection.name), after=_layouts(entry, selection))
+        self.set_name_title(entry.title_of(selection.name), after=_layouts(entry, selection))
         side = drawn_side(sides, selection.side) if sides else selection.side
         titles = sides.titles if sides else CLAIMED_AND_HELD
         self.query_one(SideBar).show(selection.side, titles, side, "; ".join(sides.reasons) if sides else "")

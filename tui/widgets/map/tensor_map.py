@@ -144,19 +144,13 @@ outermost split, the shade that along the next; the mesh has the same colours.
     def _layout_map(self) -> None:
         frame = self.frame
         width, height = (frame.cols.extent, frame.rows.extent) if frame else (0, 0)
-        self.extend(Size(self._gutter + width, HEADER + height))
-        self._view = None
+        self.virtual_size = Size(self._gutter + width, HEADER + height)
         self.refresh()
 
     def fit(self) -> None:
         """Fit the map into its new room."""
         self._layout_map()
         self._scroll_to_cursor()
-
-    def notify_style_update(self) -> None:
-        """Paint in other colours."""
-        self._view = None
-        super().notify_style_update()
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Paint some lines of one frame."""
@@ -187,7 +181,9 @@ outermost split, the shade that along the next; the mesh has the same colours.
 
     def _viewport(self, frame: Frame, top: int, left: int) -> _Viewport:
         """Return the painted cells on screen, painted once until something else is shown there."""
-        key = (self.level, self.size, top, left)
+        elsewhere = [at for dim, at in enumerate(self.place) if dim not in _dims(frame.plane)]
+        drawn = (self.side, self.suffix, self.lit, _dims(frame.plane), elsewhere, self.level)
+        key = (self.sides, *drawn, self.size, top, left, self.base, self.palette)
         if self._view is None or self._view[0] != key:
             painted = paint(frame, top, left, *self._room)
             rows = [(start, stop) for start, stop in frame.rows.spans(top, self._room[0]).tolist()]
@@ -196,7 +192,8 @@ outermost split, the shade that along the next; the mesh has the same colours.
 
     def _stretches(self, painted: Painted) -> list[list[tuple[int, Style]]]:
         """Join neighbours that look alike; LINE and OUTSIDE count from the end of the styles."""
-        looks = [block_style(look, self.behind, self.colours) for look in painted.of]
+        behind = self.background_colors[1].hex
+        looks = [block_style(look, behind, self.palette) for look in painted.of]
         numbers: dict[Style, int] = {}
         number_of = [numbers.setdefault(style, len(numbers)) for style in (*looks, self.base + DIM, self.base)]
         codes, styles = np.array(number_of, np.int64)[painted.looks], list(numbers)
@@ -284,24 +281,13 @@ outermost split, the shade that along the next; the mesh has the same colours.
             self.post_message(PlaceChosen(place))
 
     def _move_to(self, place: tuple[int, ...]) -> None:
-        """Move the cursor, and repaint only the place that it leaves and the one that it reaches."""
+        """Move the cursor."""
         if self.zoom is None:
             return
         plane = replace(self.zoom.plane, at=place)
-        if any(place[dim] != self.place[dim] for dim in range(len(place)) if dim not in (plane.rows, plane.cols)):
-            self._view = None
-            self.refresh()
-        self._refresh_cursor()
         self.zoom, self.place = replace(self.zoom, plane=plane), place
-        self._refresh_cursor()
         self._scroll_to_cursor()
-
-    def _refresh_cursor(self) -> None:
-        if (frame := self.frame) is not None:
-            at = self.place[frame.plane.rows]
-            y, height = frame.rows.cell_of(at) - self.scroll_offset.y, HEADER + frame.rows.cells_of(at)
-            lines = [Region(0, 0, self.size.width, HEADER), Region(0, y, self.size.width, height)]
-            self.refresh(*lines)
+        self.refresh()
 
     def block(self) -> list[tuple[int, int]] | None:
         """Return the index ranges of the block under the cursor, one per dim."""

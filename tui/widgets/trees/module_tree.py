@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 
-from ...abstract import Abstract
 from ...keys import keys
 from ...model.names import shortened
 from ...model.tree import Node, TreeLines, layer_of
@@ -27,7 +25,7 @@ MOST_OPEN = 64
 """With more lines than this, only modules with errors are open at first."""
 
 
-class ModuleTree(Lines, metaclass=Abstract):
+class ModuleTree(Lines):
     """Modules with what is in them; the tree remembers which are open. Subclasses say what a line is about."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
@@ -50,13 +48,13 @@ class ModuleTree(Lines, metaclass=Abstract):
         self._is_nested = False
         self._order: Callable[[Sequence[Node]], float] | None = None
 
-    @abstractmethod
     def sign(self, row: TreeLine) -> Text:
         """Return what stands before a line's name."""
+        raise NotImplementedError
 
-    @abstractmethod
     def about(self, row: TreeLine, column: int) -> Text:
         """Return what stands behind a line's name, which ends at a column."""
+        raise NotImplementedError
 
     def show_tree(self, root: Node, order: Callable[[Sequence[Node]], float] | None = None) -> None:
         """Show a tree, with the cursor on the same line as before, or on another of the same tensors or layers."""
