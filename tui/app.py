@@ -53,12 +53,12 @@ class ShardvizApp(Viewer):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys("app", [(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()]),
-        *keys("app", [("N", "next_finding(-1)", "Previous", "Go to the previous finding")]),
+        *keys("app", [("N", "next_finding(-1)", "Previous finding", "Go to the previous finding")]),
         *keys(
             "app",
             [
                 ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
-                ("n", "next_finding(1)", "Next", "Go to the next finding"),
+                ("n", "next_finding(1)", "Next finding", "Go to the next finding"),
             ],
             show=True,
         ),

@@ -69,7 +69,9 @@ listed below with their sizes. Beside them is what is wrong.
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys(
-            "checkpoint", [("x", "next_dims", "Dims", "Draw the next two dims of the tensor"), *SEARCHING], show=True
+            "checkpoint",
+            [("x", "next_dims", "Next dims", "Draw the next two dims"), *SEARCHING],
+            show=True,
         ),
         *keys(
             "checkpoint", [("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters")]

@@ -18,7 +18,7 @@ from shardviz.text import printable
 from .changes import Stamps, stamps_of
 from .clipboard import copy
 from .colours import ON_DARK_16, ON_LIGHT, THEMES, Inks
-from .keys import MOVES, keys
+from .keys import AT_CURSOR, keys
 from .plain import PlainCharacters, shows_unicode
 from .saving import save_picture, save_screen
 from .settings import remember_theme, remembered_theme
@@ -186,19 +186,17 @@ class Viewer(App[None]):
         self.theme_changed_signal.subscribe(self, lambda theme: remember_theme(theme.name))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Offer in the palette every action that has a key and works now, and the themes."""
-        offered = set()
+        """Offer every action that has a key and works now, but those of a cursor."""
+        names = set()
         for active in screen.active_bindings.values():
-            action = active.binding.action
-            if active.enabled and active.tooltip and action.partition("(")[0] not in MOVES and action not in offered:
-                offered.add(action)
-                run = partial(self.call_later, self.run_action, action, active.node)
-                key = self.get_key_display(active.binding)
-                yield SystemCommand(f"{active.tooltip} ({key})", active.binding.description, run)
-        yield SystemCommand(
-            "Save the screen as text", "Its characters without colours", partial(self.action_save_screen, "txt")
-        )
-        yield SystemCommand("Change the theme", "Light and dark themes", self.action_change_theme)
+            action, name = active.binding.action, active.binding.description
+            if active.enabled and active.tooltip and action.partition("(")[0] not in AT_CURSOR and name not in names:
+                names.add(name)
+                command = partial(self.call_later, self.run_action, action, active.node)
+                yield SystemCommand(name, f"{active.tooltip} ({self.get_key_display(active.binding)})", command)
+        as_text = partial(self.action_save_screen, "txt")
+        yield SystemCommand("Save screen as text", "Save the characters of the screen without colors", as_text)
+        yield SystemCommand("Change theme", "Choose among light and dark themes", self.action_change_theme)
 
     async def action_help(self) -> None:
         """Show the help for the focused widget."""

@@ -33,4 +33,4 @@ def test_the_memory_view_says_what_a_step_adds(plan: Path) -> None:
 def test_what_a_plan_does_not_know_is_not_drawn_as_held_by_nobody(plan: Path) -> None:
     walks = walk_on(plan, {"held": ("v",), "difference": ("v",), "mesh": ("2",)}, size=(120, 40))
     assert not any("nobody" in shown.text for shown in walks.values())
-    assert all("? no ids: drawn as claimed" in walks[side].text for side in ("held", "difference"))
+    assert all("? not known: drawn as claimed" in walks[side].text for side in ("held", "difference"))

@@ -166,8 +166,17 @@ def test_help_is_about_what_is_focused(healthy: Path) -> None:
 
 
 def test_the_palette_offers_what_works_now(healthy: Path, bug: Path) -> None:
-    assert "Copy the fix" in walk(bug, "ctrl+p", *"copy the fix").text
-    assert "Copy the fix of" not in walk(healthy, "ctrl+p", *"copy the fix").text
+    assert "Copy the fix of the finding below (c)" in walk(bug, "ctrl+p", *"copy fix").text
+    assert "Copy the fix of" not in walk(healthy, "ctrl+p", *"copy fix").text
+
+
+def test_the_palette_names_every_command_once_in_plain_words(stepped: Path) -> None:
+    def names(app: ShardvizApp) -> list[str]:
+        return [command.title for command in app.get_system_commands(app.screen)]
+
+    for shown in walk_on(stepped, {"tree": (), "map": ("enter",), "rank": ("3",), "step": ("5",)}, look=names).values():
+        assert len(shown.result) == len(set(shown.result))
+        assert all(re.fullmatch(r"[A-Z][a-z]+([ /][a-zA-Z]+){0,3}", name) for name in shown.result), shown.result
 
 
 def saved_as(app: ShardvizApp) -> list[str]:

@@ -145,6 +145,11 @@ class Document:
         """The ranks without a readable file, once all are read."""
         return frozenset() if self.is_partial else frozenset(self.dump.files.missing_ranks)
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether all ranks are read and the check is over, so that nothing that is shown as wrong goes away."""
+        return self.report is not None or bool(self.failed)
+
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The findings, worst first; one that many tensors have is one."""
@@ -240,7 +245,9 @@ class Document:
         return step_of(self.dump)
 
     def sides(self, entry: int, name: str = "") -> Sides:
-        """Return both sides of an entry's tensor, made once: intended beside held where that is what is wrong.
+        """Return both sides of an entry's tensor, made once: intended beside held if that is what is wrong.
+
+        Until the check is over only what is claimed is known: a rank that is read later may hold what is missing.
 
         Args:
             entry: The entry.
@@ -254,6 +261,8 @@ class Document:
             tensor = replace(tensor, fold=Fold(name))
         key = self._only_layout(entry) or (entry, tensor.names[0], self.report is not None)
         sides = self._sides.pop(key, None) or drawn_sides(self.dump, tensor, self.report)
+        if not self.is_judged and sides.has_claimed and sides.has_held:
+            sides = replace(sides, has_held=False, missing=0)
         self._sides[key] = sides
         if len(self._sides) > MOST_KEPT:
             self._sides.pop(next(iter(self._sides)), None)  # another thread may have left it out already

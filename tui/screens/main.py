@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from .views.view import View
 
 
+READING, PAUSE = 1.0, 0.1
+"""Seconds after which the views that nobody asked for are made, and between two of them."""
+
+
 class MainScreen(Screen[None]):
     """All views on one screen, each made when it is first shown.
 
@@ -51,24 +55,35 @@ class MainScreen(Screen[None]):
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        """Focus the first view."""
+        """Focus the first view, and make the others while the user reads it."""
         self._views[self.view_name].enter()
+        self.set_timer(READING, self._make_next)
+
+    async def _make_next(self) -> None:
+        """Make a view before it is asked for: what is made when its key is pressed is late by as much."""
+        name = next((name for name in self._names if name not in self._views), None)
+        if name is not None and self.is_running:
+            async with self._switching:
+                await self._make(name)
+            self.set_timer(PAUSE, self._make_next)
+
+    async def _make(self, name: str) -> None:
+        if name not in self._views:
+            self._views[name] = VIEWS[name](self._state)
+            await self.query_one(ContentSwitcher).add_content(self._views[name])
 
     async def show_view(self, name: str) -> None:
         """Show a view instead of the current one; make it if it is not there yet."""
         async with self._switching:
-            switcher = self.query_one(ContentSwitcher)
+            await self._make(name)
+            if not self.is_running:
+                return  # the app closed while the view was made
             self._views[self.view_name].leave()
             self.view_name = name
             with self.app.batch_update():
-                if name in self._views:
-                    switcher.current = name
-                else:
-                    self._views[name] = VIEWS[name](self._state)
-                    await switcher.add_content(self._views[name], set_current=True)
-                if self.is_running:  # the app may close while a view is made
-                    self._views[name].enter()
-                    self.query_one(ViewTabs).show(name)
+                self.query_one(ContentSwitcher).current = name
+                self._views[name].enter()
+                self.query_one(ViewTabs).show(name)
 
     def set_title(self, about: Opened) -> None:
         """Show the dump's title, and how far it has been read."""

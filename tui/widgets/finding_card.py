@@ -124,14 +124,19 @@ def finding_body(finding: Finding, exhibit: Exhibit | None = None, room: Room = 
     others = [row for row in finding.advice if row[0] != "fix"]
     label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fixes else 0
     layouts = [(title, text) for title, text in finding.layouts if text not in finding.sentence]
-    sentence = Text(printable(finding.sentence))
-    taken = _height(sentence, room.width) + sum(
-        _height(Text(printable(fix)), room.width - label - GAP) for _, fix in fixes
-    )
+    taken = lines_to_fix(finding, room.width)
     seen_by = _table(exhibit, room, taken) if exhibit else []
-    above = [*fixes, *layouts] if seen_by else [*layouts, *fixes]
+    is_full = bool(room.height) and taken + len(layouts) > room.height
+    above = [*fixes, *layouts] if seen_by or is_full else [*layouts, *fixes]
     rows = _rows([*above, *others, *details], label)
-    return Group(sentence, *seen_by, rows)
+    return Group(Text(printable(finding.sentence)), *seen_by, rows)
+
+
+def lines_to_fix(finding: Finding, width: int) -> int:
+    """Return the lines that a finding's sentence and fix take."""
+    label = max((len(title) for title, _ in [*finding.layouts, *finding.advice]), default=0)
+    fixes = sum(_height(Text(printable(fix)), width - label - GAP) for title, fix in finding.advice if title == "fix")
+    return _height(Text(printable(finding.sentence)), width) + fixes
 
 
 def _height(text: Text, width: int) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SEARCHING: tuple[KeySpec, ...] = (
     ("slash", "search", "Search", "Find tensors by name"),
-    ("f", "only_findings", "Wrong only", "Show only tensors with findings, or all"),
+    ("f", "only_findings", "Wrong", "Show only tensors with findings, or all"),
 )
 """Keys that a viewer binds around the listing, so that they work beside it too."""
 

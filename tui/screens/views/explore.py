@@ -13,7 +13,7 @@ from ...model.filters import after, axes_of, roles_of
 from ...model.messages import TensorChosen, TensorOpened
 from ...model.navigation.selection import of_entry
 from ...model.room import most_of_card
-from ...widgets.finding_card import BESIDE, BESIDE_SHORT, CardBox, FindingCard, Room, finding_head
+from ...widgets.finding_card import BESIDE, BESIDE_SHORT, CardBox, FindingCard, Room, finding_head, lines_to_fix
 from ...widgets.listing import SEARCHING, Listing
 from ...widgets.map.panel import MapPanel
 from .view import View
@@ -56,8 +56,8 @@ class ExploreView(View):
         *keys(
             "explore",
             [
-                ("r", "next_role", "Role", "Show all tensors, also the step's, or those of one role"),
-                ("a", "next_axis", "Axis", "Show only tensors split over the next mesh axis"),
+                ("r", "next_role", "Next role", "Show all tensors, also the step's, or those of one role"),
+                ("a", "next_axis", "Next axis", "Show only tensors split over the next mesh axis"),
                 ("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters"),
             ],
         ),
@@ -98,8 +98,10 @@ class ExploreView(View):
         if document is not self._listed[0]:
             self._listed = (document, sum(len(one.names) for one in document.entries if one.listed) if document else 0)
         has_table = document is not None and document.is_seen_in_its_card(finding)
-        lines = most_of_card(height, self._listed[1], borders=borders, has_table=has_table) - borders
-        return Room(max(width - (BESIDE_SHORT if is_short else BESIDE), 1), max(lines, 1))
+        columns = max(width - (BESIDE_SHORT if is_short else BESIDE), 1)
+        least = lines_to_fix(document.findings[finding], columns) if document and document.findings else 0
+        lines = most_of_card(height, self._listed[1], borders=borders, has_table=has_table, least=least) - borders
+        return Room(columns, max(lines, 1))
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:

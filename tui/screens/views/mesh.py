@@ -38,8 +38,8 @@ class MeshView(View):
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "mesh",
         [
-            ("a", "next_axis", "Groups", "Underline the group along the next axis"),
-            ("b", "next_heat", "Bytes", "Colour ranks by bytes, by findings, by bytes received, or by their place"),
+            ("a", "next_axis", "Next group", "Underline the group along the next axis"),
+            ("b", "next_heat", "Next heat", "Color ranks by bytes, by findings, by bytes received, or by their place"),
             ("enter", "open_rank", "Open rank", "Show everything that this rank holds"),
         ],
         show=True,

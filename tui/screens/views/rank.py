@@ -59,7 +59,7 @@ class RankView(View):
                 ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
                 ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
                 ("v", "values", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
-                ("o", "order", "Order", "Sort in model order, by bytes, by what is wrong, or by name"),
+                ("o", "order", "Sort", "Sort in model order, by bytes, by what is wrong, or by name"),
                 ("slash", "search", "Search", "Find tensors of this rank by name"),
             ],
             show=True,
@@ -240,6 +240,7 @@ def _memory(document: Document, selection: Selection, rank: int, *, values: bool
         own = values_beside(document.dump, tensor, rank, name)
         if values or tensor.moment != "stamped":
             return own, "" if own else _without_values(document)
-        return ids_beside(document.dump, tensor, rank, name, place[len(place) - len(tensor.shape) :]), ""
+        ids = ids_beside(document.dump, tensor, rank, name, place[len(place) - len(tensor.shape) :])
+        return (ids if document.is_judged else replace(ids, due=None)), ""
     except ShardvizError as error:
         return None, printable(error.message)

@@ -65,8 +65,8 @@ class StepView(View):
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "step",
         [
-            ("a", "next_axis", "Axis", "Show only collectives along the next mesh axis, or all"),
-            ("o", "order", "Order", "Sort by start, or by bytes received"),
+            ("a", "next_axis", "Next axis", "Show only collectives along the next mesh axis, or all"),
+            ("o", "order", "Sort", "Sort by start, or by bytes received"),
             ("m", "modules", "Modules", "The step by module, or its collectives"),
         ],
         show=True,
@@ -113,8 +113,9 @@ class StepView(View):
         """Show the step, and the chosen collective with the ranks that take part."""
         if document is None:
             return
-        step = document.step
-        why, note = why_empty(step), self.query_one("#step-note", Static)
+        step = document.step if not document.is_partial else Step(has_run=True)
+        why = "… reading" if document.is_partial else why_empty(step)
+        note = self.query_one("#step-note", Static)
         note.update(why)
         note.display = bool(why)
         self._show_modules(document)

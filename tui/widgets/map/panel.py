@@ -41,7 +41,7 @@ class MapPanel(Box):
         *keys(
             "panel",
             [
-                ("x", "next_dims", "Dims", "Draw the next two dims of a tensor with more than two"),
+                ("x", "next_dims", "Next dims", "Draw the next two dims of a tensor with more than two"),
             ],
             show=True,
         ),

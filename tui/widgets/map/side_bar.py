@@ -31,7 +31,7 @@ LEGENDS = {
 """How to read the labels of a side, the first that there is room for."""
 
 NOT_KNOWN: dict[Side, tuple[str, ...]] = {
-    "claimed": ("? no ids to find it by: drawn is what is claimed", "? no ids: drawn as claimed", "? as claimed"),
+    "claimed": ("? held is not known: drawn is what is claimed", "? not known: drawn as claimed", "? as claimed"),
     "held": ("? no placements to say it: drawn is what is held", "? no placements: drawn as held", "? as held"),
 }
 """Why another side is drawn than the one that is asked for."""

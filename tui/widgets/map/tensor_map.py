@@ -75,15 +75,15 @@ outermost split, the shade that along the next; the mesh has the same colours.
         *keys(
             "map",
             [
-                ("plus,equals_sign", "zoom(1)", "Zoom", "Show fewer indices, larger"),
-                ("minus", "zoom(-1)", "Out", "Show more indices, smaller"),
+                ("plus,equals_sign", "zoom(1)", "Zoom in", "Show fewer indices, larger"),
+                ("minus", "zoom(-1)", "Zoom out", "Show more indices, smaller"),
             ],
             show=True,
         ),
         *keys(
             "map",
             [
-                ("0", "fit", "All", "Show the whole tensor"),
+                ("0", "fit", "Whole tensor", "Show the whole tensor"),
                 ("pageup", "page(-1)", "Page up", "A screenful up"),
                 ("pagedown", "page(1)", "Page down", "A screenful down"),
                 ("home", "end(0)", "First", "To the first element"),

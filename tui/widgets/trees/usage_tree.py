@@ -58,7 +58,7 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
 """
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
-        "usage", [("o", "largest_first", "Order", "Show the largest first, or the model's own order")]
+        "usage", [("o", "largest_first", "Largest first", "Show the largest first, or the model's own order")]
     )
 
     def __init__(self, *, id: str | None = None) -> None:
