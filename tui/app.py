@@ -13,17 +13,15 @@ from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.dump.read import read_run
 from shardviz.errors import ShardvizError
 
-from .clipboard import copy
+from .export import copy
 from .keys import keys
 from .loading import load, load_compared, load_difference
 from .model.messages import DocumentRead, DumpsCompared, JobCompared, OtherRead, Progressed, ReadFailed, RunRead
-from .model.navigation.going import Link, about, at_target, opened_on
-from .model.navigation.selection import Selection, carried_over, name_of, next_finding
-from .model.navigation.target import Known
-from .screens.main import MainScreen
-from .screens.views.all import KEYS, VIEWS
-from .screens.views.beside import BesideView
-from .screens.views.explore import ExploreView
+from .model.selection import Link, Selection, about, at_target, carried_over, name_of, next_finding, opened_on
+from .model.target import Known
+from .screens.beside_view import BesideView
+from .screens.explore_view import ExploreView
+from .screens.main import KEYS, VIEWS, MainScreen
 from .viewer import Viewer, run
 from .widgets.title import Opened
 
@@ -36,9 +34,9 @@ if TYPE_CHECKING:
     from shardviz.check.diff import Difference
     from shardviz.dump.records.files import RunRecord
 
-    from .model.beside import Compared
     from .model.document import Document
-    from .model.navigation.target import Target
+    from .model.pairs import Compared
+    from .model.target import Target
 
 
 class ShardvizApp(Viewer):

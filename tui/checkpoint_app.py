@@ -17,7 +17,7 @@ from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import ShardvizError
 from shardviz.text import counted, printable
 
-from .colours import verdict_style
+from .colors import verdict_style
 from .keys import keys
 from .model.messages import (
     CheckpointChecked,
@@ -30,16 +30,15 @@ from .model.messages import (
     Zoomed,
 )
 from .model.names import shortened
-from .model.navigation.selection import next_plane
-from .model.navigation.target import Known, Target
-from .model.stored import StoredDocument, drawn, first_plane, named
+from .model.selection import next_plane
+from .model.stored import StoredDocument, about, drawn, file_line, findings_text, first_plane, named, title_text, where
+from .model.target import Known, Target
 from .viewer import Viewer, run
 from .widgets.box import Box, ScrollBox
-from .widgets.key_bar import KeyBar
-from .widgets.lines import Lines
+from .widgets.grid import Lines
 from .widgets.listing import SEARCHING, Listing
-from .widgets.map.tensor_map import TensorMap
-from .widgets.stored_text import about, file_line, findings_text, title_text, where
+from .widgets.tensor_map import TensorMap
+from .widgets.words import KeyBar
 
 if TYPE_CHECKING:
     from pathlib import Path

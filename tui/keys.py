@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+
 KeySpec = tuple[str, str, str, str]
 """The key, or several separated by commas; the action; its name; its tooltip."""
 

@@ -15,12 +15,10 @@ from textual.reactive import var
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
 
-from .changes import Stamps, stamps_of
-from .clipboard import copy
-from .colours import ON_DARK_16, ON_LIGHT, THEMES, Inks
+from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, PlainCharacters, shows_unicode
+from .export import copy, save_picture, save_screen
 from .keys import AT_CURSOR, keys
-from .plain import PlainCharacters, shows_unicode
-from .saving import save_picture, save_screen
+from .loading import Stamps, stamps_of
 from .settings import remember_theme, remembered_theme
 
 if TYPE_CHECKING:
@@ -31,7 +29,8 @@ if TYPE_CHECKING:
     from textual.message import Message
     from textual.screen import Screen
 
-    from .model.navigation.target import Known, Target
+    from .model.target import Known, Target
+
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks whether any file has changed."""
@@ -169,7 +168,7 @@ class Viewer(App[None]):
 
     async def action_goto(self) -> None:
         """Ask where to go, and go there."""
-        from .screens.goto import GotoScreen
+        from .screens.dialogs import GotoScreen
 
         async def leave(target: Target | None) -> None:
             if target is not None:
@@ -200,7 +199,7 @@ class Viewer(App[None]):
 
     async def action_help(self) -> None:
         """Show the help for the focused widget."""
-        from .screens.help import help_for
+        from .screens.dialogs import help_for
 
         await self.push_screen(help_for(self.screen))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from textual import events
 
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.saving import screen_svg, text_of
+from shardviz.tui.export import screen_svg, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

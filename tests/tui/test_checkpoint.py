@@ -15,8 +15,8 @@ from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
 from shardviz.errors import ShardvizError
 from shardviz.tui import viewer
 from shardviz.tui.checkpoint_app import CheckpointApp
+from shardviz.tui.export import screen_text, text_of
 from shardviz.tui.model.stored import first_plane, named
-from shardviz.tui.saving import screen_text, text_of
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
 from tests.tui.driving import Shown, assert_golden, press, settle, settled, until

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.screens.help import HelpScreen
+from shardviz.tui.screens.dialogs import HelpScreen
 from tests.lanes import at_night
 from tests.tui.driving import settle, walk, walk_on
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.model.step.step import moments, step_of
+from shardviz.tui.model.collectives import moments, step_of
 from tests.tui.driving import settle, walk, walk_on
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from tests.tui.driving import press, settle, until, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
-    from shardviz.tui.model.navigation.selection import Selection
+    from shardviz.tui.model.selection import Selection
 
 
 def selection(app: ShardvizApp) -> Selection:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from .document import Document
 
+
 Kept = dict[int, "Sequence[str]"]
 """The names that are listed, by the index of their entry."""
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from shardviz.errors import ShardvizError
     from shardviz.picture.text.paint import Side
 
-    from .beside import Compared
     from .document import Document
+    from .pairs import Compared
 
 
 @dataclass

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .names import Part
 
+
 ModulePath = tuple[str, ...]
 Apart = frozenset[tuple[ModulePath, int | None]]
 """Layers that stand on their own though others are like them: the path around with their name, and their number.

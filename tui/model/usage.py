@@ -1,4 +1,4 @@
-"""The memory of modules on all ranks: each layer's bytes, the fullest rank's, and how uneven they are."""
+"""The memory of modules on all ranks: each layer's bytes, the fullest rank's, how uneven they are, and bars."""
 
 from __future__ import annotations
 
@@ -26,10 +26,29 @@ if TYPE_CHECKING:
     from .tree import TreeLine
 
     Bytes = NDArray[np.int64]
+
     """Bytes, of each group of ranks that hold as much as each other; where ranks are meant, of each rank."""
 
     Flags = NDArray[np.bool_]
+
     """Whether the ranks of each group have a part."""
+
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def bar(share: float, width: int) -> str:
+    """Draw a share of the longest bar; whatever is not nothing is seen.
+
+    Args:
+        share: The share, from 0 to 1.
+        width: The columns of the longest bar, which the text takes in any case.
+    """
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    if share > 0:
+        eighths = max(eighths, 1)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,32 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
-from ..widgets.key_bar import KeyBar
 from ..widgets.title import Title
-from ..widgets.view_tabs import ViewTabs
-from .views.all import KEYS, VIEWS
+from ..widgets.words import KeyBar, ViewTabs
+from .beside_view import BesideView
+from .compare_view import CompareView
+from .explore_view import ExploreView
+from .findings_view import FindingsView
+from .memory_view import MemoryView
+from .mesh_view import MeshView
+from .rank_view import RankView
+from .step_view import StepView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from textual.app import ComposeResult
 
-    from ..model.state import State
     from ..widgets.title import Opened
-    from .views.view import View
+    from .view import State, View
+
+
+VIEWS: dict[str, type[View]] = {
+    kind.NAME: kind
+    for kind in (ExploreView, MeshView, RankView, FindingsView, StepView, MemoryView, CompareView, BesideView)
+}
+KEYS = {name: str(number) for number, name in enumerate(VIEWS, start=1)}
+KEYS[BesideView.NAME] = KEYS[CompareView.NAME]  # a job is beside another one, or beside a checkpoint
 
 
 READING, PAUSE = 1.0, 0.1

@@ -14,6 +14,7 @@ from ..model.names import fitted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
 LEAST_NAME = 8
 """Columns of a name in the title of a narrow box."""
 

@@ -1,25 +1,26 @@
-"""The tensors with what is searched and left out: the tree in its box, as both viewers show it."""
+"""The tensors in their box with the search line above, as both viewers show them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import Input
 
 from ..model.filters import Filters
 from ..model.messages import TensorChosen
 from ..model.tree import tree_of
 from .box import Box
-from .search import Search
-from .trees.tensor_tree import TensorTree
+from .tensor_tree import TensorTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
     from textual.app import ComposeResult
-    from textual.widgets import Input
 
     from ..keys import KeySpec
     from ..model.filters import Filtered
@@ -27,6 +28,37 @@ if TYPE_CHECKING:
 
     class Entry(Filtered, Listed, Protocol):
         """A tensor of a dump or of a checkpoint."""
+
+
+class Search(Input):
+    """An input for part of a name; enter keeps the tensors found, escape shows all again."""
+
+    class Closed(Message):
+        """The search is over."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "clear_and_close", "All tensors", id="search.close", tooltip="Show all tensors again"),
+        Binding("enter,down", "close", "To the tensors", id="search.done", tooltip="Keep the tensors found"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(placeholder="part of a name", compact=True, id=id, select_on_focus=False)
+        self.display = False
+
+    def open(self) -> None:
+        """Show the line and type into it."""
+        self.display = True
+        self.focus()
+
+    def action_close(self) -> None:
+        """Keep the tensors found; without a text, hide the line."""
+        self.display = bool(self.value)
+        self.post_message(self.Closed())
+
+    def action_clear_and_close(self) -> None:
+        """Show all tensors again."""
+        self.value = ""
+        self.action_close()
 
 
 SEARCHING: tuple[KeySpec, ...] = (

@@ -13,7 +13,7 @@ from shardviz.dump.records.base import WEIGHTS
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, printable
 
-from ..colours import verdict_style
+from ..colors import verdict_style
 from ..model.names import shortened
 
 if TYPE_CHECKING:
