@@ -124,7 +124,7 @@ class BesideView(View):
         if plane is None or self._plane is None or not _is_of(self._plane, plane, one.sides):
             self._plane = plane
         self._show_maps(one, turned, self._plane)
-        self.query_one("#beside-said", Static).update(_said(one, max(self.size.width - 4, 40)))
+        self.query_one("#beside-said", Static).update(_said(one, max(self.room.width - 4, 40)))
 
     def _show_maps(self, one: Beside | None, turned: Marked | None, plane: Plane | None) -> None:
         sides = one.sides if one is not None else None

@@ -115,7 +115,7 @@ class CompareView(View):
                 sides, text = document.sides(entry), document.entries[entry].layout
             except ShardvizError as error:
                 text = f"? not drawn: {printable(error.message)}"
-        layout.update(text)
+        layout.update(text, layout=False)
         plane = selection.plane
         if sides is None or plane is None or not _is_inside(plane, sides):
             sides = None

@@ -100,7 +100,7 @@ class ExploreView(View):
 
     def _room(self, document: Document | None, finding: int) -> Room:
         """Return the lines and columns of the finding's card."""
-        width, height = self.size
+        width, height = self.room
         is_short = self.screen.has_class("-short")
         borders = EDGE if is_short else 2 * EDGE
         if document is not self._listed[0]:

@@ -55,7 +55,7 @@ one is to go to its place on the map.
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
-        self.query_one(FindingCard).show(document, selection.finding, Room(max(self.size.width - BESIDE, MOST_COLUMNS)))
+        self.query_one(FindingCard).show(document, selection.finding, Room(max(self.room.width - BESIDE, MOST_COLUMNS)))
         self.query_one(CardBox).head(finding_head(document, selection.finding), "tab, down")
         if document is not None:
             count = len(document.findings)

@@ -80,13 +80,13 @@ class MemoryView(View):
             self._of = usage
             tree = self.query_one(UsageTree)
             tree.fill(usage)
-            self.query_one("#usage-head", Static).update(tree.head())
+            self.query_one("#usage-head", Static).update(tree.head(), layout=False)
             self.query_one("#usage-box", Box).set_titles(_title(usage), _roles(document, usage, self.app.size.width))
         self._show_ranks(document, usage, rank_of(document, selection))
 
     def on_resize(self) -> None:
         """Put the heads over their columns again."""
-        self.query_one("#usage-head", Static).update(self.query_one(UsageTree).head())
+        self.query_one("#usage-head", Static).update(self.query_one(UsageTree).head(), layout=False)
 
     def _show_ranks(self, document: Document, usage: Usage, rank: int) -> None:
         listed, lines = (usage, self._fullest_first, self._each_rank), self.query_one(RankBars)

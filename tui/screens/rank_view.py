@@ -139,7 +139,7 @@ class RankView(View):
         if document.entries:
             name = printable(name_of(document, selection))
             box.set_name_title(name, after=(f" on rank {rank}",))
-        note.update(why or (f"local shape {list(beside.one.shape)}" if beside else ""))
+        note.update(why or (f"local shape {list(beside.one.shape)}" if beside else ""), layout=False)
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:

@@ -170,7 +170,7 @@ class StepView(View):
         if self._by_bytes:
             self._listed.sort(key=lambda one: -one.received)
         width = axes_width(step)
-        self.query_one("#comms-head", Static).update(head_text(width))
+        self.query_one("#comms-head", Static).update(head_text(width), layout=False)
         self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self._by_bytes else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from textual import on
 from textual.containers import Vertical
+from textual.widget import Widget
 
 from ..model.filters import after
 from ..model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen
@@ -14,7 +15,7 @@ from ..model.selection import next_plane
 from ..widgets.map_panel import SIDES
 
 if TYPE_CHECKING:
-    from textual.widget import Widget
+    from textual.geometry import Size
 
     from shardviz.check.diff import Difference
 
@@ -81,6 +82,11 @@ class View(Vertical):
         if self.display and is_new:
             self._shown = (document, chosen)
             self.show(document, self.state.selection)
+
+    @property
+    def room(self) -> Size:
+        """The lines and columns that a view has, on screen or not."""
+        return self.parent.size if isinstance(self.parent, Widget) else self.size
 
     def show_again(self) -> None:
         """Show the shared state after something else changed that the view depends on."""

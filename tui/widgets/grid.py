@@ -33,6 +33,8 @@ class Grid(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.base = Style()
         """The style of plain text here."""
+        self.room = Size(0, 0)
+        """Its size, or that which it had when it was last on screen: most often it comes back to the same."""
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Paint some lines."""
@@ -46,6 +48,7 @@ class Grid(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         """Fit the content into its room."""
+        self.room = self.size
         self.fit()
 
     def fit(self) -> None:

@@ -79,7 +79,7 @@ through the stages is underlined.
         """Leave a space between passes where there is room for it."""
         if (times := self.timeline) is not None:
             self._cell = 1 + len(str(times.num_microbatches - 1))
-            self._cell += self._gutter + (self._cell + 1) * times.length <= self.size.width
+            self._cell += self._gutter + (self._cell + 1) * times.length <= self.room.width
             self.virtual_size = Size(self._gutter + self._cell * times.length, len(self._ranks))
         self.refresh()
 

@@ -219,7 +219,7 @@ outermost split, the shade that along the next; the mesh has the same colours.
 
     @property
     def _room(self) -> tuple[int, int]:
-        return max(self.size.height - HEADER, 1), max(self.size.width - self._gutter, 1)
+        return max(self.room.height - HEADER, 1), max(self.room.width - self._gutter, 1)
 
     def _layout_map(self) -> None:
         frame = self.frame

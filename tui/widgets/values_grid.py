@@ -65,18 +65,18 @@ differs, if any does.
     @property
     def _half(self) -> int:
         """The columns that the numbers have, or those that they are compared with."""
-        room = self.size.width - self._gutter
+        room = self.room.width - self._gutter
         if self.beside and self.beside.due:
             room = (room - len(BETWEEN)) // 2
         return max(room // self._cell, 1) * self._cell
 
     def fit(self) -> None:
         """Fit the numbers into their room: both halves scroll together."""
-        if self.beside is None or not self.size:
+        if self.beside is None or not self.room:
             return
         one = self.beside.one
         beyond = max(self._cell * one.num_columns - self._half, 0)
-        self.virtual_size = Size(self.size.width + beyond if beyond else 0, one.num_rows + HEADS)
+        self.virtual_size = Size(self.room.width + beyond if beyond else 0, one.num_rows + HEADS)
         if (cursor := self.beside.cursor) is not None:
             self._bring_number_into_view(*cursor)
 
