@@ -148,23 +148,23 @@ listed below with their sizes. Beside them is what is wrong.
         if entry != self._entry or self._plane is None:
             self._plane = first_plane(document.entries[entry].tensor)
         self._entry = entry
-        found = document.entries[entry]
-        one, why = drawn(document, entry)
-        title = f"{shortened(found.title)}  {found.layout}"
+        shown_entry = document.entries[entry]
+        stored, why = drawn(document, entry)
+        title = f"{shortened(shown_entry.title)}  {shown_entry.layout}"
         self.query_one("#map-panel", Box).set_titles(title)
         tensor_map = self.query_one("#map", TensorMap)
-        tensor_map.show(one.sides if one else None, "claimed", self._plane)
-        tensor_map.describe = (lambda place: where(one, place).plain) if one else None
-        self._say_where(one, why)
+        tensor_map.show(stored.sides if stored else None, "claimed", self._plane)
+        tensor_map.describe = (lambda place: where(stored, place).plain) if stored else None
+        self._say_where(stored, why)
 
-    def _say_where(self, one: Stored | None, why: str = "") -> None:
+    def _say_where(self, stored: Stored | None, why: str = "") -> None:
         """Write which file has the element under the cursor."""
-        if one is None:
+        if stored is None:
             text = Text(f"? not drawn: {printable(why)}", verdict_style("unknown"))
         elif self._plane is None:
             text = Text("nothing to draw: the tensor has no elements", "dim")
         else:
-            text = where(one, self._plane.at)
+            text = where(stored, self._plane.at)
         text.no_wrap, text.overflow = True, "ellipsis"
         self.query_one("#stored-at", Static).update(text)
 

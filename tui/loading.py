@@ -43,13 +43,13 @@ def stamps_of(paths: Iterable[Path]) -> Stamps:
 
     What cannot be read now has none, and neither have files that are still being written under a temporary name.
     """
-    found: Stamps = {}
+    stamps: Stamps = {}
     for path in paths:
         for entry, status in _files(os.fspath(path), DEEPEST):
-            found[entry] = (status.st_mtime_ns, status.st_size)
-            if len(found) >= MOST_FILES:
-                return found
-    return found
+            stamps[entry] = (status.st_mtime_ns, status.st_size)
+            if len(stamps) >= MOST_FILES:
+                return stamps
+    return stamps
 
 
 def _files(path: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:

@@ -118,8 +118,8 @@ class Viewer(App[None]):
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Add one that writes ASCII where the terminal shows nothing else, and one for the colours of verdicts."""
-        own = [self._plain] if self._plain.enabled else []
-        return [*super().get_line_filters(), *own, *self._inks()]
+        ascii_only = [self._plain] if self._plain.enabled else []
+        return [*super().get_line_filters(), *ascii_only, *self._inks()]
 
     def _inks(self) -> list[Inks]:
         """Return what changes the colours of verdicts: for light themes, and where there are 16 colours."""
@@ -136,9 +136,9 @@ class Viewer(App[None]):
         """Read again if any file is new, gone, longer, shorter or written again."""
         if self.is_reading:
             return
-        found = await asyncio.to_thread(stamps_of, self.watched)
-        if found and found != self._stamps and not self.is_reading:
-            self._reload(found)
+        stamps = await asyncio.to_thread(stamps_of, self.watched)
+        if stamps and stamps != self._stamps and not self.is_reading:
+            self._reload(stamps)
 
     def reload(self) -> None:
         """Read all files again, keep what is chosen, and show when they changed, if they did.
@@ -147,10 +147,10 @@ class Viewer(App[None]):
         """
         self._reload(stamps_of(self.watched))
 
-    def _reload(self, found: Stamps) -> None:
-        if found != self._stamps:
+    def _reload(self, stamps: Stamps) -> None:
+        if stamps != self._stamps:
             self.changed = f"{datetime.now().astimezone():%H:%M}"
-        self._stamps = found
+        self._stamps = stamps
         self.read_again()
 
     @property

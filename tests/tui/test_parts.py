@@ -198,7 +198,7 @@ def test_elements_lie_beside_those_that_are_claimed_and_wrong_ones_are_marked(tm
     wrong, good, plain = (entry.tensor for entry in doc.entries)
     beside = ids_beside(doc.dump, wrong, 0, index=(1, 0))
     assert beside.due is not None
-    assert (beside.one.shape, beside.due.shape) == ((4, 1), (2, 2))
+    assert (beside.memory.shape, beside.due.shape) == ((4, 1), (2, 2))
     assert beside.wrong(0, 0, 9) == [True]
     assert (beside.at, beside.cursor) == ((1, 0), (1, 0))
     right = ids_beside(doc.dump, good, 1, index=(0, 0))
@@ -235,7 +235,7 @@ def test_values_lie_beside_those_of_a_copy_that_differs(tmp_path: Path) -> None:
     beside = values_beside(differ.dump, differ.entries[0].tensor, 0)
     assert beside is not None
     assert beside.due is not None
-    assert (beside.one.row(0, 0, 9), beside.due.row(0, 0, 9)) == (["1", "2"], ["1", "2.5"])
+    assert (beside.memory.row(0, 0, 9), beside.due.row(0, 0, 9)) == (["1", "2"], ["1", "2.5"])
     assert (beside.due.title, beside.wrong(0, 0, 9)) == ("copy on rank 1", [False, True])
     equal = with_values(tmp_path / "b.shardviz", [[1.0, "nan"]] * 2)
     beside = values_beside(equal.dump, equal.entries[0].tensor, 1)

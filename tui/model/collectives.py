@@ -100,10 +100,10 @@ def step_of(dump: Dump) -> Step:
 
 
 def _collectives(dump: Dump) -> list[Collective]:
-    found = [(one.record.module, (structs.replace(one.record, module=""), one.ranks)) for one in traffic(dump)]
-    began = {one: at for at, one in reversed([*enumerate(found)])}
-    folds = fold(sorted(found, key=lambda one: natural_key(one[0])))
-    folds.sort(key=lambda one: min(began[name, one[1]] for name in one[0].names()))
+    records = [(item.record.module, (structs.replace(item.record, module=""), item.ranks)) for item in traffic(dump)]
+    began = {item: at for at, item in reversed([*enumerate(records)])}
+    folds = fold(sorted(records, key=lambda item: natural_key(item[0])))
+    folds.sort(key=lambda item: min(began[name, item[1]] for name in item[0].names()))
     return [Collective(record, modules, ranks) for modules, (record, ranks) in folds]
 
 
@@ -136,7 +136,7 @@ class Moment:
 def moments(dump: Dump, collective: Collective) -> list[Moment]:
     """Return every rank's numbers before and after, where its module kept both, as a collective probe's modules do."""
     name = collective.modules.names()[0]
-    before, after = (dump.find("step", "activation", one) for one in (name + BEFORE, name))
+    before, after = (dump.find("step", "activation", module) for module in (name + BEFORE, name))
     if before is None or after is None:
         return []
     return [

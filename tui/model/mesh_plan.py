@@ -93,15 +93,15 @@ class MeshPlan:
     def row_at(self, line: int) -> int | None:
         """Return the row of ranks on a line; None between groups."""
         group, row = divmod(line, self._per_group[0] + 1)
-        found = group * self._per_group[0] + row
-        return found if row < self._per_group[0] and found < self.grid.num_rows else None
+        rank_row = group * self._per_group[0] + row
+        return rank_row if row < self._per_group[0] and rank_row < self.grid.num_rows else None
 
     def col_at(self, column: int) -> int | None:
         """Return the column of ranks at a column of the screen; None between groups."""
         width = self._per_group[1] * self.cell
         group, ahead = divmod(column, width + GROUP_GAP)
-        found = group * self._per_group[1] + ahead // self.cell
-        return found if ahead < width and found < self.grid.num_cols else None
+        rank_col = group * self._per_group[1] + ahead // self.cell
+        return rank_col if ahead < width and rank_col < self.grid.num_cols else None
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,13 @@ def pairs(here: Document, there: Document, difference: Difference) -> list[Pair]
     for change in (*difference.changes, *difference.relaid):
         changes.setdefault(change.tensor, []).append(change)
     ours, theirs = _entries(here), _entries(there)
-    found = []
+    named = []
     for key in dict.fromkeys([*ours, *theirs]):
         name, role = key
         changed = tuple(changes.get(name, ()))
         how = tuple((change.aspect, change.before, change.after) for change in changed)
-        found.append((name, (ours.get(key), theirs.get(key), role in compared, how)))
-    folded = [_pair(printable(str(names)), *both) for names, both in fold(found)]
+        named.append((name, (ours.get(key), theirs.get(key), role in compared, how)))
+    folded = [_pair(printable(str(names)), *both) for names, both in fold(named)]
     return sorted(folded, key=lambda pair: list(SIGNS).index(pair.relation))
 
 
@@ -146,13 +146,16 @@ class Compared:
     @cached_property
     def lines(self) -> tuple[Line, ...]:
         """The tensors, different ones first, those that one side lacks behind them."""
-        outcomes = {one.name: one for one in self.comparison.outcomes}
+        outcomes = {outcome.name: outcome for outcome in self.comparison.outcomes}
         known = {name: at for at, entry in reversed([*enumerate(self.document.entries)]) for name in entry.names}
-        found = (
-            (one.name, (replace(one, name="", other=""), at if (at := self._entry(one, known)) is not None else -1))
-            for one in outcomes.values()
+        named = (
+            (
+                outcome.name,
+                (replace(outcome, name="", other=""), at if (at := self._entry(outcome, known)) is not None else -1),
+            )
+            for outcome in outcomes.values()
         )
-        lines = [Line(names, outcomes[names.names()[0]], at if at >= 0 else None) for names, (_, at) in fold(found)]
+        lines = [Line(names, outcomes[names.names()[0]], at if at >= 0 else None) for names, (_, at) in fold(named)]
         return tuple(sorted(lines, key=lambda line: "≠<>?=".index(line.sign)))
 
     def _entry(self, outcome: Outcome, known: Mapping[str, int]) -> int | None:
@@ -167,8 +170,8 @@ class Compared:
         """
         name = line.outcome.name
         if name not in self._drawn:
-            one = beside(line.outcome, self.job, self.checkpoint, self.numbers)
-            self._drawn[name] = one, one.sides.turned() if one.sides is not None else None
+            picture = beside(line.outcome, self.job, self.checkpoint, self.numbers)
+            self._drawn[name] = picture, picture.sides.turned() if picture.sides is not None else None
         return self._drawn[name]
 
 

@@ -75,12 +75,12 @@ def rank_lines(
         text: A part of the names that are listed.
         each_layer: Whether layers that are alike have a line each.
     """
-    found: list[RankLine] = []
+    lines: list[RankLine] = []
     for index, entry in enumerate(document.entries):
         if rank in entry.tensor.shards:
-            found += _lines(document, index, rank, each_layer=each_layer)
+            lines += _lines(document, index, rank, each_layer=each_layer)
     wanted = text.lower()
-    return _sorted([line for line in found if _has(document, line, wanted)], order)
+    return _sorted([line for line in lines if _has(document, line, wanted)], order)
 
 
 def _has(document: Document, line: RankLine, text: str) -> bool:

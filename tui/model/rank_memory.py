@@ -130,8 +130,8 @@ class Ids(Memory):
         """Return the local index at which an element of the whole tensor lies; None where it does not."""
         if self.array is not None:
             element = sum(at * stride for at, stride in zip(index, self._strides, strict=True))
-            found = np.argwhere(self.array.reshape(self.shape) == element)
-            return tuple(found[0].tolist()) if len(found) else None
+            at_element = np.argwhere(self.array.reshape(self.shape) == element)
+            return tuple(at_element[0].tolist()) if len(at_element) else None
         places = [np.flatnonzero(dim == at) for dim, at in zip(self.dims, index, strict=True)]
         return tuple(int(place[0]) for place in places) if all(map(len, places)) else None
 
@@ -167,25 +167,25 @@ class Beside:
     """Numbers beside those that they are compared with.
 
     Attributes:
-        one: The numbers of a rank.
+        memory: The numbers of a rank.
         due: What they should be; None where nothing is known.
         at: The local index of the chosen element, if it is here.
     """
 
-    one: Memory
+    memory: Memory
     due: Memory | None = None
     at: tuple[int, ...] | None = None
 
     def wrong(self, row: int, first: int, count: int) -> list[bool]:
         """Return which numbers of a row are not what they should be."""
-        found = self.one.keys(row, first, count)
+        keys = self.memory.keys(row, first, count)
         if self.due is None:
-            return [False] * len(found)
-        if row >= self.due.num_rows or self.due.shape[1:] != self.one.shape[1:]:
-            return [True] * len(found)
+            return [False] * len(keys)
+        if row >= self.due.num_rows or self.due.shape[1:] != self.memory.shape[1:]:
+            return [True] * len(keys)
         due = self.due.keys(row, first, count)
-        short = [True] * (len(found) - len(due))
-        return [*map(_differ, found.tolist(), due.tolist()), *short]
+        short = [True] * (len(keys) - len(due))
+        return [*map(_differ, keys.tolist(), due.tolist()), *short]
 
     @cached_property
     def cursor(self) -> tuple[int, int] | None:
@@ -193,14 +193,14 @@ class Beside:
         if self.at is None:
             return None
         row = 0
-        for at, size in zip(self.at[:-1], self.one.shape[:-1], strict=True):
+        for at, size in zip(self.at[:-1], self.memory.shape[:-1], strict=True):
             row = row * size + at
         return row, self.at[-1] if self.at else 0
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _differ(value: Any, other: Any) -> bool:
     """Whether two numbers differ; one that is not a number is equal to another."""
-    return bool(one != other and (one == one or other == other))
+    return bool(value != other and (value == value or other == other))
 
 
 def part_text(shard: Shard) -> str:
@@ -265,9 +265,9 @@ def values_beside(dump: Dump, tensor: Tensor, rank: int, name: str = "") -> Besi
     for moment in ("step", "initial"):
         other = dump.find(moment, tensor.role, name)
         if other is not None and rank in other.shards:
-            own = _values(dump, other.shards[rank], name, f"rank {rank}, {moment}")
-            if own is not None:
-                return Beside(own, _copy(dump, other, rank, name, own))
+            values = _values(dump, other.shards[rank], name, f"rank {rank}, {moment}")
+            if values is not None:
+                return Beside(values, _copy(dump, other, rank, name, values))
     return None
 
 
@@ -286,14 +286,14 @@ def _values(dump: Dump, shard: Shard, name: str, title: str) -> Values | None:
     return Values(title, body.local_shape, array.reshape(-1, columns))
 
 
-def _copy(dump: Dump, tensor: Tensor, rank: int, name: str, own: Values) -> Values | None:
+def _copy(dump: Dump, tensor: Tensor, rank: int, name: str, values: Values) -> Values | None:
     """Return the values of another rank that should be equal, first of one whose values are not."""
     group = next((group for group in copies_of(tensor, dump.stamped.get(name)) if rank in map(_rank, group)), [])
     at = tensor.index(name)
     digest = tensor.shards[rank].digest(at)
     for shard in sorted(group, key=lambda shard: shard.digest(at) == digest):
         other = _values(dump, shard, name, f"copy on rank {shard.rank}") if shard.rank != rank else None
-        if other is not None and other.shape == own.shape:
+        if other is not None and other.shape == values.shape:
             return other
     return None
 

@@ -65,14 +65,14 @@ def name_of(document: Document, selection: Selection) -> str:
 
 def of_entry(document: Document, selection: Selection, entry: int, name: str = "") -> Selection:
     """Return the selection with another tensor: its first finding, the most useful side, its first element."""
-    found = document.entries[entry]
-    shape = (1,) * (2 - len(found.tensor.shape)) + tuple(found.tensor.shape)
+    tensor_entry = document.entries[entry]
+    shape = (1,) * (2 - len(tensor_entry.tensor.shape)) + tuple(tensor_entry.tensor.shape)
     plane = Plane(*_first_dims(document, entry), (0,) * len(shape)) if all(shape) else None
-    finding = found.findings[0] if found.findings else selection.finding
-    own = [document.findings[index] for index in found.findings]
-    differs = any(one.kind in OF_PLACES or one.kind in IN_PLACE for one in own)
+    finding = tensor_entry.findings[0] if tensor_entry.findings else selection.finding
+    findings = [document.findings[index] for index in tensor_entry.findings]
+    differs = any(listed.kind in OF_PLACES or listed.kind in IN_PLACE for listed in findings)
     side: Side = "difference" if differs else "claimed" if selection.side == "difference" else selection.side
-    if found.tensor.claimed is None and not differs:
+    if tensor_entry.tensor.claimed is None and not differs:
         side = "held"
     return replace(selection, entry=entry, plane=plane, finding=finding, side=side, name=name)
 
@@ -189,8 +189,8 @@ def opened_on(document: Document, link: Link) -> Selection:
             if not document.is_partial:
                 raise
         else:
-            found = (index for index, entry in enumerate(document.entries) if name in entry.names)
-            selection = at_target(document, selection, Target(next(found, None), name))
+            entries = (index for index, entry in enumerate(document.entries) if name in entry.names)
+            selection = at_target(document, selection, Target(next(entries, None), name))
     return selection if link.rank is None else replace(selection, rank=link.rank)
 
 

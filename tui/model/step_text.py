@@ -53,7 +53,7 @@ def head_text(width: int) -> str:
 
 def axes_width(step: Step) -> int:
     """Return the columns that the axes of a step's collectives take."""
-    return max((len(axes_text(one.record.axes)) for one in step.collectives), default=4)
+    return max((len(axes_text(collective.record.axes)) for collective in step.collectives), default=4)
 
 
 def axis_shares(step: Step) -> list[tuple[str, str, float]]:
@@ -67,48 +67,49 @@ def axis_shares(step: Step) -> list[tuple[str, str, float]]:
     ]
 
 
-def collective_line(one: Collective, width: int) -> Text:
+def collective_line(collective: Collective, width: int) -> Text:
     """Write one line of the list."""
-    record = one.record
-    numbers = f"{one.count:>6,} {bytes_text(one.bytes):>8} {bytes_text(one.received):>8}"
+    record = collective.record
+    numbers = f"{collective.count:>6,} {bytes_text(collective.bytes):>8} {bytes_text(collective.received):>8}"
     return Text.assemble(
         {"backward": "← ", "forward": "→ "}.get(record.when, "· "),
         (f"{printable(record.op):<15} ", "bold"),
         f"{axes_text(record.axes):<{width}} {numbers}",
-        (f"  {printable(str(one.modules)) or '-'}", "dim"),
+        (f"  {printable(str(collective.modules)) or '-'}", "dim"),
         no_wrap=True,
     )
 
 
-def collective_title(one: Collective) -> str:
+def collective_title(collective: Collective) -> str:
     """Write the name of a collective, and where it ran."""
-    module = printable(str(one.modules))
-    when = "outside of modules" if one.record.outside else one.record.when
-    return f"{printable(one.record.op)}{f' in {module}' if module else ''}, {when}"
+    module = printable(str(collective.modules))
+    when = "outside of modules" if collective.record.outside else collective.record.when
+    return f"{printable(collective.record.op)}{f' in {module}' if module else ''}, {when}"
 
 
-def collective_text(one: Collective, mesh: Mesh, rank: int) -> Text:
+def collective_text(collective: Collective, mesh: Mesh, rank: int) -> Text:
     """Write the effect of a collective, its bytes and its groups."""
-    text = Text(WHAT.get(one.record.op, "an operation of torch's own"))
-    each = one.bytes // max(one.count, 1)
-    times = f"{one.count:,} × " if one.count > 1 else ""
-    text.append(f"\n{times}{each:,} byte{'' if each == 1 else 's'}; each rank receives {one.received:,}", "dim")
-    return text.append(f"\n{_groups(one, mesh, rank)}", "dim")
+    text = Text(WHAT.get(collective.record.op, "an operation of torch's own"))
+    each = collective.bytes // max(collective.count, 1)
+    times = f"{collective.count:,} × " if collective.count > 1 else ""
+    text.append(f"\n{times}{each:,} byte{'' if each == 1 else 's'}; each rank receives {collective.received:,}", "dim")
+    return text.append(f"\n{_groups(collective, mesh, rank)}", "dim")
 
 
-def _groups(one: Collective, mesh: Mesh, rank: int) -> str:
+def _groups(collective: Collective, mesh: Mesh, rank: int) -> str:
     """Say how many ranks took part, in groups of how many, and which are the chosen rank's."""
-    text = f"{len(one.ranks):,} ranks, groups of {one.record.size:,} along {axes_text(one.record.axes)}"
-    if rank not in one.ranks:
+    record = collective.record
+    text = f"{len(collective.ranks):,} ranks, groups of {record.size:,} along {axes_text(record.axes)}"
+    if rank not in collective.ranks:
         return f"{text}; rank {rank} does not take part"
-    group = group_of(one, mesh, rank)
+    group = group_of(collective, mesh, rank)
     return f"{text}: {ranks_text(mask_of(group))}" if group else text
 
 
-def group_of(one: Collective, mesh: Mesh, rank: int) -> frozenset[int]:
+def group_of(collective: Collective, mesh: Mesh, rank: int) -> frozenset[int]:
     """Return the ranks of a rank's group; empty where the axes do not determine it."""
-    axes = one.record.axes
-    if not axes or rank not in one.ranks or rank not in mesh or not set(axes) <= set(mesh.axes):
+    axes = collective.record.axes
+    if not axes or rank not in collective.ranks or rank not in mesh or not set(axes) <= set(mesh.axes):
         return frozenset()
     return frozenset(mesh.group_of(rank, *axes))
 

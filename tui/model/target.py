@@ -122,8 +122,8 @@ def _at_coord(coord: dict[str, int], mesh: Mesh) -> Target | str:
 
 def _tensor(text: str, known: Known) -> Target | str:
     """Find a tensor by its name, the end of it, its module, or a part of it; the first of several in model order."""
-    if (found := _by_name(text, known)) is not None:
-        return found
+    if (target := _by_name(text, known)) is not None:
+        return target
     names = [name for entry in known.entries for name in entry.names]
     close = nearest(text, names)
     meant = f"; did you mean {printable(close)}?" if close else ""
@@ -174,13 +174,13 @@ def parse_place(text: str, shape: Sequence[int]) -> Place | str:
         The index, or one line that says why the text is not an element.
     """
     if match := _FLAT.fullmatch(text.strip()):
-        number, found = int(match[1]), []
+        number, place = int(match[1]), []
         if not 0 <= number < math.prod(shape):
             return _none_of(shape) or f"elements go from #0 to #{math.prod(shape) - 1:,}"
         for size in reversed(shape):
             number, at = divmod(number, size)
-            found.append(at)
-        return tuple(reversed(found))
+            place.append(at)
+        return tuple(reversed(place))
     numbers = re.findall(r"-?\d{1,18}", text)
     if len(numbers) != len(shape) or re.sub(r"[-\d\s,\[\]]", "", text):
         return f"enter {counted(len(shape), 'number')} for shape {list(shape)}, or a number such as #42"

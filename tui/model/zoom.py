@@ -69,10 +69,10 @@ class Zoom:
 
     def moved(self, frame: Frame, place: tuple[int, ...], down: int, right: int) -> tuple[int, ...]:
         """Return the place some cells further on; at the edge it stays."""
-        found = list(place)
+        reached = list(place)
         for dim, ruler, step in ((self.plane.rows, frame.rows, down), (self.plane.cols, frame.cols, right)):
-            found[dim] = _stepped(ruler, place[dim], step) if step else place[dim]
-        return tuple(found)
+            reached[dim] = _stepped(ruler, place[dim], step) if step else place[dim]
+        return tuple(reached)
 
     def paged(self, frame: Frame, place: tuple[int, ...], cells: int) -> int:
         """Return the row that is some cells of the screen further down."""
@@ -82,20 +82,20 @@ class Zoom:
 
     def jumped(self, place: tuple[int, ...], down: int, right: int) -> tuple[int, ...]:
         """Return the first element of the next or the previous block."""
-        found = list(place)
+        reached = list(place)
         for dim, step in ((self.plane.rows, down), (self.plane.cols, right)):
             if step:
                 edges = _edges(self.holders, dim)
                 block = int(np.searchsorted(edges, place[dim], side="right")) - 1 + step
-                found[dim] = int(edges[min(max(block, 0), len(edges) - 2)])
-        return tuple(found)
+                reached[dim] = int(edges[min(max(block, 0), len(edges) - 2)])
+        return tuple(reached)
 
     def block(self, place: tuple[int, ...]) -> list[tuple[int, int]]:
         """Return the index ranges of the block that has an element, one per dim; of a dim not drawn, one index."""
-        found = [(at, at + 1) for at in place]
+        ranges = [(at, at + 1) for at in place]
         for dim in (self.plane.rows, self.plane.cols):
-            found[dim] = Ruler(_edges(self.holders, dim)).block_of(place[dim])
-        return found
+            ranges[dim] = Ruler(_edges(self.holders, dim)).block_of(place[dim])
+        return ranges
 
 
 def _stepped(ruler: Ruler, index: int, step: int) -> int:

@@ -115,25 +115,25 @@ class BesideView(View):
 
     def _show_line(self, compared: Compared, line: Line) -> None:
         try:
-            one, turned = compared.drawn(line)
+            picture, turned = compared.drawn(line)
         except ShardvizError as error:
             self._show_maps(None, None, None)
             self.query_one("#beside-said", Static).update(Text(f"? not drawn: {printable(error.message)}"))
             return
-        plane = plane_of(one.sides, one.shape) if one.sides is not None else None
-        if plane is None or self._plane is None or not _is_of(self._plane, plane, one.sides):
+        plane = plane_of(picture.sides, picture.shape) if picture.sides is not None else None
+        if plane is None or self._plane is None or not _is_of(self._plane, plane, picture.sides):
             self._plane = plane
-        self._show_maps(one, turned, self._plane)
-        self.query_one("#beside-said", Static).update(_said(one, max(self.room.width - 4, 40)))
+        self._show_maps(picture, turned, self._plane)
+        self.query_one("#beside-said", Static).update(_said(picture, max(self.room.width - 4, 40)))
 
-    def _show_maps(self, one: Beside | None, turned: Marked | None, plane: Plane | None) -> None:
-        sides = one.sides if one is not None else None
-        for name, own in (("here", sides), ("there", turned)):
-            drawn = own if own is not None and own.has_claimed else None
+    def _show_maps(self, picture: Beside | None, turned: Marked | None, plane: Plane | None) -> None:
+        sides = picture.sides if picture is not None else None
+        for name, marked in (("here", sides), ("there", turned)):
+            drawn = marked if marked is not None and marked.has_claimed else None
             shown = self.query_one(f"#{name}", TensorMap)
-            self.query_one(f"#{name}-box", Box).set_titles(own.titles[0] if own is not None else "")
+            self.query_one(f"#{name}-box", Box).set_titles(marked.titles[0] if marked is not None else "")
             shown.show(drawn, "claimed", plane if drawn is not None else None)
-            shown.describe = _describing(one) if one is not None else None
+            shown.describe = _describing(picture) if picture is not None else None
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
@@ -169,36 +169,39 @@ class BesideView(View):
             shown.zoom_to(message.level)
 
 
-def _is_of(plane: Plane, own: Plane, sides: Marked | None) -> bool:
+def _is_of(plane: Plane, other: Plane, sides: Marked | None) -> bool:
     """Whether a cursor's place is in a tensor that is drawn on planes like another one."""
-    if sides is None or len(plane.at) != len(own.at):
+    if sides is None or len(plane.at) != len(other.at):
         return False
     return all(at < size for at, size in zip(plane.at, sides.holders.shape, strict=True))
 
 
-def _describing(one: Beside) -> Callable[[tuple[int, ...]], str]:
+def _describing(picture: Beside) -> Callable[[tuple[int, ...]], str]:
     """Return the mouse's tooltip: who claims an element, and which file has it."""
 
     def described(place: tuple[int, ...]) -> str:
-        assert one.sides is not None, "there is a map"
-        cell = one.sides.at(place)
-        index = place[len(place) - len(one.shape) :]
+        assert picture.sides is not None, "there is a map"
+        cell = picture.sides.at(place)
+        index = place[len(place) - len(picture.shape) :]
         lines = [f"[{', '.join(map(str, index))}]{f' {WRONG}' if cell.different else ''}"]
         lines += [f"claimed by {ranks_in_words(ranks_of(cell.claimed), MOST_RANKS)}"] if cell.claimed else []
-        files = one.stored.files if one.stored is not None else {}
+        files = picture.stored.files if picture.stored is not None else {}
         lines += [f"in {printable(files[at])}" for at in ranks_of(cell.held) if at in files]
         return "\n".join(lines)
 
     return described
 
 
-def _said(one: Beside, width: int) -> Text:
+def _said(picture: Beside, width: int) -> Text:
     """Write what became of a tensor, and what ranks hold."""
-    outcome = one.outcome
-    texts = [why_text(outcome) or outcome.verdict, *([one.why] if one.why and one.why != outcome.why else [])]
+    outcome = picture.outcome
+    texts = [
+        why_text(outcome) or outcome.verdict,
+        *([picture.why] if picture.why and picture.why != outcome.why else []),
+    ]
     texts += [f"{title:<6} {text}" for title, text in (("fix", outcome.fix), ("cause", outcome.cause)) if text]
     lines = [Text(printable(text)) for text in texts]
-    lines += exhibit_lines(one.exhibit, Terminal(width=width)) if one.exhibit is not None else []
+    lines += exhibit_lines(picture.exhibit, Terminal(width=width)) if picture.exhibit is not None else []
     return Text("\n").join(lines)
 
 

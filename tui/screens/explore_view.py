@@ -104,7 +104,10 @@ class ExploreView(View):
         is_short = self.screen.has_class("-short")
         borders = EDGE if is_short else 2 * EDGE
         if document is not self._listed[0]:
-            self._listed = (document, sum(len(one.names) for one in document.entries if one.listed) if document else 0)
+            self._listed = (
+                document,
+                sum(len(entry.names) for entry in document.entries if entry.listed) if document else 0,
+            )
         has_table = document is not None and document.is_seen_in_its_card(finding)
         columns = max(width - (BESIDE_SHORT if is_short else BESIDE), 1)
         least = lines_to_fix(document.findings[finding], columns) if document and document.findings else 0

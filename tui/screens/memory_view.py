@@ -139,15 +139,15 @@ def _folded(num_ranks: int, num_lines: int) -> str:
 
 def _title(usage: Usage) -> str:
     """Write the fullest rank, the mean and the imbalance."""
-    found = usage.spread()
-    if not found.most:
+    spread = usage.spread()
+    if not spread.most:
         return "Memory: the dump has no tensors that take any"
-    if found.most == found.least:
-        return f"Memory: {bytes_text(found.most)} on every rank"
+    if spread.most == spread.least:
+        return f"Memory: {bytes_text(spread.most)} on every rank"
     fullest = max(usage.equally_full, key=lambda group: group.taken).ranks
     who = f"{ranks_in_words(fullest, MOST_RANKS)} {'have' if len(fullest) > 1 else 'has'} most"
-    mean = bytes_text(round(found.mean))
-    return f"Memory: {who}, {bytes_text(found.most)}; mean {mean}, imbalance {found.imbalance:.2f}"
+    mean = bytes_text(round(spread.mean))
+    return f"Memory: {who}, {bytes_text(spread.most)}; mean {mean}, imbalance {spread.imbalance:.2f}"
 
 
 def _roles(document: Document, usage: Usage, width: int) -> str:

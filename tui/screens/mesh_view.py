@@ -49,8 +49,8 @@ def rank_text(document: Document, rank: int) -> Text:
     mesh = files.mesh
     text = Text.assemble((f"rank {rank}", "bold"), f" of {files.run.num_ranks:,}")
     if rank in files.ranks:
-        found = [one for one in document.counted if rank in one.tensor.shards]
-        count, taken = sum(len(one.widths) for one in found), sum(one.on(rank) for one in found)
+        held = [item for item in document.counted if rank in item.tensor.shards]
+        count, taken = sum(len(item.widths) for item in held), sum(item.on(rank) for item in held)
         host = printable(files.ranks[rank].hostname)
         text.append(f" on {host}" if host else "")
         text.append(f"\nholds {bytes_text(taken)} in {counted(count, 'tensor')}")

@@ -119,8 +119,8 @@ class RankView(View):
 
         lines.show(len(self._lines), line, self._place_of(document, selection))
         title = "Tensors on this rank" + (f", {self._order}" if self._order else "")
-        found = f"{len(self._lines):,} found: {printable(self._text)}" if self._text else ""
-        self.query_one("#held-box", Box).set_titles(title, found)
+        below = f"{len(self._lines):,} found: {printable(self._text)}" if self._text else ""
+        self.query_one("#held-box", Box).set_titles(title, below)
 
     def _place_of(self, document: Document, selection: Selection) -> int:
         """Return the line of the chosen tensor, or the first."""
@@ -139,7 +139,7 @@ class RankView(View):
         if document.entries:
             name = printable(name_of(document, selection))
             box.set_name_title(name, after=(f" on rank {rank}",))
-        note.update(why or (f"local shape {list(beside.one.shape)}" if beside else ""), layout=False)
+        note.update(why or (f"local shape {list(beside.memory.shape)}" if beside else ""), layout=False)
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
@@ -237,9 +237,9 @@ def _memory(document: Document, selection: Selection, rank: int, *, values: bool
     tensor, name = document.entries[selection.entry].tensor, name_of(document, selection)
     place = selection.plane.at if selection.plane else ()
     try:
-        own = values_beside(document.dump, tensor, rank, name)
+        numbers = values_beside(document.dump, tensor, rank, name)
         if values or tensor.moment != "stamped":
-            return own, "" if own else _without_values(document)
+            return numbers, "" if numbers else _without_values(document)
         ids = ids_beside(document.dump, tensor, rank, name, place[len(place) - len(tensor.shape) :])
         return (ids if document.is_judged else replace(ids, due=None)), ""
     except ShardvizError as error:

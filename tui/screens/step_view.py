@@ -166,9 +166,11 @@ class StepView(View):
 
     def _list(self, step: Step) -> None:
         """List the collectives that pass the filter, in the chosen order."""
-        self._listed = [one for one in step.collectives if not self._axes or one.record.axes == self._axes]
+        self._listed = [
+            collective for collective in step.collectives if not self._axes or collective.record.axes == self._axes
+        ]
         if self._by_bytes:
-            self._listed.sort(key=lambda one: -one.received)
+            self._listed.sort(key=lambda collective: -collective.received)
         width = axes_width(step)
         self.query_one("#comms-head", Static).update(head_text(width), layout=False)
         self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
@@ -266,8 +268,8 @@ class StepView(View):
     def action_next_axis(self) -> None:
         """List only collectives along the next axis, or all again."""
         if self.state.document is not None:
-            found = dict.fromkeys(one.record.axes for one in self.state.document.step.collectives)
-            choices = [" ".join(axes) for axes in ((), *found)]
+            groups = dict.fromkeys(collective.record.axes for collective in self.state.document.step.collectives)
+            choices = [" ".join(axes) for axes in ((), *groups)]
             chosen = after(choices, " ".join(self._axes))
             self._axes = tuple(chosen.split())
             self._again()

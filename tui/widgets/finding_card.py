@@ -131,8 +131,8 @@ def finding_head(document: Document | None, index: int) -> Text:
     finding = document.findings[index]
     name = shortened(printable(finding.title), MOST_NAME)
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
-    of, own = len(document.findings), len(document.findings_beside(index))
-    more = f", {own} on this tensor: n, N" if own > 1 else ""
+    of, beside = len(document.findings), len(document.findings_beside(index))
+    more = f", {beside} on this tensor: n, N" if beside > 1 else ""
     count = (f"· finding {index + 1} of {of}", "dim")
     return Text.assemble((kind, "bold"), f" {name} " if name else " ", count, (more, "bold"))
 
@@ -214,7 +214,7 @@ def verdict_text(document: Document) -> Text:
 
 def _no_findings(report: Report) -> Text:
     """Say that tensors are in order only where all of them were looked at."""
-    count, unchecked = report.num_tensors, len({one.tensor for one in report.not_checked if one.tensor})
+    count, unchecked = report.num_tensors, len({reason.tensor for reason in report.not_checked if reason.tensor})
     if unchecked or not count:
         return Text.assemble(
             ("? no findings", verdict_style("unknown")),

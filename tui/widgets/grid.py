@@ -33,8 +33,7 @@ class Grid(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.base = Style()
         """The style of plain text here."""
-        self.room = Size(0, 0)
-        """Its size, or that which it had when it was last on screen: most often it comes back to the same."""
+        self._last_size = Size(0, 0)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Paint some lines."""
@@ -46,9 +45,14 @@ class Grid(ScrollView, can_focus=True):
         """The kind of palette that the terminal has, as `Console.color_system` names it."""
         return self.app.console.color_system or "truecolor"
 
+    @property
+    def room(self) -> Size:
+        """Its size, or that which it had when it was last on screen: most often it comes back to the same."""
+        return self.size or self._last_size
+
     def on_resize(self) -> None:
         """Fit the content into its room."""
-        self.room = self.size
+        self._last_size = self.size
         self.fit()
 
     def fit(self) -> None:

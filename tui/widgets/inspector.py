@@ -118,8 +118,8 @@ def _in_its_place(entry: TensorEntry, index: tuple[int, ...], cell: Cell) -> str
     if not wrong:
         return ""
     rank = ranks_of(wrong)[0]
-    if found := found_in_place_of(entry.tensor, index, rank):
-        return f"rank {rank} holds [{', '.join(map(str, found))}] instead"
+    if index_there := found_in_place_of(entry.tensor, index, rank):
+        return f"rank {rank} holds [{', '.join(map(str, index_there))}] instead"
     return "" if cell.due else f"in another place of the shard on {ranks_in_words(ranks_of(wrong), MOST_RANKS)}"
 
 

@@ -86,8 +86,8 @@ class ModuleTree(Lines):
             self._open_around(self._visible[at])
             self.put_cursor(at)
             return
-        found = [row for row in self._lines_around(lambda node: node.entry == entry) if row.entry == entry]
-        row = next((row for row in found if name in row.names), found[0] if found else None)
+        rows = [row for row in self._lines_around(lambda node: node.entry == entry) if row.entry == entry]
+        row = next((row for row in rows if name in row.names), rows[0] if rows else None)
         if row is not None:
             self._open_around(row)
             self._list(row)
@@ -164,7 +164,7 @@ class ModuleTree(Lines):
         around = self._layers_around()
         if around is None:
             return
-        apart = frozenset(one for one in self._apart if one[0] != around.key)
+        apart = frozenset(layer for layer in self._apart if layer[0] != around.key)
         folded = apart if len(apart) < len(self._apart) and around.count == 1 else apart | {(around.key, None)}
         self._apart = folded
         self._arrange()
@@ -192,13 +192,13 @@ class ModuleTree(Lines):
 
 def _modules_with(root: Node, is_wanted: Callable[[Node], bool]) -> set[int]:
     """Return the ids of the modules that have a tensor of some kind in them."""
-    found: set[int] = set()
+    modules: set[int] = set()
 
     def has(node: Node) -> bool:
         inside = [is_wanted(part) if part.entry is not None else has(part) for part in node.parts.values()]
         if True in inside:
-            found.add(id(node))
+            modules.add(id(node))
         return True in inside
 
     has(root)
-    return found
+    return modules

@@ -81,7 +81,7 @@ def column_names(frame: Frame, at: int, left: int, width: int, gutter: int, base
     """Name the columns at their first cells, the first and the last before the others; the cursor's is bold."""
     names = _columns(frame, left, width)
     line, bold = [" "] * width, range(0)
-    for begin, text, start in sorted(names, key=lambda one: one is not names[0] and one is not names[-1]):
+    for begin, text, start in sorted(names, key=lambda name: name is not names[0] and name is not names[-1]):
         cells = range(max(begin - 1, 0), min(begin + len(text) + 1, width))
         if all(line[cell] == " " for cell in cells):
             line[begin : begin + len(text)] = list(text)
@@ -99,14 +99,14 @@ def _columns(frame: Frame, left: int, width: int) -> list[tuple[int, str, int]]:
     """Return where the names of columns begin, the names, and the columns; of a line there are none."""
     if frame.cols.size == 1:
         return []
-    found, before = [], None
+    names, before = [], None
     for x, span in enumerate(map(tuple, frame.cols.spans(left, width).tolist())):
         is_end = span[0] == span[1] == frame.cols.size
         if span != before and (is_end or (span[0] < span[1] and _is_named(frame, span[0], before is None))):
             text = str(span[0])
-            found.append((max(min(x, width - len(text)), 0), text, span[0]))
+            names.append((max(min(x, width - len(text)), 0), text, span[0]))
         before = span
-    return found
+    return names
 
 
 def _is_named(frame: Frame, start: int, is_first: bool) -> bool:
@@ -277,11 +277,11 @@ outermost split, the shade that along the next; the mesh has the same colours.
         numbers: dict[Style, int] = {}
         number_of = [numbers.setdefault(style, len(numbers)) for style in (*looks, self.base + DIM, self.base)]
         codes, styles = np.array(number_of, np.int64)[painted.looks], list(numbers)
-        found = [[(0, styles[code])] for code in codes[:, :1].ravel().tolist()]
+        stretches = [[(0, styles[code])] for code in codes[:, :1].ravel().tolist()]
         rows, columns = np.nonzero(codes[:, 1:] != codes[:, :-1])
         for row, column, code in zip(rows.tolist(), columns.tolist(), codes[rows, columns + 1].tolist(), strict=True):
-            found[row].append((column + 1, styles[code]))
-        return found
+            stretches[row].append((column + 1, styles[code]))
+        return stretches
 
     def _segments(self, frame: Frame, view: _Viewport, line: int, left: int) -> list[Segment]:
         """Write the stretches of a line, with the cursor on its columns."""

@@ -116,7 +116,7 @@ def _verdict(document: Document | None, *, is_short: bool = False) -> Text:
         worst = document.findings[0].severity
         return Text(f"{UNICODE.of(worst)} {counted(len(document.findings), 'finding')}", verdict_style(worst))
     unchecked = document.report.not_checked
-    verdict = "unknown" if any(one.tensor for one in unchecked) else "good"
+    verdict = "unknown" if any(reason.tensor for reason in unchecked) else "good"
     but = [f"{len(unchecked):,} not checked"] if unchecked else []
-    said = ", ".join(but if is_short and but else ["no findings", *but])
-    return Text(f"{UNICODE.of(verdict)} {said}", verdict_style(verdict))
+    words = ", ".join(but if is_short and but else ["no findings", *but])
+    return Text(f"{UNICODE.of(verdict)} {words}", verdict_style(verdict))

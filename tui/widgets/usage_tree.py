@@ -79,9 +79,9 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
     def about(self, row: TreeLine, column: int) -> Text:
         """Return the bytes."""
         assert self._usage is not None
-        found = self._usage.spread(row)
-        count, most, mean, imbalance = spread_text(found, len(row.nodes))
-        share = found.most / max(self._usage.spread().most, 1)
+        spread = self._usage.spread(row)
+        count, most, mean, imbalance = spread_text(spread, len(row.nodes))
+        share = spread.most / max(self._usage.spread().most, 1)
         gap = " " * max(self.size.width - NUMBERS - self._behind_numbers - column, 1)
         numbers = f"{count:>7} {most:<9} {mean:>9} {imbalance:>9}  "
         return Text.assemble(gap, numbers, (bar(share, self._bar), "dim"))

@@ -53,12 +53,12 @@ differs, if any does.
         """Show numbers, and scroll to the chosen one."""
         self.beside = beside
         self.scroll_to(0, 0, animate=False)
-        if beside is not None and beside.one.num_rows and beside.one.num_columns:
-            memories = [beside.one, *([beside.due] if beside.due else [])]
+        if beside is not None and beside.memory.num_rows and beside.memory.num_columns:
+            memories = [beside.memory, *([beside.due] if beside.due else [])]
             self._cell = max(memory.width for memory in memories) + 2
-            self._cell = max(self._cell, len(str(beside.one.num_columns - 1)) + 1)
-            ends = {0, beside.one.num_rows - 1, *range(min(SAMPLE, beside.one.num_rows))}
-            self._gutter = max(map(len, map(beside.one.row_title, ends))) + 1
+            self._cell = max(self._cell, len(str(beside.memory.num_columns - 1)) + 1)
+            ends = {0, beside.memory.num_rows - 1, *range(min(SAMPLE, beside.memory.num_rows))}
+            self._gutter = max(map(len, map(beside.memory.row_title, ends))) + 1
             self.fit()
         self.refresh()
 
@@ -74,9 +74,9 @@ differs, if any does.
         """Fit the numbers into their room: both halves scroll together."""
         if self.beside is None or not self.room:
             return
-        one = self.beside.one
-        beyond = max(self._cell * one.num_columns - self._half, 0)
-        self.virtual_size = Size(self.room.width + beyond if beyond else 0, one.num_rows + HEADS)
+        memory = self.beside.memory
+        beyond = max(self._cell * memory.num_columns - self._half, 0)
+        self.virtual_size = Size(self.room.width + beyond if beyond else 0, memory.num_rows + HEADS)
         if (cursor := self.beside.cursor) is not None:
             self._bring_number_into_view(*cursor)
 
@@ -93,18 +93,18 @@ differs, if any does.
         """Write one line of the screen."""
         beside, (left, top) = self.beside, self.scroll_offset
         row = y - HEADS + top
-        if beside is None or not beside.one.num_columns or row >= beside.one.num_rows:
+        if beside is None or not beside.memory.num_columns or row >= beside.memory.num_rows:
             return self.blank
-        one, due = beside.one, beside.due
+        memory, due = beside.memory, beside.due
         if y < HEADS:
-            heads = [self._head(memory, y, left) for memory in (*([due] if due else []), one)]
+            heads = [self._head(half, y, left) for half in (*([due] if due else []), memory)]
             return self.strip_of([Segment(" " * self._gutter + BETWEEN.join(heads), self.base + DIM)])
         first, count = left // self._cell, self._half // self._cell + 2
         marks = beside.wrong(row, first, count)
-        line = [Segment(one.row_title(row).rjust(self._gutter), self.base + DIM)]
+        line = [Segment(memory.row_title(row).rjust(self._gutter), self.base + DIM)]
         if due is not None:
             line += [*self._numbers(due, row, [], self.base + DIM), Segment(BETWEEN, self.base + DIM)]
-        return self.strip_of([*line, *self._numbers(one, row, marks, self.base + ink(VERMILLION, bold=True))])
+        return self.strip_of([*line, *self._numbers(memory, row, marks, self.base + ink(VERMILLION, bold=True))])
 
     def _head(self, memory: Memory, line: int, left: int) -> str:
         if not line:
@@ -119,7 +119,7 @@ differs, if any does.
         assert self.beside is not None
         left = self.scroll_offset.x
         first, count = left // self._cell, self._half // self._cell + 2
-        cursor = self.beside.cursor if memory is self.beside.one else None
+        cursor = self.beside.cursor if memory is self.beside.memory else None
         segments, skip, room = list[Segment](), left % self._cell, self._half
         for at, number in enumerate(memory.row(row, first, count)):
             is_wrong = at < len(marks) and marks[at]

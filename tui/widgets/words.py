@@ -99,11 +99,11 @@ class KeyBar(WordLine):
         self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
 
     def _bindings_changed(self, screen: Screen[object]) -> None:
-        found: dict[str, ActiveBinding] = {}
+        shown: dict[str, ActiveBinding] = {}
         for active in screen.active_bindings.values():
             if active.binding.show and active.enabled:
-                found.setdefault(active.binding.action, active)
-        keys = sorted(found.values(), key=lambda active: active.binding.action in ALWAYS)
+                shown.setdefault(active.binding.action, active)
+        keys = sorted(shown.values(), key=lambda active: active.binding.action in ALWAYS)
         if keys != self._keys:
             self._keys = keys
             self.refresh()
