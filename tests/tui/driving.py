@@ -48,6 +48,18 @@ class Shown:
     result: Any
 
 
+class Driven(ShardvizApp):
+    """The viewer, which keeps what it notifies the user of."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.notes: list[str] = []
+
+    def notify(self, message: str, **options: Any) -> None:
+        self.notes.append(message)
+        super().notify(message, **options)
+
+
 def walk(files: Path, *keys: str, **options: Any) -> Shown:
     """Open a dump, press keys one after the other, and return what is shown then."""
     (shown,) = walk_on(files, {"": keys}, **options).values()
@@ -60,12 +72,12 @@ def walk_on(
     *,
     size: tuple[int, int] = (120, 40),
     other: Path | None = None,
-    look: Callable[[ShardvizApp], Any] = lambda app: None,
+    look: Callable[[Driven], Any] = lambda app: None,
 ) -> dict[str, Shown]:
     """Open a dump, make several walks one after the other, and return what is shown at the end of each."""
 
     async def run() -> dict[str, Shown]:
-        app, shown = ShardvizApp(files, other), {}
+        app, shown = Driven(files, other), {}
         async with app.run_test(size=size) as pilot:
             await settle(pilot)
             for name, keys in walks.items():

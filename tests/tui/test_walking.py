@@ -19,7 +19,7 @@ from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.model.messages import DocumentRead
 from tests.dumps import Made, make_dump
-from tests.tui.driving import press, settle, until, walk, walk_on
+from tests.tui.driving import Driven, press, settle, until, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ def test_the_palette_names_every_command_once_in_plain_words(stepped: Path) -> N
         assert all(re.fullmatch(r"[A-Z][a-z]+([ /][a-zA-Z]+){0,3}", name) for name in shown.result), shown.result
 
 
-def saved_as(app: ShardvizApp) -> list[str]:
-    return [Path(note.message).name for note in app._notifications]
+def saved_as(app: Driven) -> list[str]:
+    return [Path(note).name for note in app.notes]
 
 
 def test_tensor_and_screen_are_saved_beside_what_was_saved_before(
@@ -209,7 +209,7 @@ def test_a_picture_has_a_safe_name_and_a_folder_that_takes_none_says_so(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    shown = walk(folder / shapes, "S", look=lambda app: [note.message for note in app._notifications])
+    shown = walk(folder / shapes, "S", look=lambda app: app.notes)
     assert shown.result == ["No such file or directory"]
 
 

@@ -7,28 +7,24 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
-from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.checkpoint.comparing.outcome import notable
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import ranks_in_words, ranks_of
-from shardviz.picture.model.palette import GREY, VERMILLION, WRONG
+from shardviz.picture.model.palette import WRONG
 from shardviz.picture.text.checkpoint import why_text
 from shardviz.picture.text.tables.exhibit import exhibit_lines
-from shardviz.picture.text.tables.table import padded
 from shardviz.picture.text.terminal import Terminal
 from shardviz.text import printable
 
-from ..colors import ink
-from ..model.messages import PlaceChosen, PlaneTurned, Zoomed
-from ..model.names import shortened
+from ..model.messages import PlaceChosen, PlaneTurned
 from ..model.pairs import plane_of
 from ..model.selection import next_plane, of_entry
 from ..widgets.box import Box, ScrollBox
 from ..widgets.grid import Lines
 from ..widgets.tensor_map import TensorMap
-from .view import View
+from .compare_view import PairsView, is_inside, pair_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,26 +45,33 @@ MOST_RANKS = 40
 LEGEND = "Tensors: ≠ different  < job only  > checkpoint only  = equal  ? not compared"
 
 
-class BesideView(View):
+class BesideLines(Lines):
+    """The list of the tensors of a job and a checkpoint."""
+
+    HELP = """\
+## A job beside a checkpoint
+
+The tensors of both, different ones first. The left map has the ranks that claim each part, the right one the numbers of
+the files that have it. `✗` is where a rank holds something else than the checkpoint has; below is what, and the bytes
+of the file that have what it claims.
+"""
+
+
+class BesideView(PairsView):
     """The tensors of a job and a checkpoint, the maps of the chosen one, and what ranks hold in words."""
 
     NAME = "beside"
     TITLE = "Compare"
     TOOLTIP = "The job beside the checkpoint"
-    FOCUS = "#beside-lines"
+    FOCUS = "#pairs"
+    LINES = BesideLines
 
     _plane: Plane | None = None
     _of: Compared | None = None
 
     def compose(self) -> ComposeResult:
-        """Put the tensors above, the two maps below them, and the words at the bottom."""
-        with Box(id="pairs-box") as box:
-            box.set_titles("comparing …")
-            yield BesideLines(id="beside-lines")
-        with Horizontal(id="both"):
-            for name in ("here", "there"):
-                with Box(id=f"{name}-box"):
-                    yield TensorMap(id=name)
+        """Put the words at the bottom."""
+        yield from super().compose()
         with ScrollBox(id="beside-box"):
             yield Static(id="beside-said")
 
@@ -82,7 +85,7 @@ class BesideView(View):
         compared = self.state.compared
         if compared is None:
             return
-        lines = self.query_one("#beside-lines", Lines)
+        lines = self.query_one("#pairs", Lines)
         at = lines.cursor if self._of is compared else 0
         if self._of is not compared:
             self._of = compared
@@ -101,7 +104,7 @@ class BesideView(View):
         """
         from shardviz.picture.svg.beside import beside_svg
 
-        compared, at = self.state.compared, self.query_one("#beside-lines", Lines).cursor
+        compared, at = self.state.compared, self.query_one("#pairs", Lines).cursor
         if compared is None or not compared.lines:
             raise ShardvizError("the job is not compared yet")
         return beside_svg(compared.drawn(compared.lines[at])[0])
@@ -109,9 +112,7 @@ class BesideView(View):
     def _line(self, index: int) -> Text:
         assert self._of is not None, "it has lines"
         line = self._of.lines[index]
-        style = ink(GREY if line.sign in "=?" else VERMILLION, bold=True)
-        name = padded(shortened(printable(str(line.names))), 32) + "  "
-        return Text.assemble((f" {line.sign} ", style), name, (line.outcome.verdict, "dim"), no_wrap=True)
+        return pair_text(line.sign, printable(str(line.names)), line.outcome.verdict)
 
     def _show_line(self, compared: Compared, line: Line) -> None:
         try:
@@ -120,9 +121,9 @@ class BesideView(View):
             self._show_maps(None, None, None)
             self.query_one("#beside-said", Static).update(Text(f"? not drawn: {printable(error.message)}"))
             return
-        plane = plane_of(picture.sides, picture.shape) if picture.sides is not None else None
-        if plane is None or self._plane is None or not _is_of(self._plane, plane, picture.sides):
-            self._plane = plane
+        sides = picture.sides
+        if sides is None or self._plane is None or not is_inside(self._plane, sides.holders):
+            self._plane = plane_of(sides, picture.shape) if sides is not None else None
         self._show_maps(picture, turned, self._plane)
         self.query_one("#beside-said", Static).update(_said(picture, max(self.room.width - 4, 40)))
 
@@ -163,18 +164,6 @@ class BesideView(View):
             self._plane = next_plane(self._plane)
             self.show_again()
 
-    @on(Zoomed)
-    def _zoomed(self, message: Zoomed) -> None:
-        for shown in self.query(TensorMap):
-            shown.zoom_to(message.level)
-
-
-def _is_of(plane: Plane, other: Plane, sides: Marked | None) -> bool:
-    """Whether a cursor's place is in a tensor that is drawn on planes like another one."""
-    if sides is None or len(plane.at) != len(other.at):
-        return False
-    return all(at < size for at, size in zip(plane.at, sides.holders.shape, strict=True))
-
 
 def _describing(picture: Beside) -> Callable[[tuple[int, ...]], str]:
     """Return the mouse's tooltip: who claims an element, and which file has it."""
@@ -203,15 +192,3 @@ def _said(picture: Beside, width: int) -> Text:
     lines = [Text(printable(text)) for text in texts]
     lines += exhibit_lines(picture.exhibit, Terminal(width=width)) if picture.exhibit is not None else []
     return Text("\n").join(lines)
-
-
-class BesideLines(Lines):
-    """The list of the tensors of a job and a checkpoint."""
-
-    HELP = """\
-## A job beside a checkpoint
-
-The tensors of both, different ones first. The left map has the ranks that claim each part, the right one the numbers of
-the files that have it. `✗` is where a rank holds something else than the checkpoint has; below is what, and the bytes
-of the file that have what it claims.
-"""

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from shardviz.check.diff import Difference
-    from shardviz.picture.model.holders import Plane
-    from shardviz.picture.model.sides import Sides
+    from shardviz.picture.model.holders import Holders, Plane
 
     from ..model.document import Document
     from ..model.selection import Selection
@@ -41,13 +40,59 @@ if TYPE_CHECKING:
 LEGEND = "Tensors: ≠ different  < first only  > second only  = the same  ? not compared"
 
 
-class CompareView(View):
+class PairsView(View):
+    """Tensors of two sides in a list, and below it two maps of the chosen one that share a cursor and a zoom."""
+
+    LINES: ClassVar[type[Lines]]
+
+    def compose(self) -> ComposeResult:
+        """Put the pairs above, and below them a map for each side, under a line for its layout."""
+        with Box(id="pairs-box") as box:
+            box.set_titles("comparing …")
+            yield self.LINES(id="pairs")
+        with Horizontal(id="both"):
+            for name in ("here", "there"):
+                with Box(id=f"{name}-box"):
+                    yield Static("", id=f"{name}-layout", classes="legend", markup=False)
+                    yield TensorMap(id=name)
+
+    @on(Zoomed)
+    def _zoomed(self, message: Zoomed) -> None:
+        for tensor_map in self.query(TensorMap):
+            tensor_map.zoom_to(message.level)
+
+
+def pair_text(sign: str, name: str, what: str) -> Text:
+    """Write a line of the list: how a pair compares as a sign, its name, and what differs."""
+    style = ink(GREY if sign in "=?" else VERMILLION, bold=True)
+    return Text.assemble((f" {sign} ", style), padded(shortened(name), 32) + "  ", (what, "dim"), no_wrap=True)
+
+
+def is_inside(plane: Plane, holders: Holders) -> bool:
+    """Whether the place of a plane's cursor is an element of a tensor too."""
+    shape = holders.shape
+    return len(shape) == len(plane.at) and all(at < size for at, size in zip(plane.at, shape, strict=True))
+
+
+class PairLines(Lines):
+    """The list of the tensors of both dumps."""
+
+    HELP = """\
+## Two dumps side by side
+
+The tensors of both dumps, different ones first. The maps below share one cursor, one side and one zoom: to move on one
+is to move on the other.
+"""
+
+
+class CompareView(PairsView):
     """The pairs of tensors in two dumps, and the maps of the chosen pair side by side."""
 
     NAME = "compare"
     TITLE = "Compare"
     TOOLTIP = "Both dumps side by side"
     FOCUS = "#pairs"
+    LINES = PairLines
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "compare", [("v", "next_side", "Claimed/held", "Show claimed, held, or their difference")], show=True
@@ -57,17 +102,6 @@ class CompareView(View):
         super().__init__(state)
         self._pairs: list[Pair] = []
         self._of: Difference | None = None
-
-    def compose(self) -> ComposeResult:
-        """Put the pairs above, and below them a layout and a map for each dump."""
-        with Box(id="pairs-box") as box:
-            box.set_titles("comparing …")
-            yield PairLines(id="pairs")
-        with Horizontal(id="both"):
-            for name in ("here", "there"):
-                with Box(id=f"{name}-box"):
-                    yield Static("", id=f"{name}-layout", classes="legend", markup=False)
-                    yield TensorMap(id=name)
 
     def on_mount(self) -> None:
         """Follow the comparison too."""
@@ -117,15 +151,13 @@ class CompareView(View):
                 text = f"? not drawn: {printable(error.message)}"
         layout.update(text, layout=False)
         plane = selection.plane
-        if sides is None or plane is None or not _is_inside(plane, sides):
+        if sides is None or plane is None or not is_inside(plane, sides.holders):
             sides = None
         self.query_one(f"#{name}", TensorMap).show(sides, selection.side, plane)
 
     def _line(self, index: int) -> Text:
         pair = self._pairs[index]
-        style = ink(GREY if pair.relation in ("same", "not compared") else VERMILLION, bold=True)
-        sign, name = f" {SIGNS[pair.relation]} ", padded(shortened(pair.title), 32) + "  "
-        return Text.assemble((sign, style), name, (pair.what or pair.relation, "dim"), no_wrap=True)
+        return pair_text(SIGNS[pair.relation], pair.title, pair.what or pair.relation)
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
@@ -135,11 +167,6 @@ class CompareView(View):
         else:
             self.show(document, self.state.selection)
 
-    @on(Zoomed)
-    def _zoomed(self, message: Zoomed) -> None:
-        for tensor_map in self.query(TensorMap):
-            tensor_map.zoom_to(message.level)
-
 
 def _findings_text(difference: Difference) -> str:
     """Write how the findings differ."""
@@ -148,20 +175,3 @@ def _findings_text(difference: Difference) -> str:
         " · ".join(f"{counted(count, 'finding')} {where}" for count, where in counts if count)
         or "the findings are the same"
     )
-
-
-def _is_inside(plane: Plane, sides: Sides) -> bool:
-    """Whether the cursor's place is an element of this tensor too."""
-    shape = sides.holders.shape
-    return len(shape) == len(plane.at) and all(at < size for at, size in zip(plane.at, shape, strict=True))
-
-
-class PairLines(Lines):
-    """The list of the tensors of both dumps."""
-
-    HELP = """\
-## Two dumps side by side
-
-The tensors of both dumps, different ones first. The maps below share one cursor, one side and one zoom: to move on one
-is to move on the other.
-"""
