@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.console import Group
-from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Input, Static
+from textual.widgets import Input, Markdown, Static
 
 from ..model.target import HOW, Target, parse_target
 
@@ -112,7 +110,8 @@ class HelpScreen(ModalScreen[None]):
                 table.add_row(Text(key, "bold"), what)
         with VerticalScroll(classes="dialog tall") as box:
             box.border_title, box.border_subtitle = "Help", "esc closes"
-            yield Static(Group(Markdown(self.text), "", table))
+            yield Markdown(self.text)
+            yield Static(table)
 
 
 def help_for(screen: Screen[object]) -> HelpScreen:
