@@ -36,7 +36,7 @@ from .model.target import Known, Target
 from .viewer import Viewer, run
 from .widgets.box import Box, ScrollBox
 from .widgets.grid import Lines
-from .widgets.listing import SEARCHING, Listing
+from .widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from .widgets.tensor_map import TensorMap
 from .widgets.words import KeyBar
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shardviz.picture.model.subjects.stored import Stored
 
 
-class CheckpointApp(Viewer):
+class CheckpointApp(Viewer, Searching):
     """The viewer of a checkpoint.
 
     Args:
@@ -72,9 +72,7 @@ listed below with their sizes. Beside them is what is wrong.
             [("x", "next_dims", "Next dims", "Draw the next two dims"), *SEARCHING],
             show=True,
         ),
-        *keys(
-            "checkpoint", [("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters")]
-        ),
+        *keys("checkpoint", [TO_TREE]),
     ]
 
     document: var[StoredDocument | None] = var(None)
@@ -209,18 +207,6 @@ listed below with their sizes. Beside them is what is wrong.
         if self._plane is not None:
             self._plane = next_plane(self._plane)
             self._show(self._entry)
-
-    def action_search(self) -> None:
-        """Open the search line."""
-        self.query_one(Listing).action_search()
-
-    def action_only_findings(self) -> None:
-        """List only tensors with findings, or all again."""
-        self.query_one(Listing).action_only_findings()
-
-    def action_to_tree(self) -> None:
-        """Go back to the tensors; if they have the focus, clear the filters."""
-        self.query_one(Listing).clear_or_focus()
 
     @property
     def watched(self) -> list[Path]:

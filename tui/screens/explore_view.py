@@ -22,7 +22,7 @@ from ..widgets.finding_card import (
     lines_to_fix,
     most_of_card,
 )
-from ..widgets.listing import SEARCHING, Listing
+from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from ..widgets.map_panel import MapPanel
 from .view import View
 
@@ -41,7 +41,7 @@ FINDINGS_KEY = "4"
 """The key of the screen with all findings."""
 
 
-class ExploreView(View):
+class ExploreView(View, Searching):
     """A tree of tensors, the map of the chosen one, and its finding."""
 
     NAME = "explore"
@@ -66,7 +66,7 @@ class ExploreView(View):
             [
                 ("r", "next_role", "Next role", "Show all tensors, also the step's, or those of one role"),
                 ("a", "next_axis", "Next axis", "Show only tensors split over the next mesh axis"),
-                ("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters"),
+                TO_TREE,
             ],
         ),
     ]
@@ -136,14 +136,6 @@ class ExploreView(View):
         """Let the layer that a name is in stand on its own in the tree."""
         self.query_one(Listing).set_apart(name)
 
-    def action_search(self) -> None:
-        """Open the search line."""
-        self.query_one(Listing).action_search()
-
-    def action_only_findings(self) -> None:
-        """List only tensors with findings, or all again."""
-        self.query_one(Listing).action_only_findings()
-
     def action_next_role(self) -> None:
         """List only tensors of the next role."""
         if self.state.document is not None:
@@ -157,7 +149,3 @@ class ExploreView(View):
             listing = self.query_one(Listing)
             axis = after(axes_of(self.state.document), listing.filters.axis)
             listing.filter(replace(listing.filters, axis=axis))
-
-    def action_to_tree(self) -> None:
-        """Go back to the tensors; if they have the focus, clear the filters."""
-        self.query_one(Listing).clear_or_focus()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.binding import Binding, BindingType
+from textual.dom import DOMNode
 from textual.message import Message
 from textual.widgets import Input
 
@@ -65,6 +66,7 @@ SEARCHING: tuple[KeySpec, ...] = (
     ("slash", "search", "Search", "Find tensors by name"),
     ("f", "only_findings", "Wrong", "Show only tensors with findings, or all"),
 )
+TO_TREE: KeySpec = ("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters")
 """Keys that a viewer binds around the listing, so that they work beside it too."""
 
 
@@ -147,25 +149,34 @@ class Listing(Box):
     def set_apart(self, name: str) -> None:
         """Let the layer that a name is in stand on its own, and show all tensors if it is not listed."""
         if not any(self.filters.keeps(entry, name) and self.filters.passes(entry) for entry in self._named(name)):
-            self.query_one(Search).action_clear_and_close()
-            self.filter(Filters())
+            self.clear()
         self.query_one(TensorTree).set_apart(name)
+
+    def clear(self) -> None:
+        """List all tensors again."""
+        self.query_one(Search).action_clear_and_close()
+        self.filter(Filters())
 
     def _named(self, name: str) -> list[Entry]:
         return [entry for entry in self._entries if name in entry.names]
 
+
+class Searching(DOMNode):
+    """The actions of what has a listing in it, so that its keys work beside it too."""
+
     def action_search(self) -> None:
         """Open the search line."""
-        self.query_one(Search).open()
+        self.query_one(Listing).query_one(Search).open()
 
     def action_only_findings(self) -> None:
         """List only tensors with findings, or all again."""
-        self.filter(replace(self.filters, findings=not self.filters.findings))
+        listing = self.query_one(Listing)
+        listing.filter(replace(listing.filters, findings=not listing.filters.findings))
 
-    def clear_or_focus(self) -> None:
-        """Go to the tensors; if they have the focus, clear the filters."""
-        tree = self.query_one(TensorTree)
-        if tree.has_focus and self.filters != Filters():
-            self.query_one(Search).action_clear_and_close()
-            self.filter(Filters())
+    def action_to_tree(self) -> None:
+        """Go back to the tensors; if they have the focus, clear the filters."""
+        listing = self.query_one(Listing)
+        tree = listing.query_one(TensorTree)
+        if tree.has_focus and listing.filters != Filters():
+            listing.clear()
         tree.focus()
