@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from datetime import datetime
 from functools import partial
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks whether any file has changed."""
+
+
+COLLECT = (50_000, 50, 50)
+"""How seldom garbage is collected: by default passes over all widgets fall within most keys, 20 to 100 ms each."""
 
 
 class Viewer(App[None]):
@@ -71,6 +76,7 @@ class Viewer(App[None]):
         super().__init__()
         self._stamps: Stamps = {}
         self._reading = 0
+        gc.set_threshold(*COLLECT)
         self.animation_level = "none"  # a page down would be painted a dozen times, and over ssh be late
         self._plain = PlainCharacters(enabled=not shows_unicode())
         self._on_light, self._on_dark_16 = Inks(ON_LIGHT), Inks(ON_DARK_16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 from textual.containers import Horizontal
@@ -75,7 +76,9 @@ class MainScreen(Screen[None]):
     async def _make_next(self) -> None:
         """Make a view before it is asked for: what is made when its key is pressed is late by as much."""
         name = next((name for name in self._names if name not in self._views), None)
-        if name is not None and self.is_running:
+        if name is None:
+            gc.freeze()  # the collector would walk all widgets every few frames
+        elif self.is_running:
             async with self._switching:
                 await self._make(name)
             self.set_timer(PAUSE, self._make_next)
