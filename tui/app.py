@@ -13,18 +13,16 @@ from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.dump.read import read_run
 from shardviz.errors import ShardvizError
 
-from .clipboard import copy
+from .export import copy
 from .keys import keys
 from .loading import load, load_compared, load_difference
 from .model.messages import DocumentRead, DumpsCompared, JobCompared, OtherRead, Progressed, ReadFailed, RunRead
-from .model.navigation.going import Link, about, at_target, opened_on
-from .model.navigation.selection import Selection, carried_over, name_of, next_finding
-from .model.navigation.target import Known
-from .screens.main import MainScreen
-from .screens.views.all import KEYS, VIEWS
-from .screens.views.beside import BesideView
-from .screens.views.explore import ExploreView
-from .viewer import Viewer
+from .model.selection import Link, Selection, about, at_target, carried_over, name_of, next_finding, opened_on
+from .model.target import Known
+from .screens.beside_view import BesideView
+from .screens.explore_view import ExploreView
+from .screens.main import KEYS, VIEWS, MainScreen
+from .viewer import Viewer, run
 from .widgets.title import Opened
 
 if TYPE_CHECKING:
@@ -36,9 +34,9 @@ if TYPE_CHECKING:
     from shardviz.check.diff import Difference
     from shardviz.dump.records.files import RunRecord
 
-    from .model.beside import Compared
     from .model.document import Document
-    from .model.navigation.target import Target
+    from .model.pairs import Compared
+    from .model.target import Target
 
 
 class ShardvizApp(Viewer):
@@ -53,12 +51,12 @@ class ShardvizApp(Viewer):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys("app", [(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()]),
-        *keys("app", [("N", "next_finding(-1)", "Previous", "Go to the previous finding")]),
+        *keys("app", [("N", "next_finding(-1)", "Previous finding", "Go to the previous finding")]),
         *keys(
             "app",
             [
                 ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
-                ("n", "next_finding(1)", "Next", "Go to the next finding"),
+                ("n", "next_finding(1)", "Next finding", "Go to the next finding"),
             ],
             show=True,
         ),
@@ -84,7 +82,6 @@ class ShardvizApp(Viewer):
         first = self._second or ("rank" if rank is not None else "explore")
         self._main = MainScreen(self, self.view_names, first)
         self._opened_on = self.selection
-        self._is_ready = False
 
     @property
     def view_names(self) -> list[str]:
@@ -104,11 +101,7 @@ class ShardvizApp(Viewer):
         """Show the name, start reading, and notice from now on when a file changes."""
         self._entitle()
         self.watch_files()
-        self.read_again()
-        self.call_after_refresh(self._be_ready)
-
-    def _be_ready(self) -> None:
-        self._is_ready = True
+        self.call_after_refresh(self.read_again)
 
     def read_again(self) -> None:
         """Read and check the dumps in threads."""
@@ -131,14 +124,12 @@ class ShardvizApp(Viewer):
 
     @on(Progressed)
     def _progressed(self, message: Progressed) -> None:
-        self.note = f"reading rank {message.read:,} of {message.files:,}"
+        if message.path == self.path:
+            self.note = f"reading rank {message.read:,} of {message.files:,}"
 
     @on(DocumentRead)
     def _document_read(self, message: DocumentRead) -> None:
         """Show the document; a user who has not moved yet is taken to the first finding."""
-        if not self._is_ready:  # a small dump is read before all parts of the screen are there
-            self.call_after_refresh(self._document_read, message)
-            return
         if not self.screen_stack or self.return_code is not None:
             return  # the app closed while the dump was being read
         if message.document.is_partial and self.document is not None:
@@ -164,9 +155,7 @@ class ShardvizApp(Viewer):
     @on(ReadFailed)
     def _read_failed(self, message: ReadFailed) -> None:
         """Exit if there is nothing to show; otherwise keep the document, and note the failure."""
-        if not self._is_ready:
-            self.call_after_refresh(self._read_failed, message)
-        elif self.document is None:
+        if self.document is None:
             self._leave(message.why)
         else:
             self.note = message.why.message
@@ -270,7 +259,7 @@ class ShardvizApp(Viewer):
 
     def _entitle(self) -> None:
         changed = f"changed {self.changed}" if self.changed else ""
-        self._main.entitle(Opened(self.path, self.run_record, self.document, self.note or changed))
+        self._main.set_title(Opened(self.path, self.run_record, self.document, self.note or changed))
 
     def watch_other_document(self) -> None:
         """Compare the dumps, once both are read."""
@@ -339,8 +328,6 @@ def view(
     app = ShardvizApp(path, other, tensor=tensor, rank=rank)
     if started is not None:
         started(app)
-    app.run()
+    run(app)
     if app.failure is not None:
         raise app.failure
-    if app.return_code:
-        raise SystemExit(app.return_code)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import on
+from textual.containers import Horizontal, Vertical
 from textual.reactive import var
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -16,7 +17,7 @@ from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import ShardvizError
 from shardviz.text import counted, printable
 
-from .colours import verdict_style
+from .colors import verdict_style
 from .keys import keys
 from .model.messages import (
     CheckpointChecked,
@@ -29,16 +30,15 @@ from .model.messages import (
     Zoomed,
 )
 from .model.names import shortened
-from .model.navigation.selection import next_plane
-from .model.navigation.target import Known, Target
-from .model.stored import StoredDocument, drawn, first_plane, named
-from .viewer import Viewer
-from .widgets.box import Box, Column, Row, ScrollBox
-from .widgets.key_bar import KeyBar
-from .widgets.lines import Lines
-from .widgets.listing import SEARCHING, Listing
-from .widgets.map.tensor_map import TensorMap
-from .widgets.stored_text import about, file_line, findings_text, title_text, where
+from .model.selection import next_plane
+from .model.stored import StoredDocument, about, drawn, file_line, findings_text, first_plane, named, title_text, where
+from .model.target import Known, Target
+from .viewer import Viewer, run
+from .widgets.box import Box, ScrollBox
+from .widgets.grid import Lines
+from .widgets.listing import SEARCHING, TO_TREE, Listing, Searching
+from .widgets.tensor_map import TensorMap
+from .widgets.words import KeyBar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shardviz.picture.model.subjects.stored import Stored
 
 
-class CheckpointApp(Viewer):
+class CheckpointApp(Viewer, Searching):
     """The viewer of a checkpoint.
 
     Args:
@@ -68,11 +68,11 @@ listed below with their sizes. Beside them is what is wrong.
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys(
-            "checkpoint", [("x", "next_dims", "Dims", "Draw the next two dims of the tensor"), *SEARCHING], show=True
+            "checkpoint",
+            [("x", "next_dims", "Next dims", "Draw the next two dims"), *SEARCHING],
+            show=True,
         ),
-        *keys(
-            "checkpoint", [("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters")]
-        ),
+        *keys("checkpoint", [TO_TREE]),
     ]
 
     document: var[StoredDocument | None] = var(None)
@@ -92,15 +92,15 @@ listed below with their sizes. Beside them is what is wrong.
 
     def compose(self) -> ComposeResult:
         """Put the tree beside the map, the files and the findings below both."""
-        with Row(id="top"):
+        with Horizontal(id="top"):
             yield Static(id="stored-title")
-        with Column(id="stored"):
-            with Row(id="stored-main"):
+        with Vertical(id="stored"):
+            with Horizontal(id="stored-main"):
                 yield Listing(id="tree-box")
                 with Box(id="map-panel"):
                     yield TensorMap(id="map")
                     yield Static(id="stored-at")
-            with Row(id="stored-below"):
+            with Horizontal(id="stored-below"):
                 with Box(id="files-box"):
                     yield FileLines(id="files")
                 with ScrollBox(id="findings-box"):
@@ -115,7 +115,7 @@ listed below with their sizes. Beside them is what is wrong.
         self._check()
 
     def _check(self) -> None:
-        self.query_one("#findings-box", ScrollBox).entitle("Findings")
+        self.query_one("#findings-box", ScrollBox).set_titles("Findings")
         self.query_one("#stored-findings", Static).update(Text("… checking", "dim"))
         self.run_worker(partial(_check, self._document.checkpoint, self.posting()), thread=True, group="load")
 
@@ -134,8 +134,8 @@ listed below with their sizes. Beside them is what is wrong.
         sizes, lines = self._document.checkpoint.file_sizes, self.query_one("#files", Lines)
         names = [*self._document.numbers]
         most = max((size or 0 for size in sizes.values()), default=0)
-        lines.show(len(names), lambda at: file_line(at, names[at], sizes[names[at]], most, lines.colours))
-        self.query_one("#files-box", Box).entitle(f"Files: {len(names):,}")
+        lines.show(len(names), lambda at: file_line(at, names[at], sizes[names[at]], most, lines.palette))
+        self.query_one("#files-box", Box).set_titles(f"Files: {len(names):,}")
 
     def _show(self, entry: int) -> None:
         """Show a tensor in the tree and on the map."""
@@ -146,23 +146,23 @@ listed below with their sizes. Beside them is what is wrong.
         if entry != self._entry or self._plane is None:
             self._plane = first_plane(document.entries[entry].tensor)
         self._entry = entry
-        found = document.entries[entry]
-        one, why = drawn(document, entry)
-        title = f"{shortened(found.title)}  {found.layout}"
-        self.query_one("#map-panel", Box).entitle(title)
+        shown_entry = document.entries[entry]
+        stored, why = drawn(document, entry)
+        title = f"{shortened(shown_entry.title)}  {shown_entry.layout}"
+        self.query_one("#map-panel", Box).set_titles(title)
         tensor_map = self.query_one("#map", TensorMap)
-        tensor_map.show(one.sides if one else None, "claimed", self._plane)
-        tensor_map.describe = (lambda place: where(one, place).plain) if one else None
-        self._say_where(one, why)
+        tensor_map.show(stored.sides if stored else None, "claimed", self._plane)
+        tensor_map.describe = (lambda place: where(stored, place).plain) if stored else None
+        self._say_where(stored, why)
 
-    def _say_where(self, one: Stored | None, why: str = "") -> None:
+    def _say_where(self, stored: Stored | None, why: str = "") -> None:
         """Write which file has the element under the cursor."""
-        if one is None:
+        if stored is None:
             text = Text(f"? not drawn: {printable(why)}", verdict_style("unknown"))
         elif self._plane is None:
             text = Text("nothing to draw: the tensor has no elements", "dim")
         else:
-            text = where(one, self._plane.at)
+            text = where(stored, self._plane.at)
         text.no_wrap, text.overflow = True, "ellipsis"
         self.query_one("#stored-at", Static).update(text)
 
@@ -192,7 +192,7 @@ listed below with their sizes. Beside them is what is wrong.
         self.document = self._document.checked(message.report)
         self._show(self._entry)
         box = self.query_one("#findings-box", ScrollBox)
-        box.entitle(counted(len(message.report.findings), "finding").capitalize())
+        box.set_titles(counted(len(message.report.findings), "finding").capitalize())
         width = max(box.size.width - 4, 20)
         self.query_one("#stored-findings", Static).update(findings_text(message.report, width))
 
@@ -207,18 +207,6 @@ listed below with their sizes. Beside them is what is wrong.
         if self._plane is not None:
             self._plane = next_plane(self._plane)
             self._show(self._entry)
-
-    def action_search(self) -> None:
-        """Open the search line."""
-        self.query_one(Listing).action_search()
-
-    def action_only_findings(self) -> None:
-        """List only tensors with findings, or all again."""
-        self.query_one(Listing).action_only_findings()
-
-    def action_to_tree(self) -> None:
-        """Go back to the tensors; if they have the focus, clear the filters."""
-        self.query_one(Listing).clear_or_focus()
 
     @property
     def watched(self) -> list[Path]:
@@ -314,7 +302,4 @@ def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:
         SystemExit: The viewer failed, and has printed why.
     """
     checkpoint = open_checkpoint(path)
-    app = CheckpointApp(checkpoint, named(checkpoint, tensor) if tensor is not None else "")
-    app.run()
-    if app.return_code:
-        raise SystemExit(app.return_code)
+    run(CheckpointApp(checkpoint, named(checkpoint, tensor) if tensor is not None else ""))

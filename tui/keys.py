@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+
 KeySpec = tuple[str, str, str, str]
 """The key, or several separated by commas; the action; its name; its tooltip."""
 
@@ -44,8 +45,8 @@ def keys(place: str, rows: Iterable[KeySpec], *, show: bool = False) -> list[Bin
     ]
 
 
-MOVES = frozenset({"move", "jump", "page", "end"})
-"""Actions that move a cursor: they have keys and the mouse, and are left out of the palette."""
+AT_CURSOR = frozenset({"move", "jump", "page", "end", "choose", "open", "command_palette"})
+"""Actions that the command palette leaves out: they move a cursor or open what it is on, by keys and the mouse."""
 
 ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 LETTERS = {"up": "k", "down": "j", "left": "h", "right": "l"}

@@ -1,8 +1,9 @@
-"""Reading, checking and comparing dumps: functions that run in a thread, and post messages."""
+"""Reading, checking and comparing dumps in a thread that posts messages, and whether files have changed since."""
 
 from __future__ import annotations
 
 import gc
+import os
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -19,7 +20,7 @@ from .model.messages import DocumentRead, DumpsCompared, JobCompared, Progressed
 from .model.tree import lines_of, tree_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from textual.message import Message
@@ -27,7 +28,49 @@ if TYPE_CHECKING:
     from shardviz.dump.read import DumpFiles
 
 
-DIALOGS = (".screens.goto", ".screens.help")
+Stamps = dict[str, tuple[int, int]]
+"""For each file the time at which it was written last, in nanoseconds, and its size."""
+
+MOST_FILES = 20_000
+"""Files that are looked at: a folder with more of them is no longer looked through in a frame's time."""
+
+DEEPEST = 3
+"""Folders within folders that a checkpoint has at most."""
+
+
+def stamps_of(paths: Iterable[Path]) -> Stamps:
+    """Return the time and the size of every file in some folders, or of files themselves.
+
+    What cannot be read now has none, and neither have files that are still being written under a temporary name.
+    """
+    stamps: Stamps = {}
+    for path in paths:
+        for entry, status in _files(os.fspath(path), DEEPEST):
+            stamps[entry] = (status.st_mtime_ns, status.st_size)
+            if len(stamps) >= MOST_FILES:
+                return stamps
+    return stamps
+
+
+def _files(path: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files in a folder; links are looked at themselves, and not followed out of it."""
+    try:
+        if not os.path.isdir(path):
+            yield path, os.stat(path)
+            return
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.endswith(".tmp"):
+                    continue
+                if not entry.is_dir(follow_symlinks=False):
+                    yield entry.path, entry.stat(follow_symlinks=False)
+                elif depth > 1:
+                    yield from _files(entry.path, depth - 1)
+    except OSError:
+        return
+
+
+DIALOGS = (".screens.dialogs",)
 """Modules that are read while the user reads: the one that reads Markdown takes as long as three frames."""
 
 MOST_WARM = 32
@@ -41,7 +84,7 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
     """
 
     def progressed(count: int, files: int) -> None:
-        post(Progressed(count, files))
+        post(Progressed(path, count, files))
 
     def first(files: DumpFiles) -> None:
         post(read(Document(path, dump_of(files), is_partial=True)))
@@ -92,7 +135,7 @@ def load_compared(document: Document, path: Path, post: Callable[[Message], obje
     from shardviz.checkpoint.beside.job import job_of
     from shardviz.checkpoint.open import open_checkpoint
 
-    from .model.beside import Compared
+    from .model.pairs import Compared
 
     try:
         job, checkpoint = job_of(document.dump), open_checkpoint(path)

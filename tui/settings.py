@@ -21,10 +21,10 @@ def _settings() -> dict[str, object]:
     """Return what is remembered; nothing where there is no such file, or where it is damaged."""
     try:
         with _file().open("rb") as file:
-            found = json.loads(file.read(MOST_BYTES))
+            settings = json.loads(file.read(MOST_BYTES))
     except (OSError, ValueError, RuntimeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def remembered_theme() -> str:

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from abc import abstractmethod
+import sys
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import textual
-from rich.console import Group
-from rich.text import Text
-from rich.traceback import Traceback
 from textual.app import App, SystemCommand
 from textual.reactive import var
 
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
 
-from .abstract import Abstract
-from .changes import Stamps, stamps_of
-from .clipboard import copy
-from .colours import ON_DARK_16, ON_LIGHT, THEMES, Inks
-from .keys import MOVES, keys
-from .plain import PlainCharacters, shows_unicode
-from .saving import save_picture, save_screen
+from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, PlainCharacters, shows_unicode
+from .export import copy, save_picture, save_screen
+from .keys import AT_CURSOR, keys
+from .loading import Stamps, stamps_of
 from .settings import remember_theme, remembered_theme
 
 if TYPE_CHECKING:
@@ -36,18 +29,19 @@ if TYPE_CHECKING:
     from textual.filter import LineFilter
     from textual.message import Message
     from textual.screen import Screen
-    from textual.theme import Theme
 
-    from .model.navigation.target import Known, Target
+    from .model.target import Known, Target
+
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks whether any file has changed."""
 
-COLLECT = (5_000, 200, 50)
-"""How seldom garbage is collected: rarely all of it, and little at a time, since one pass falls within one key."""
+
+COLLECT = (50_000, 50, 50)
+"""How seldom garbage is collected: by default passes over all widgets fall within most keys, 20 to 100 ms each."""
 
 
-class Viewer(App[None], metaclass=Abstract):
+class Viewer(App[None]):
     """A viewer of files on disk. Subclasses say what is chosen, what is watched, and how all is read again."""
 
     TITLE = "shardviz"
@@ -75,8 +69,6 @@ class Viewer(App[None], metaclass=Abstract):
         ),
     ]
 
-    _in_use: tuple[str, Theme] | None = None
-
     changed: var[str] = var("")
     """When files on disk changed last, as `14:03`; empty until they do."""
 
@@ -94,26 +86,26 @@ class Viewer(App[None], metaclass=Abstract):
         self.theme = known if known in self.available_themes else THEMES[0].name
 
     @property
-    @abstractmethod
     def watched(self) -> Sequence[Path]:
         """The folders and files whose changes are noticed."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def chosen_name(self) -> str:
         """The name of the chosen tensor; empty where there is none."""
+        raise NotImplementedError
 
-    @abstractmethod
     def picture(self) -> str:
         """Draw the chosen tensor as SVG.
 
         Raises:
             ShardvizError: It cannot be drawn.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def read_again(self) -> None:
         """Start to read all files again, and show them in place once they are read."""
+        raise NotImplementedError
 
     def posting(self) -> Callable[[Message], object]:
         """Return what a thread posts its messages by: they are dropped once reading has begun again."""
@@ -130,17 +122,10 @@ class Viewer(App[None], metaclass=Abstract):
         """Whether files are being read or checked now."""
         return any(not worker.is_finished for worker in self.workers if worker.group.startswith("load"))
 
-    @property
-    def current_theme(self) -> Theme:
-        """The theme; Textual looks it up for each line that it paints, and copies all themes each time."""
-        if self._in_use is None or self._in_use[0] != self.theme:
-            self._in_use = (self.theme, super().current_theme)
-        return self._in_use[1]
-
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Add one that writes ASCII where the terminal shows nothing else, and one for the colours of verdicts."""
-        own = [self._plain] if self._plain.enabled else []
-        return [*super().get_line_filters(), *own, *self._inks()]
+        ascii_only = [self._plain] if self._plain.enabled else []
+        return [*super().get_line_filters(), *ascii_only, *self._inks()]
 
     def _inks(self) -> list[Inks]:
         """Return what changes the colours of verdicts: for light themes, and where there are 16 colours."""
@@ -157,9 +142,9 @@ class Viewer(App[None], metaclass=Abstract):
         """Read again if any file is new, gone, longer, shorter or written again."""
         if self.is_reading:
             return
-        found = await asyncio.to_thread(stamps_of, self.watched)
-        if found and found != self._stamps and not self.is_reading:
-            self._reload(found)
+        stamps = await asyncio.to_thread(stamps_of, self.watched)
+        if stamps and stamps != self._stamps and not self.is_reading:
+            self._reload(stamps)
 
     def reload(self) -> None:
         """Read all files again, keep what is chosen, and show when they changed, if they did.
@@ -168,36 +153,34 @@ class Viewer(App[None], metaclass=Abstract):
         """
         self._reload(stamps_of(self.watched))
 
-    def _reload(self, found: Stamps) -> None:
-        if found != self._stamps:
+    def _reload(self, stamps: Stamps) -> None:
+        if stamps != self._stamps:
             self.changed = f"{datetime.now().astimezone():%H:%M}"
-        self._stamps = found
+        self._stamps = stamps
         self.read_again()
 
     @property
-    @abstractmethod
     def known(self) -> Known:
         """What can be gone to."""
+        raise NotImplementedError
 
-    @abstractmethod
     def about(self, target: Target) -> str:
         """Say where something is."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def go(self, target: Target) -> None:
         """Go somewhere."""
+        raise NotImplementedError
 
     async def action_goto(self) -> None:
         """Ask where to go, and go there."""
-        from .screens.goto import GotoScreen
+        from .screens.dialogs import GotoScreen
 
         async def leave(target: Target | None) -> None:
             if target is not None:
-                with self.batch_update():
-                    await self.go(target)
+                await self.go(target)
 
-        with self.batch_update():  # or it would be painted after each of three layouts
-            await self.push_screen(GotoScreen(self.known, self.about), leave)
+        await self.push_screen(GotoScreen(self.known, self.about), leave)
 
     def action_reload(self) -> None:
         """Read the files again, changed or not."""
@@ -208,32 +191,23 @@ class Viewer(App[None], metaclass=Abstract):
         self.theme_changed_signal.subscribe(self, lambda theme: remember_theme(theme.name))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Offer in the palette every action that has a key and works now, and the themes."""
-        offered = set()
+        """Offer every action that has a key and works now, but those of a cursor."""
+        names = set()
         for active in screen.active_bindings.values():
-            action = active.binding.action
-            if active.enabled and active.tooltip and action.partition("(")[0] not in MOVES and action not in offered:
-                offered.add(action)
-                run = partial(self.call_later, self.run_action, action, active.node)
-                key = self.get_key_display(active.binding)
-                yield SystemCommand(f"{active.tooltip} ({key})", active.binding.description, run)
-        yield SystemCommand(
-            "Save the screen as text", "Its characters without colours", partial(self.action_save_screen, "txt")
-        )
-        yield SystemCommand("Change the theme", "Light and dark themes", self.action_change_theme)
-
-    def _fatal_error(self) -> None:
-        """Print the traceback without local variables, which Textual would print too: here they are whole dumps."""
-        self.bell()
-        shown = Traceback(width=min(self.size.width, 100), suppress=[textual])
-        self.panic(Group(shown, Text("shardviz: error: the viewer failed; this is a bug in shardviz")))
+            action, name = active.binding.action, active.binding.description
+            if active.enabled and active.tooltip and action.partition("(")[0] not in AT_CURSOR and name not in names:
+                names.add(name)
+                command = partial(self.call_later, self.run_action, action, active.node)
+                yield SystemCommand(name, f"{active.tooltip} ({self.get_key_display(active.binding)})", command)
+        as_text = partial(self.action_save_screen, "txt")
+        yield SystemCommand("Save screen as text", "Save the characters of the screen without colors", as_text)
+        yield SystemCommand("Change theme", "Choose among light and dark themes", self.action_change_theme)
 
     async def action_help(self) -> None:
         """Show the help for the focused widget."""
-        from .screens.help import help_for
+        from .screens.dialogs import help_for
 
-        with self.batch_update():
-            await self.push_screen(help_for(self.screen))
+        await self.push_screen(help_for(self.screen))
 
     def action_copy_name(self) -> None:
         """Copy the chosen tensor's name, as the model spells it."""
@@ -258,3 +232,15 @@ class Viewer(App[None], metaclass=Abstract):
             self.notify(printable(why), title="Not saved", severity="error", markup=False)
         else:
             self.notify(str(path), title="Saved", markup=False)
+
+
+def run(viewer: Viewer) -> None:
+    """Run a viewer until it is left.
+
+    Raises:
+        SystemExit: The viewer failed, and has printed why.
+    """
+    viewer.run()
+    if viewer.return_code:
+        print("shardviz: error: the viewer failed; this is a bug in shardviz", file=sys.stderr)
+        raise SystemExit(viewer.return_code)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.saving import screen_svg
+from shardviz.tui.export import screen_svg
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot

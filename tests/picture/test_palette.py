@@ -30,7 +30,7 @@ from shardviz.picture.model.palette import (
     rank_colour,
 )
 from shardviz.picture.text.terminal import Terminal, line
-from shardviz.tui.colours import ANSI, ON_DARK_16, ON_LIGHT, RED_16, THEMES, Inks, ink, rank_style
+from shardviz.tui.colors import ANSI, ON_DARK_16, ON_LIGHT, RED_16, THEMES, Inks, ink, rank_style
 from tests.lanes import cases
 from tests.picture.contrast import contrast
 

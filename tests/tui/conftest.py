@@ -49,13 +49,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     return home
 
 
-@pytest.fixture(autouse=True)
-def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look every 2 ms whether the app is idle after a key, where textual's tests look every 20 ms, twice a key."""
-    monkeypatch.setattr("textual._wait.SLEEP_GRANULARITY", 1 / 500, raising=False)
-    monkeypatch.setattr("textual._wait.SLEEP_IDLE", 1 / 5000, raising=False)
-
-
 @pytest.fixture(scope="session")
 def healthy(folder: Path) -> Path:
     """FSDP2 over tensor parallel, in order."""

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import tempfile
 import time
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.segment import Segments
+from textual import events
 
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.saving import screen_text
+from shardviz.tui.export import screen_svg, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from textual.app import App
     from textual.pilot import Pilot
-    from textual.strip import Strip
 
 GOLDEN = Path(__file__).parent / "golden"
 FAILED = Path(os.environ.get("SHARDVIZ_ARTEFACTS", tempfile.gettempdir())) / "shardviz-golden"
@@ -37,17 +35,29 @@ class Shown:
 
     Attributes:
         text: The screen's characters.
-        lines: The same with their styles.
+        picture: The screen as SVG; empty if the app ended.
         clipboard: What was copied.
         exited: The app's return code; None while it runs.
         result: What `look` returned.
     """
 
     text: str
-    lines: Sequence[Strip] = field(repr=False)  # asyncio prints what a run returned, for an error that nobody sees
+    picture: str = field(repr=False)  # asyncio prints what a run returned, for an error that nobody sees
     clipboard: str
     exited: int | None
     result: Any
+
+
+class Driven(ShardvizApp):
+    """The viewer, which keeps what it notifies the user of."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.notes: list[str] = []
+
+    def notify(self, message: str, **options: Any) -> None:
+        self.notes.append(message)
+        super().notify(message, **options)
 
 
 def walk(files: Path, *keys: str, **options: Any) -> Shown:
@@ -62,33 +72,69 @@ def walk_on(
     *,
     size: tuple[int, int] = (120, 40),
     other: Path | None = None,
-    look: Callable[[ShardvizApp], Any] = lambda app: None,
+    look: Callable[[Driven], Any] = lambda app: None,
 ) -> dict[str, Shown]:
     """Open a dump, make several walks one after the other, and return what is shown at the end of each."""
 
     async def run() -> dict[str, Shown]:
-        app, shown = ShardvizApp(files, other), {}
+        app, shown = Driven(files, other), {}
         async with app.run_test(size=size) as pilot:
             await settle(pilot)
             for name, keys in walks.items():
-                await pilot.press(*keys)
-                text = await settle(pilot)
-                shown[name] = Shown(text, screen_lines(app), app.clipboard, app.return_code, look(app))
+                await press(pilot, *keys)
+                picture = await settled(pilot)
+                shown[name] = Shown(text_of(picture), picture, app.clipboard, app.return_code, look(app))
         return shown
 
     return asyncio.run(run())
 
 
+async def press(pilot: Pilot[Any], *keys: str) -> None:
+    """Press keys, each when the one before is done: `Pilot.press` would wait 40 ms and more for every key."""
+    for key in keys:
+        if len(key) > 1 or key.isalnum():
+            name = key
+        else:
+            name = SIGNS.get(key) or unicodedata.name(key).lower().replace(" ", "_")
+        pilot.app.post_message(events.Key(name, key if len(key) == 1 else None))
+        await answered(pilot.app)
+
+
+SIGNS = {"+": "plus", "-": "minus", "/": "slash", "?": "question_mark"}
+"""Textual's names of keys; others are those that Unicode has."""
+TURNS = 12
+"""Turns of the event loop without a message after which nothing follows from a key any more."""
+
+
+LAYOUTS = 3
+"""Layouts that follow from each other at most: a longer text, a scroll bar, and less room beside it."""
+
+
+async def answered(app: App[Any]) -> None:
+    """Wait until no widget has a message to handle, and none comes."""
+    quiet = 0
+    while quiet < TURNS and app.return_code is None:
+        await asyncio.sleep(0)
+        pumps = (app, *(node for screen in app.screen_stack for node in screen.walk_children(with_self=True)))
+        quiet = 0 if any(pump.message_queue_size for pump in pumps) else quiet + 1
+
+
 async def settle(pilot: Pilot[Any]) -> str:
-    """Wait until all is read and the screen does not change any more; return its characters, none if the app ended."""
-    app, before = pilot.app, None
+    """Wait until all is read and nothing is left to do; return the screen's characters, none if the app ended."""
+    return text_of(await settled(pilot))
+
+
+async def settled(pilot: Pilot[Any]) -> str:
+    """Wait until all is read and nothing is left to do; return the screen as SVG, empty if the app ended."""
+    app = pilot.app
     while app.return_code is None:
         await app.workers.wait_for_complete()
+        for _ in range(LAYOUTS):
+            await answered(app)
+            await pilot.pause(0)
         await pilot.pause()
-        text = screen_text(app)
-        if text == before:
-            return text
-        before = text
+        if all(worker.is_finished for worker in app.workers):
+            return screen_svg(app)
     return ""
 
 
@@ -97,19 +143,6 @@ async def until(pilot: Pilot[Any], condition: Callable[[], object]) -> None:
     end = time.monotonic() + PATIENCE
     while not condition() and time.monotonic() < end:
         await pilot.pause(0.01)
-
-
-def screen_lines(app: App[None]) -> Sequence[Strip]:
-    """Return the lines on screen, none if the app ended. A picture of them takes far longer: few are looked at."""
-    return app.screen._compositor.render_strips() if app.return_code is None else []
-
-
-def _svg(lines: Sequence[Strip]) -> str:
-    width = max((line.cell_length for line in lines), default=80)
-    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor", record=True)
-    for line in lines:
-        console.print(Segments(line), no_wrap=True)
-    return console.export_svg(title="shardviz")
 
 
 def assert_golden(shown: Shown, name: str) -> None:
@@ -125,5 +158,5 @@ def assert_golden(shown: Shown, name: str) -> None:
     if shown.text != expected:
         FAILED.mkdir(parents=True, exist_ok=True)
         (FAILED / f"{name}.txt").write_text(shown.text, encoding="utf-8")
-        (FAILED / f"{name}.svg").write_text(_svg(shown.lines), encoding="utf-8")
+        (FAILED / f"{name}.svg").write_text(shown.picture, encoding="utf-8")
     assert shown.text == expected, f"see {FAILED / name}.svg; SHARDVIZ_GOLDEN=write keeps it"

@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 from shardviz.cli import main
 from shardviz.errors import DumpError
 from shardviz.tui.app import view
-from shardviz.tui.screens.views.beside import BesideView
-from shardviz.tui.widgets.map.tensor_map import TensorMap
+from shardviz.tui.screens.beside_view import BesideView
+from shardviz.tui.widgets.tensor_map import TensorMap
 from tests.checkpoint.jobs import Held, job
 from tests.tui.driving import walk, walk_on
 

@@ -15,11 +15,11 @@ from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
 from shardviz.errors import ShardvizError
 from shardviz.tui import viewer
 from shardviz.tui.checkpoint_app import CheckpointApp
+from shardviz.tui.export import screen_text, text_of
 from shardviz.tui.model.stored import first_plane, named
-from shardviz.tui.saving import screen_text
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
-from tests.tui.driving import Shown, assert_golden, screen_lines, settle, until
+from tests.tui.driving import Shown, assert_golden, press, settle, settled, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +34,9 @@ def walk(checkpoint: Checkpoint, *keys: str, size: tuple[int, int] = (120, 40)) 
         app = CheckpointApp(checkpoint)
         async with app.run_test(size=size) as pilot:
             await settle(pilot)
-            await pilot.press(*keys)
-            text = await settle(pilot)
-            return Shown(text, screen_lines(app), "", app.return_code, app.focused)
+            await press(pilot, *keys)
+            picture = await settled(pilot)
+            return Shown(text_of(picture), picture, "", app.return_code, app.focused)
 
     return asyncio.run(run())
 

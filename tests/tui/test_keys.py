@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.screens.help import HelpScreen
+from shardviz.tui.screens.dialogs import HelpScreen
 from tests.lanes import at_night
 from tests.tui.driving import settle, walk, walk_on
 
@@ -67,10 +67,10 @@ def test_help_lists_each_key_once_in_every_part(files: str, request: pytest.Fixt
 
     asyncio.run(run(request.getfixturevalue(files)))
     for name, screen in found.items():
-        listed = [key for part in screen._keys.values() for keys in part.values() for key in keys.split()]
+        listed = [key for part in screen.keys.values() for keys in part.values() for key in keys.split()]
         assert {"F1", "q", "g", "R", "tab"} <= set(listed), name
         assert {key: count for key, count in Counter(listed).items() if count > 1} == {}, name
-        assert not re.search(r"\*\*", screen._text), name
+        assert not re.search(r"\*\*", screen.text), name
 
 
 def test_help_is_about_the_view_first_and_then_about_all(healthy: Path) -> None:

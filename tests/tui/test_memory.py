@@ -15,8 +15,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.tui.loading import checked
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.tree import lines_of
-from shardviz.tui.model.usage import spread, spread_text, usage_of
-from shardviz.tui.widgets.grids.bars import bar
+from shardviz.tui.model.usage import bar, spread, spread_text, usage_of
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk, walk_on
 from tests.tui.steps import add_to_ranks

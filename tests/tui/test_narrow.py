@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.tensors import Position
 from shardviz.layout.mesh import parse_mesh
+from shardviz.tui.app import ShardvizApp
 from shardviz.tui.loading import checked
 from shardviz.tui.model.document import Document
-from shardviz.tui.model.navigation.lights import lights_of
-from shardviz.tui.model.navigation.selection import Selection, of_entry
-from shardviz.tui.widgets.map.inspector import inspector_text
+from shardviz.tui.model.mesh_plan import lights_of
+from shardviz.tui.model.selection import Selection, of_entry
+from shardviz.tui.widgets.inspector import inspector_text
 from tests.check.records import add_values, change_rank
 from tests.dumps import Made, make_dump
-from tests.tui.driving import walk
+from tests.findings import finding_of
+from tests.tui.driving import press, settle, walk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,3 +116,42 @@ def test_the_inspector_says_which_copy_has_an_element_in_another_place(tmp_path:
     }
     assert texts[14].endswith("\nin another place of the shard on rank 2")
     assert "\n" not in texts[3], "it is in order"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_the_fix_is_in_view_whole_however_long_the_sentence(size: tuple[int, int], tmp_path: Path) -> None:
+    document = opened(made(tmp_path, {"w": Made("[8/tp/fsdp]", "[8/fsdp/tp]")}))
+    assert document.report is not None
+    fix = "mend it by hand " * 8
+    found = finding_of("misordered", "error", "w", (0,), "the order is odd " * 20, fix=fix, cause="unknown " * 20)
+    document = replace(document, report=replace(document.report, findings=(found,)))
+
+    async def run() -> str:
+        app = ShardvizApp(document.path)
+        async with app.run_test(size=size) as pilot:
+            await settle(pilot)
+            app.document = document
+            return await settle(pilot)
+
+    assert asyncio.run(run()).count("mend") == 8
+
+
+def test_nothing_is_judged_before_all_ranks_are_read_and_checked(tmp_path: Path) -> None:
+    folder = made(tmp_path, {"w": Made("[8/tp/fsdp]", "[8/fsdp/tp]")})
+    dump = dump_of(read_files(folder))
+    one_rank = dump_of(replace(read_files(folder), ranks={0: dump.files.ranks[0]}))
+
+    async def run(*documents: Document) -> list[str]:
+        app, texts = ShardvizApp(folder), []
+        async with app.run_test(size=(120, 40)) as pilot:
+            await settle(pilot)
+            for document in documents:
+                app.document = document
+                for key in "vvv12345":
+                    await press(pilot, key)
+                    texts.append(await settle(pilot))
+        return texts
+
+    unread, unchecked = Document(folder, one_rank, is_partial=True), Document(folder, dump)
+    for text in asyncio.run(run(unread, unchecked)):
+        assert not re.search(r"[✗○+]\d|✗ (?!in the finding)|nobody|lacks|no readable", text), text

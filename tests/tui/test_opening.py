@@ -15,7 +15,7 @@ from shardviz.dump import read
 from shardviz.errors import ShardvizError
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
-from shardviz.tui.saving import screen_text
+from shardviz.tui.export import screen_text
 from shardviz.tui.widgets.title import Opened, title_text
 from tests.tui.driving import PATIENCE, settle, until, walk
 

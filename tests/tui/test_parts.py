@@ -29,18 +29,16 @@ from shardviz.picture.model.sides import Sides
 from shardviz.picture.text.report import listed_rows
 from shardviz.tui import web
 from shardviz.tui.loading import checked
-from shardviz.tui.model.comparing import pairs
 from shardviz.tui.model.document import MOST_KEPT, Document
-from shardviz.tui.model.mesh_plan import MeshPlan
+from shardviz.tui.model.mesh_plan import MeshPlan, drawn_side
 from shardviz.tui.model.names import fitted, shortened
-from shardviz.tui.model.navigation.lights import drawn_side
-from shardviz.tui.model.navigation.selection import Selection, carried_over, of_entry
-from shardviz.tui.model.rank.lines import rank_lines
-from shardviz.tui.model.rank.memory import ids_beside, ids_in_memory, part_text, values_beside
-from shardviz.tui.model.room import most_of_card
-from shardviz.tui.widgets.finding_card import Room, finding_body, verdict_text
-from shardviz.tui.widgets.map.side_bar import SIDES
-from shardviz.tui.widgets.rank_card import rank_text
+from shardviz.tui.model.pairs import pairs
+from shardviz.tui.model.rank_lines import rank_lines
+from shardviz.tui.model.rank_memory import ids_beside, ids_in_memory, part_text, values_beside
+from shardviz.tui.model.selection import Selection, carried_over, of_entry
+from shardviz.tui.screens.mesh_view import rank_text
+from shardviz.tui.widgets.finding_card import Room, finding_body, most_of_card, verdict_text
+from shardviz.tui.widgets.map_panel import SIDES
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
 from tests.plans import make_plan
@@ -200,7 +198,7 @@ def test_elements_lie_beside_those_that_are_claimed_and_wrong_ones_are_marked(tm
     wrong, good, plain = (entry.tensor for entry in doc.entries)
     beside = ids_beside(doc.dump, wrong, 0, index=(1, 0))
     assert beside.due is not None
-    assert (beside.one.shape, beside.due.shape) == ((4, 1), (2, 2))
+    assert (beside.memory.shape, beside.due.shape) == ((4, 1), (2, 2))
     assert beside.wrong(0, 0, 9) == [True]
     assert (beside.at, beside.cursor) == ((1, 0), (1, 0))
     right = ids_beside(doc.dump, good, 1, index=(0, 0))
@@ -237,7 +235,7 @@ def test_values_lie_beside_those_of_a_copy_that_differs(tmp_path: Path) -> None:
     beside = values_beside(differ.dump, differ.entries[0].tensor, 0)
     assert beside is not None
     assert beside.due is not None
-    assert (beside.one.row(0, 0, 9), beside.due.row(0, 0, 9)) == (["1", "2"], ["1", "2.5"])
+    assert (beside.memory.row(0, 0, 9), beside.due.row(0, 0, 9)) == (["1", "2"], ["1", "2.5"])
     assert (beside.due.title, beside.wrong(0, 0, 9)) == ("copy on rank 1", [False, True])
     equal = with_values(tmp_path / "b.shardviz", [[1.0, "nan"]] * 2)
     beside = values_beside(equal.dump, equal.entries[0].tensor, 1)

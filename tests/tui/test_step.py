@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.model.step.step import moments, step_of
+from shardviz.tui.model.collectives import moments, step_of
 from tests.tui.driving import settle, walk, walk_on
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def test_a_dump_without_a_step_says_what_to_do(bug: Path) -> None:
 
 def test_help_and_the_palette_know_the_step(stepped: Path) -> None:
     assert "The collectives of one training step" in walk(stepped, "5", "f1").text
-    assert "Show only collectives along the next mesh axis" in walk(stepped, "5", "ctrl+p", *"only coll").text
+    assert "Show only collectives along the next mesh axis" in walk(stepped, "5", "ctrl+p", *"next axis").text
 
 
 def test_the_mouse_chooses_a_collective_a_pass_and_a_view(pipelined: Path, stepped: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.changes import stamps_of
-from shardviz.tui.plain import SAME, plain
-from shardviz.tui.saving import screen_text
+from shardviz.tui.colors import SAME, plain
+from shardviz.tui.export import screen_text
+from shardviz.tui.loading import stamps_of
 from shardviz.tui.settings import remember_theme, remembered_theme
 from tests.tui.driving import settle, until, walk
 

@@ -18,14 +18,12 @@ from shardviz.picture.model import sides
 from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.model.messages import DocumentRead
-from shardviz.tui.screens import main
-from shardviz.tui.screens.views.view import View
 from tests.dumps import Made, make_dump
-from tests.tui.driving import settle, until, walk, walk_on
+from tests.tui.driving import Driven, press, settle, until, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
-    from shardviz.tui.model.navigation.selection import Selection
+    from shardviz.tui.model.selection import Selection
 
 
 def selection(app: ShardvizApp) -> Selection:
@@ -168,12 +166,21 @@ def test_help_is_about_what_is_focused(healthy: Path) -> None:
 
 
 def test_the_palette_offers_what_works_now(healthy: Path, bug: Path) -> None:
-    assert "Copy the fix" in walk(bug, "ctrl+p", *"copy the fix").text
-    assert "Copy the fix of" not in walk(healthy, "ctrl+p", *"copy the fix").text
+    assert "Copy the fix of the finding below (c)" in walk(bug, "ctrl+p", *"copy fix").text
+    assert "Copy the fix of" not in walk(healthy, "ctrl+p", *"copy fix").text
 
 
-def saved_as(app: ShardvizApp) -> list[str]:
-    return [Path(note.message).name for note in app._notifications]
+def test_the_palette_names_every_command_once_in_plain_words(stepped: Path) -> None:
+    def names(app: ShardvizApp) -> list[str]:
+        return [command.title for command in app.get_system_commands(app.screen)]
+
+    for shown in walk_on(stepped, {"tree": (), "map": ("enter",), "rank": ("3",), "step": ("5",)}, look=names).values():
+        assert len(shown.result) == len(set(shown.result))
+        assert all(re.fullmatch(r"[A-Z][a-z]+([ /][a-zA-Z]+){0,3}", name) for name in shown.result), shown.result
+
+
+def saved_as(app: Driven) -> list[str]:
+    return [Path(note).name for note in app.notes]
 
 
 def test_tensor_and_screen_are_saved_beside_what_was_saved_before(
@@ -202,7 +209,7 @@ def test_a_picture_has_a_safe_name_and_a_folder_that_takes_none_says_so(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    shown = walk(folder / shapes, "S", look=lambda app: [note.message for note in app._notifications])
+    shown = walk(folder / shapes, "S", look=lambda app: app.notes)
     assert shown.result == ["No such file or directory"]
 
 
@@ -226,18 +233,6 @@ def test_a_tensor_that_cannot_be_drawn_says_why_beside_the_one_that_can(
     }
 
 
-def test_views_are_made_before_they_are_asked_for(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "PAUSE", 0.001)
-
-    async def run() -> list[str | None]:
-        app = ShardvizApp(healthy)
-        async with app.run_test() as pilot:
-            await until(pilot, lambda: len(app.query(View)) == len(app.view_names))
-            return [view.id for view in app.query(View)]
-
-    assert asyncio.run(run()) == ["explore", "mesh", "rank", "findings", "step", "memory"]
-
-
 def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> None:
     async def run() -> bool:
         app = ShardvizApp(healthy)
@@ -249,22 +244,6 @@ def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> 
         return app.document is document
 
     assert asyncio.run(run())
-
-
-def test_a_key_for_the_view_that_is_just_being_made_waits_for_it(
-    healthy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(main, "PAUSE", 3600)
-
-    async def run() -> str:
-        app = ShardvizApp(healthy)
-        async with app.run_test() as pilot:
-            await settle(pilot)
-            app.call_next(app._main._work_ahead)
-            await app.action_show_view("mesh")
-            return await settle(pilot)
-
-    assert "rank 0 of 8" in asyncio.run(run())
 
 
 def test_modules_open_and_close_and_stay_so(healthy: Path) -> None:
@@ -344,14 +323,12 @@ def test_the_mouse_asks_who_holds_the_element_under_it(bug: Path, shapes: Path) 
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1])
-def test_leaving_while_views_are_made_is_not_a_failure(
-    healthy: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
-    monkeypatch.setattr(main, "PAUSE", 0.001)
-
+def test_leaving_while_a_view_is_made_is_not_a_failure(healthy: Path, seconds: float) -> None:
     async def run() -> int | None:
         app = ShardvizApp(healthy)
-        async with app.run_test():
+        async with app.run_test() as pilot:
+            await press(pilot, "2")
+            app.simulate_key("3")
             await asyncio.sleep(seconds)
             app.exit()
         return app.return_code

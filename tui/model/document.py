@@ -18,7 +18,7 @@ from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 
-from .step.step import Step, step_of
+from .collectives import Step, step_of
 from .usage import Usage, usage_of
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class TensorEntry:
     def axes(self) -> frozenset[str]:
         """The mesh axes that split it or over which it is pending."""
         layouts = [layout for layout in self.tensor.claims if layout is not None]
-        return frozenset(a for one in layouts for a in (*one.split_axes, *(axis for axis, _ in one.partial)))
+        return frozenset(a for layout in layouts for a in (*layout.split_axes, *(axis for axis, _ in layout.partial)))
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,11 @@ class Document:
         """The ranks without a readable file, once all are read."""
         return frozenset() if self.is_partial else frozenset(self.dump.files.missing_ranks)
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether all ranks are read and the check is over, so that nothing that is shown as wrong goes away."""
+        return self.report is not None or bool(self.failed)
+
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The findings, worst first; one that many tensors have is one."""
@@ -152,11 +157,11 @@ class Document:
 
     @cached_property
     def _findings_of(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        indices: dict[str, list[int]] = {}
         for index, finding in enumerate(self.findings):
             for name in finding.tensors:
-                found.setdefault(name, []).append(index)
-        return found
+                indices.setdefault(name, []).append(index)
+        return indices
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:
@@ -168,9 +173,9 @@ class Document:
         listed = is_listed(self.dump, tensor, tensor.names, self.report)
         if self.report is None:
             return TensorEntry(tensor, dtype, "unknown" if self.failed else "pending", listed)
-        found = tuple(sorted({index for name in tensor.names for index in self._findings_of.get(name, ())}))
+        findings = tuple(sorted({index for name in tensor.names for index in self._findings_of.get(name, ())}))
         verdict = verdict_on(self.dump, tensor, tensor.names, self.report)
-        return TensorEntry(tensor, dtype, verdict, listed, found, self._verdicts(tensor, verdict))
+        return TensorEntry(tensor, dtype, verdict, listed, findings, self._verdicts(tensor, verdict))
 
     def _verdicts(self, tensor: Tensor, worst: Verdict) -> dict[str, Verdict]:
         """Return the verdict on each of a tensor's names, where one of several is wrong."""
@@ -195,13 +200,13 @@ class Document:
 
     @cached_property
     def _counted_of(self) -> dict[tuple[str, str], Counted]:
-        return {(one.tensor.role, name): one for one in self.counted for name in one.widths}
+        return {(item.tensor.role, name): item for item in self.counted for name in item.widths}
 
     def sizes_of(self, entry: int, rank: int) -> list[int]:
         """Return the bytes of each of an entry's names on a rank; names that take no memory are left out."""
         tensor = self.entries[entry].tensor
         known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
-        return [one.on(rank, name) for one, name in known if one is not None]
+        return [item.on(rank, name) for item, name in known if item is not None]
 
     @cached_property
     def usage(self) -> Usage:
@@ -231,8 +236,12 @@ class Document:
         """
         mesh = self.dump.files.mesh
         sides = self.drawn(entry)
-        own = sides.colouring if sides is not None else Colouring(mesh)
-        return Colouring(mesh, own.axes) if own.mesh is None or {*own.axes} <= {*mesh.axes} else own
+        colouring = sides.colouring if sides is not None else Colouring(mesh)
+        return (
+            Colouring(mesh, colouring.axes)
+            if colouring.mesh is None or {*colouring.axes} <= {*mesh.axes}
+            else colouring
+        )
 
     @cached_property
     def step(self) -> Step:
@@ -240,7 +249,9 @@ class Document:
         return step_of(self.dump)
 
     def sides(self, entry: int, name: str = "") -> Sides:
-        """Return both sides of an entry's tensor, made once: intended beside held where that is what is wrong.
+        """Return both sides of an entry's tensor, made once: intended beside held if that is what is wrong.
+
+        Until the check is over only what is claimed is known: a rank that is read later may hold what is missing.
 
         Args:
             entry: The entry.
@@ -254,6 +265,8 @@ class Document:
             tensor = replace(tensor, fold=Fold(name))
         key = self._only_layout(entry) or (entry, tensor.names[0], self.report is not None)
         sides = self._sides.pop(key, None) or drawn_sides(self.dump, tensor, self.report)
+        if not self.is_judged and sides.has_claimed and sides.has_held:
+            sides = replace(sides, has_held=False, missing=0)
         self._sides[key] = sides
         if len(self._sides) > MOST_KEPT:
             self._sides.pop(next(iter(self._sides)), None)  # another thread may have left it out already
@@ -261,11 +274,11 @@ class Document:
 
     def _only_layout(self, entry: int) -> tuple[Layout, frozenset[int]] | None:
         """Return the layout that is all there is to draw of an entry: others with the same one have the same map."""
-        one = self.entries[entry]
-        if one.findings:
+        tensor_entry = self.entries[entry]
+        if tensor_entry.findings:
             return None
         if entry not in self._layouts:
-            self._layouts[entry] = only_layout(self.dump, one.tensor)
+            self._layouts[entry] = only_layout(self.dump, tensor_entry.tensor)
         return self._layouts[entry]
 
     def drawn(self, entry: int, name: str = "") -> Sides | None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from .document import Document
 
+
 Kept = dict[int, "Sequence[str]"]
 """The names that are listed, by the index of their entry."""
 
@@ -89,8 +90,8 @@ class Filters:
         text, names = self.text.lower(), entry.names
         if not text or text in entry.layout.lower():
             return names
-        own = [name for name in names if text in printable(name).lower()]
-        return own if 0 < len(own) < len(names) else names
+        matching = [name for name in names if text in printable(name).lower()]
+        return matching if 0 < len(matching) < len(names) else names
 
     def keeps(self, entry: Filtered, name: str) -> bool:
         """Whether one of a listed entry's names is."""

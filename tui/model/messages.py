@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from shardviz.errors import ShardvizError
     from shardviz.picture.text.paint import Side
 
-    from .beside import Compared
     from .document import Document
+    from .pairs import Compared
 
 
 @dataclass
 class Progressed(Message):
-    """Rank files have been read."""
+    """Rank files of a dump have been read."""
 
+    path: Path
     read: int
     files: int
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .names import Part
 
+
 ModulePath = tuple[str, ...]
 Apart = frozenset[tuple[ModulePath, int | None]]
 """Layers that stand on their own though others are like them: the path around with their name, and their number.
@@ -159,8 +160,8 @@ def _reorder(modules: Sequence[Node], orders: Counter[tuple[Part, ...]]) -> None
     for order, _ in orders.most_common():
         usual.setdefault(frozenset(order), order)
     for module in modules:
-        own, order = tuple(module.parts), usual[frozenset(module.parts)]
-        if own != order:
+        parts, order = tuple(module.parts), usual[frozenset(module.parts)]
+        if parts != order:
             module.parts = {part: module.parts[part] for part in order}
 
 
@@ -211,16 +212,16 @@ class TreeLines:
 
     def listed(self, is_open: Callable[[TreeLine], bool]) -> list[TreeLine]:
         """Return the lines, each module before its parts; `is_open` says which modules' parts are wanted."""
-        found: list[TreeLine] = []
+        listed_lines: list[TreeLine] = []
 
         def add(lines: list[TreeLine]) -> None:
             for line in lines:
-                found.append(line)
+                listed_lines.append(line)
                 if line.entry is None and is_open(line):
                     add(self._inside(line.nodes, line.path))
 
         add(self._inside((self._root,), ()))
-        return found
+        return listed_lines
 
     def _inside(self, modules: Sequence[Node], path: ModulePath) -> list[TreeLine]:
         """Return the lines in modules that are alike; no module is of two lines."""
@@ -240,7 +241,7 @@ class TreeLines:
 def _line(inside: list[Node], path: ModulePath, group: list[Part]) -> TreeLine:
     """Return the line of modules or tensors that are alike, which are a group of the parts at a path."""
     first, (prefix, number) = inside[0], group[0]
-    here = (*path, _numbered(prefix, [one for _, one in group if one is not None]))
+    here = (*path, _numbered(prefix, [layer for _, layer in group if layer is not None]))
     names = () if first.entry is None else tuple([name for node in inside for name in node.names])
     return TreeLine(here, first.verdict, len(group), first.entry, names, (*path, prefix), number, tuple(inside))
 
@@ -257,12 +258,12 @@ def _groups(module: Node, path: ModulePath, apart: Apart) -> list[list[Part]]:
     if all(number is None for _, number in module.parts):
         return [[part] for part in module.parts]
     came = {prefix: at for at, (prefix, _) in reversed([*enumerate(module.parts)])}
-    found: dict[object, list[Part]] = {}
+    groups: dict[object, list[Part]] = {}
     for prefix, number in sorted(module.parts, key=lambda part: (came[part[0]], -1 if part[1] is None else part[1])):
         stands_alone = ((*path, prefix), number) in apart or ((*path, prefix), None) in apart
         kind = None if number is None or stands_alone else module.parts[prefix, number].kind
-        found.setdefault((prefix, number if kind is None else None, kind), []).append((prefix, number))
-    return list(found.values())
+        groups.setdefault((prefix, number if kind is None else None, kind), []).append((prefix, number))
+    return list(groups.values())
 
 
 def layer_of(name: str) -> tuple[ModulePath, int] | None:

@@ -1,4 +1,4 @@
-"""The memory of modules on all ranks: each layer's bytes, the fullest rank's, and how uneven they are."""
+"""The memory of modules on all ranks: each layer's bytes, the fullest rank's, how uneven they are, and bars."""
 
 from __future__ import annotations
 
@@ -26,10 +26,29 @@ if TYPE_CHECKING:
     from .tree import TreeLine
 
     Bytes = NDArray[np.int64]
+
     """Bytes, of each group of ranks that hold as much as each other; where ranks are meant, of each rank."""
 
     Flags = NDArray[np.bool_]
+
     """Whether the ranks of each group have a part."""
+
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def bar(share: float, width: int) -> str:
+    """Draw a share of the longest bar; whatever is not nothing is seen.
+
+    Args:
+        share: The share, from 0 to 1.
+        width: The columns of the longest bar, which the text takes in any case.
+    """
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    if share > 0:
+        eighths = max(eighths, 1)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 @dataclass(frozen=True)
@@ -106,8 +125,8 @@ class UsageEntry:
     def together(self) -> Bytes:
         """The bytes of all its names on a rank of each group."""
         names = Counter(self.widths.values())
-        found: Bytes = np.sum([self.taken[width] * count for width, count in names.items()], axis=0)
-        return found
+        total: Bytes = np.sum([self.taken[width] * count for width, count in names.items()], axis=0)
+        return total
 
 
 @dataclass(frozen=True)
@@ -164,10 +183,10 @@ class Usage:
     @cached_property
     def equally_full(self) -> tuple[EquallyFull, ...]:
         """The ranks, those with as many bytes together, by the lowest of each."""
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for rank, taken in zip(self.ranks, self.total.tolist(), strict=True):
-            found.setdefault(taken, []).append(rank)
-        return tuple(EquallyFull(tuple(ranks), taken) for taken, ranks in found.items())
+            groups.setdefault(taken, []).append(rank)
+        return tuple(EquallyFull(tuple(ranks), taken) for taken, ranks in groups.items())
 
     @cached_property
     def each_rank(self) -> tuple[EquallyFull, ...]:
@@ -188,19 +207,19 @@ class Usage:
     @cached_property
     def by_role(self) -> dict[str, Bytes]:
         """The bytes of each rank by role, in the order of columns."""
-        found: dict[str, Bytes] = {}
+        taken: dict[str, Bytes] = {}
         for role in ROLES:
-            own = [entry.together for entry in self.entries if entry.role == role]
-            if own:
-                found[role] = self._by_rank(np.sum(own, axis=0))
-        return found
+            entries = [entry.together for entry in self.entries if entry.role == role]
+            if entries:
+                taken[role] = self._by_rank(np.sum(entries, axis=0))
+        return taken
 
     def _of(self, node: Node) -> Bytes:
         """Return the bytes of a module on a rank of each group, worked out once."""
         if id(node) not in self._sums:
             parts = [self._of(part) for part in node.parts.values()]
-            own = [self.entries[node.entry].of(name) for name in node.names] if node.entry is not None else []
-            self._sums[id(node)] = sum([*parts, *own], start=np.zeros(len(self.groups), np.int64))
+            tensors = [self.entries[node.entry].of(name) for name in node.names] if node.entry is not None else []
+            self._sums[id(node)] = sum([*parts, *tensors], start=np.zeros(len(self.groups), np.int64))
         return self._sums[id(node)]
 
     def _of_line(self, line: TreeLine) -> Bytes:
@@ -220,8 +239,8 @@ class Usage:
         """Return which groups have a part of a module; those of alike ones are the same."""
         if id(node) not in self._flags:
             parts = [self._has(part) for part in node.parts.values()]
-            own = [self.entries[node.entry].has] if node.entry is not None else []
-            self._flags[id(node)] = np.any([*parts, *own, np.zeros(len(self.groups), np.bool_)], axis=0)
+            tensors = [self.entries[node.entry].has] if node.entry is not None else []
+            self._flags[id(node)] = np.any([*parts, *tensors, np.zeros(len(self.groups), np.bool_)], axis=0)
         return self._flags[id(node)]
 
     def largest_first(self, alike: Sequence[Node]) -> float:
@@ -236,19 +255,24 @@ class Usage:
 def usage_of(document: Document) -> Usage:
     """Return the memory of a dump's modules."""
     groups = document.dump.files.equally_full
-    return Usage(groups, [_entry(one, [group[0] for group in groups]) for one in document.counted])
+    return Usage(groups, [_entry(item, [group[0] for group in groups]) for item in document.counted])
 
 
-def _entry(one: Counted, ranks: Sequence[int]) -> UsageEntry:
-    by_width = {width: name for name, width in one.widths.items()}
+def _entry(item: Counted, ranks: Sequence[int]) -> UsageEntry:
+    by_width = {width: name for name, width in item.widths.items()}
     taken = {
-        width: np.array([one.on(rank, name) for rank in ranks], dtype=np.int64) for width, name in by_width.items()
+        width: np.array([item.on(rank, name) for rank in ranks], dtype=np.int64) for width, name in by_width.items()
     }
-    has = np.array([rank in one.tensor.shards for rank in ranks], dtype=np.bool_)
-    return UsageEntry(tuple(one.widths), one.tensor.role, dict(one.widths), taken, has, one.tensor.role == "optim")
+    has = np.array([rank in item.tensor.shards for rank in ranks], dtype=np.bool_)
+    return UsageEntry(tuple(item.widths), item.tensor.role, dict(item.widths), taken, has, item.tensor.role == "optim")
 
 
-def spread_text(found: Spread, count: int = 1) -> tuple[str, str, str, str]:
+def spread_text(shared: Spread, count: int = 1) -> tuple[str, str, str, str]:
     """Write how many layers there are, one's bytes on the fullest rank and on the mean one, and the imbalance."""
     each = f"{count:,} ×" if count > 1 else ""
-    return each, bytes_text(round(found.most / count)), bytes_text(round(found.mean / count)), f"{found.imbalance:.2f}"
+    return (
+        each,
+        bytes_text(round(shared.most / count)),
+        bytes_text(round(shared.mean / count)),
+        f"{shared.imbalance:.2f}",
+    )

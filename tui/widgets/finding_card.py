@@ -1,4 +1,4 @@
-"""One finding in full: its sentence, claimed / held / intended under each other, its cause and its fix."""
+"""One finding in full: its sentence, layouts, cause and fix, in the lines that the map and the list leave."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.terminal import BAD, GOOD, UNICODE, Terminal
 from shardviz.text import counted, printable
 
-from ..colours import ink, verdict_style
+from ..colors import ink, verdict_style
 from ..model.names import shortened
 from .box import ScrollBox
 
@@ -28,6 +28,33 @@ if TYPE_CHECKING:
     from shardviz.picture.exhibits.exhibit import Exhibit
 
     from ..model.document import Document
+
+
+AROUND_MAP = 4
+"""Lines of a map's box that draw nothing of it: the sides, the columns' names, and the element in words."""
+LEAST_MAP = 3
+"""Lines of a map beside a finding that a table shows."""
+LEAST_MAP_SEEN = 10
+"""Lines of a map that shows what is wrong."""
+MOST_FOR_TREE = 0.4
+"""The part of the view that a long list of tensors keeps."""
+
+
+def most_of_card(height: int, tensors: int, *, borders: int, has_table: bool, least: int = 0) -> int:
+    """Return the most lines that the finding's box may take: the map and the list keep what they need.
+
+    Args:
+        height: Lines of the view.
+        tensors: How many tensors are listed, each on a line.
+        borders: Lines of the borders around the map.
+        has_table: Whether the finding is seen by a table, and not by the map alone.
+        least: Lines of the card down to the end of the finding's fix: for these the map gets smaller.
+    """
+    for_map = AROUND_MAP + (LEAST_MAP if has_table else LEAST_MAP_SEEN)
+    for_tree = min(tensors, int(height * MOST_FOR_TREE) - borders)
+    most = height - borders - max(for_map, for_tree)
+    return max(most, min(least + borders, height - borders - AROUND_MAP - LEAST_MAP), 1)
+
 
 MOST_NAME = 40
 GAP = 2
@@ -92,9 +119,9 @@ class CardBox(ScrollBox):
         more = f"▾ {counted(below, 'more line')}: {self._key}" if below > 0 and self._key else ""
         if self.screen.has_class("-short"):  # it has no border below
             joined = f" · {more}" if self._head else more
-            self.entitle(Text.assemble(self._head, (joined, "bold") if more else ""))
+            self.set_titles(Text.assemble(self._head, (joined, "bold") if more else ""))
         else:
-            self.entitle(self._head, more)
+            self.set_titles(self._head, more)
 
 
 def finding_head(document: Document | None, index: int) -> Text:
@@ -104,8 +131,8 @@ def finding_head(document: Document | None, index: int) -> Text:
     finding = document.findings[index]
     name = shortened(printable(finding.title), MOST_NAME)
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
-    of, own = len(document.findings), len(document.findings_beside(index))
-    more = f", {own} on this tensor: n, N" if own > 1 else ""
+    of, beside = len(document.findings), len(document.findings_beside(index))
+    more = f", {beside} on this tensor: n, N" if beside > 1 else ""
     count = (f"· finding {index + 1} of {of}", "dim")
     return Text.assemble((kind, "bold"), f" {name} " if name else " ", count, (more, "bold"))
 
@@ -124,14 +151,19 @@ def finding_body(finding: Finding, exhibit: Exhibit | None = None, room: Room = 
     others = [row for row in finding.advice if row[0] != "fix"]
     label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fixes else 0
     layouts = [(title, text) for title, text in finding.layouts if text not in finding.sentence]
-    sentence = Text(printable(finding.sentence))
-    taken = _height(sentence, room.width) + sum(
-        _height(Text(printable(fix)), room.width - label - GAP) for _, fix in fixes
-    )
+    taken = lines_to_fix(finding, room.width)
     seen_by = _table(exhibit, room, taken) if exhibit else []
-    above = [*fixes, *layouts] if seen_by else [*layouts, *fixes]
+    is_full = bool(room.height) and taken + len(layouts) > room.height
+    above = [*fixes, *layouts] if seen_by or is_full else [*layouts, *fixes]
     rows = _rows([*above, *others, *details], label)
-    return Group(sentence, *seen_by, rows)
+    return Group(Text(printable(finding.sentence)), *seen_by, rows)
+
+
+def lines_to_fix(finding: Finding, width: int) -> int:
+    """Return the lines that a finding's sentence and fix take."""
+    label = max((len(title) for title, _ in [*finding.layouts, *finding.advice]), default=0)
+    fixes = sum(_height(Text(printable(fix)), width - label - GAP) for title, fix in finding.advice if title == "fix")
+    return _height(Text(printable(finding.sentence)), width) + fixes
 
 
 def _height(text: Text, width: int) -> int:
@@ -182,7 +214,7 @@ def verdict_text(document: Document) -> Text:
 
 def _no_findings(report: Report) -> Text:
     """Say that tensors are in order only where all of them were looked at."""
-    count, unchecked = report.num_tensors, len({one.tensor for one in report.not_checked if one.tensor})
+    count, unchecked = report.num_tensors, len({reason.tensor for reason in report.not_checked if reason.tensor})
     if unchecked or not count:
         return Text.assemble(
             ("? no findings", verdict_style("unknown")),

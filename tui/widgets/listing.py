@@ -1,41 +1,72 @@
-"""The tensors with what is searched and left out: the tree in its box, as both viewers show it."""
+"""The tensors in their box with the search line above, as both viewers show them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
+from textual.binding import Binding, BindingType
+from textual.dom import DOMNode
+from textual.message import Message
+from textual.widgets import Input
 
 from ..model.filters import Filters
 from ..model.messages import TensorChosen
 from ..model.tree import tree_of
 from .box import Box
-from .search import Search
-from .trees.tensor_tree import TensorTree
+from .tensor_tree import TensorTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
     from textual.app import ComposeResult
-    from textual.widgets import Input
 
     from ..keys import KeySpec
-    from ..model.filters import Filtered, Kept
-    from ..model.tree import Listed, Node
+    from ..model.filters import Filtered
+    from ..model.tree import Listed
 
     class Entry(Filtered, Listed, Protocol):
         """A tensor of a dump or of a checkpoint."""
 
 
-MOST_TREES = 12
-"""How many trees are kept, for filters that are set by a key."""
+class Search(Input):
+    """An input for part of a name; enter keeps the tensors found, escape shows all again."""
+
+    class Closed(Message):
+        """The search is over."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "clear_and_close", "All tensors", id="search.close", tooltip="Show all tensors again"),
+        Binding("enter,down", "close", "To the tensors", id="search.done", tooltip="Keep the tensors found"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(placeholder="part of a name", compact=True, id=id, select_on_focus=False)
+        self.display = False
+
+    def open(self) -> None:
+        """Show the line and type into it."""
+        self.display = True
+        self.focus()
+
+    def action_close(self) -> None:
+        """Keep the tensors found; without a text, hide the line."""
+        self.display = bool(self.value)
+        self.post_message(self.Closed())
+
+    def action_clear_and_close(self) -> None:
+        """Show all tensors again."""
+        self.value = ""
+        self.action_close()
+
 
 SEARCHING: tuple[KeySpec, ...] = (
     ("slash", "search", "Search", "Find tensors by name"),
-    ("f", "only_findings", "Wrong only", "Show only tensors with findings, or all"),
+    ("f", "only_findings", "Wrong", "Show only tensors with findings, or all"),
 )
+TO_TREE: KeySpec = ("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters")
 """Keys that a viewer binds around the listing, so that they work beside it too."""
 
 
@@ -47,7 +78,6 @@ class Listing(Box):
         self.filters = Filters()
         self._entries: Sequence[Entry] = ()
         self._listed: tuple[Sequence[Entry], Filters] | None = None
-        self._trees: tuple[Sequence[Entry], dict[Filters, tuple[Kept, Node]]] = ((), {})
         self._chosen = (0, "")
 
     def compose(self) -> ComposeResult:
@@ -78,8 +108,8 @@ class Listing(Box):
             return
         entries, filters = self._entries, self.filters
         self._listed = (entries, filters)
-        kept, root = self._filtered(filters)
-        self.query_one(TensorTree).fill(entries, root)
+        kept = filters.kept(entries)
+        self.query_one(TensorTree).fill(entries, tree_of(entries, kept))
         self._entitle(sum(map(len, kept.values())), sum(len(entry.names) for entry in entries))
         chosen, name = self._chosen
         if kept and chosen not in kept:
@@ -93,29 +123,6 @@ class Listing(Box):
         self._chosen = (entry, name)
         self.post_message(TensorChosen(entry, name))
 
-    def _filtered(self, filters: Filters) -> tuple[Kept, Node]:
-        """Return the names that pass filters, and their tree; that of a filter without a text is kept."""
-        if self._trees[0] is not self._entries:
-            self._trees = (self._entries, {})
-        known = self._trees[1]
-        if filters not in known:
-            kept = filters.kept(self._entries)
-            if filters.text:
-                same = (root for names, root in known.values() if names == kept)
-                return kept, next(same, None) or tree_of(self._entries, kept)
-            if len(known) == MOST_TREES:
-                del known[next(iter(known))]
-            known[filters] = kept, tree_of(self._entries, kept)
-        return known[filters]
-
-    def make_tree(self, wanted: Sequence[Filters]) -> bool:
-        """Make the tree of one of some filters ahead; return whether there was one to make."""
-        missing = next((filters for filters in wanted[:MOST_TREES] if filters not in self._trees[1]), None)
-        if missing is None or self._trees[0] is not self._entries:
-            return False
-        self._filtered(missing)
-        return True
-
     def _entitle(self, shown: int, of: int) -> None:
         """Write how many tensors are listed, and what leaves out the others."""
         hidden, is_asked_for = of - shown, self.filters != Filters()
@@ -125,7 +132,7 @@ class Listing(Box):
             below = f"esc: clear the filters ({below or 'by name'})"
         elif hidden and not is_asked_for:
             below = f"r: show {hidden:,} of the step"
-        self.entitle(title, below)
+        self.set_titles(title, below)
 
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
@@ -142,25 +149,34 @@ class Listing(Box):
     def set_apart(self, name: str) -> None:
         """Let the layer that a name is in stand on its own, and show all tensors if it is not listed."""
         if not any(self.filters.keeps(entry, name) and self.filters.passes(entry) for entry in self._named(name)):
-            self.query_one(Search).action_clear_and_close()
-            self.filter(Filters())
+            self.clear()
         self.query_one(TensorTree).set_apart(name)
+
+    def clear(self) -> None:
+        """List all tensors again."""
+        self.query_one(Search).action_clear_and_close()
+        self.filter(Filters())
 
     def _named(self, name: str) -> list[Entry]:
         return [entry for entry in self._entries if name in entry.names]
 
+
+class Searching(DOMNode):
+    """The actions of what has a listing in it, so that its keys work beside it too."""
+
     def action_search(self) -> None:
         """Open the search line."""
-        self.query_one(Search).open()
+        self.query_one(Listing).query_one(Search).open()
 
     def action_only_findings(self) -> None:
         """List only tensors with findings, or all again."""
-        self.filter(replace(self.filters, findings=not self.filters.findings))
+        listing = self.query_one(Listing)
+        listing.filter(replace(listing.filters, findings=not listing.filters.findings))
 
-    def clear_or_focus(self) -> None:
-        """Go to the tensors; if they have the focus, clear the filters."""
-        tree = self.query_one(TensorTree)
-        if tree.has_focus and self.filters != Filters():
-            self.query_one(Search).action_clear_and_close()
-            self.filter(Filters())
+    def action_to_tree(self) -> None:
+        """Go back to the tensors; if they have the focus, clear the filters."""
+        listing = self.query_one(Listing)
+        tree = listing.query_one(TensorTree)
+        if tree.has_focus and listing.filters != Filters():
+            listing.clear()
         tree.focus()

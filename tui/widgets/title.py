@@ -13,7 +13,7 @@ from shardviz.dump.records.base import WEIGHTS
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, printable
 
-from ..colours import verdict_style
+from ..colors import verdict_style
 from ..model.names import shortened
 
 if TYPE_CHECKING:
@@ -46,15 +46,11 @@ class Title(Static):
     """The dump's name, its verdict, and counts of ranks and tensors; a note shows how far it has been read."""
 
     _about: Opened | None = None
-    _shown: Text | None = None
 
     def show(self, about: Opened) -> None:
         """Describe the dump."""
         self._about = about
-        text = title_text(about, self.size.width or MOST_NAME)
-        if text != self._shown:
-            self._shown = text
-            self.update(text, layout=False)
+        self.update(title_text(about, self.size.width or MOST_NAME), layout=False)
 
     def on_resize(self) -> None:
         """Cut the name to its new room, so that the verdict is always in view."""
@@ -120,7 +116,7 @@ def _verdict(document: Document | None, *, is_short: bool = False) -> Text:
         worst = document.findings[0].severity
         return Text(f"{UNICODE.of(worst)} {counted(len(document.findings), 'finding')}", verdict_style(worst))
     unchecked = document.report.not_checked
-    verdict = "unknown" if any(one.tensor for one in unchecked) else "good"
+    verdict = "unknown" if any(reason.tensor for reason in unchecked) else "good"
     but = [f"{len(unchecked):,} not checked"] if unchecked else []
-    said = ", ".join(but if is_short and but else ["no findings", *but])
-    return Text(f"{UNICODE.of(verdict)} {said}", verdict_style(verdict))
+    words = ", ".join(but if is_short and but else ["no findings", *but])
+    return Text(f"{UNICODE.of(verdict)} {words}", verdict_style(verdict))

@@ -82,6 +82,7 @@ def view(*folders: Path) -> None:
     async def run() -> None:
         app = CheckpointApp(open_checkpoint(folders[0])) if is_checkpoint(folders[0]) else ShardvizApp(folders[0])
         async with app.run_test(size=SCREEN) as pilot:
+            await pilot.pause()  # reading begins after the first frame
             await app.workers.wait_for_complete()
             await pilot.pause()
 

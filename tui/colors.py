@@ -1,0 +1,225 @@
+"""Colors of ranks and verdicts, which are never the only sign, and filters for terminals that show less."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.color import Color
+from textual.filter import LineFilter
+from textual.theme import Theme
+
+from shardviz.picture.model.palette import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    HEAT_COLOURS,
+    HEAT_COLOURS_16,
+    HEAT_COLOURS_256,
+    INK_ON_16,
+    INK_ON_HEAT_16,
+    ORANGE,
+    RANK_COLOURS,
+    RANK_COLOURS_16,
+    RANK_COLOURS_256,
+    SHADES,
+    SKY,
+    VERMILLION,
+    WHITE,
+    ink_on,
+)
+from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.check.verdicts import Verdict
+    from shardviz.picture.text.paint import Look, Tone
+
+
+VERDICT_COLOURS: dict[Verdict, str] = {
+    "error": VERMILLION,
+    "warning": ORANGE,
+    "unknown": GREY,
+    "good": GREEN,
+    "pending": GREY,
+}
+
+
+ANSI = {
+    **{0: "#000000", 2: "#00aa00", 3: "#aa5500", 4: "#0000aa", 5: "#aa00aa", 6: "#00aaaa"},
+    **{10: "#55ff55", 11: "#ffff55", 14: "#55ffff", 15: "#ffffff"},
+}
+"""What Rich rounds to these of a terminal's 16 colours, and to no other; Textual would replace the numbers."""
+
+RED_16 = "#aa0000"
+"""The same for red; a tint of vermillion would be the background's colour."""
+
+
+def block_style(look: Look, background: str, colours: str = "truecolor") -> Style:
+    """Return the style of a block on a background, in a palette for so many colours as `Console.color_system` says."""
+    return _block_style(look.tone, look.colour, background, colours)
+
+
+@lru_cache(maxsize=256)
+def _block_style(tone: Tone, colour: int, background: str, colours: str) -> Style:
+    if tone == "nobody":
+        return _filled(RED_16, WHITE) if colours == "standard" else _tinted(VERMILLION, background, 0.25)
+    if tone == "partly" or (tone == "elsewhere" and colour < 0):
+        share = 0.12 if tone == "partly" else 0.25
+        return _filled(BLACK, "#ff5555") if colours == "standard" else _tinted(VERMILLION, background, share)
+    if tone in ("in place", "unlit") or colour < 0:
+        return _tinted(GREY, background, 0.15 if tone in ("in place", "unlit") else 0.3)
+    return rank_style(colour, colours)
+
+
+@lru_cache(maxsize=256)
+def rank_style(colour: int, colours: str = "truecolor") -> Style:
+    """Return the style of a colour of ranks: filled with it, and ink that can be read on it.
+
+    Each palette has colours of the terminal's own, which are not rounded to others on their way there. Of 16, the
+    second shade of each is the first one underlined.
+    """
+    if colours == "standard":
+        hue, shade = divmod(colour, SHADES)
+        return _filled(ANSI[RANK_COLOURS_16[hue]], ANSI[INK_ON_16[hue]]) + Style(underline=bool(shade))
+    fill = (RANK_COLOURS_256 if colours == "256" else RANK_COLOURS)[colour]
+    return _filled(fill, ink_on(fill))
+
+
+@lru_cache(maxsize=64)
+def heat_style(level: int, colours: str = "truecolor") -> Style:
+    """Return the style of a level of heat: filled with its colour."""
+    if level < 0:
+        return Style()
+    if colours == "standard":
+        return _filled(ANSI[HEAT_COLOURS_16[level]], ANSI[INK_ON_HEAT_16[level]])
+    fill = (HEAT_COLOURS_256 if colours == "256" else HEAT_COLOURS)[level]
+    return _filled(fill, ink_on(fill))
+
+
+def _filled(fill: str, text: str) -> Style:
+    return Style(color=Color.parse(text).rich_color, bgcolor=Color.parse(fill).rich_color)
+
+
+def _tinted(colour: str, background: str, share: float) -> Style:
+    behind = Color.parse(background)
+    fill = behind.blend(Color.parse(colour), share)
+    text = Color.parse("#ffffff") if fill.brightness < 0.5 else Color.parse("#000000")
+    return Style(color=fill.blend(text, 0.9).rich_color, bgcolor=fill.rich_color)
+
+
+def ink(colour: str, *, bold: bool = False) -> Style:
+    """Return the style of text in a colour; under NO_COLOR without colour, not in a grey of its brightness."""
+    return _ink(None if os.environ.get("NO_COLOR") else colour, bold)
+
+
+@lru_cache(maxsize=64)
+def _ink(colour: str | None, bold: bool) -> Style:
+    return Style(color=colour, bold=bold)
+
+
+ON_LIGHT = {GREEN: "#006b00", VERMILLION: "#a82000", ORANGE: "#7d5300"}
+"""What can be read on a light background, at least 4.5 to 1, in place of the colours of verdicts.
+
+Of 16 colours these are green, red and yellow; others of the same names are grey there.
+"""
+
+
+ON_DARK_16 = {GREEN: "#55ff55", VERMILLION: "#ff5555", ORANGE: "#ffff55"}
+"""What Rich rounds to light green, red and yellow of 16 colours; vermillion would be yellow, as warnings are."""
+
+
+class Inks(LineFilter):
+    """Writes text in the colours of verdicts in others, where those cannot be read or told apart.
+
+    Args:
+        inks: What stands for each colour.
+    """
+
+    def __init__(self, inks: Mapping[str, str]) -> None:
+        super().__init__()
+        self._inks = inks
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """Return the segments of a line with other inks."""
+        return [Segment(text, style and self._changed(style), control) for text, style, control in segments]
+
+    def _changed(self, style: Style) -> Style:
+        ink_of = self._inks.get(_hex(style))
+        return style + Style(color=ink_of) if ink_of else style
+
+
+@lru_cache(maxsize=4096)
+def _hex(style: Style) -> str:
+    return style.color.get_truecolor().hex if style.color is not None else ""
+
+
+def verdict_style(verdict: Verdict) -> Style:
+    """Return the style of a verdict's glyph."""
+    return ink(VERDICT_COLOURS[verdict], bold=verdict in ("error", "warning"))
+
+
+def _theme(name: str, accent: str, foreground: str, behind: tuple[str, str, str], *, dark: bool) -> Theme:
+    """Make a theme; `behind` are the colours of the background, the surface and the panels."""
+    background, surface, panel = behind
+    return Theme(
+        name,
+        primary=accent,
+        accent=accent,
+        success=GREEN,
+        warning=ORANGE,
+        error=VERMILLION,
+        foreground=foreground,
+        background=background,
+        surface=surface,
+        panel=panel,
+        dark=dark,
+    )
+
+
+THEMES = (
+    _theme("shardviz-dark", SKY, "#d8dee6", ("#11151a", "#171c23", "#1f262f"), dark=True),
+    _theme("shardviz-light", BLUE, "#262626", ("#fbfbf9", "#f3f3f0", "#e6e7e4"), dark=False),
+)
+"""shardviz's own themes; the viewer starts in the first."""
+
+
+SAME = {
+    **dict(zip(UNICODE.corners, ASCII.corners, strict=True)),
+    **{getattr(UNICODE, name): getattr(ASCII, name) for name in ("good", "error", "pending", "times")},
+    **dict(zip("≠●○▾▸→←↓↑·…⏎│╭╮╰╯━┃┏┓┗┛«»", "#*ov>><v^...|++++-|++++<>", strict=True)),
+    **dict.fromkeys("█▉▊▋▌▍▎▏", "#"),
+    **dict.fromkeys("▁▂▃▄▅▆▇▔▕", " "),
+}
+"""What is written for the characters that the viewer draws with; `≠` would be two in the tables of other commands."""
+
+
+def shows_unicode() -> bool:
+    """Whether the terminal shows more than ASCII, as the other commands find out."""
+    stream = sys.__stdout__
+    return stream is None or Terminal.of(stream).glyphs is UNICODE
+
+
+@lru_cache(maxsize=1 << 12)
+def plain(text: str) -> str:
+    """Return a text in ASCII that takes as many columns."""
+    return text if text.isascii() else "".join(map(_plain, text))
+
+
+def _plain(char: str) -> str:
+    return char if char.isascii() else SAME.get(char, "?" * cell_len(char))
+
+
+class PlainCharacters(LineFilter):
+    """Writes each character that is not ASCII as one that is."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """Return the segments of a line in ASCII."""
+        return [Segment(plain(text), style, control) for text, style, control in segments]

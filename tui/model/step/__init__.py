@@ -1,1 +1,0 @@
-"""A step as the step's screen shows it: its collectives, its modules, its texts."""

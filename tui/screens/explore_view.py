@@ -1,0 +1,151 @@
+"""The first view: the tensors, the map of the chosen one, and its finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.containers import Horizontal
+
+from ..keys import keys
+from ..model.filters import after, axes_of, roles_of
+from ..model.messages import TensorChosen, TensorOpened
+from ..model.selection import of_entry
+from ..widgets.finding_card import (
+    BESIDE,
+    BESIDE_SHORT,
+    CardBox,
+    FindingCard,
+    Room,
+    finding_head,
+    lines_to_fix,
+    most_of_card,
+)
+from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching
+from ..widgets.map_panel import MapPanel
+from .view import View
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ..model.document import Document
+    from ..model.selection import Selection
+
+
+EDGE = 1
+"""Lines of a border above or below a card."""
+
+FINDINGS_KEY = "4"
+"""The key of the screen with all findings."""
+
+
+class ExploreView(View, Searching):
+    """A tree of tensors, the map of the chosen one, and its finding."""
+
+    NAME = "explore"
+    TITLE = "Tensors"
+    TOOLTIP = "The tensors and their maps"
+    FOCUS = "#tree"
+
+    _listed: tuple[Document | None, int] = (None, 0)
+    """A document, and how many tensors of it are listed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys(
+            "explore",
+            [
+                ("v", "next_side", "Claimed/held", "Show claimed, held, or their difference"),
+                *SEARCHING,
+            ],
+            show=True,
+        ),
+        *keys(
+            "explore",
+            [
+                ("r", "next_role", "Next role", "Show all tensors, also the step's, or those of one role"),
+                ("a", "next_axis", "Next axis", "Show only tensors split over the next mesh axis"),
+                TO_TREE,
+            ],
+        ),
+    ]
+
+    def compose(self) -> ComposeResult:
+        """Put the tree on the left, the map on the right, the finding below both."""
+        with Horizontal():
+            yield Listing(id="tree-box")
+            yield MapPanel(id="map-panel")
+        with CardBox(id="finding"):
+            yield FindingCard(id="card")
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show the chosen tensor and finding."""
+        self.query_one(Listing).show(document.entries if document else (), selection.entry, selection.name)
+        self._show_finding(document, selection.finding)
+        if document is not None and document.entries:
+            self.query_one(MapPanel).show(document, selection)
+
+    def on_resize(self) -> None:
+        """Share the lines again."""
+        if self.display:
+            self._show_finding(self.state.document, self.state.selection.finding)
+
+    def _show_finding(self, document: Document | None, finding: int) -> None:
+        """Show a finding in the lines that map and list can do without."""
+        box, room = self.query_one(CardBox), self._room(document, finding)
+        box.styles.max_height = room.height + (EDGE if self.screen.has_class("-short") else 2 * EDGE)
+        self.query_one(FindingCard).show(document, finding, room)
+        box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
+
+    def _room(self, document: Document | None, finding: int) -> Room:
+        """Return the lines and columns of the finding's card."""
+        width, height = self.room
+        is_short = self.screen.has_class("-short")
+        borders = EDGE if is_short else 2 * EDGE
+        if document is not self._listed[0]:
+            self._listed = (
+                document,
+                sum(len(entry.names) for entry in document.entries if entry.listed) if document else 0,
+            )
+        has_table = document is not None and document.is_seen_in_its_card(finding)
+        columns = max(width - (BESIDE_SHORT if is_short else BESIDE), 1)
+        least = lines_to_fix(document.findings[finding], columns) if document and document.findings else 0
+        lines = most_of_card(height, self._listed[1], borders=borders, has_table=has_table, least=least) - borders
+        return Room(columns, max(lines, 1))
+
+    @on(TensorChosen)
+    def _tensor_chosen(self, message: TensorChosen) -> None:
+        document, selection = self.state.document, self.state.selection
+        if document is None:
+            return
+        if message.entry != selection.entry:
+            self.state.selection = of_entry(document, selection, message.entry, message.name)
+        elif message.name != selection.name:
+            self.state.selection = replace(selection, name=message.name)
+
+    @on(TensorOpened)
+    def _tensor_opened(self) -> None:
+        self.focus_map()
+
+    def focus_map(self) -> None:
+        """Let the keys move the map's cursor."""
+        self.query_one(MapPanel).focus_map()
+
+    def set_apart(self, name: str) -> None:
+        """Let the layer that a name is in stand on its own in the tree."""
+        self.query_one(Listing).set_apart(name)
+
+    def action_next_role(self) -> None:
+        """List only tensors of the next role."""
+        if self.state.document is not None:
+            listing = self.query_one(Listing)
+            role = after(roles_of(self.state.document), listing.filters.role)
+            listing.filter(replace(listing.filters, role=role))
+
+    def action_next_axis(self) -> None:
+        """List only tensors over the next axis."""
+        if self.state.document is not None:
+            listing = self.query_one(Listing)
+            axis = after(axes_of(self.state.document), listing.filters.axis)
+            listing.filter(replace(listing.filters, axis=axis))

@@ -1,0 +1,246 @@
+"""One rank: everything that it holds, in bytes, and the numbers of the chosen tensor as they lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Static
+
+from shardviz.errors import ShardvizError
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import printable
+
+from ..colors import verdict_style
+from ..keys import keys
+from ..model.filters import after
+from ..model.names import fitted
+from ..model.rank_lines import ORDERS, Order, RankLine, rank_lines
+from ..model.rank_memory import ids_beside, values_beside
+from ..model.selection import name_of, of_entry, rank_of
+from ..widgets.box import Box
+from ..widgets.grid import Lines
+from ..widgets.listing import Search
+from ..widgets.tensor_map import TensorMap
+from ..widgets.values_grid import ValuesGrid
+from .mesh_view import RankCard
+from .view import View
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+    from textual.widgets import Input
+
+    from ..model.document import Document
+    from ..model.rank_memory import Beside
+    from ..model.selection import Selection
+    from .view import State
+
+
+LEAST_NAME, LEAST_PART = 8, 6
+"""Characters of a name at least, and of what is shown of the part behind it, if anything is."""
+
+
+class RankView(View):
+    """A rank's card, a line for every tensor that it holds, and the numbers of one of them, or where its part is."""
+
+    NAME = "rank"
+    TITLE = "Rank"
+    TOOLTIP = "Everything that one rank holds"
+    FOCUS = "#held"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys(
+            "rank",
+            [
+                ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
+                ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
+                ("v", "values", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
+                ("o", "order", "Sort", "Sort in model order, by bytes, by what is wrong, or by name"),
+                ("slash", "search", "Search", "Find tensors of this rank by name"),
+            ],
+            show=True,
+        ),
+        *keys(
+            "rank",
+            [
+                ("u", "each_layer", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
+                ("escape", "to_lines", "To the tensors", "Go back to the tensors, and show all of them"),
+            ],
+        ),
+    ]
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._values = False
+        self._order: Order = ""
+        self._text = ""
+        self._each_layer = False
+        self._lines: list[RankLine] = []
+        self._listed: tuple[Document, object] | None = None
+
+    def compose(self) -> ComposeResult:
+        """Put the card over the lines on the left, the numbers on the right."""
+        with Horizontal():
+            with Vertical(id="rank-left"):
+                with Box(classes="boxed short"):
+                    yield RankCard(id="rank-of")
+                with Box(id="held-box"):
+                    yield Search(id="rank-search")
+                    yield HeldLines(id="held")
+            with Box(id="memory-box"):
+                yield ValuesGrid(id="memory")
+                yield TensorMap(id="rank-map")
+                yield Static(id="memory-note", markup=False, classes="legend")
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show the chosen rank and tensor."""
+        if document is None:
+            return
+        rank = rank_of(document, selection)
+        self.query_one(RankCard).show(document, rank)
+        self._list(document, selection, rank)
+        self._show_memory(document, selection, rank)
+
+    def _list(self, document: Document, selection: Selection, rank: int) -> None:
+        order, text = self._order, self._text
+        asked_for, lines = (rank, order, text, self._each_layer), self.query_one(HeldLines)
+        if self._listed is not None and self._listed[0] is document and self._listed[1] == asked_for:
+            lines.put_cursor(self._place_of(document, selection))
+            return
+        self._listed = (document, asked_for)
+        self._lines = rank_lines(document, rank, order=order, text=text, each_layer=self._each_layer)
+
+        def line(at: int) -> Text:
+            return _line(self._lines[at], lines.size.width - lines.scrollbar_size_vertical)
+
+        lines.show(len(self._lines), line, self._place_of(document, selection))
+        title = "Tensors on this rank" + (f", {self._order}" if self._order else "")
+        below = f"{len(self._lines):,} found: {printable(self._text)}" if self._text else ""
+        self.query_one("#held-box", Box).set_titles(title, below)
+
+    def _place_of(self, document: Document, selection: Selection) -> int:
+        """Return the line of the chosen tensor, or the first."""
+        name = name_of(document, selection)
+        chosen = [at for at, line in enumerate(self._lines) if line.entry == selection.entry]
+        return next((at for at in chosen if self._lines[at].name == name), chosen[0] if chosen else 0)
+
+    def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
+        beside, why = _memory(document, selection, rank, values=self._values)
+        grid, part = self.query_one(ValuesGrid), self.query_one(TensorMap)
+        sides = document.drawn(selection.entry, selection.name) if beside is None else None
+        grid.show(beside)
+        grid.display, part.display = sides is None, sides is not None
+        part.show(sides, "held" if sides is not None and sides.has_held else "claimed", selection.plane, lit=rank)
+        box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
+        if document.entries:
+            name = printable(name_of(document, selection))
+            box.set_name_title(name, after=(f" on rank {rank}",))
+        note.update(why or (f"local shape {list(beside.memory.shape)}" if beside else ""), layout=False)
+
+    @on(Lines.Highlighted)
+    def _highlighted(self, message: Lines.Highlighted) -> None:
+        document, selection = self.state.document, self.state.selection
+        if document is not None and message.index < len(self._lines):
+            line = self._lines[message.index]
+            if line.entry != selection.entry:
+                self.state.selection = of_entry(document, selection, line.entry, line.name)
+            else:
+                self.state.selection = replace(selection, name=line.name)
+
+    @on(Lines.Chosen)
+    async def _chosen(self) -> None:
+        await self.state.action_show_view("explore")
+
+    @on(Search.Changed)
+    def _searched(self, message: Input.Changed) -> None:
+        self._text = message.value.strip()
+        self._list_again()
+
+    @on(Search.Closed)
+    def _search_closed(self) -> None:
+        self.query_one(HeldLines).focus()
+
+    def _list_again(self) -> None:
+        """List the tensors in another way; the numbers beside them stay."""
+        if self.state.document is not None:
+            self._list(self.state.document, self.state.selection, rank_of(self.state.document, self.state.selection))
+
+    def action_step(self, step: int) -> None:
+        """Go to another rank, in the mesh's order; after the last comes the first."""
+        if self.state.document is not None:
+            ranks, rank = self.state.document.dump.files.mesh.ranks, rank_of(self.state.document, self.state.selection)
+            at = ranks.index(rank) if rank in ranks else 0
+            self.state.selection = replace(self.state.selection, rank=ranks[(at + step) % len(ranks)])
+
+    def action_values(self) -> None:
+        """Switch between elements and values."""
+        self._values = not self._values
+        if self.state.document is not None:
+            selection = self.state.selection
+            self._show_memory(self.state.document, selection, rank_of(self.state.document, selection))
+
+    def action_order(self) -> None:
+        """Sort in another way."""
+        self._order = after(ORDERS, self._order)
+        self._list_again()
+
+    def action_each_layer(self) -> None:
+        """Show each layer on a line of its own, or alike ones on one."""
+        self._each_layer = not self._each_layer
+        self._list_again()
+
+    def action_search(self) -> None:
+        """Open the search line."""
+        self.query_one(Search).open()
+
+    def action_to_lines(self) -> None:
+        """Go back to the tensors; if they have the focus, show all of them."""
+        lines = self.query_one(HeldLines)
+        if lines.has_focus and self._text:
+            self.query_one(Search).action_clear_and_close()
+        lines.focus()
+
+
+class HeldLines(Lines):
+    """The list of the tensors on a rank."""
+
+    HELP = """\
+## One rank
+
+Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Layers that are
+alike are one line, `32 × 128 KiB`: the bytes and the part are those of one of them. `-` means that it takes no memory
+of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
+"""
+
+
+def _line(line: RankLine, width: int) -> Text:
+    text = Text.assemble((UNICODE.of(line.verdict), verdict_style(line.verdict)), f" {line.size:>12}  ", no_wrap=True)
+    text.append(fitted(line.title, max(width - text.cell_len, LEAST_NAME)), "bold")
+    part = f"  {line.part}"
+    return text.append(part, "dim") if width - text.cell_len >= min(len(part), LEAST_PART) else text
+
+
+def _without_values(document: Document) -> str:
+    if document.dump.files.planned is not None:
+        return "a plan has no values"
+    return "the dump has no values for this tensor"
+
+
+def _memory(document: Document, selection: Selection, rank: int, *, values: bool) -> tuple[Beside | None, str]:
+    """Return the numbers, or why there are none."""
+    if not document.entries or rank not in document.entries[selection.entry].tensor.shards:
+        return None, f"rank {rank} holds no part of this tensor"
+    tensor, name = document.entries[selection.entry].tensor, name_of(document, selection)
+    place = selection.plane.at if selection.plane else ()
+    try:
+        numbers = values_beside(document.dump, tensor, rank, name)
+        if values or tensor.moment != "stamped":
+            return numbers, "" if numbers else _without_values(document)
+        ids = ids_beside(document.dump, tensor, rank, name, place[len(place) - len(tensor.shape) :])
+        return (ids if document.is_judged else replace(ids, due=None)), ""
+    except ShardvizError as error:
+        return None, printable(error.message)

@@ -1,0 +1,318 @@
+"""The step: its modules or its collectives, the ranks that take part, before and after, a pipeline's schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.containers import Horizontal
+from textual.widgets import Static
+
+from shardviz.text import bytes_text, counted, printable
+
+from ..keys import keys
+from ..model.collectives import Collective, Moment, Step, axes_text, moments
+from ..model.filters import after
+from ..model.mesh_plan import takes_part
+from ..model.messages import PassChosen
+from ..model.selection import rank_of
+from ..model.step_text import (
+    Modules,
+    axes_width,
+    axis_shares,
+    before_width,
+    collective_line,
+    collective_text,
+    collective_title,
+    head_text,
+    modules_of,
+    moment_line,
+    pass_text,
+    pipeline_text,
+    why_empty,
+)
+from ..model.usage import bar
+from ..widgets.box import Box, ScrollBox
+from ..widgets.grid import Lines
+from ..widgets.mesh_grid import MeshGrid
+from ..widgets.schedule_grid import LEGEND, ScheduleGrid
+from .view import View
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from shardviz.layout.mesh import Mesh
+
+    from ..model.document import Document
+    from ..model.selection import Selection
+    from .view import State
+
+
+class ModuleLines(Lines):
+    """The list of the calls, with a cursor on one."""
+
+    HELP = """\
+## The step by module
+
+The calls of the step's modules in the order in which they ran, each beside the unsharded model's. Before the name stand
+four signs: what went in, what came out, and the gradients of what came out and of what went in.
+
+- `✓` every rank has its part of the unsharded model's, `+` the terms of a sum, `~` its slices in another order.
+- `✗` something else, `≠` slices several times, `|` cut from the graph, `0` a gradient that did not come.
+- **enter** opens a call and closes it; the first wrong one is open from the start, with its numbers beside it.
+- **m** goes back to the collectives.
+"""
+
+
+TALL = 32
+"""Lines of a screen from which on there is room for a bar per axis."""
+
+
+class StepView(View):
+    """The step's modules, or its collectives with the chosen one in full, and a pipeline's schedule if one ran."""
+
+    NAME = "step"
+    TITLE = "Step"
+    TOOLTIP = "The collectives of a training step"
+    FOCUS = "#collectives"
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "step",
+        [
+            ("a", "next_axis", "Next axis", "Show only collectives along the next mesh axis, or all"),
+            ("o", "order", "Sort", "Sort by start, or by bytes received"),
+            ("m", "modules", "Modules", "The step by module, or its collectives"),
+        ],
+        show=True,
+    )
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._axes: tuple[str, ...] = ()
+        self._by_bytes = False
+        self._listed: list[Collective] = []
+        self._moments: list[Moment] = []
+        self._modules: Modules | None = None
+        self._of: Document | None = None
+        self._by_module = False
+
+    def compose(self) -> ComposeResult:
+        """Put the collectives above, the schedule below them, the chosen collective and its mesh at the bottom."""
+        with Horizontal(id="modules"):
+            with Box(id="modules-box"):
+                yield ModuleLines(id="module-lines")
+            with ScrollBox(id="module-box"):
+                yield Static("", id="module-card", markup=False)
+        with Box(id="comms-box"):
+            yield Static(id="comms-head", markup=False, classes="legend")
+            yield CollectiveLines(id="collectives")
+            yield Static(id="axis-bars", markup=False)
+        with Box(id="schedule-box"):
+            yield Static(LEGEND, id="schedule-legend", classes="legend", markup=False)
+            yield ScheduleGrid(id="schedule")
+            yield Static(id="pass", markup=False, classes="legend")
+        with Horizontal(id="comm"):
+            with Box(id="comm-box"):
+                yield Static(id="comm-card", markup=False)
+                yield MomentLines(id="moments")
+            with Box(id="part-box"):
+                yield MeshGrid(id="part")
+        yield Static(id="step-note", markup=False)
+
+    def chosen(self, selection: Selection) -> object:
+        """Return the chosen rank."""
+        return selection.rank
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show the step, and the chosen collective with the ranks that take part."""
+        if document is None:
+            return
+        step = document.step if not document.is_partial else Step(has_run=True)
+        why = "… reading" if document.is_partial else why_empty(step)
+        note = self.query_one("#step-note", Static)
+        note.update(why)
+        note.display = bool(why)
+        self._show_modules(document)
+        for part in ("#comms-box", "#comm"):
+            self.query_one(part).display = bool(step.collectives) and not self._by_module
+        has_schedule = step.pipeline is not None or bool(step.undrawn)
+        self.query_one("#schedule-box").display = has_schedule and not self._by_module
+        self._show_schedule(step, document.dump.files.mesh)
+        self._list(step)
+        self._show_collective(document, selection)
+
+    def _show_modules(self, document: Document) -> None:
+        """Show the step by module: from the start where one of them is the first wrong one."""
+        if self._of is not document:
+            self._of, self._modules = document, modules_of(document)
+            self._by_module = self._modules.tree.finding is not None and bool(self._modules.tree.num_calls)
+        modules, lines = self._modules, self.query_one(ModuleLines)
+        self.query_one("#modules").display = self._by_module
+        if modules is not None and self._by_module:
+            lines.show(len(modules.lines), modules.line, None if lines.count else modules.first)
+            self._show_module()
+
+    def _show_module(self) -> None:
+        if self._modules is None or not self._modules.lines:
+            return
+        at = self.query_one(ModuleLines).cursor
+        node = self._modules.lines[at]
+        self.query_one("#module-card", Static).update(self._modules.card(at))
+        self.query_one("#module-box", ScrollBox).set_titles(printable(node.name), printable(node.call.type))
+        title = f"{counted(self._modules.tree.num_calls, 'call')} of modules, as they ran"
+        self.query_one("#modules-box", Box).set_titles(title)
+
+    def _list(self, step: Step) -> None:
+        """List the collectives that pass the filter, in the chosen order."""
+        self._listed = [
+            collective for collective in step.collectives if not self._axes or collective.record.axes == self._axes
+        ]
+        if self._by_bytes:
+            self._listed.sort(key=lambda collective: -collective.received)
+        width = axes_width(step)
+        self.query_one("#comms-head", Static).update(head_text(width), layout=False)
+        self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
+        title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
+        order = ", most bytes received first" if self._by_bytes else ""
+        self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
+        self.query_one("#comms-box", Box).set_titles(title + order, f"received per rank, at most{self._totals(step)}")
+
+    def _totals(self, step: Step) -> str:
+        """Write each axis's bytes with a short bar, where there is no room for bars of their own."""
+        if self.app.size.height >= TALL:
+            return ""
+        most = max((count for _, count in step.received), default=0)
+        totals = [
+            f"{axes_text(axes)} {bar(count / max(most, 1), 4).strip()} {bytes_text(count)}".replace("  ", " ")
+            for axes, count in step.received
+        ]
+        return ": " + " · ".join(totals)
+
+    def _show_collective(self, document: Document, selection: Selection) -> None:
+        if not self._listed:
+            return
+        chosen = self._listed[self.query_one(CollectiveLines).cursor]
+        rank = rank_of(document, selection, chosen.ranks)
+        self.query_one("#comm-box", Box).set_titles(collective_title(chosen))
+        self.query_one("#comm-card", Static).update(collective_text(chosen, document.dump.files.mesh, rank))
+        self.query_one("#part-box", Box).set_titles("● takes part", f"underlined: rank {rank}'s group")
+        self.query_one(MeshGrid).show(document.dump.files.mesh, rank, takes_part(document, chosen, rank))
+        self._moments = moments(document.dump, chosen)
+        lines = self.query_one(MomentLines)
+        lines.display = bool(self._moments)
+        self.query_one("#comm").set_class(bool(self._moments), "kept")
+        width = before_width(self._moments)
+        cursor = next((index for index, moment in enumerate(self._moments) if moment.rank == rank), 0)
+        lines.show(len(self._moments), lambda index: moment_line(self._moments[index], width), cursor)
+
+    def _show_schedule(self, step: Step, mesh: Mesh) -> None:
+        grid = self.query_one(ScheduleGrid)
+        grid.show(step.pipeline, mesh)
+        grid.display = self.query_one("#schedule-legend").display = step.pipeline is not None
+        self.query_one("#schedule-box", Box).set_titles(pipeline_text(step))
+        text = f"? not drawn: {step.undrawn}" if step.undrawn else ""
+        if step.pipeline is not None and grid.chosen is not None:
+            text = pass_text(grid.rank, *grid.chosen)
+        self.query_one("#pass", Static).update(text)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Filter and sort only if there are collectives."""
+        document = self.state.document
+        if action == "modules":
+            return bool(self._modules and self._modules.tree.num_calls)
+        is_listed = bool(document and document.step.collectives and not self._by_module)
+        return action not in ("next_axis", "order") or is_listed
+
+    def _again(self) -> None:
+        if self.state.document is not None:
+            self.show(self.state.document, self.state.selection)
+
+    @property
+    def focus_first(self) -> str:
+        """Selects the list that is shown."""
+        return "#module-lines" if self._by_module else self.FOCUS
+
+    def action_modules(self) -> None:
+        """Show the step by module, or its collectives again."""
+        self._by_module = not self._by_module
+        self._again()
+        self.query_one(self.focus_first).focus()
+        self.refresh_bindings()
+
+    @on(Lines.Highlighted, "#module-lines")
+    def _module_chosen(self) -> None:
+        self._show_module()
+
+    @on(Lines.Chosen, "#module-lines")
+    def _module_opened(self, message: Lines.Chosen) -> None:
+        if self._modules is not None:
+            self._modules = self._modules.toggled(message.index)
+            self._again()
+
+    @on(Lines.Highlighted, "#collectives")
+    def _collective_chosen(self) -> None:
+        if self.state.document is not None:
+            self._show_collective(self.state.document, self.state.selection)
+
+    @on(Lines.Highlighted, "#moments")
+    def _moment_chosen(self, message: Lines.Highlighted) -> None:
+        self.state.selection = replace(self.state.selection, rank=self._moments[message.index].rank)
+
+    @on(PassChosen)
+    def _pass_chosen(self, message: PassChosen) -> None:
+        self.query_one("#pass", Static).update(pass_text(message.rank, message.record, message.begin))
+        self.state.selection = replace(self.state.selection, rank=message.rank)
+
+    def action_next_axis(self) -> None:
+        """List only collectives along the next axis, or all again."""
+        if self.state.document is not None:
+            groups = dict.fromkeys(collective.record.axes for collective in self.state.document.step.collectives)
+            choices = [" ".join(axes) for axes in ((), *groups)]
+            chosen = after(choices, " ".join(self._axes))
+            self._axes = tuple(chosen.split())
+            self._again()
+
+    def action_order(self) -> None:
+        """Sort by start or by bytes received."""
+        self._by_bytes = not self._by_bytes
+        self._again()
+
+
+def axis_bars(step: Step, width: int) -> Text:
+    """Draw the bytes that the busiest rank receives along each axis."""
+    text = Text(no_wrap=True)
+    for name, size, share in axis_shares(step):
+        line = f"{name} {size} "
+        text.append(line, "bold").append(bar(share, max(width - len(line), 4)), "dim").append("\n")
+    text.rstrip()
+    return text
+
+
+class CollectiveLines(Lines):
+    """The list of collectives."""
+
+    HELP = """\
+## The step
+
+The collectives of one training step, in the order in which they began. Identical layers are one line.
+
+- `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
+- *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
+  receives, counted for a ring.
+- The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
+
+An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
+"""
+
+
+class MomentLines(Lines):
+    """The list of the ranks' values before and after."""
+
+    HELP = """\
+## Before and after
+
+Each rank's values when it called the collective, and when the collective was done; the ranks of a group are listed
+together, and the chosen one's is underlined on the mesh.
+"""

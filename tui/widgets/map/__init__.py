@@ -1,1 +1,0 @@
-"""The map of a tensor, and the lines around it."""

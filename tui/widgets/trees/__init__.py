@@ -1,1 +1,0 @@
-"""Trees: the tensors, the memory of modules, the calls of a step."""

@@ -1,0 +1,171 @@
+"""Lines of words that can be clicked: the keys that work now, and the views by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from .grid import DIM
+from .title import FOR_VERDICT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from textual import events
+    from textual.binding import ActiveBinding
+    from textual.geometry import Size
+    from textual.screen import Screen
+
+
+CHOSEN = Style(bold=True, reverse=True)
+"""The style of the word that is chosen among several."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of the line.
+
+    Attributes:
+        segments: The characters with their styles.
+        action: The action that a click runs, as in a binding; empty for none.
+        tooltip: The tooltip under the mouse.
+    """
+
+    segments: tuple[Segment, ...]
+    action: str = ""
+    tooltip: str = ""
+
+    @property
+    def width(self) -> int:
+        """Its columns."""
+        return sum(segment.cell_length for segment in self.segments)
+
+
+class WordLine(Widget):
+    """Words in a line, each with an action and a tooltip. Subclasses define `words`, and refresh on a change."""
+
+    def words(self) -> Sequence[Word]:
+        """Return the words of the line as they are now."""
+        raise NotImplementedError
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        """Take as many columns as the words have."""
+        return sum(word.width for word in self.words())
+
+    def render_line(self, y: int) -> Strip:
+        """Paint the line."""
+        segments = [segment for word in self.words() for segment in word.segments]
+        strip = Strip(segments).apply_style(self.rich_style)
+        return strip.adjust_cell_length(self.size.width, self.rich_style)
+
+    def _at(self, x: int) -> Word | None:
+        words = self.words()
+        ends = accumulate(word.width for word in words)
+        return next((word for word, end in zip(words, ends, strict=True) if x < end), None)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Show the tooltip of the word under the mouse."""
+        word = self._at(event.x)
+        self.tooltip = (word and word.tooltip) or None
+
+    async def on_click(self, event: events.Click) -> None:
+        """Run the action of the word under the mouse."""
+        event.stop()
+        if (word := self._at(event.x)) and word.action:
+            await self.run_action(word.action)
+
+
+ALWAYS = ("help", "quit")
+"""The actions that come last, and stay if there is not room for all."""
+
+
+class KeyBar(WordLine):
+    """As many of the keys that work now as fit in a line, each with its name; a click presses a key."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"key-bar--key"}
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._keys: list[ActiveBinding] = []
+
+    def on_mount(self) -> None:
+        """Follow the focus."""
+        self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
+
+    def _bindings_changed(self, screen: Screen[object]) -> None:
+        shown: dict[str, ActiveBinding] = {}
+        for active in screen.active_bindings.values():
+            if active.binding.show and active.enabled:
+                shown.setdefault(active.binding.action, active)
+        keys = sorted(shown.values(), key=lambda active: active.binding.action in ALWAYS)
+        if keys != self._keys:
+            self._keys = keys
+            self.refresh()
+
+    def words(self) -> list[Word]:
+        """Return the keys that fit in the line."""
+        plain, bold = self.rich_style, self.get_component_rich_style("key-bar--key")
+        words = [
+            Word(
+                (
+                    Segment(f" {self.app.get_key_display(active.binding)} ", bold),
+                    Segment(f"{active.binding.description} ", plain),
+                ),
+                f"press({number})",
+                active.tooltip,
+            )
+            for number, active in enumerate(self._keys)
+        ]
+        last = sum(active.binding.action in ALWAYS for active in self._keys)
+        while len(words) > last and sum(word.width for word in words) > self.size.width:
+            words.pop(-1 - last)
+        return words
+
+    async def action_press(self, number: int) -> None:
+        """Run the action of a key on the widget that binds it."""
+        active = self._keys[number]
+        await self.app.run_action(active.binding.action, active.node)
+
+
+Tab = tuple[str, str, str, str]
+"""A view's name, its key, its title, and its tooltip."""
+
+
+class ViewTabs(WordLine):
+    """A key and a title for each view, the current one marked; a click shows a view."""
+
+    def __init__(self, tabs: list[Tab], current: str, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._tabs = tabs
+        self._current = current
+
+    def show(self, current: str) -> None:
+        """Mark the current view."""
+        self._current = current
+        self.refresh(layout=self.is_narrow)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether only the current view has its title: the verdict has room for its words in any case."""
+        whole = sum(len(f" {key} {title}") for _, key, title, _ in self._tabs)
+        return whole > self.app.size.width - FOR_VERDICT
+
+    def words(self) -> list[Word]:
+        """Return one word per view."""
+        is_narrow = self.is_narrow
+        return [
+            Word(
+                (Segment(f" {key} " if is_narrow and not is_current else f" {key} {title}{' ' * is_current}", style),),
+                f"app.show_view('{name}')",
+                f"{title}: {tooltip}" if is_narrow else tooltip,
+            )
+            for name, key, title, tooltip in self._tabs
+            for is_current in (name == self._current,)
+            for style in (CHOSEN if is_current else DIM,)
+        ]
