@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from shardviz import probe_files
 from shardviz.check.run import report_on
@@ -19,6 +21,7 @@ from shardviz.dump.write import prepare_folder
 from shardviz.layout.mesh import parse_mesh
 from shardviz.live.job import ProbeJob
 from shardviz.picture.html.page import html
+from shardviz.tui.widgets.finding_card import finding_body
 from tests.lanes import at_night, nightly, recorded
 from tests.live import standing
 from tests.live.lines.cases import CASES
@@ -89,6 +92,9 @@ def test_what_is_printed_of_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["check", folder, "--format", "json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert (finding["line"], finding["cause_id"]) == (f"program.py:{line + 2}", "unsummed-line")
+    card = StringIO()
+    Console(file=card, width=400).print(finding_body(report_on(dump).findings[0]))
+    assert "`out = out + self.bias  # <b>[bold]{axis}`" in card.getvalue()
     page = html(dump, report_on(dump))
     assert "self.bias  # &lt;b&gt;[bold]{axis}" in page
     assert "# <b>" not in page
