@@ -39,6 +39,30 @@ class WrongLine(Cause):
     )
 
 
+class WrongLines(Cause):
+    """Some lines compute something else on what each rank has than on the whole, and it is not certain which of them.
+
+    In between, ranks compute with numbers of their own, as the places of their part, which need not be a part of
+    anything. What the first line is given is right, and what the last one gives is not.
+
+    Attributes:
+        first: The first of the lines, as `moe.py:83`.
+        last: The last of them.
+    """
+
+    first: str
+    last: str
+    kinds = WRONG
+    why = (
+        "What {first} is given is the unsharded model's, or each rank's part or term of it, and what {last} gives is "
+        "neither"
+    )
+    how = (
+        "look at {first} to {last}: at the group and the operation of a collective, and at the sizes and offsets of a "
+        "rank's own part"
+    )
+
+
 class UnsummedLine(Cause):
     """A line makes one term of a sum on each rank, and a later one uses it as the whole.
 

@@ -45,19 +45,29 @@ class Again:
 
         Args:
             capture: This rank's.
-            module: The module's name; empty for the model itself.
+            module: The module's name; empty for the model itself. Of torch's own modules the one around them is taken,
+                which has lines of the user's.
         """
+        whole_model = self.unsharded()
+        module = _with_own_lines(whole_model, module)
         model = self.sharded()
         with recording(model, module) as seen:
             why = self.step(model)
         _add_values(capture, module, seen, "step")
         capture.lines.append(_record(module, seen, why=why))
-        model = self.unsharded()
-        with recording(model, module) as whole:
-            self.step_unsharded(model)
+        with recording(whole_model, module) as whole:
+            self.step_unsharded(whole_model)
         if capture.rank == 0:
             _add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)
             capture.lines.append(_record(module, whole, is_unsharded=True))
+
+
+def _with_own_lines(model: nn.Module, name: str) -> str:
+    """Return the name of a module, or of the nearest around it that is not one of torch's own."""
+    modules = dict(model.named_modules())
+    while name and type(modules.get(name)).__module__.startswith("torch."):
+        name = name.rpartition(".")[0]
+    return name
 
 
 def module_asked_for(question: str, folder: Path, rank: int) -> str | None:

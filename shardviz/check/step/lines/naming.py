@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
+from shardviz.check.step.trace.calls import is_within
 from shardviz.explain.finding import Finding
-from shardviz.explain.lines import UnsummedLine, WrongLine, WrongLineBackward, WrongReductionLine
+from shardviz.explain.lines import UnsummedLine, WrongLine, WrongLineBackward, WrongLines, WrongReductionLine
 from shardviz.explain.modules import (
     UnexplainedBetweenModules,
     UnexplainedModule,
@@ -43,15 +44,25 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
     lines = Lines.of(dump)
     fault = fault_in(lines, States(dump, lines)) if lines is not None else None
     for result in results:
-        is_of_module = isinstance(result, Finding) and lines is not None and module_to_open(result) == lines.module
-        yield with_line(result, fault) if is_of_module and fault is not None else result  # type: ignore[arg-type]
+        if lines is not None and fault is not None and isinstance(result, Finding) and _is_about(result, lines.module):
+            yield with_line(result, fault)
+        else:
+            yield result
+
+
+def _is_about(finding: Finding, module: str) -> bool:
+    """Whether a finding is about a module, or about one of torch's own in it, which has no lines of the user's."""
+    asked = module_to_open(finding)
+    return asked is not None and (asked == module or is_within(asked, module))
 
 
 def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding with a fault's line; its cause is the line's if it had none."""
     details = (*finding.details, sentence_of(fault))
-    if fault.way == "between":
-        return replace(finding, details=details)
+    if fault.way == "between" and fault.before is not None:
+        between = WrongLines(place_of(fault.before), place_of(fault.line))
+        placed = replace(finding, details=details)
+        return placed.because(between) if isinstance(finding.explanation, OPEN) else placed
     placed = replace(finding, details=details, line=place_of(fault.line))
     return placed.because(cause_of(fault)) if isinstance(finding.explanation, OPEN) else placed
 
