@@ -43,6 +43,7 @@ from shardviz.live.compat.meshes import (
     working_out_shapes,
 )
 from shardviz.live.compat.modules import (
+    class_name,
     compiled_calls_wrapped,
     computed_buffers,
     follow_modules_by,
@@ -81,6 +82,7 @@ __all__ = [
     "UnwrappedMode",
     "answered_alone",
     "asks_for_shapes",
+    "class_name",
     "clean_name",
     "compiled_calls_wrapped",
     "computed_buffers",

@@ -69,6 +69,11 @@ def is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
+def class_name(module: nn.Module) -> str:
+    """Return the name of a module's class, of the module that `torch.compile` wraps: `_orig_mod` in torch 2.13.0."""
+    return type(getattr(module, "_orig_mod", module)).__name__
+
+
 @contextmanager
 def compiled_calls_wrapped(
     module: nn.Module, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]

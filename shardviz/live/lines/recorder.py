@@ -19,15 +19,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardviz.dump.records.lines import FrameRecord, LineRecord, ValueRecord
 from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat import (
+    class_name,
     clean_name,
     compiled_calls_wrapped,
     in_backward,
     is_compiled,
     ranks_of_operator,
     replaced,
+    version_of,
 )
 from shardviz.live.lines.frames import frames_of
-from shardviz.live.step.comms import _collective as collective_of
+from shardviz.live.step.comms import collective_name
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class Value:
 
     number: int
     tensor: torch.Tensor
-    version: int
+    version: tuple[int, int]
     epoch: int
     origin: str = ""
     values: torch.Tensor | None = None
@@ -151,7 +153,14 @@ class Recorder:
         return tuple(self.number(tensor) for tensor in _kept(tensors))
 
     def noted(
-        self, function: str, inputs: tuple[int, ...], given: Any, result: Any, versions: Sequence[int], *, wait: bool
+        self,
+        function: str,
+        inputs: tuple[int, ...],
+        given: Any,
+        result: Any,
+        versions: Sequence[tuple[int, int]],
+        *,
+        wait: bool,
     ) -> None:
         """Record a call after it has run.
 
@@ -168,7 +177,7 @@ class Recorder:
         written = [
             tensor
             for tensor, version in zip(arguments, versions, strict=True)
-            if _version(tensor) != version or id(tensor) in by_collectives
+            if version_of(tensor) != version or id(tensor) in by_collectives
         ]
         for tensor in written:
             self._epochs[_storage(tensor)] = self._epochs.get(_storage(tensor), 0) + 1
@@ -197,7 +206,7 @@ class Recorder:
 
     def _new(self, tensor: torch.Tensor, origin: str, *, wait: bool = False) -> Value:
         storage = _storage(tensor)
-        value = Value(len(self.values), tensor, _version(tensor), self._epochs.get(storage, 0), origin)
+        value = Value(len(self.values), tensor, version_of(tensor), self._epochs.get(storage, 0), origin)
         self.values.append(value)
         if wait:
             self._waiting.setdefault(storage, []).append(value)
@@ -222,7 +231,7 @@ class Recorder:
 
     def _is_current(self, value: Value) -> bool:
         tensor = value.tensor
-        return value.version == _version(tensor) and value.epoch == self._epochs.get(_storage(tensor), 0)
+        return value.version == version_of(tensor) and value.epoch == self._epochs.get(_storage(tensor), 0)
 
     def _follow(self, value: Value) -> None:
         """Keep the gradient that comes back to a tensor; not a weight's, which is compared after the step."""
@@ -292,7 +301,7 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator."""
         result = func(*args, **(kwargs or {}))
-        if collective_of(func):
+        if collective_name(func):
             self.recorder.collective(func, args)
         return result
 
@@ -302,7 +311,7 @@ def _recorded(recorder: Recorder, name: str, function: Callable[[], Any], given:
     with recorder.quiet():
         tensors = _kept(given)
         inputs = recorder.numbers(tensors)
-        versions = [_version(tensor) for tensor in tensors]
+        versions = [version_of(tensor) for tensor in tensors]
         recorder._made.clear()
         if opaque:
             result = function()
@@ -360,7 +369,7 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
     with ExitStack() as handles:
         for own in module.modules():
             if own is not module and is_compiled(own):
-                wrapped = partial(alone, type(getattr(own, "_orig_mod", own)).__name__)
+                wrapped = partial(alone, class_name(own))
                 handles.enter_context(compiled_calls_wrapped(own, wrapped))
         handles.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
         handles.callback(module.register_forward_hook(end, always_call=True).remove)
@@ -422,10 +431,6 @@ def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
         if tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested or tensor.is_meta):
             found.append(tensor)
     return found
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -79,7 +79,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Record an operator, if it is a collective."""
-        if op := _collective(func):
+        if op := collective_name(func):
             self._note(op, func, (*args, *(kwargs or {}).values()))
 
     def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
@@ -114,7 +114,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=4096)
-def _collective(func: Any) -> str:
+def collective_name(func: Any) -> str:
     """Return what a collective is called; empty for another operator."""
     library, _, name = str(func).partition("::" if "::" in str(func) else ".")
     return _plain(name) if library in _LIBRARIES and not name.startswith(_NO_COLLECTIVES) else ""
