@@ -40,7 +40,7 @@ class WrongLine(Cause):
 
 
 class WrongLines(Cause):
-    """Some lines compute something else on what each rank has than on the whole, and it is not certain which of them.
+    """One of some lines computes something else on a rank's part than on the whole.
 
     In between, ranks compute with numbers of their own, as the places of their part, which need not be a part of
     anything. What the first line is given is right, and what the last one gives is not.
