@@ -36,11 +36,17 @@ def _by_value(one: Compared) -> Compared:
 
 
 def why_unplaced(evidence: Evidence, one: Compared) -> str:
-    """Return why a plain output of another shape is not judged; empty if it is, or if something behind it is wrong."""
+    """Return why a plain part of an output is not judged; empty if it is, or if something behind it is wrong."""
     gradients = evidence.gradients.values()
     is_right = evidence.loss_is_right and bool(gradients) and not any(gradient.wrong for gradient in gradients)
     if not (one.is_assumed and one.incomparable and is_right) or evidence.without_gradient:
         return ""
+    if not all(_may_be_part(values.shape, one.wanted.shape) for values in one.values.values()):
+        return ""  # larger than the whole, as copies side by side are
     rank = min(one.values)
     held, whole = list(one.values[rank].shape), list(one.wanted.shape)
     return UNPLACED.format(rank=rank, held=held, whole=whole, whose=one.whose)
+
+
+def _may_be_part(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    return len(shape) == len(whole) and all(own <= size for own, size in zip(shape, whole, strict=True))

@@ -53,3 +53,9 @@ def test_parts_that_overlap_are_a_finding_if_anything_behind_them_is_wrong(tmp_p
 def test_values_that_no_layout_explains_are_a_finding_though_the_loss_is_right(tmp_path: Path) -> None:
     findings, _ = returning(tmp_path, on_all(WANTED + 0.5)).check()
     assert [finding.tensor for finding in findings] == ["output"]
+
+
+@pytest.mark.parametrize("output", [np.concatenate([WANTED, WANTED], 1), np.concatenate([WANTED, WANTED[:1]])])
+def test_more_than_the_whole_is_a_finding_though_the_loss_is_right(tmp_path: Path, output: Any) -> None:
+    findings, _ = returning(tmp_path, on_all(output)).check()
+    assert [(finding.tensor, finding.kind) for finding in findings] == [("output", "wrong-shape")]
