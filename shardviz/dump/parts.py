@@ -1,20 +1,21 @@
-"""Parts that code cuts by hand and a library splits again: placements on its own mesh say how, but not of which part.
+"""Parts that code cuts by hand and a library splits again: placements on its own mesh say how, but not which part.
 
 A module of a tensor-parallel rank holds the rank's columns as its whole weight, and `fully_shard` splits those over dp.
-The DTensor's mesh does not have tp, so its placements claim nothing along tp, and its shape is that of the part. What
-part it is, the ids say: the layout is extended by the axes that the mesh does not have.
+The DTensor's mesh does not have tp, so its placements claim nothing along tp, and its shape is that of the part. The
+ids say which part it is: the layout is extended by the axes that the mesh does not have.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import structs
 
+from shardviz.errors import LayoutError
 from shardviz.layout.layout import JOIN
 from shardviz.layout.region import indices
 
@@ -34,8 +35,21 @@ SEGMENTS = (1, 2, 3)
 ROLES = ("param", "buffer", "grad", "optim")
 
 
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The layout of a part, and that of the whole tensor.
+
+    Attributes:
+        part: The layout that the part's placements claim.
+        whole: The layout of the whole tensor; None if no layout gives ranks what they hold.
+    """
+
+    part: Layout
+    whole: Layout | None
+
+
 def with_whole_layouts(tensors: list[Tensor], stamps: Sequence[Stamp]) -> list[Tensor]:
-    """Return tensors with the layouts of parts extended to layouts of the whole tensor, where the ids say of which."""
+    """Return tensors with the layouts of parts extended to layouts of the whole, if the ids say which part it is."""
     if not any(shard.layout is not None and shard.layout.own_axes for tensor in tensors for shard in tensor.distinct):
         return tensors
     shapes = {stamp.name: stamp.shape for stamp in stamps}
@@ -43,22 +57,22 @@ def with_whole_layouts(tensors: list[Tensor], stamps: Sequence[Stamp]) -> list[T
     return [_of_whole(tensor, extended) for tensor in tensors] if extended else tensors
 
 
-def _extended(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Layout | None]]:
-    """Yield the stamped tensors that ranks have parts of, with the layout of the whole; None if no layout fits them."""
+def _extended(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extended]]:
+    """Yield the stamped tensors that ranks have parts of."""
     for tensor in tensors:
         layout = tensor.claimed
-        whole = {shapes.get(name) for name in tensor.names}
-        shape = whole.pop() if len(whole) == 1 else None
+        wholes = {shapes.get(name) for name in tensor.names}
+        shape = wholes.pop() if len(wholes) == 1 else None
         if tensor.moment != "stamped" or shape is None or layout is None or not _is_of_part(layout, shape):
             continue
         held = {rank: shard.held for rank, shard in tensor.shards.items()}
-        whole_layout = next((one for one in _candidates(layout, shape) if _is_held(one, held)), None)
-        if whole_layout is not None or _are_parts(layout, held):
-            yield from ((name, whole_layout) for name in tensor.names)
+        whole = next((candidate for candidate in _candidates(layout, shape) if _is_held(candidate, held)), None)
+        if whole is not None or _are_parts(layout, held):
+            yield from ((name, Extended(layout, whole)) for name in tensor.names)
 
 
 def _is_of_part(layout: Layout, shape: tuple[int, ...]) -> bool:
-    is_smaller = all(own <= size for own, size in zip(layout.shape, shape, strict=False))
+    is_smaller = all(length <= size for length, size in zip(layout.shape, shape, strict=False))
     is_part = is_smaller and layout.shape != shape and len(layout.shape) == len(shape)
     return bool(layout.own_axes) and layout.flat is None and is_part
 
@@ -79,62 +93,75 @@ def _candidates(layout: Layout, shape: tuple[int, ...]) -> Iterator[Layout]:
 
 
 def _chains(layout: Layout, outside: Sequence[str], dim: int, size: int) -> Iterator[Chain]:
-    own = layout.chains[dim]
+    splits = layout.chains[dim]
     for count in range(1, len(outside) + 1):
         for axes in permutations(outside, count):
             parts = math.prod(layout.mesh.axis_size(axis) for axis in axes)
             if -(-size // parts) == layout.shape[dim]:
                 for segments in SEGMENTS:
                     front: Chain = axes if segments == 1 else (segments, *axes)
-                    yield (*front, JOIN, *own) if own and segments > 1 else (*front, *own)
+                    yield (*front, JOIN, *splits) if splits and segments > 1 else (*front, *splits)
 
 
 def _is_held(layout: Layout, held: Mapping[int, Region | None]) -> bool:
-    mesh = layout.mesh
-    return all(rank in mesh and layout.region(mesh.coord_of(rank)) == own for rank, own in held.items())
+    regions = dict(layout.regions())
+    return all(
+        region is not None and rank in regions and (region == regions[rank] or region.size == regions[rank].size == 0)
+        for rank, region in held.items()
+    )
 
 
 def _are_parts(layout: Layout, held: Mapping[int, Region | None]) -> bool:
     """Whether ranks that share their place on all other axes hold one part of the whole, split as a layout says."""
-    mesh = layout.mesh
+    mesh, regions = layout.mesh, dict(layout.regions())
     parts: dict[object, list[NDArray[np.int64]]] = {}
     for rank, region in held.items():
-        if region is None or rank not in mesh:
+        if region is None or rank not in regions:
             return False
-        coord = mesh.coord_of(rank)
-        outside = tuple(at for axis, at in zip(mesh.axes, coord, strict=True) if axis not in layout.own_axes)
-        part = parts.setdefault(outside, [np.full(size, -1) for size in layout.shape])
-        for places, claimed, own in zip(part, layout.region(coord).dims, region.dims, strict=True):
-            at, indices_held = indices(claimed), indices(own)
-            if len(at) != len(indices_held) or np.any((places[at] != indices_held) & (places[at] >= 0)):
+        if not region.size and not regions[rank].size:
+            continue
+        coord = zip(mesh.axes, mesh.coord_of(rank), strict=True)
+        outside = tuple(at for axis, at in coord if axis not in layout.own_axes)
+        if outside not in parts:
+            parts[outside] = [np.full(size, -1) for size in layout.shape]
+        for places, claimed, ranges in zip(parts[outside], regions[rank].dims, region.dims, strict=True):
+            at, elements = indices(claimed), indices(ranges)
+            if len(at) != len(elements) or np.any((places[at] != elements) & (places[at] >= 0)):
                 return False
-            places[at] = indices_held
-    return len(parts) > 1 and all(np.all(places >= 0) for part in parts.values() for places in part)
+            places[at] = elements
+    is_complete = all(np.all(places >= 0) for part in parts.values() for places in part)
+    return len(parts) > 1 and (is_complete or len(held) < mesh.size)
 
 
-def _of_whole(tensor: Tensor, extended: Mapping[str, Layout | None]) -> Tensor:
+def _of_whole(tensor: Tensor, extended: Mapping[str, Extended]) -> Tensor:
     """Return a tensor, its gradient or a state with the layout of the whole, if its own is that of the part.
 
     Parts that no layout gives to ranks are plain: nothing is claimed of which part a rank has.
     """
     names = {name.rpartition(".")[0] if tensor.role == "optim" else name for name in tensor.names}
-    own = tensor.claimed
-    if tensor.role not in ROLES or own is None or not own.own_axes or not names <= extended.keys():
+    claimed = tensor.claimed
+    if tensor.role not in ROLES or claimed is None or not names <= extended.keys():
         return tensor
-    layout, *others = {extended[name] for name in names}
-    if others:
+    layouts, *others = {extended[name] for name in names}
+    part = layouts.part
+    if others or (claimed.shape, claimed.own_axes, claimed.mesh) != (part.shape, part.own_axes, part.mesh):
         return tensor
-    if layout is None:
+    if layouts.whole is None:
         return replace(tensor, shards={rank: _plain_shard(shard) for rank, shard in tensor.shards.items()})
-    is_same = len(own.chains) == len(layout.chains) and own.own_axes == layout.own_axes
-    if not is_same or not all(_ends_with(chain, part) for chain, part in zip(layout.chains, own.chains, strict=True)):
+    whole = _with_own_splits(claimed, part, layouts.whole)
+    if whole is None:
         return tensor
-    whole = replace(layout, partial=own.partial)
     return replace(tensor, shards={rank: _whole_shard(shard, whole) for rank, shard in tensor.shards.items()})
 
 
-def _ends_with(chain: Chain, part: Chain) -> bool:
-    return chain[len(chain) - len(part) :] == part
+def _with_own_splits(claimed: Layout, part: Layout, whole: Layout) -> Layout | None:
+    """Return a layout of the whole whose parts are split as a tensor's own placements claim, as a gradient's may be."""
+    outside = [chain[: len(chain) - len(split)] for chain, split in zip(whole.chains, part.chains, strict=True)]
+    chains = tuple((*front, *split) for front, split in zip(outside, claimed.chains, strict=True))
+    try:
+        return replace(whole, chains=chains, partial=claimed.partial)
+    except LayoutError:  # an axis of the cut is pending as well
+        return None
 
 
 def _plain_shard(shard: Shard) -> Shard:

@@ -42,14 +42,14 @@ class RepeatedStep(Cause):
 class StepOfPart(Cause):
     """An optimizer that works on whole matrices runs on each rank's part of one.
 
-    Muon makes the step orthogonal, LAMB and LARS give it a norm. Both are defined for a part too, and shapes fit, so
+    Muon makes the step orthogonal, others divide it by its norm. Both are defined for a part too, and shapes fit, so
     nothing raises; but the parts do not make up the step of the whole matrix.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "The optimizer works on whole matrices (an orthogonal step as in Muon, a norm of the whole weight or step as "
-        "in LAMB and LARS), and was given each rank's part: DTensor.to_local(), or a plain shard"
+        "The optimizer works on whole matrices, as Muon does, or divides by a norm of the whole step, and was given "
+        "each rank's part: DTensor.to_local(), or a plain shard"
     )
     how = (
         "gather the gradient or the momentum with full_tensor() before that operation and keep the rank's own part of "

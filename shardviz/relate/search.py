@@ -45,6 +45,10 @@ NARROW = ("float32", "float16", "bfloat16")
 """The dtypes that values may have been rounded to."""
 
 
+FEW_CHAINS = 8
+"""Chains of some ranks that are tried on all of them: each rank may have a factor of its own."""
+
+
 class Search:
     """The search over one pair.
 
@@ -133,7 +137,8 @@ class Search:
                 left.add(rank)
                 if len(left) == probes and not ranks_of:
                     return set(context.actual)
-        for links, ranks in ranks_of.items() if len(ranks_of) > 1 else ():
+        common = sorted(ranks_of.items(), key=lambda item: -len(item[1]))[:FEW_CHAINS] if len(ranks_of) > 1 else []
+        for links, ranks in common:
             for rank in context.actual.keys() - ranks - left:
                 self.note(context, layout, moved, links, rank, sides(rank))
         return left

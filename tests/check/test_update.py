@@ -78,15 +78,26 @@ def test_a_learning_rate_is_a_cause_of_a_wrong_weight_and_not_of_a_wrong_state(
     assert never not in found.cause
 
 
-def shards_stepped_by(path: Path, step_of: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> list[str]:
-    """Step each rank's rows of a matrix by what an optimizer makes of the gradient's rows, and name what is found."""
-    gradient = np.random.default_rng(5).normal(size=(8, 4))
+def shards_stepped_by(
+    path: Path,
+    step_of: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    shape: tuple[int, int] = (8, 4),
+    of_whole: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]] | None = None,
+) -> list[str]:
+    """Step each rank's rows of a matrix by what an optimizer makes of the gradient's rows, and name what is found.
+
+    With `of_whole`, each rank has its rows of what that makes of the whole step and weight.
+    """
+    gradient, start = (np.random.default_rng(seed).normal(size=shape) for seed in (5, 6))
     step = Step(path).add("loss", "scalar", on_all(1.0), wanted=1.0)
     step.add("w", "grad", {rank: np.split(gradient, 2)[rank % 2] for rank in range(4)}, gradient, ROWS_OVER_TP)
-    start = np.ones((8, 4))
     step.put(0, "w", "param", "reference", start).put(0, "w", "param", "updated", start - step_of(gradient))
-    after = {rank: np.ones((4, 4)) - step_of(np.split(gradient, 2)[rank % 2]) for rank in range(4)}
-    step.hold_rows("w", "param", after, (8, 4))
+    rows = [np.split(array, 2) for array in (start, gradient)]
+    after = {rank: rows[0][rank % 2] - step_of(rows[1][rank % 2]) for rank in range(4)}
+    if of_whole is not None:
+        stepped = np.split(start - of_whole(step_of(gradient), start), 2)
+        after = {rank: stepped[rank % 2] for rank in range(4)}
+    step.hold_rows("w", "param", after, shape)
     found = check_unsharded_update(step.dump(), frozenset())
     return [one.cause_id if isinstance(one, Finding) else one.why for one in found]
 
@@ -106,3 +117,25 @@ def test_an_optimizer_of_whole_matrices_that_runs_on_shards_is_named(
 
 def test_an_optimizer_that_works_element_by_element_may_run_on_shards(tmp_path: Path) -> None:
     assert shards_stepped_by(tmp_path, lambda gradient: 0.1 * np.sign(gradient)) == []
+
+
+@pytest.mark.parametrize(
+    ("of_whole", "cause"),
+    [
+        (lambda step, _start: 2 * step, "repeated-step"),
+        (lambda step, _start: 0.7 * step, "another-learning-rate"),
+        (lambda step, start: step + 0.01 * start, "another-decay"),
+    ],
+)
+def test_rows_of_an_orthogonal_step_are_orthogonal_too_and_have_causes_of_their_own(
+    tmp_path: Path,
+    of_whole: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
+    cause: str,
+) -> None:
+    assert shards_stepped_by(tmp_path, orthogonal, (8, 16), of_whole) == [cause]
+
+
+def test_a_weight_that_is_not_finite_after_an_orthogonal_step_is_no_step_of_a_part(tmp_path: Path) -> None:
+    causes = shards_stepped_by(tmp_path, orthogonal, (8, 16), lambda step, _start: step * np.nan)
+    assert "step-of-part" not in causes
+    assert len(causes) == 1

@@ -27,15 +27,22 @@ ROWS = {0: (0, 4), 1: (8, 12), 2: (4, 8), 3: (12, 16)}
 """Rank 1 has the second half over tp, and of that the first over dp."""
 
 
-def cut(path: Path, rows: Mapping[int, tuple[int, int]], own_axes: tuple[str, ...] = ("dp",)) -> Dump:
-    """Hold rows of a weight, labeled as a tensor of the part's shape that dp splits."""
+def cut(
+    path: Path,
+    rows: Mapping[int, tuple[int, int]],
+    own_axes: tuple[str, ...] = ("dp",),
+    gradient: tuple[LayoutRecord, tuple[int, int]] | None = None,
+) -> Dump:
+    """Hold rows of a weight, labeled as a tensor of the part's shape that dp splits, and maybe its gradient."""
     folder = prepare_folder(path / "run")
     stamp = Stamp("up.weight", 1, WHOLE)
     write_run(folder, RunRecord(1, "test", "none", 4, mesh=MESH, stamps=(stamp,)))
-    layout = LayoutRecord(0, ("Shard(0)", "Replicate()"), (8, 8), own_axes=own_axes)
+    layouts = [LayoutRecord(0, ("Shard(0)", "Replicate()"), (8, 8), own_axes=own_axes)]
+    layouts += [gradient[0]] if gradient else []
     for rank, span in rows.items():
-        body = Body("param", "stamped", (8, 8), (4, 8), "float32", layout=0, held=((span,), ((0, 8),)))
-        other = rows[rank ^ 2]
+        bodies = [Body("param", "stamped", (8, 8), (4, 8), "float32", layout=0, held=((span,), ((0, 8),)))]
+        bodies += [Body("grad", "step", (8, 8), gradient[1], "float32", layout=1)] if gradient else []
+        other = rows.get(rank ^ 2, span)
         whole = (min(span[0], other[0]), max(span[1], other[1]))
         write_rank(
             folder,
@@ -45,13 +52,13 @@ def cut(path: Path, rows: Mapping[int, tuple[int, int]], own_axes: tuple[str, ..
                 4,
                 "testhost",
                 meshes=(MESH,),
-                layouts=(layout,),
-                bodies=(body,),
-                tensors=(TensorRecord("up.weight", 0),),
+                layouts=tuple(layouts),
+                bodies=tuple(bodies),
+                tensors=tuple(TensorRecord("up.weight", number) for number in range(len(bodies))),
                 gathered=(GatherRecord("up.weight", "full_tensor", held=((whole,), ((0, 8),))),),
             ),
         )
-    return dump_of(read_files(folder))
+    return dump_of(read_files(folder, strict=len(rows) == 4))
 
 
 def test_a_part_of_a_hand_cut_weight_has_the_layout_of_the_whole(tmp_path: Path) -> None:
@@ -84,3 +91,27 @@ def test_rows_that_two_ranks_have_and_rows_that_none_has_are_findings(
 def test_a_label_on_the_whole_mesh_is_wrong_where_it_says_replicate(tmp_path: Path) -> None:
     (finding,) = report_on(cut(tmp_path, ROWS, own_axes=())).findings
     assert finding.kind == "wrong-shape"
+
+
+@pytest.mark.parametrize(
+    ("placements", "local", "text"),
+    [
+        (("Shard(0)", "Replicate()"), (4, 8), "[16/tp/dp, 8]"),
+        (("Replicate()", "Replicate()"), (8, 8), "[16/tp, 8]"),
+        (("Partial()", "Replicate()"), (8, 8), "[16/tp, 8] +dp"),
+    ],
+)
+def test_a_gradient_of_a_part_keeps_its_own_placements(
+    tmp_path: Path, placements: tuple[str, str], local: tuple[int, int], text: str
+) -> None:
+    gradient = LayoutRecord(0, placements, (8, 8), own_axes=("dp",)), local
+    claimed = cut(tmp_path, ROWS, gradient=gradient).by_name("step", "grad")["up.weight"].claimed
+    assert claimed is not None
+    assert write(claimed) == text
+
+
+def test_a_rank_that_is_missing_leaves_parts_what_they_are(tmp_path: Path) -> None:
+    dump = cut(tmp_path, {rank: span for rank, span in ROWS.items() if rank != 3})
+    claimed = dump.stamped["up.weight"].claimed
+    assert claimed is not None
+    assert write(claimed) == "[16/tp/dp, 8]"

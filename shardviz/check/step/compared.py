@@ -196,7 +196,7 @@ class Compared:
 
         A sum that is pending is a change if it is not claimed, and so is one that is claimed and not pending.
         """
-        chain = self._chain(rank)
+        chain = self._chains.get(rank)
         located = next((link for link in chain or () if isinstance(link, Located)), None)
         if chain is None or located is None:
             return None
@@ -209,14 +209,15 @@ class Compared:
 
     def changes_of(self, rank: int) -> Chain | None:
         """Return what is changed in a rank's own part; None if it holds another one, or nothing explains it."""
-        chain, held = self._chain(rank), self.held_by(rank)
+        chain, held = self._chains.get(rank), self.held_by(rank)
         if held is None:
             return chain  # filled with one number
         return held[1] if held[0] == self.regions[rank] else None
 
-    def _chain(self, rank: int) -> Chain | None:
+    @cached_property
+    def _chains(self) -> Mapping[int, Chain | None]:
         groups = self.related.groups if self.related is not None else ()
-        return next((group.chain for group in groups if rank in group.ranks), None)
+        return {rank: group.chain for group in groups for rank in group.ranks}
 
     @cached_property
     def wrong(self) -> tuple[int, ...]:

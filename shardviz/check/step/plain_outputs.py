@@ -1,4 +1,4 @@
-"""Plain outputs: nothing claims how ranks share them, so what they hold decides, if nothing behind them is wrong.
+"""Plain outputs: nothing claims how ranks share them. If the loss is right, their layout is read off their values.
 
 A model may return its own columns of the logits, its own tokens or a part that overlaps its neighbor's, and a loss that
 reads them so is right. The layout that an output of the batch's rows should have is then no claim that is broken.
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
 
-UNPLACED = "no placements give rank {rank} {held} of {whole}, {whose}; the loss and the gradients are right"
+UNPLACED = (
+    "no placements of {whole}, {whose}, give every rank what it holds (rank {rank}: {held}); the loss and the "
+    "gradients are right"
+)
 
 
 def laid_out_by_value(results: Sequence[Compared]) -> tuple[Compared, ...]:
@@ -39,11 +42,12 @@ def why_unplaced(evidence: Evidence, one: Compared) -> str:
     """Return why a plain part of an output is not judged; empty if it is, or if something behind it is wrong."""
     gradients = evidence.gradients.values()
     is_right = evidence.loss_is_right and bool(gradients) and not any(gradient.wrong for gradient in gradients)
-    if not (one.is_assumed and one.incomparable and is_right) or evidence.without_gradient:
+    odd = [rank for rank, values in one.values.items() if values.shape != one.wanted.shape]
+    if not (one.is_assumed and one.incomparable and is_right and odd) or evidence.without_gradient:
         return ""
     if not all(_may_be_part(values.shape, one.wanted.shape) for values in one.values.values()):
         return ""  # larger than the whole, as copies side by side are
-    rank = min(one.values)
+    rank = min(odd)
     held, whole = list(one.values[rank].shape), list(one.wanted.shape)
     return UNPLACED.format(rank=rank, held=held, whole=whole, whose=one.whose)
 

@@ -88,6 +88,8 @@ class LinesRecord(Record, frozen=True):
         returned: The numbers of the tensors that each call of the module returned.
         is_unsharded: Whether these are the unsharded model's; rank 0 writes them.
         why: Why the step could not be run again; empty if it could.
+        asked: The module that was asked for: one of torch's own has no lines of the user's, so the one around it is
+            taken.
     """
 
     module: str
@@ -96,3 +98,4 @@ class LinesRecord(Record, frozen=True):
     returned: tuple[tuple[Count, ...], ...] = ()
     is_unsharded: bool = False
     why: str = ""
+    asked: str = ""

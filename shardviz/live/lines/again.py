@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,18 +49,18 @@ class Again:
             module: The module's name; empty for the model itself. Of torch's own modules the one around them is taken,
                 which has lines of the user's.
         """
-        whole_model = self.unsharded()
+        whole_model, asked = self.unsharded(), module
         module = _with_own_lines(whole_model, module)
         model = self.sharded()
         with recording(model, module) as seen:
             why = self.step(model)
         _add_values(capture, module, seen, "step")
-        capture.lines.append(_record(module, seen, why=why))
+        capture.lines.append(_record(module, asked, seen, why=why))
         with recording(whole_model, module) as whole:
             self.step_unsharded(whole_model)
         if capture.rank == 0:
             _add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)
-            capture.lines.append(_record(module, whole, is_unsharded=True))
+            capture.lines.append(_record(module, asked, whole, is_unsharded=True))
 
 
 def _with_own_lines(model: nn.Module, name: str) -> str:
@@ -81,15 +82,18 @@ def module_asked_for(question: str, folder: Path, rank: int) -> str | None:
     """
     of_all_ranks(None)
     module, _, name = question.partition(":")
-    asked = getattr(importlib.import_module(module), name)(folder) if rank == 0 else None
+    asked = None
+    if rank == 0:
+        with suppress(Exception):  # the command that reads the dump raises it again; the other ranks wait here
+            asked = getattr(importlib.import_module(module), name)(folder)
     answer: str | None = of_all_ranks(asked)[0]
     return answer
 
 
-def _record(module: str, seen: Recorder, *, is_unsharded: bool = False, why: str = "") -> LinesRecord:
+def _record(module: str, asked: str, seen: Recorder, *, is_unsharded: bool = False, why: str = "") -> LinesRecord:
     lines = tuple(event.record() for event in seen.events)
     values = tuple(value.record() for value in seen.values)
-    return LinesRecord(module, lines, values, tuple(seen.returned), is_unsharded, why)
+    return LinesRecord(module, lines, values, tuple(seen.returned), is_unsharded, why, asked)
 
 
 def _add_values(capture: Capture, module: str, seen: Recorder, moment: Moment, *, with_gradients: bool = True) -> None:

@@ -188,7 +188,7 @@ class Recorder:
         self._made.clear()
         if any(number >= before for number in outputs):
             frames, own = frames_of(self.module)
-            sides = inputs, outputs, ranks, _is_collective(function), _numbers_in(given)
+            sides = inputs, outputs, ranks, _is_collective(function, ranks), _numbers_in(given)
             if frames:
                 self.events.append(Event(len(self.returned), function, (frames, own), *sides))
 
@@ -416,8 +416,11 @@ def _numbers_in(given: Any) -> str:
     return " ".join(found)
 
 
-def _is_collective(name: str) -> bool:
-    return name.startswith(("all_", "reduce", "broadcast", "scatter", "gather_")) and name not in ("all_close",)
+def _is_collective(name: str, ranks: Sequence[int]) -> bool:
+    """Whether a function is a collective: of the names that tensors' own functions have too, if it has ranks."""
+    if name in ("broadcast", "gather", "reduce", "scatter"):
+        return bool(ranks)
+    return name.startswith(("all_gather", "all_reduce", "all_to_all", "reduce_scatter"))
 
 
 def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:

@@ -41,7 +41,10 @@ def test_a_right_part_does_not_hide_a_wrong_gradient(tmp_path: Path) -> None:
 def test_parts_that_overlap_are_not_checked_by_name(tmp_path: Path) -> None:
     findings, [unchecked] = returning(tmp_path, OVERLAPPING).check()
     assert (findings, unchecked.tensor) == ([], "output")
-    assert "no placements give rank 0 [3, 4] of [4, 4]" in unchecked.why
+    assert (
+        "no placements of [4, 4], the unsharded model's, give every rank what it holds (rank 0: [3, 4])"
+        in unchecked.why
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"loss": 2.0}, {"gradient": WANTED + 1}])

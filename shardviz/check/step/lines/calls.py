@@ -84,11 +84,13 @@ class Lines:
         module: The module.
         sharded: What each rank recorded.
         unsharded: What rank 0 recorded of the unsharded model.
+        asked: The module that was asked for: the same, or one of torch's own in it.
     """
 
     module: str
     sharded: Mapping[int, LinesRecord]
     unsharded: LinesRecord
+    asked: str
     wanted: dict[Value, int] = field(default_factory=dict)
 
     @staticmethod
@@ -104,7 +106,7 @@ class Lines:
                     sharded[rank] = lines
         if whole is None or not sharded or len(dump.files.ranks) < dump.files.run.num_ranks:
             return None
-        found = Lines(whole.module, sharded, whole)
+        found = Lines(whole.module, sharded, whole, whole.asked or whole.module)
         found.pair()
         return found
 
@@ -136,7 +138,12 @@ class Lines:
     @cached_property
     def producers(self) -> Mapping[tuple[int, int], Call]:
         """The call that makes a tensor, by rank and number."""
-        return {pair: call for call in self.calls for value in call.outputs for pair in value}
+        made: dict[tuple[int, int], Call] = {}
+        for call in self.calls:
+            given = {pair for value in call.inputs for pair in value}
+            for pair in (pair for value in call.outputs for pair in value if pair not in given):
+                made.setdefault(pair, call)
+        return made
 
     @cached_property
     def consumers(self) -> Mapping[tuple[int, int], list[Call]]:
@@ -145,7 +152,8 @@ class Lines:
         for call in self.calls:
             for value in call.inputs:
                 for pair in value:
-                    if call not in (readers := found.setdefault(pair, [])):
+                    readers = found.setdefault(pair, [])
+                    if not readers or readers[-1] is not call:
                         readers.append(call)
         return found
 

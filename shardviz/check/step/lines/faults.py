@@ -61,6 +61,8 @@ class Fault:
 
 def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
+    for value in lines.values:  # in order, so that none of them has to go back far
+        states.forward(value)
     fault = forward_fault(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
@@ -84,6 +86,13 @@ class _Forward:
 
     def is_own(self, value: Value) -> bool:
         """Whether a tensor need not be a part of anything: it is made with numbers of the rank's own, or of indices."""
+        if not self._own:
+            for call in self.lines.calls:  # what a call is given comes before it, so that nothing recurses deeply
+                for made in (*call.inputs, *call.outputs):
+                    self._note_own(made)
+        return self._note_own(value)
+
+    def _note_own(self, value: Value) -> bool:
         if value not in self._own:
             self._own[value] = False
             self._own[value] = not self.states.forward(value).is_known and self._is_own(value)
@@ -96,25 +105,31 @@ class _Forward:
         if call.first.function == "all_reduce" and self.states.forward(value).is_wrong:
             return False
         is_index = bool(call.inputs) and self.states.is_index(value) and not any(map(self.is_bad, call.inputs))
-        return call.counts_by_rank or is_index or any(map(self.is_own, call.inputs))
+        return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
 
     def is_bad(self, value: Value) -> bool:
         """Whether a tensor is wrong for certain."""
-        return self.states.forward(value).is_wrong and not self.is_own(value)
+        return self.states.forward(value).is_wrong and not self._note_own(value)
 
     def blame(self, value: Value) -> Fault | None:
         """Go back from a wrong tensor to the call that makes the first one."""
-        call = self.lines.producer(value)
-        if call is None:
-            return None
-        given, through = self._given(call)
-        if any(self.lines.is_input(one) and not self.states.forward(one).is_known for one in self._leaves):
-            return None  # it arrives wrong, or is each rank's own
-        bad = [one for one in given if self.is_bad(one)]
-        if not bad and (skipped := self._reads_another(call)) is not None:
-            return skipped
-        if bad:
-            return self.blame(min(bad, key=self._order))
+        seen: set[Value] = set()
+        while value not in seen:
+            seen.add(value)
+            call = self.lines.producer(value)
+            if call is None:
+                return None
+            given, through = self._given(call)
+            if any(self.lines.is_input(leaf) and not self.states.forward(leaf).is_known for leaf in self._leaves):
+                return None  # it arrives wrong, or is each rank's own
+            bad = [tensor for tensor in given if self.is_bad(tensor)]
+            if not bad:
+                return self._reads_another(call) or self._fault_of(value, call, given, through)
+            value = min(bad, key=self._order)
+        return None
+
+    def _fault_of(self, value: Value, call: Call, given: Sequence[Value], through: Sequence[Call]) -> Fault:
+        """Return what is wrong with a call that is given right tensors and makes a wrong one."""
         places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
         if len(places) > 1:
             first, *_, last = places.values()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
-from shardviz.check.step.trace.calls import is_within
 from shardviz.explain.finding import Finding
 from shardviz.explain.lines import UnsummedLine, WrongLine, WrongLineBackward, WrongLines, WrongReductionLine
 from shardviz.explain.modules import (
@@ -44,16 +43,11 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
     lines = Lines.of(dump)
     fault = fault_in(lines, States(dump, lines)) if lines is not None else None
     for result in results:
-        if lines is not None and fault is not None and isinstance(result, Finding) and _is_about(result, lines.module):
-            yield with_line(result, fault)
+        if lines is not None and fault is not None and isinstance(result, Finding):
+            is_about = module_to_open(result) in (lines.module, lines.asked)
+            yield with_line(result, fault) if is_about else result
         else:
             yield result
-
-
-def _is_about(finding: Finding, module: str) -> bool:
-    """Whether a finding is about a module, or about one of torch's own in it, which has no lines of the user's."""
-    asked = module_to_open(finding)
-    return asked is not None and (asked == module or is_within(asked, module))
 
 
 def with_line(finding: Finding, fault: Fault) -> Finding:

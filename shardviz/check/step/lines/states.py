@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -12,8 +13,9 @@ from shardviz.dump.records.lines import of_value
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
+from shardviz.layout.splits import MAX_SEGMENTS
 from shardviz.relate.pair import Pair
-from shardviz.relate.relations import Located, Padded, Pending, Rounded, Scaled
+from shardviz.relate.relations import Filled, Located, Padded, Pending, Rounded, Scaled
 from shardviz.relate.search import relation_of
 from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
 from shardviz.relate.values import error_of, part_of
@@ -45,12 +47,14 @@ class State:
         layout: The layout of `right` and `terms`.
         axes: The axes of the sum.
         factor: What the values are multiplied by, if that is all that is `other` about them.
+        op: The reduction that is pending, if it is no sum.
     """
 
     kind: Kind
     layout: Layout | None = None
     axes: tuple[str, ...] = ()
     factor: float = 1.0
+    op: str = ""
 
     @property
     def is_wrong(self) -> bool:
@@ -72,6 +76,8 @@ class State:
         if self.kind == "terms":
             return f"one term of a sum{over}"
         if self.kind == "other":
+            if self.op:
+                return f"one term of a {self.op}{over}"
             what = f"{self.factor:.5g} times" if self.factor != 1 else "a rearranged or shifted part of"
             return f"{what} what the unsharded model has{f', in terms of a sum{over}' if over else ''}"
         if self.kind == "none" and self.axes:
@@ -190,12 +196,11 @@ class States:
         axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
         first = next(iter(held.values()))
         for dim, size in enumerate(whole.shape if first.ndim == whole.ndim else ()):
-            for number in (number for number in range(2, size) if size % number == 0 and first.shape[dim] < size):
-                for axis in axes:
+            for axis in (axis for axis in axes if first.shape[dim] * self.mesh.axis_size(axis) == size):
+                for number in _divisors(size // self.mesh.axis_size(axis)):
                     chains = tuple((number, axis) if at == dim else () for at in range(whole.ndim))
                     layout = Layout(self.mesh, whole.shape, chains)
-                    parts = {rank: part_of(whole, region) for rank, region in layout.regions()}
-                    if all(error_of(held[rank], part) <= near for rank, part in parts.items()):
+                    if all(error_of(held[rank], part_of(whole, region)) <= near for rank, region in layout.regions()):
                         yield layout
 
     def differs_along(self, value: Value, axis: str) -> bool:
@@ -204,7 +209,8 @@ class States:
             held = {rank: self._array("step", rank, number, gradient=False) for rank, number in value}
         except (ShardvizError, KeyError):
             return False
-        first = {rank: held[min(self.mesh.group_of(rank, axis))] for rank in held}
+        groups = [[rank for rank in group if rank in held] for group in self.mesh.groups(axis)]
+        first = {rank: held[group[0]] for group in groups for rank in group}
         return any(held[rank].shape != own.shape or error_of(held[rank], own) > EXACT for rank, own in first.items())
 
     def _array(self, moment: Literal["step", "reference"], rank: int, number: int, *, gradient: bool) -> NDArray[Any]:
@@ -223,14 +229,24 @@ class States:
         return tensor.first.body.dtype
 
 
+def _divisors(size: int) -> list[int]:
+    """Return the numbers of segments that a dim may be cut into, rising: at least two, and no more than are read."""
+    small = [number for number in range(1, math.isqrt(size) + 1) if size % number == 0]
+    return sorted({*small, *(size // number for number in small)} & set(range(2, MAX_SEGMENTS + 1)))
+
+
 def _state_of(chain: Chain | None) -> State:
     if chain is None:
         return State("none")
     layout = next((link.layout for link in chain if isinstance(link, Located)), None)
     axes = tuple(link.axis for link in chain if isinstance(link, Pending))
     rest = [link for link in chain if not isinstance(link, Located | Pending | Rounded | Padded)]
+    if any(isinstance(link, Filled) for link in rest):
+        return State("none")
     if layout is None or rest:
         factor = rest[0].factor if len(rest) == 1 and isinstance(rest[0], Scaled) and layout is not None else 1.0
         return State("other", layout, axes, factor)
-    is_sum = all(link.op == "sum" for link in chain if isinstance(link, Pending))
-    return State("terms" if axes and is_sum else "other" if axes else "right", layout, axes)
+    ops = [link.op for link in chain if isinstance(link, Pending) and link.op != "sum"]
+    if ops:
+        return State("other", layout, axes, op=ops[0])
+    return State("terms" if axes else "right", layout, axes)

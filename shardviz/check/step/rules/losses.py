@@ -45,8 +45,8 @@ FUNCTIONS: Mapping[str, Callable[[float], float]] = {
 }
 """What a training loop logs of a loss: `exp` gives its perplexity."""
 
-MAX_of_loss = 500.0
-"""Of a larger loss no function is tried."""
+MAX_LOSS = 500.0
+"""No function is tried on a larger loss."""
 
 SMALL = 0.01
 """A logarithm is recognised by a loss that rounding leaves this much nearer to it than it is large."""
@@ -117,9 +117,11 @@ def check_function(evidence: Evidence, one: Compared) -> Finding | None:
         return None
     axes = [axis for axis in batch if batch[axis]]
     wanted = float(np.ravel(loss.wanted)[0])
-    for name, function in FUNCTIONS.items() if axes and abs(wanted) < MAX_of_loss else ():
+    losses = {rank: float(np.ravel(values)[0]) for rank, values in loss.values.items()}
+    is_small = all(abs(value) < MAX_LOSS for value in (wanted, *losses.values()))
+    for name, function in FUNCTIONS.items() if axes and is_small else ():
         if one.near(one.wanted, np.array(function(wanted))):
-            own = {rank: np.array(function(float(np.ravel(values)[0]))) for rank, values in loss.values.items()}
+            own = {rank: np.array(function(value)) for rank, value in losses.items()}
             for axis in axes:
                 own = one.over(axis, "avg", own)
             if set(own) == set(one.reduced) and all(one.near(one.reduced[rank], own[rank]) for rank in own):

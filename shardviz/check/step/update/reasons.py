@@ -89,35 +89,52 @@ def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
 
 def why_weight(dump: Dump, one: Compared) -> Why | None:
     """Return why a weight is another after the step, where its step shows that."""
-    if why := _of_parts(dump, one):
-        return why
     factors = factors_of(dump, one)
     apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > EXPLAINED_UPDATE}
-    return scaled(factors) if apart else _decayed(dump, one)
+    if apart:
+        return _of_normed_parts(dump, one) or scaled(factors)
+    return _decayed(dump, one) or _of_orthogonal_parts(dump, one)
 
 
-def _of_parts(dump: Dump, one: Compared) -> Why | None:
-    """Return why steps are off if each rank's has a property of its own that only the whole matrix's should have."""
-    steps = {rank: pair for rank, pair in steps_of(dump, one).items() if pair[0].size != one.wanted.size}
-    before, after = dump.find("reference", "param", one.name), dump.find("updated", "param", one.name)
-    if not steps or before is None or after is None:
+def _of_orthogonal_parts(dump: Dump, one: Compared) -> Why | None:
+    """Return that each rank's step is an orthogonal matrix of its own, which only the whole step should be."""
+    whole, steps = _whole_step(dump, one), _steps_of_parts(dump, one)
+    if whole is None or not steps or not _is_orthogonal(whole):
         return None
-    whole = dump.values(after.first, one.name) - dump.values(before.first, one.name)
-    if _is_orthogonal(whole) and all(_is_orthogonal(got) for got, _ in steps.values()):
-        return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
-    norm = float(np.linalg.norm(whole))
-    norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in steps.values()]
-    if norm and all(_is_equal(own, norm) and not _is_equal(due, norm) for own, due in norms):
-        return Why(
-            f"each rank's step of it has the norm {number(norm)}, which the whole step should have", StepOfPart()
-        )
-    return None
+    if not all(_is_orthogonal(got) for got, _ in steps):
+        return None
+    return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
+
+
+def _of_normed_parts(dump: Dump, one: Compared) -> Why | None:
+    """Return that each rank's step has the norm that the whole step should have."""
+    whole, steps = _whole_step(dump, one), _steps_of_parts(dump, one)
+    norm = float(np.linalg.norm(whole)) if whole is not None else 0.0
+    norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in steps]
+    if not norm or not norms or not all(_is_equal(held, norm) and not _is_equal(due, norm) for held, due in norms):
+        return None
+    return Why(f"each rank's step has the norm {number(norm)}, which the whole one should have", StepOfPart())
+
+
+def _whole_step(dump: Dump, one: Compared) -> NDArray[np.float64] | None:
+    before, after = dump.find("reference", "param", one.name), dump.find("updated", "param", one.name)
+    if before is None or after is None:
+        return None
+    return dump.values(after.first, one.name) - dump.values(before.first, one.name)
+
+
+def _steps_of_parts(dump: Dump, one: Compared) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return the step of each rank's part and the due one, of parts that are neither empty nor the whole."""
+    return [pair for pair in steps_of(dump, one).values() if 0 < pair[0].size < one.wanted.size]
 
 
 def _is_orthogonal(step: NDArray[np.float64]) -> bool:
     """Whether the singular values of a matrix are alike, as Muon makes them."""
-    if step.ndim != 2 or min(step.shape) < FEW or max(step.shape) > MAX_MATRIX:
+    if step.ndim != 2 or min(step.shape) < FEW or max(step.shape) > MAX_MATRIX or not np.isfinite(step).all():
         return False
+    square = step @ step.T if step.shape[0] <= step.shape[1] else step.T @ step
+    if np.linalg.norm(square - np.diag(np.diag(square))) > np.linalg.norm(square) * (1 - LEAST_SINGULAR):
+        return False  # far from orthogonal, at a fraction of the cost
     sizes = np.linalg.svd(step, compute_uv=False)
     return bool(sizes[-1] >= LEAST_SINGULAR * sizes[0] > 0)
 
