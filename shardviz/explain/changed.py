@@ -21,10 +21,10 @@ class AddedNumber(Cause):
     of_all: bool
     kinds = ("wrong-value",)
     why = (
-        "{of_all:?The sharded code|The code on {ranks:ranks}} adds {number:.5g} to every element: an offset, an "
-        "epsilon or a shift of positions that the unsharded model does not have"
+        "{of_all:?The sharded code|The code on {ranks:ranks}} adds {number:.5g} to every element, and the unsharded "
+        "model does not"
     )
-    how = "look for what adds {number:.5g}, and leave it out, or add it in the unsharded model too"
+    how = "look for an offset, an epsilon or a shift of positions of {number:.5g} that only the sharded code has"
 
 
 class OnlyZerosThere(Cause):
@@ -42,10 +42,13 @@ class OnlyZerosThere(Cause):
     of_all: bool
     kinds = ("wrong-value",)
     why = (
-        "Every element is 0 on {of_all:?all ranks|{ranks:ranks}}: a weight or buffer that it reads is zero there, a "
-        "mask covers the whole part, or an index lies outside it"
+        "Something that is multiplied in is 0 on {of_all:?all ranks|{ranks:ranks}}: most likely a weight or buffer "
+        "that was created there and never filled"
     )
-    how = "fill weights and buffers on every rank, and compute masks and indices from the rank's own part"
+    how = (
+        "print the weights and buffers that it reads there; if they are filled, look at masks and indices: they must "
+        "be computed from the rank's own part"
+    )
 
 
 class RoundedResult(Cause):
@@ -61,10 +64,10 @@ class RoundedResult(Cause):
     dtype: str
     kinds = ("wrong-value",)
     why = (
-        "The sharded step rounds it to {dtype} and the unsharded one does not: autocast, a MixedPrecisionPolicy, or a "
-        "cast around a collective"
+        "The sharded step rounds it to {dtype}, and the unsharded one does not, as autocast or a MixedPrecisionPolicy "
+        "would"
     )
-    how = "use the same dtypes in both, or leave out the cast to {dtype}"
+    how = "use the same dtypes in both, or leave out the cast to {dtype}, which may stand around a collective"
 
 
 class TransposedResult(Cause):

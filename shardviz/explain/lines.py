@@ -54,12 +54,12 @@ class WrongLines(Cause):
     last: str
     kinds = WRONG
     why = (
-        "What {first} is given is the unsharded model's, or each rank's part or term of it, and what {last} gives is "
-        "neither"
+        "What {first} is given is right: the unsharded model's, or each rank's part or term of it. What {last} gives "
+        "is not"
     )
     how = (
-        "look at {first} to {last}: at the group and the operation of a collective, and at the sizes and offsets of a "
-        "rank's own part"
+        "look at {first} to {last}: first at the group and the operation of each collective, then at the sizes and "
+        "offsets of a rank's own part"
     )
 
 

@@ -60,8 +60,6 @@ def common_factor(pairs: Iterable[tuple[Values, Values]]) -> float | None:
         with np.errstate(over="ignore", invalid="ignore"):
             dot += float(np.sum(values * wanted))
             square += float(np.sum(wanted * wanted))
-        if not math.isfinite(dot) and not np.all(np.isfinite(values)):
-            return None
     return dot / square if square and math.isfinite(square) and math.isfinite(dot) else None
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAX_ELEMENTS = 1 << 22
-"""Once so many numbers are kept on a rank, no more values are."""
+"""Once so many numbers are kept on a rank, no more values are; a value that is kept has its gradient kept, too."""
 
 MAX_CALLS = 8
 """Of a module that is called more often, the first calls are kept."""
@@ -71,7 +71,7 @@ class Value:
     def record(self) -> ValueRecord:
         """Return it without its numbers."""
         gradient = self.back is not None
-        needs_grad = self.needs_grad or (self.again is not None and self.again.needs_grad)
+        needs_grad = any(value.needs_grad and value.values is not None for value in (self, self.again) if value)
         left_out = self.values is None
         return ValueRecord(self.number, self.shape, self.origin, needs_grad, self.placements, left_out, gradient)
 
@@ -246,9 +246,8 @@ class Recorder:
             return
         with torch.no_grad(), self.quiet():
             local = of_tensor("", "activation", gradient).values
-            if self._num_elements + local.numel() <= MAX_ELEMENTS:
+            if value.values is not None:
                 value.gradient = local.clone() if value.gradient is None else value.gradient + local
-                self._num_elements += local.numel()
 
     def begin(self, inputs: Any, named: Any) -> None:
         """Begin a call of the module."""
@@ -267,6 +266,12 @@ class Recorder:
             self._complete(waiting[0].tensor)
         if self._first is None:
             self.returned.append(returned)
+        else:
+            self.end_recomputation()
+
+    def end_recomputation(self) -> None:
+        """End a recomputation, which `checkpoint` stops as soon as it has what backward needs."""
+        if self._first is None:
             return
         again, self.events, self._first = self.events, self._first, None
         without = [event for event in self.events if not any(self.values[at].needs_grad for at in event.outputs)]
@@ -354,6 +359,8 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
             modes.close()
             if output is not None:
                 recorder.end(output)
+            else:
+                recorder.end_recomputation()
 
     def alone(name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

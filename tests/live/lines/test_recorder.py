@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -40,15 +41,15 @@ class Inner(nn.Module):
 
 
 class Outer(nn.Module):
-    def __init__(self, *, again: bool = False) -> None:
+    def __init__(self, *, again: bool = False, reentrant: bool = True) -> None:
         super().__init__()
-        self.first, self.inner, self.again = nn.Linear(4, 4), Inner(), again
+        self.first, self.inner, self.again, self.reentrant = nn.Linear(4, 4), Inner(), again, reentrant
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
         if not self.again:
             return self.inner(x)
-        return checkpoint(self.inner, x, use_reentrant=True)  # type: ignore[no-any-return]
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
 
 
 def stepped(model: nn.Module) -> list[torch.Tensor]:
@@ -58,9 +59,9 @@ def stepped(model: nn.Module) -> list[torch.Tensor]:
     return [output, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
 
 
-def made(*, again: bool = False) -> Outer:
+def made(*, again: bool = False, reentrant: bool = True) -> Outer:
     torch.manual_seed(0)
-    return Outer(again=again)
+    return Outer(again=again, reentrant=reentrant)
 
 
 def test_calls_have_their_lines_and_gradients() -> None:
@@ -101,8 +102,9 @@ def test_recording_changes_no_number() -> None:
         assert "apply" in vars(torch.autograd.Function)
 
 
-def test_a_recomputed_call_gives_the_first_its_gradients() -> None:
-    model = made(again=True)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_recomputed_call_gives_the_first_its_gradients(reentrant: bool) -> None:
+    model = made(again=True, reentrant=reentrant)
     with recording(model, "inner") as seen:
         stepped(model)
     linear = next(event for event in seen.events if event.function == "linear")

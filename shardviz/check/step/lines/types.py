@@ -112,7 +112,9 @@ def type_along(states: States, value: Value, axis: str) -> str:
     """Return the type of a tensor along an axis."""
     forward, gradient = states.forward(value), states.gradient(value)
     if not forward.is_known or forward.layout is None:
-        return "varying" if states.differs_along(value, axis) else "whole" if forward.is_wrong else "not compared"
+        if states.differs_along(value, axis):
+            return "varying"
+        return "equal, not right" if forward.is_wrong else "not compared"
     for dim, chain in enumerate(forward.layout.chains):
         if axis in chain:
             return f"shard({dim})"

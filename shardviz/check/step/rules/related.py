@@ -42,7 +42,7 @@ def _cause(one: Compared, link: Relation) -> Cause | None:
     of_all = set(one.wrong) == set(one.reduced)
     if isinstance(link, Offset):
         return exponentials_of(one, link.number) or AddedNumber(link.number, one.wrong, of_all)
-    if isinstance(link, Filled) and not link.value:
+    if isinstance(link, Filled) and not link.value and one.role == "output":
         return OnlyZerosThere(one.wrong, of_all)
     if isinstance(link, Rounded) and not _is_scaled(one):
         return RoundedResult(link.dtype)
