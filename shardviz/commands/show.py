@@ -134,10 +134,13 @@ def _show_lines(dump: Dump, args: argparse.Namespace) -> None:
     from shardviz.picture.text.tables.lines import lines_lines
 
     table = table_of(dump)
-    if table is None or table.module != args.tensor:
-        there = f"only those of {table.module or 'the model itself'}" if table is not None else "none"
-        hint = "a probe records the lines of the first wrong module of its step; leave the name out for all modules"
-        raise ShardvizError(f"the dump has no lines of a module {printable(args.tensor)}: {there}", hint)
+    asked = printable(args.tensor)
+    if table is None:
+        hint = "a probe keeps them if its step goes wrong in a module, and they are read if all ranks' files are there"
+        raise ShardvizError(f"the dump has no lines of {asked}, and of no other module", hint)
+    if table.module and not f"{args.tensor}.".startswith(f"{table.module}."):
+        hint = f"its lines are those of {table.module}: shardviz show {args.dump} {table.module} --step"
+        raise ShardvizError(f"the dump has no lines of {asked}: a probe keeps those of the first wrong module", hint)
     terminal = terminal_for(args.color, args.output)
     if args.format == "json":
         found = {"schema": 1, "module": table.module, "lines": [row.to_json() for row in table.rows]}

@@ -123,8 +123,8 @@ class UnreducedBesideVector(Cause):
     op: str
     kinds = ("unreduced-output",)
     why = (
-        "Each rank has its own {op:sum?terms of the sum, with {vector} added to them: they were not summed over "
-        "{axis}|part of a mean over {axis}, with {vector} added to it}"
+        "Each rank adds {vector} to its own {op:sum?term of a sum over {axis}, and not to the sum|part of a mean over "
+        "{axis}}"
     )
     how = (
         "all_reduce over {axis} the tensor that {vector} is added to, in a function whose backward hands the gradient "

@@ -140,3 +140,14 @@ def test_terms_that_come_back_to_a_module_and_are_summed_in_other_layers_are_the
 
 def test_terms_that_come_back_in_every_layer_are_meant():
     assert first_in_backward(experts("pending", ("pending", "right"))).module == "layers.1.moe.shared"
+
+
+def test_terms_that_are_passed_on_are_those_of_the_module_that_sends_them_back():
+    calls = calls_of(
+        ("attn1", {BACK_OUT: ("pending", 1), BACK_IN: ("odd", 0)}),
+        ("linear2", {BACK_OUT: ("pending", 2), BACK_IN: ("pending", 1)}),
+        ("attn3", {BACK_OUT: ("right", 3), BACK_IN: ("pending", 2)}),
+        ("last", {BACK_OUT: ("right", 4), BACK_IN: ("right", 3)}),
+    )
+    found = first_in_backward(calls)
+    assert (found.way, found.module, found.before, found.axis) == ("unsummed", "attn3", "linear2", "tp")

@@ -104,7 +104,7 @@ def test_what_is_printed_of_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["show", folder, "block", "--step"]) == 0
     assert "first wrong line" in capsys.readouterr().out
     assert main(["show", folder, "last", "--step"]) == 2
-    assert "only those of block" in capsys.readouterr().err
+    assert "its lines are those of block: shardviz show" in capsys.readouterr().err
 
 
 def test_types_of_lines_are_measured(tmp_path: Path) -> None:

@@ -251,6 +251,8 @@ class _Backward:
             return None
         call = readers[-1]
         given = [self.states.gradient(one) for one in self._made_of(call)]
+        if any(state.is_wrong for state in given):
+            return None  # it is given a wrong gradient
         words = " and ".join(dict.fromkeys(state.text for state in given if state.kind != "unknown"))
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:

@@ -61,8 +61,10 @@ def _descended(calls: Calls) -> Divergence | None:
     while inner := _blamed(calls, calls.within(found)):
         found = inner
     if found.state(OUTPUT) == "pending":
-        outer = next(calls.around(found), found)
-        return _unsummed(calls, found) or _left_pending(calls, outer) or _within(calls, found)
+        around = list(calls.around(found))
+        pending = [found, *(outer for outer in around if outer.state(OUTPUT) == "pending")]
+        unsummed = next((place for outer in reversed(pending) if (place := _unsummed(calls, outer)) is not None), None)
+        return unsummed or _left_pending(calls, around[0] if around else found) or _within(calls, found)
     return _left_pending(calls, found) or _within(calls, found)
 
 
@@ -105,15 +107,24 @@ def _within(calls: Calls, call: Call) -> Divergence:
 
 
 def _unsummed(calls: Calls, call: Call) -> Divergence | None:
-    """Blame the outermost reader of a call's output, where what it sends back is summed in other layers."""
-    if any(one.state(OUTPUT) == "pending" for one in calls.alike(call)):
+    """Blame the outermost reader of a call's output, where what it sends back is summed in other layers.
+
+    A reader that is given terms itself passes them on: its own reader sends them back, or the one behind that.
+    """
+    if any(other.state(OUTPUT) == "pending" for other in calls.alike(call)):
         return None
-    tensors = call.tensors(OUTPUT)
-    readers = [one for one in calls.in_order if one.tensors(INPUT) & tensors and one.is_good(OUTPUT)]
-    if not readers:
-        return None
-    point = call.point(OUTPUT, "pending")
-    return Divergence("backward", "unsummed", readers[-1], point, before=call.module, axis=pending_axis(point))
+    seen: list[Call] = []
+    while call not in seen:
+        seen.append(call)
+        tensors = call.tensors(OUTPUT)
+        readers = [reader for reader in calls.in_order if reader.tensors(INPUT) & tensors and reader.is_good(OUTPUT)]
+        if not readers:
+            return None
+        if readers[-1].state(OUTPUT) != "pending":
+            point = call.point(OUTPUT, "pending")
+            return Divergence("backward", "unsummed", readers[-1], point, before=call.module, axis=pending_axis(point))
+        call = readers[-1]
+    return None
 
 
 def _between_calls(calls: Calls) -> Divergence | None:
