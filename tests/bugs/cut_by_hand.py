@@ -3,41 +3,10 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-
-SUMS = '''
-class SumForward(torch.autograd.Function):
-    """The ranks' terms, summed; each rank's gradient is that of the sum."""
-
-    @staticmethod
-    def forward(ctx, term, group):
-        total = term.clone()
-        distributed.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
-
-
-class SumBackward(torch.autograd.Function):
-    """What all ranks read; the gradients that they send back are summed."""
-
-    @staticmethod
-    def forward(ctx, rows, group):
-        ctx.group = group
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        total = gradient.clone()
-        distributed.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-'''
+from tests.bugs.models import BY_HAND
 
 BLOCK = (
-    SUMS
+    BY_HAND
     + """
 BATCH_AXES = ("dp",)
 
@@ -52,8 +21,8 @@ class Block(nn.Module):
     def forward(self, x):
         if self.group is None:
             return x + self.down(torch.tanh(self.up(x)))
-        term = functional.linear(torch.tanh(self.up(SumBackward.apply(x, self.group))), self.down.weight)
-        return x + SumForward.apply(term, self.group) + self.down.bias
+        term = functional.linear(torch.tanh(self.up(Copy.apply(x, self.group))), self.down.weight)
+        return x + Sum.apply(term, self.group) + self.down.bias
 
 
 def build():
@@ -80,10 +49,10 @@ def batch():
 """
 )
 
-SUM = "return x + SumForward.apply(term, self.group) + self.down.bias"
+SUM = "return x + Sum.apply(term, self.group) + self.down.bias"
 
 HEADS = (
-    SUMS
+    BY_HAND
     + """
 class Gathered(torch.autograd.Function):
     @staticmethod
@@ -106,7 +75,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         rows, tokens, _ = x.shape
-        given = x if self.group is None else SumBackward.apply(x, self.group)
+        given = x if self.group is None else Copy.apply(x, self.group)
         parts = [part.view(rows, tokens, self.heads, 4).transpose(1, 2) for part in self.qkv(given).chunk(3, -1)]
         own = functional.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(rows, tokens, -1)
         if self.group is not None:
@@ -186,7 +155,7 @@ CASES = (
         "a residual within the sum of a hand-cut block under FSDP",
         "dp=2,tp=2",
         BLOCK,
-        ((SUM, "return SumForward.apply(x + term, self.group) + self.down.bias"),),
+        ((SUM, "return Sum.apply(x + term, self.group) + self.down.bias"),),
         ("wrong-scale",),
         ("before the sum", "the input of"),
         ("from_local",),

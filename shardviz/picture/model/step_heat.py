@@ -6,6 +6,7 @@ A field has the last dim across and all others down, and is made small by taking
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ ROWS, COLUMNS = 8, 16
 """A field has no more of them."""
 MOST_RANKS = 4
 """So many sets of ranks that have the same are shown."""
+MAX_LAYOUTS = 16
+"""Layouts that fit the shapes and are looked at: that one is drawn under which ranks that share a part agree most."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,9 @@ def heats_of(evidence: Evidence) -> list[StepHeat]:
     first = evidence.divergence
     if first is None:
         return []
-    one = next((one for one in compared_at(evidence, evidence.calls, first) if one.values), None)
+    # With two axes of one size several layouts fit the shapes; under a wrong one copies of a part would differ.
+    fitting = [fit for fit in islice(compared_at(evidence, evidence.calls, first), MAX_LAYOUTS) if fit.values]
+    one = min(fitting, key=lambda fit: len(fit.copies_differ_along), default=None)
     return _heats(one) if one is not None and not one.incomparable else []
 
 
