@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.exhibit import Row, exhibit, plain
 from shardviz.picture.model.holders import Holders
 from shardviz.picture.model.sides import Sides
+from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import listed_rows
 from shardviz.tui import web
 from shardviz.tui.loading import checked
@@ -42,7 +45,7 @@ from shardviz.tui.widgets.map_panel import SIDES
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
 from tests.plans import make_plan
-from tests.tui.driving import walk
+from tests.tui.driving import PATIENCE, walk
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
@@ -318,6 +321,21 @@ def test_a_tensor_of_a_billion_elements_is_walked_to_its_last_id(tmp_path: Path)
     shown = walk(path, "enter", *["+"] * 16, "g", *"-1 -1", "enter")
     assert f"{128256 * 8192 - 1}" in shown.text
     assert "[128255, 8191]" in shown.text
+
+
+def test_two_threads_that_draw_a_map_at_once_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map keeps its zoom as long as it shows the same sides."""
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    def drawn(*args: Any) -> Sides:
+        both.wait()
+        return drawn_sides(*args)
+
+    monkeypatch.setattr("shardviz.tui.model.document.drawn_sides", drawn)
+    doc = document(tmp_path / "one.shardviz", "tp=2", {"a": "[4/tp, 3]"})
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(doc.sides, [0, 0])
+    assert first is second is doc.sides(0)
 
 
 @pytest.mark.parametrize("also", [(), ("each shard transposed",)])

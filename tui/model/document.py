@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 MOST_KEPT = 128
-"""How many maps are kept, those that were looked at last."""
+"""How many maps are kept, those that were made last."""
 
 
 @dataclass(frozen=True)
@@ -264,12 +264,14 @@ class Document:
         if name and name != tensor.names[0] and tensor.first.body.dense:
             tensor = replace(tensor, fold=Fold(name))
         key = self._only_layout(entry) or (entry, tensor.names[0], self.report is not None)
-        sides = self._sides.pop(key, None) or drawn_sides(self.dump, tensor, self.report)
-        if not self.is_judged and sides.has_claimed and sides.has_held:
-            sides = replace(sides, has_held=False, missing=0)
-        self._sides[key] = sides
-        if len(self._sides) > MOST_KEPT:
-            self._sides.pop(next(iter(self._sides)), None)  # another thread may have left it out already
+        sides = self._sides.get(key)
+        if sides is None:
+            sides = drawn_sides(self.dump, tensor, self.report)
+            if not self.is_judged and sides.has_claimed and sides.has_held:
+                sides = replace(sides, has_held=False, missing=0)
+            if len(self._sides) >= MOST_KEPT:
+                self._sides.pop(next(iter(self._sides)), None)  # another thread may have left it out already
+            sides = self._sides.setdefault(key, sides)  # of two threads that draw it at once both get the first
         return sides
 
     def _only_layout(self, entry: int) -> tuple[Layout, frozenset[int]] | None:
