@@ -79,7 +79,7 @@ def walk_on(
     async def run() -> dict[str, Shown]:
         app, shown = Driven(files, other), {}
         async with app.run_test(size=size) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             for name, keys in walks.items():
                 await press(pilot, *keys)
                 picture = await settled(pilot)
@@ -119,13 +119,8 @@ async def answered(app: App[Any]) -> None:
         quiet = 0 if any(pump.message_queue_size for pump in pumps) else quiet + 1
 
 
-async def settle(pilot: Pilot[Any]) -> str:
-    """Wait until all is read and nothing is left to do; return the screen's characters, none if the app ended."""
-    return text_of(await settled(pilot))
-
-
-async def settled(pilot: Pilot[Any]) -> str:
-    """Wait until all is read and nothing is left to do; return the screen as SVG, empty if the app ended."""
+async def rest(pilot: Pilot[Any]) -> None:
+    """Wait until all is read and nothing is left to do, or the app ended."""
     app = pilot.app
     while app.return_code is None:
         await app.workers.wait_for_complete()
@@ -134,8 +129,18 @@ async def settled(pilot: Pilot[Any]) -> str:
             await pilot.pause(0)
         await pilot.pause()
         if all(worker.is_finished for worker in app.workers):
-            return screen_svg(app)
-    return ""
+            return
+
+
+async def settle(pilot: Pilot[Any]) -> str:
+    """Wait until nothing is left to do; return the screen's characters, none if the app ended."""
+    return text_of(await settled(pilot))
+
+
+async def settled(pilot: Pilot[Any]) -> str:
+    """Wait until nothing is left to do; return the screen as SVG, empty if the app ended."""
+    await rest(pilot)
+    return screen_svg(pilot.app) if pilot.app.return_code is None else ""
 
 
 async def until(pilot: Pilot[Any], condition: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from shardviz.tui.export import screen_text, text_of
 from shardviz.tui.model.stored import first_plane, named
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
-from tests.tui.driving import Shown, assert_golden, press, settle, settled, until
+from tests.tui.driving import Shown, assert_golden, press, rest, settle, settled, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def walk(checkpoint: Checkpoint, *keys: str, size: tuple[int, int] = (120, 40)) 
     async def run() -> Shown:
         app = CheckpointApp(checkpoint)
         async with app.run_test(size=size) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             await press(pilot, *keys)
             picture = await settled(pilot)
             return Shown(text_of(picture), picture, "", app.return_code, app.focused)
@@ -147,7 +147,7 @@ def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_reported(
         write(first=[1.0, 2.0], second=[3.0])
         app = CheckpointApp(open_checkpoint(path))
         async with app.run_test(size=(120, 40)) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             await pilot.press("down")
             for change, wanted in (
                 (lambda: write(second=[1.0], third=[4.0]), "changed.*third"),

@@ -12,7 +12,7 @@ import pytest
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.screens.dialogs import HelpScreen
 from tests.lanes import at_night
-from tests.tui.driving import settle, walk, walk_on
+from tests.tui.driving import rest, walk, walk_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ def test_help_lists_each_key_once_in_every_part(files: str, request: pytest.Fixt
         await pilot.press(view)
         for _ in range(parts):
             await pilot.press("f1")
-            await settle(pilot)
+            await rest(pilot)
             screen = pilot.app.screen
             assert isinstance(screen, HelpScreen)
             await pilot.press("escape", "tab")
@@ -61,7 +61,7 @@ def test_help_lists_each_key_once_in_every_part(files: str, request: pytest.Fixt
     async def run(path: Path) -> None:
         app = ShardvizApp(path)
         async with app.run_test(size=(120, 40)) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             for view, parts in (("1", 2), ("2", 3), ("3", 2), ("4", 1), ("5", 3)):
                 await ask(pilot, view, parts)
 

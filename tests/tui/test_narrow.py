@@ -24,7 +24,7 @@ from shardviz.tui.widgets.inspector import inspector_text
 from tests.check.records import add_values, change_rank
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
-from tests.tui.driving import press, settle, walk
+from tests.tui.driving import press, rest, settle, walk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,7 +129,7 @@ def test_the_fix_is_in_view_whole_however_long_the_sentence(size: tuple[int, int
     async def run() -> str:
         app = ShardvizApp(document.path)
         async with app.run_test(size=size) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             app.document = document
             return await settle(pilot)
 
@@ -144,7 +144,7 @@ def test_nothing_is_judged_before_all_ranks_are_read_and_checked(tmp_path: Path)
     async def run(*documents: Document) -> list[str]:
         app, texts = ShardvizApp(folder), []
         async with app.run_test(size=(120, 40)) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             for document in documents:
                 app.document = document
                 for key in "vvv12345":

@@ -17,7 +17,7 @@ from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.export import screen_text
 from shardviz.tui.widgets.title import Opened, title_text
-from tests.tui.driving import PATIENCE, settle, until, walk
+from tests.tui.driving import PATIENCE, rest, settle, until, walk
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
@@ -69,7 +69,7 @@ def test_a_link_opens_on_a_tensor_and_a_rank(even_bug: Path) -> None:
 
         async def run() -> None:
             async with app.run_test(size=(120, 40)) as pilot:
-                await settle(pilot)
+                await rest(pilot)
 
         asyncio.run(run())
         return app._main.view_name, app.chosen_name, app.selection.rank
@@ -104,7 +104,7 @@ def test_a_link_to_nothing_says_what_there_is(even_bug: Path, monkeypatch: pytes
 def run_headless(self: ShardvizApp) -> None:
     async def run() -> None:
         async with self.run_test() as pilot:
-            await settle(pilot)
+            await rest(pilot)
 
     asyncio.run(run())
 

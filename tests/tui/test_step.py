@@ -10,7 +10,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.model.collectives import moments, step_of
-from tests.tui.driving import settle, walk, walk_on
+from tests.tui.driving import rest, walk, walk_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,11 +93,11 @@ def test_the_mouse_chooses_a_collective_a_pass_and_a_view(pipelined: Path, stepp
     async def run(files: Path, target: str, offset: tuple[int, int]) -> str:
         app = ShardvizApp(files)
         async with app.run_test(size=(120, 40)) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             await pilot.click("#tabs", offset=(42, 0))
-            await settle(pilot)
+            await rest(pilot)
             await pilot.click(target, offset=offset)
-            await settle(pilot)
+            await rest(pilot)
             return " ".join(str(app.query_one(card).render()) for card in ("#comm-card", "#pass"))
 
     assert "each rank gets its part of the sum over all" in asyncio.run(run(stepped, "#collectives", (5, 2)))

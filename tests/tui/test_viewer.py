@@ -18,7 +18,7 @@ from shardviz.tui.colors import SAME, plain
 from shardviz.tui.export import screen_text
 from shardviz.tui.loading import stamps_of
 from shardviz.tui.settings import remember_theme, remembered_theme
-from tests.tui.driving import settle, until, walk
+from tests.tui.driving import rest, settle, until, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ def after_change(dump: Path, change: Callable[[], object], wanted: str) -> str:
     async def run() -> str:
         app = ShardvizApp(dump)
         async with app.run_test(size=(120, 40)) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             change()
             await until(pilot, lambda: re.search(wanted, screen_text(app)))
             return await settle(pilot)
@@ -80,7 +80,7 @@ def test_a_dump_that_nobody_changes_is_left_alone_and_r_reads_it_again(
     async def run() -> tuple[bool, bool, str]:
         app = ShardvizApp(healthy)
         async with app.run_test(size=(120, 40)) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             first = app.document
             await pilot.pause(0.3)
             same = app.document is first
@@ -126,7 +126,7 @@ def test_the_theme_that_was_chosen_is_there_the_next_time(healthy: Path) -> None
         app = ShardvizApp(healthy)
         async with app.run_test() as pilot:
             app.theme = "shardviz-light"
-            await settle(pilot)
+            await rest(pilot)
 
     assert walk(healthy, look=lambda app: app.theme).result == "shardviz-dark"
     asyncio.run(choose())

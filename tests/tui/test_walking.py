@@ -19,7 +19,7 @@ from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.model.messages import DocumentRead
 from tests.dumps import Made, make_dump
-from tests.tui.driving import Driven, press, settle, until, walk, walk_on
+from tests.tui.driving import Driven, press, rest, until, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> 
     async def run() -> bool:
         app = ShardvizApp(healthy)
         async with app.run_test() as pilot:
-            await settle(pilot)
+            await rest(pilot)
         document = app.document
         assert document is not None
         app._document_read(DocumentRead(replace(document, failed="read again")))
@@ -291,12 +291,12 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
     async def run() -> tuple[object, ...]:
         app = ShardvizApp(healthy)
         async with app.run_test(size=(170, 40)) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             await pilot.click("#sides", offset=(11, 0))
             await pilot.click("#map", offset=(12, 4))
             await pilot.click("#small-mesh", offset=(11, 2))
             await pilot.click("#tabs", offset=(13, 0))
-            await settle(pilot)
+            await rest(pilot)
             return app.selection.side, app.selection.plane.at, app.selection.rank, app.screen.view_name
 
     assert asyncio.run(run()) == ("held", (3, 1), 5, "mesh")
@@ -306,9 +306,9 @@ def test_the_mouse_asks_who_holds_the_element_under_it(bug: Path, shapes: Path) 
     async def run(files: Path, *keys: str) -> list[str]:
         app, found = ShardvizApp(files), []
         async with app.run_test(size=(120, 40)) as pilot:
-            await settle(pilot)
+            await rest(pilot)
             await pilot.press(*keys)
-            await settle(pilot)
+            await rest(pilot)
             for offset in ((10, 2), (10, 4), (0, 0)):
                 await pilot.hover("#map", offset=offset)
                 await pilot.pause()
