@@ -12,7 +12,7 @@ import pytest
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.screens.dialogs import HelpScreen
 from tests.lanes import at_night
-from tests.tui.driving import rest, walk, walk_on
+from tests.tui.driving import press, rest, walk, walk_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,13 +49,13 @@ def test_help_lists_each_key_once_in_every_part(files: str, request: pytest.Fixt
     found: dict[str, HelpScreen] = {}
 
     async def ask(pilot: Pilot[None], view: str, parts: int) -> None:
-        await pilot.press(view)
+        await press(pilot, view)
         for _ in range(parts):
-            await pilot.press("f1")
+            await press(pilot, "f1")
             await rest(pilot)
             screen = pilot.app.screen
             assert isinstance(screen, HelpScreen)
-            await pilot.press("escape", "tab")
+            await press(pilot, "escape", "tab")
             found[f"{view} {pilot.app.focused} {len(found)}"] = screen
 
     async def run(path: Path) -> None:
