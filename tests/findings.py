@@ -19,14 +19,9 @@ class Told(Cause, abstract=True):
     tensor: str = ""
 
     @property
-    def cause(self) -> str:
-        """The words of the cause."""
-        return self.text.replace("{tensor}", self.tensor)
-
-    @property
-    def fix(self) -> str:
-        """The words of the fix."""
-        return self.remedy.replace("{tensor}", self.tensor)
+    def ways(self) -> tuple[tuple[str, str], ...]:
+        """The words of the cause and of the fix."""
+        return ((self.text.replace("{tensor}", self.tensor), self.remedy.replace("{tensor}", self.tensor)),)
 
 
 def finding_of(

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardviz.explain.finding import Finding
-from shardviz.explain.templates import filled
+from shardviz.explain.templates import each_of, filled
+from shardviz.text import continued
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -36,8 +37,9 @@ class Cause:
 
     Attributes:
         kinds: The kinds of finding that have this cause, the usual one first.
-        why: The most likely cause, one sentence; empty if a mismatch is all that is known.
-        how: The fix, in torch's own words.
+        why: The most likely cause, one sentence, or several sentences, the likeliest first; empty if a mismatch is all
+            that is known.
+        how: The fix, in torch's own words; of several the last belongs to the last cause.
         references: Known upstream bugs of this kind: `pytorch#129229`.
 
     Example:
@@ -54,8 +56,8 @@ class Cause:
 
     name: ClassVar[str] = ""
     kinds: ClassVar[tuple[Kind, ...]] = ()
-    why: ClassVar[str] = ""
-    how: ClassVar[str] = ""
+    why: ClassVar[str | tuple[str, ...]] = ""
+    how: ClassVar[str | tuple[str, ...]] = ""
     references: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, *, abstract: bool = False) -> None:
@@ -89,14 +91,27 @@ class Cause:
         return replace(self, **changed) if changed else self
 
     @property
+    def rivals(self) -> tuple[Cause, ...]:
+        """Other causes that fit as well, the likeliest first."""
+        return ()
+
+    @property
+    def ways(self) -> tuple[tuple[str, str], ...]:
+        """Every cause that fits with its fix, the likeliest first; a fix is empty if the next one serves both."""
+        causes, fixes = ([filled(text, self) for text in each_of(texts)] for texts in (self.why, self.how))
+        own = list(zip(causes, [""] * (len(causes) - len(fixes)) + fixes, strict=True))
+        fitting = [way for way in own if way[0]] or own
+        return tuple(dict.fromkeys((*fitting, *(way for rival in self.rivals for way in rival.ways))))
+
+    @property
     def cause(self) -> str:
-        """The most likely cause, with the case's own names and numbers in it."""
-        return filled(self.why, self)
+        """Every cause that fits in a line, with the case's own names and numbers in it."""
+        return "; or: ".join(continued(cause) if at else cause for at, (cause, _) in enumerate(self.ways))
 
     @property
     def fix(self) -> str:
-        """What to change, with the case's own names and numbers in it."""
-        return filled(self.how, self)
+        """What to change in a line, with the case's own names and numbers in it."""
+        return "; or ".join(dict.fromkeys(fix for _, fix in self.ways if fix))
 
     @property
     def advice(self) -> str:

@@ -6,7 +6,6 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
-from shardviz.text import continued
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -26,16 +25,9 @@ class FactorOfAxes(Cause, abstract=True):
     or_else: Cause | None = field(default=None, kw_only=True)
 
     @property
-    def cause(self) -> str:
-        """The cause, with the others."""
-        texts = dict.fromkeys((super().cause, *(other.cause for other in self.or_over)))
-        return "; or: ".join((*texts, *([continued(self.or_else.cause)] if self.or_else else [])))
-
-    @property
-    def fix(self) -> str:
-        """The fix, with the others'."""
-        texts = dict.fromkeys((super().fix, *(other.fix for other in self.or_over)))
-        return "; or ".join((*texts, *([self.or_else.fix] if self.or_else else [])))
+    def rivals(self) -> tuple[Cause, ...]:
+        """The same of other axes, then what has nothing to do with axes."""
+        return (*self.or_over, *([self.or_else] if self.or_else else []))
 
 
 class RepeatedSum(FactorOfAxes):

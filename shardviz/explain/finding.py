@@ -97,12 +97,12 @@ class Finding:
 
     @property
     def cause(self) -> str:
-        """The most likely cause, one sentence."""
+        """Every cause that fits, the likeliest first, in a line."""
         return self.explanation.cause
 
     @property
     def fix(self) -> str:
-        """What to change, in torch's own words."""
+        """What to change, in torch's own words, in a line."""
         return self.explanation.fix
 
     def because(self, cause: Cause) -> Finding:
@@ -155,9 +155,11 @@ class Finding:
 
     @property
     def advice(self) -> list[tuple[str, str]]:
-        """The cause, the fix, what else fits and the references, as titled rows."""
-        others = [("or", text) for text in self.also]
-        rows = [("cause", self.cause), ("fix", self.fix), *others, ("see", ", ".join(self.refs))]
+        """The cause and its fix, then others that fit with theirs, what else is held and references, as titled rows."""
+        ways = self.explanation.ways
+        rows = [row for at, (cause, fix) in enumerate(ways) for row in (("or" if at else "cause", cause), ("fix", fix))]
+        also = [("or", held) for held in self.also if not any(held in cause for cause, _ in ways)]
+        rows = [*rows, *also, ("see", ", ".join(self.refs))]
         return [(title, text) for title, text in rows if text]
 
     def to_json(self) -> dict[str, Any]:

@@ -26,13 +26,16 @@ class UnexplainedLoss(Cause):
         f"{UNEXPLAINED}, although the outputs are right: a mean of means where ranks or micro-batches count unequal "
         "numbers of tokens or rows, or labels or masks that were shifted or padded after they were cut"
         "{reordered:?; or labels in another order than the tokens, which {reordered} has in an order of their own}"
-        "{or_else:?; or: {or_else.cause:continued}}"
     )
     how = (
         "{reordered:?cut and order the labels with the same positions as the tokens; }divide each sum by the number of "
         "tokens of all ranks, all_reduced, or of all micro-batches; shift labels before they are cut"
-        "{or_else:?; {or_else.fix}}"
     )
+
+    @property
+    def rivals(self) -> tuple[Cause, ...]:
+        """The second cause, if there is one."""
+        return (self.or_else,) if self.or_else else ()
 
 
 class UnexplainedValue(Cause):
@@ -46,11 +49,13 @@ class UnexplainedValue(Cause):
 
     or_else: Cause | None = None
     kinds = ("wrong-value",)
-    why = UNEXPLAINED + ", although the outputs are right{or_else:?; or: {or_else.cause:continued}}"
-    how = (
-        "look at the parts it is computed from: each counts once, over the axes that split it and no others"
-        "{or_else:?; {or_else.fix}}"
-    )
+    why = UNEXPLAINED + ", although the outputs are right"
+    how = "look at the parts it is computed from: each counts once, over the axes that split it and no others"
+
+    @property
+    def rivals(self) -> tuple[Cause, ...]:
+        """The second cause, if there is one."""
+        return (self.or_else,) if self.or_else else ()
 
 
 class MiscountedExponentials(Cause):

@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
+from shardviz.text import continued
 
 if TYPE_CHECKING:
     from shardviz.explain.finding import Kind
@@ -31,8 +32,6 @@ def usually(*first: Kind) -> tuple[Kind, ...]:
 class Disorder(Cause, abstract=True):
     """Why the elements of a tensor are not where they are claimed to be.
 
-    A subclass that words its fix itself overrides `remedy`.
-
     Attributes:
         or_if: What the ranks may hold as well, in words, and the cause that this would have.
     """
@@ -41,17 +40,12 @@ class Disorder(Cause, abstract=True):
     kinds = OF_PLACES
 
     @property
-    def fix(self) -> str:
-        """What to change, and what to change if the other explanation is right."""
+    def ways(self) -> tuple[tuple[str, str], ...]:
+        """The cause with its fix, and what both are if the other explanation is right."""
         if self.or_if is None:
-            return self.remedy
+            return super().ways
         held, other = self.or_if
-        return f"{self.remedy}; or, if {held}: {other.fix}"
-
-    @property
-    def remedy(self) -> str:
-        """What to change, if this is the cause."""
-        return super().fix
+        return (*super().ways, *((f"If they hold {held}: {continued(cause)}", fix) for cause, fix in other.ways))
 
 
 class ReversedDim(Disorder):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ShardvizError
 from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.kinds import KINDS
-from shardviz.explain.templates import shown
+from shardviz.explain.templates import each_of, shown
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
@@ -78,8 +78,8 @@ def _of_cause(cause: type[Cause]) -> Page:
     paragraphs = inspect.cleandoc(cause.__doc__ or "").split("\n\n")[1:]
     rows = (
         ("kind", ", ".join(cause.kinds)),
-        *_titled("cause", shown(cause.why)),
-        *_titled("fix", shown(cause.how)),
+        *_titled("cause", cause.why),
+        *_titled("fix", cause.how),
         ("see", ", ".join(cause.references)),
     )
     texts = tuple(" ".join(text.split()) for text in paragraphs if not text.startswith("Attributes:"))
@@ -90,8 +90,9 @@ def _title(cause: type[Cause]) -> str:
     return (cause.__doc__ or "").strip().partition("\n")[0]
 
 
-def _titled(title: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    told = [text for text in texts if not re.fullmatch("<[^>]*>", text)]
+def _titled(title: str, templates: str | tuple[str, ...]) -> list[tuple[str, str]]:
+    wordings = [text for template in each_of(templates) for text in shown(template)]
+    told = [text for text in wordings if not re.fullmatch("<[^>]*>", text)]
     return [("or" if at else title, text) for at, text in enumerate(told)]
 
 

@@ -96,6 +96,11 @@ def _pieces(template: str) -> tuple[_Piece, ...]:
     )
 
 
+def each_of(texts: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the templates of a cause, of which there may be one or several."""
+    return (texts,) if isinstance(texts, str) else texts
+
+
 def filled(template: str, source: object) -> str:
     """Return a template with the attributes of an object in the place of its fields.
 

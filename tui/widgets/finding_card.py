@@ -147,23 +147,28 @@ def finding_body(finding: Finding, exhibit: Exhibit | None = None, room: Room = 
     """
     details = [("more", "; ".join(finding.details))] if finding.details else []
     # The fix before the cause: on a small terminal nothing below it is in view.
-    fixes = [row for row in finding.advice if row[0] == "fix"]
-    others = [row for row in finding.advice if row[0] != "fix"]
-    label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fixes else 0
+    fix = first_fix(finding)
+    others = [row for row in finding.advice if row not in fix]
+    label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fix else 0
     layouts = [(title, text) for title, text in finding.layouts if text not in finding.sentence]
     taken = lines_to_fix(finding, room.width)
     seen_by = _table(exhibit, room, taken) if exhibit else []
     is_full = bool(room.height) and taken + len(layouts) > room.height
-    above = [*fixes, *layouts] if seen_by or is_full else [*layouts, *fixes]
+    above = [*fix, *layouts] if seen_by or is_full else [*layouts, *fix]
     rows = _rows([*above, *others, *details], label)
     return Group(Text(printable(finding.sentence)), *seen_by, rows)
+
+
+def first_fix(finding: Finding) -> list[tuple[str, str]]:
+    """Return the row of the likeliest cause's fix, if there is one."""
+    return [row for row in finding.advice if row[0] == "fix"][:1]
 
 
 def lines_to_fix(finding: Finding, width: int) -> int:
     """Return the lines that a finding's sentence and fix take."""
     label = max((len(title) for title, _ in [*finding.layouts, *finding.advice]), default=0)
-    fixes = sum(_height(Text(printable(fix)), width - label - GAP) for title, fix in finding.advice if title == "fix")
-    return _height(Text(printable(finding.sentence)), width) + fixes
+    fix = sum(_height(Text(printable(text)), width - label - GAP) for _, text in first_fix(finding))
+    return _height(Text(printable(finding.sentence)), width) + fix
 
 
 def _height(text: Text, width: int) -> int:

@@ -9,6 +9,8 @@ from shardviz.picture.html.parts import coded
 from shardviz.picture.markup import element, words
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardviz.explain.finding import Finding
 
 OWNERS = {
@@ -54,8 +56,8 @@ def reference_link(reference: str) -> str:
 
 def advice(finding: Finding) -> list[tuple[str, str]]:
     """Return the cause, the fix, what else fits and the references of a finding, as titled markup."""
-    special = {
-        "fix": element("span", coded(finding.fix), class_="fix"),
-        "see": ", ".join(map(reference_link, finding.refs)),
+    markup: dict[str, Callable[[str], str]] = {
+        "fix": lambda text: element("span", coded(text), class_="fix"),
+        "see": lambda _: ", ".join(map(reference_link, finding.refs)),
     }
-    return [(title, special.get(title, words(text))) for title, text in finding.advice]
+    return [(title, markup.get(title, words)(text)) for title, text in finding.advice]
