@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import EXIT_CLEAN, ShardvizError
-from shardviz.text import counted, listed, printable
+from shardviz.text import counted, did_you_mean, listed, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.report import Report
+    from shardviz.check.step.lines.types import Table
     from shardviz.dump.dump import Dump
+    from shardviz.picture.model.step_tree import StepTree
     from shardviz.picture.text.terminal import Terminal
 
 
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tables.add_argument(
         "--step",
         action="store_true",
-        help="the step's modules as they ran, the first wrong one open; with a module's name its lines; also as json",
+        help="the step's modules as they ran, the first wrong one open; with a module's name its lines or its calls",
     )
     tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
     parser.add_argument("--all", action="store_true", help="every rank's or chunk's line, however many there are")
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_step(args: argparse.Namespace) -> None:
-    """Print a step's modules as text, or as JSON."""
+    """Print a step's modules, or one module's calls or lines, as text or as JSON."""
     import json
 
     from rich.text import Text
@@ -96,7 +98,8 @@ def _show_step(args: argparse.Namespace) -> None:
     from shardviz.commands.common.dumps import checked, format_of, read_dump, terminal_for, write_answer
     from shardviz.picture.model.step_heat import step_heats
     from shardviz.picture.model.step_tree import step_tree
-    from shardviz.picture.text.step_tree import step_lines
+    from shardviz.picture.text.step_tree import module_lines, step_lines
+    from shardviz.picture.text.tables.lines import lines_lines
 
     if args.format not in (None, "text", "json"):
         raise ShardvizError("--step prints a step as text or json", "html has it on its page")
@@ -104,49 +107,51 @@ def _show_step(args: argparse.Namespace) -> None:
         hint = f"-o {args.output.with_suffix('.txt')}, or leave --step out: the page has the step"
         raise ShardvizError(f"{args.output}: --step is text or json, not a picture", hint)
     _refuse_checkpoint(args.dump, "step")
-    dump = read_dump(args.dump)
-    if args.tensor is not None:
-        _show_lines(dump, args)
-        return
-    tree = step_tree(dump, checked(dump).findings)
-    heats = step_heats(dump) if tree.finding is not None else []
+    dump, module = read_dump(args.dump), args.tensor
     terminal = terminal_for(args.color, args.output)
-    if args.format == "json":
-        finding = tree.finding.to_json() if tree.finding is not None else None
-        found = {"schema": 1, "calls": [root.to_json() for root in tree.roots], "first_wrong": finding}
-        write_answer([Text(json.dumps(found | {"heat": [heat.to_json() for heat in heats]}))], terminal, args.output)
+    found: dict[str, Any] = {"schema": 1}
+    if module is not None and (table := _lines_of(dump, module)) is not None:
+        found |= {"module": table.module, "lines": [row.to_json() for row in table.rows]}
+        lines = lines_lines(table, terminal)
     else:
-        write_answer(step_lines(tree, heats, terminal), terminal, args.output)
+        tree = step_tree(dump, checked(dump).findings)
+        heats = step_heats(dump) if tree.finding is not None and module is None else []
+        calls = tree.roots if module is None else tree.within(_module_of(tree, module)).roots
+        finding = tree.finding.to_json() if tree.finding is not None else None
+        found |= {"calls": [call.to_json() for call in calls], "first_wrong": finding}
+        found |= {"heat": [heat.to_json() for heat in heats]}
+        lines = step_lines(tree, heats, terminal) if module is None else module_lines(tree, module, terminal)
+    write_answer([Text(json.dumps(found))] if args.format == "json" else lines, terminal, args.output)
 
 
-def _show_lines(dump: Dump, args: argparse.Namespace) -> None:
-    """Print the lines of the module that ranks looked into, if it is the one that is asked for.
-
-    Raises:
-        ShardvizError: They looked into another one, or into none.
-    """
-    import json
-
-    from rich.text import Text
-
+def _lines_of(dump: Dump, module: str) -> Table | None:
+    """Return the lines of a module; None, with a note on which module has lines, if ranks did not look into it."""
     from shardviz.check.step.lines.types import table_of
-    from shardviz.commands.common.dumps import terminal_for, write_answer
-    from shardviz.picture.text.tables.lines import lines_lines
 
     table = table_of(dump)
-    asked = printable(args.tensor)
-    if table is None:
-        hint = "a probe keeps them if its step goes wrong in a module, and they are read if all ranks' files are there"
-        raise ShardvizError(f"the dump has no lines of {asked}, and of no other module", hint)
-    if table.module and not f"{args.tensor}.".startswith(f"{table.module}."):
-        hint = f"its lines are those of {table.module}: shardviz show {args.dump} {table.module} --step"
-        raise ShardvizError(f"the dump has no lines of {asked}: a probe keeps those of the first wrong module", hint)
-    terminal = terminal_for(args.color, args.output)
-    if args.format == "json":
-        found = {"schema": 1, "module": table.module, "lines": [row.to_json() for row in table.rows]}
-        write_answer([Text(json.dumps(found))], terminal, args.output)
-    else:
-        write_answer(lines_lines(table, terminal), terminal, args.output)
+    if table is None or f"{module}.".startswith(f"{table.module}."):
+        return table
+    print(
+        f"lines are kept of the first wrong module: shardviz show {dump.files.path} {table.module} --step",
+        file=sys.stderr,
+    )
+    return None
+
+
+def _module_of(tree: StepTree, module: str) -> str:
+    """Return the name of a module that the step called.
+
+    Raises:
+        ShardvizError: The step was not followed, or called no such module.
+    """
+    from shardviz.picture.text.step_tree import NONE
+
+    modules = {name for name, _ in tree.keys}
+    if module in modules:
+        return module
+    if not modules:
+        raise ShardvizError(f"nothing is known of {printable(module)}: {NONE}")
+    raise ShardvizError(f"the step called no module {printable(module)}", did_you_mean(module, modules - {""}))
 
 
 def _show_table(args: argparse.Namespace) -> None:

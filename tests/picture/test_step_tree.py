@@ -21,7 +21,7 @@ from shardviz.picture.model.step_beside import step_json
 from shardviz.picture.model.step_heat import StepHeat, step_heats
 from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.text.difference import difference_lines
-from shardviz.picture.text.step_tree import heat_lines, step_lines
+from shardviz.picture.text.step_tree import heat_lines, module_lines, node_line, step_lines
 from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
 from tests.findings import finding_of
 
@@ -88,6 +88,25 @@ def test_the_first_wrong_one_is_marked_and_closed_ones_say_how_many_they_close_o
     assert next(line for line in lines if "layers.0" in line).endswith("… 1 call")
     assert any("✓✗" in line and "layers.1.attn.o" in line for line in lines)
     assert "✗ the output is off" in lines
+
+
+def test_a_module_names_its_own_tensors_that_findings_name_and_what_closes_over_it_counts_them(dump):
+    of = finding_of("wrong-scale", "error", "layers.0.attn.w", (0,), "the gradient is off")
+    opened = lines_of(dump, [of])
+    assert [line for line in opened if "✗ w" in line and "layers.0.attn" in line] == [
+        "✓✓       layers.0.attn  Linear  ✗ w"
+    ]
+    closed = step_tree(dump, [of])
+    assert node_line(closed.roots[0], UNICODE, is_open=False).plain.endswith("✗ 1 tensor inside")
+    assert [node.wrong for node in closed.within("layers.0.attn").roots] == [("w",)]
+    assert "tensor inside" not in "\n".join(lines_of(dump, [FOUND]))
+
+
+def test_the_calls_of_one_module_are_all_open(dump):
+    tree = step_tree(dump, [])
+    lines = [line.plain for line in module_lines(tree, "layers.1", Terminal(100, UNICODE))]
+    assert lines[0].startswith("3 calls")
+    assert [line.split()[1] for line in lines[-3:]] == ["layers.1", "layers.1.attn", "layers.1.attn.o"]
 
 
 def test_the_numbers_of_ranks_stand_beside_those_due_and_the_difference(dump):

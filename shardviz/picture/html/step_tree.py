@@ -41,10 +41,11 @@ def modules_section(tree: StepTree, heats: Sequence[StepHeat]) -> str:
 
 def _node(node: Node, reference: str, *, is_whole: bool) -> str:
     line = _line(node, reference)
-    if not node.children or not (is_whole or node.has_first):
+    leads_to_wrong = node.has_first or node.wrong_inside > 0
+    if not node.children or not (is_whole or leads_to_wrong):
         return element("li", line)
     inner = element("ul", "".join(_node(child, reference, is_whole=is_whole) for child in node.children))
-    is_open = "" if node.has_first or not node.call.module else None
+    is_open = "" if leads_to_wrong or not node.call.module else None
     return element("li", element("details", element("summary", line), inner, open=is_open))
 
 
@@ -53,6 +54,8 @@ def _line(node: Node, reference: str) -> str:
     name = element("strong" if node.is_first else "span", words(node.name))
     sides = "; ".join(f"{SHORT[side]}: {side_text(node, side, reference)}" for side in SIDES if node.state(side))
     first = element("strong", " first wrong module", class_="wrong") if node.is_first else ""
+    wrong = f" {UNICODE.error} {', '.join(node.wrong)}" if node.wrong else ""
+    first += element("strong", words(wrong), class_="wrong") if wrong else ""
     kind = element("span", words(f" {node.call.type}"), class_="soft")
     detail = element("span", words(f" {sides}"), class_="soft") if node.verdict == "error" else ""
     return f"{glyph} {name}{kind}{first}{detail}"

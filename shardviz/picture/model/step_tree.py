@@ -5,13 +5,13 @@ The calls around the first wrong one are open, so that it is seen with its neigh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardviz.check.step.trace.calls import Calls, is_within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardviz.check.step.trace.calls import Call
     from shardviz.dump.dump import Dump
@@ -48,12 +48,14 @@ class Node:
         depth: In how many others it was made.
         children: The calls made in it, in order.
         is_first: Whether it is the first wrong one.
+        wrong: Parameters and buffers of the module itself that findings name, `weight`; on its first call.
     """
 
     call: Call
     depth: int
     children: tuple[Node, ...]
     is_first: bool = False
+    wrong: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -65,6 +67,11 @@ class Node:
     def has_first(self) -> bool:
         """Whether the first wrong call was made in it."""
         return any(child.is_first or child.has_first for child in self.children)
+
+    @property
+    def wrong_inside(self) -> int:
+        """How many parameters and buffers of modules called in it findings name."""
+        return sum(len(child.wrong) + child.wrong_inside for child in self.children)
 
     @property
     def size(self) -> int:
@@ -92,6 +99,7 @@ class Node:
             "first_wrong": self.is_first,
             "states": {side: self.state(side) for side in SIDES if self.state(side)},
             "layouts": {side: text for side in SIDES if (text := self.layout(side))},
+            "wrong": list(self.wrong),
             "calls": [child.to_json() for child in self.children],
         }
 
@@ -130,9 +138,20 @@ class StepTree:
 
     @property
     def opened(self) -> frozenset[tuple[str, int]]:
-        """The calls that are open by default: around the first wrong one, or the model itself."""
-        found = {key_of(node) for node in _all(self.roots) if node.has_first}
+        """The calls that are open by default: around what is wrong first, around wrong weights, or the model itself."""
+        nodes = list(_all(self.roots))
+        found = {key_of(node) for node in nodes if node.has_first}
+        found = found or {key_of(node) for node in nodes if node.wrong_inside}
         return frozenset(found or {key_of(root) for root in self.roots})
+
+    def within(self, module: str) -> StepTree:
+        """Return the calls of one module, with all that are made in them; without any if it was not called."""
+        return replace(self, roots=tuple(node for node in _all(self.roots) if node.call.module == module))
+
+    @property
+    def keys(self) -> frozenset[tuple[str, int]]:
+        """What all its calls are known by."""
+        return frozenset(map(key_of, _all(self.roots)))
 
 
 def key_of(node: Node) -> tuple[str, int]:
@@ -161,10 +180,32 @@ def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDE
         findings: What the check found; the first that names a module says which call is the first wrong one.
         reference: What the step is compared with.
     """
-    finding = next((one for one in findings if one.module), None)
+    finding = next((finding for finding in findings if finding.module), None)
     calls = Calls.of(dump).in_order
-    wrong = _first_wrong(calls, finding.module) if finding is not None else None
-    return StepTree(_nested(calls, wrong), finding, reference)
+    first = _first_wrong(calls, finding.module) if finding is not None else None
+    tensors = [name for finding in findings for name in finding.tensors]
+    return StepTree(_nested(calls, _Marks(first, _by_module(calls, tensors))), finding, reference)
+
+
+class _Marks(NamedTuple):
+    """What is wrong in a step: the first wrong call, and each module's own parameters and buffers that are."""
+
+    first: Call | None
+    tensors: dict[str, list[str]]
+
+    def of(self, call: Call) -> tuple[str, ...]:
+        return tuple(self.tensors.get(call.module, ())) if not call.number else ()
+
+
+def _by_module(calls: Sequence[Call], tensors: Iterable[str]) -> dict[str, list[str]]:
+    """Return each called module's own tensors among some names; a module that is not called gives its own to no one."""
+    modules = {call.module for call in calls}
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys(tensors):
+        module, _, own = name.rpartition(".")
+        if module in modules:
+            found.setdefault(module, []).append(own)
+    return found
 
 
 def _first_wrong(calls: Sequence[Call], module: str) -> Call | None:
@@ -173,7 +214,7 @@ def _first_wrong(calls: Sequence[Call], module: str) -> Call | None:
     return next(iter(bad or own), None)
 
 
-def _nested(calls: Sequence[Call], wrong: Call | None) -> tuple[Node, ...]:
+def _nested(calls: Sequence[Call], marks: _Marks) -> tuple[Node, ...]:
     """Nest calls, which come as they ended: one takes in those just before it that are within it."""
     stack: list[tuple[Call, list[Any]]] = []
     for call in calls:
@@ -181,9 +222,9 @@ def _nested(calls: Sequence[Call], wrong: Call | None) -> tuple[Node, ...]:
         while stack and is_within(stack[-1][0].module, call.module):
             inner.append(stack.pop())
         stack.append((call, inner[::-1]))
-    return tuple(_node(call, inner, 0, wrong) for call, inner in stack)
+    return tuple(_node(call, inner, 0, marks) for call, inner in stack)
 
 
-def _node(call: Call, inner: Sequence[tuple[Call, list[Any]]], depth: int, wrong: Call | None) -> Node:
-    children = tuple(_node(one, more, depth + 1, wrong) for one, more in inner)
-    return Node(call, depth, children, call is wrong)
+def _node(call: Call, inner: Sequence[tuple[Call, list[Any]]], depth: int, marks: _Marks) -> Node:
+    children = tuple(_node(made, more, depth + 1, marks) for made, more in inner)
+    return Node(call, depth, children, call is marks.first, marks.of(call))

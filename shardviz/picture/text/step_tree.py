@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.holders import ranks_in_words
-from shardviz.picture.model.step_tree import IN_WORDS, SHORT, SIDES, UNSHARDED
+from shardviz.picture.model.step_tree import IN_WORDS, SHORT, SIDES, UNSHARDED, key_of
 from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, printable
 
@@ -41,32 +41,43 @@ def step_lines(tree: StepTree, heats: Sequence[StepHeat], terminal: Terminal) ->
     return lines
 
 
-def tree_lines(tree: StepTree, terminal: Terminal) -> list[Text]:
-    """Return the calls, those around the first wrong one open."""
+def module_lines(tree: StepTree, module: str, terminal: Terminal) -> list[Text]:
+    """Return the calls of one module, with all that are made in them."""
+    within = tree.within(module)
+    return tree_lines(within, terminal, within.keys)
+
+
+def tree_lines(tree: StepTree, terminal: Terminal, opened: frozenset[tuple[str, int]] | None = None) -> list[Text]:
+    """Return the calls, by default with those around the first wrong one open."""
     about = f"{counted(tree.num_calls, 'call')} of modules, as they ran"
+    columns = f"; four columns: {', '.join(SHORT[side] for side in SIDES)}"
     key = wrapped(_key(terminal.glyphs, tree.reference), terminal.width, line(""), 0)
-    shown = tree.lines()
-    lines = [line((about, "bold")), *key, *(node_line(node, terminal.glyphs) for node in shown[:MOST_LINES])]
+    opened = tree.opened if opened is None else opened
+    shown = tree.lines(opened)
+    nodes = (node_line(node, terminal.glyphs, is_open=key_of(node) in opened) for node in shown[:MOST_LINES])
+    lines = [line((about, "bold"), columns), *key, *nodes]
     if len(shown) > MOST_LINES:
         lines.append(line((f"{terminal.glyphs.more} {counted(len(shown) - MOST_LINES, 'more call')}", DIM)))
     return lines
 
 
 def _key(glyphs: Glyphs, reference: str) -> str:
-    names = ", ".join(SHORT[side] for side in SIDES)
-    signs = f"{glyphs.good} {reference}'s, + terms of a sum, ~ another order, {glyphs.differs} slices repeated"
-    return f"{names}: {signs}, {glyphs.error} something else, | cut from the graph, 0 no gradient came"
+    signs = f"{glyphs.good} {reference}'s, + terms of a sum, ~ different order, {glyphs.differs} slices repeated"
+    return f"{signs}, {glyphs.error} different, | cut from the graph, 0 no gradient"
 
 
-def node_line(node: Node, glyphs: Glyphs, *, is_open: bool = True) -> Text:
-    """Write a call in a line: its four sides, its name, its class, and how many calls it closes over."""
+def node_line(node: Node, glyphs: Glyphs, *, is_open: bool) -> Text:
+    """Write a call in a line: its sides, name and class, what it closes over, and its own tensors that are wrong."""
     sides = "".join(_mark(node, side, glyphs) for side in SIDES)
-    is_closed = node.children and not (node.has_first and is_open)
+    is_closed = bool(node.children) and not is_open
     inside = f"  {glyphs.more} {counted(node.size, 'call')}" if is_closed else ""
-    first = ("  first wrong module", BAD) if node.is_first else ""
+    first = "  first wrong module" if node.is_first else ""
+    hidden = [f"{counted(node.wrong_inside, 'tensor')} inside"] if is_closed and node.wrong_inside else []
+    wrong = ", ".join([*map(printable, node.wrong), *hidden])
     name = (printable(node.name), BAD if node.is_first else "bold" if node.has_first else "")
     kind = (f"  {printable(node.call.type)}", DIM)
-    return line((f"{sides} ", STYLES[node.verdict]), "  " * node.depth, name, kind, (inside, DIM), first)
+    marks = (f"{first}  {glyphs.error} {wrong}" if wrong else first, BAD)
+    return line((f"{sides} ", STYLES[node.verdict]), "  " * node.depth, name, kind, (inside, DIM), marks)
 
 
 def _mark(node: Node, side: str, glyphs: Glyphs) -> str:

@@ -103,8 +103,12 @@ def test_what_is_printed_of_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [row["types"]["tp"] for row in rows if row["line"] == f"program.py:{line}"] == ["partial"]
     assert main(["show", folder, "block", "--step"]) == 0
     assert "first wrong line" in capsys.readouterr().out
-    assert main(["show", folder, "last", "--step"]) == 2
-    assert "its lines are those of block: shardviz show" in capsys.readouterr().err
+    assert main(["show", folder, "last", "--step"]) == 0
+    printed = capsys.readouterr()
+    assert "last  Linear" in printed.out
+    assert "lines are kept of the first wrong module: shardviz show" in printed.err
+    assert main(["show", folder, "lost", "--step"]) == 2
+    assert "the step called no module lost\nHint: did you mean last?" in capsys.readouterr().err
 
 
 def test_types_of_lines_are_measured(tmp_path: Path) -> None:
