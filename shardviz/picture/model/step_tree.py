@@ -183,8 +183,14 @@ def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDE
     finding = next((finding for finding in findings if finding.module), None)
     calls = Calls.of(dump).in_order
     first = _first_wrong(calls, finding.module) if finding is not None else None
-    tensors = [name for finding in findings for name in finding.tensors]
+    tensors = [name for finding in findings for name in finding.tensors if _is_held(dump, name)]
     return StepTree(_nested(calls, _Marks(first, _by_module(calls, tensors))), finding, reference)
+
+
+def _is_held(dump: Dump, name: str) -> bool:
+    """Whether a tensor is a parameter or a buffer, and no output or loss of the model."""
+    tensor = dump.first_captured.get(name)
+    return tensor is None or tensor.role in ("param", "buffer")
 
 
 class _Marks(NamedTuple):
