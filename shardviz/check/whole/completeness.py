@@ -57,10 +57,14 @@ def check_missing_ranks(dump: Dump, known: Collection[str]) -> Iterator[NotCheck
     for tensor in dump.tensors if missing else ():
         mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
         ranks = [rank for rank in missing if rank in mesh]
-        why = f"no readable file of rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)}"
         for name in tensor.names if ranks and is_of_model(tensor) else ():
             if name not in known:
-                yield NotChecked(name, why, "order")
+                yield NotChecked(name, no_file_of(ranks), "order")
+
+
+def no_file_of(ranks: Collection[int]) -> str:
+    """Say which ranks left no readable file."""
+    return f"no readable file of rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)}"
 
 
 def _absent_shards(files: DumpFiles, tensor: Tensor, known: Collection[str]) -> Iterator[Finding]:

@@ -109,6 +109,9 @@ def test_what_is_printed_of_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "lines are kept of the first wrong module: shardviz show" in printed.err
     assert main(["show", folder, "lost", "--step"]) == 2
     assert "the step called no module lost\nHint: did you mean last?" in capsys.readouterr().err
+    (dump.files.path / "rank_00001.json").unlink()
+    assert main(["check", folder]) == 1
+    assert "which line of block goes wrong first: no readable file of rank 1" in capsys.readouterr().out
 
 
 def test_types_of_lines_are_measured(tmp_path: Path) -> None:

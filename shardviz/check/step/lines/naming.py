@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.report import NotChecked
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
+from shardviz.check.whole.completeness import no_file_of
 from shardviz.explain.finding import Finding
 from shardviz.explain.lines import UnsummedLine, WrongLine, WrongLineBackward, WrongLines, WrongReductionLine
 from shardviz.explain.modules import (
@@ -21,7 +23,6 @@ from shardviz.text import named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.check.report import NotChecked
     from shardviz.check.step.lines.faults import Fault
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.lines import FrameRecord
@@ -48,6 +49,16 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             yield with_line(result, fault) if is_about else result
         else:
             yield result
+    yield from _not_read(dump) if lines is None else ()
+
+
+def _not_read(dump: Dump) -> Iterator[NotChecked]:
+    """Say that ranks looked into a module, if what some of them found there is missing."""
+    asked = {lines.asked or lines.module for rank in dump.files.ranks.values() for lines in rank.lines if lines.lines}
+    missing = dump.files.missing_ranks
+    for module in asked if missing else ():
+        what = f"which line of {module or 'the model'} goes wrong first"
+        yield NotChecked("", f"{what}: {no_file_of(missing)}", "step")
 
 
 def with_line(finding: Finding, fault: Fault) -> Finding:
