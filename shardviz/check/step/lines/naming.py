@@ -62,14 +62,13 @@ def _not_read(dump: Dump) -> Iterator[NotChecked]:
 
 
 def with_line(finding: Finding, fault: Fault) -> Finding:
-    """Return a finding with a fault's line; its cause is the line's if it had none."""
-    details = (*finding.details, sentence_of(fault))
+    """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
+    told = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
+    is_open = isinstance(finding.explanation, OPEN)
     if fault.way == "between" and fault.before is not None:
-        between = WrongLines(place_of(fault.before), place_of(fault.line))
-        placed = replace(finding, details=details)
-        return placed.because(between) if isinstance(finding.explanation, OPEN) else placed
-    placed = replace(finding, details=details, line=place_of(fault.line))
-    return placed.because(cause_of(fault)) if isinstance(finding.explanation, OPEN) else placed
+        return told.because(WrongLines(place_of(fault.before), place_of(fault.line))) if is_open else told
+    placed = replace(told, line=place_of(fault.line))
+    return placed.because(cause_of(fault)) if is_open else placed
 
 
 def place_of(line: FrameRecord) -> str:
