@@ -1,7 +1,7 @@
 # What CI runs, by name. PYTHON is the interpreter of an environment with `pip install -e ".[dev]"`.
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 
-.PHONY: contract check format lint types test test-fast test-nightly wheel bench gauges
+.PHONY: contract check docs format lint types test test-fast test-nightly wheel bench gauges
 
 check: lint types test contract
 
@@ -30,6 +30,10 @@ test-nightly:
 
 wheel:
 	$(PYTHON) tests/packaging/wheel.py
+
+# Needs `pip install -e ".[dev,docs]"`; nothing is fetched. Pages are in site/.
+docs:
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 bench:
 	for bench in tests/benchmarks/bench_*.py; do $(PYTHON) $$bench || exit 1; done
