@@ -5,12 +5,16 @@ What only lacks a reduction is each rank's own part; where none fits, ranks comp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
+from shardviz.relate.pair import Group, Related
+from shardviz.relate.relations import Pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +26,46 @@ if TYPE_CHECKING:
 
 Values = dict[int, "NDArray[np.float64]"]
 Reduction = Literal["mean", "sum", "norm"]
+
+
+@dataclass(frozen=True)
+class Unreduced:
+    """A result of which ranks have parts that nothing reduced, with the reduction that makes them right.
+
+    Attributes:
+        result: The result.
+        kind: The reduction.
+        axes: The axes to reduce over.
+    """
+
+    result: Compared
+    kind: Reduction
+    axes: tuple[str, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have it."""
+        return self.result.ranks
+
+    @property
+    def related(self) -> Related | None:
+        """The reductions that are pending; None for a norm."""
+        ops = {"mean": "avg", "sum": "sum"}
+        chain = tuple(Pending(axis, ops[self.kind]) for axis in self.axes if self.kind in ops)
+        return Related((Group(self.ranks, chain),)) if chain else None
+
+    def wanted_of(self, rank: int) -> NDArray[np.float64]:
+        """Return what a rank should hold."""
+        return self.result.wanted_of(rank)
+
+    def held_of(self, rank: int) -> NDArray[np.float64]:
+        """Return a rank's own part."""
+        return self.result.held_of(rank)
+
+    @cached_property
+    def whole(self) -> Mapping[int, NDArray[np.float64]]:
+        """What each rank would have once it is reduced."""
+        return reduced_over(self.result, self.kind, self.axes)
 
 
 def missing_reduction(one: Compared) -> tuple[Reduction, tuple[str, ...], Fraction] | None:
