@@ -39,7 +39,7 @@ from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
@@ -86,6 +86,20 @@ def html(dump: Dump, report: Report) -> str:
     )
 
 
+def findings_html(dump: Dump, report: Report, findings: Sequence[Finding]) -> str:
+    """Write some findings of a run as a page, with the maps of their tensors and without the rest of the model."""
+    is_all = len(findings) == len(report.findings)
+    shown = replace(report, findings=tuple(findings), not_checked=report.not_checked if is_all else ())
+    names = {name for finding in findings for name in finding.tensors}
+    return page_of(
+        dump.files.path.name,
+        style_sheet(dump.files.mesh.ranks),
+        f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
+        _header(dump, report) if is_all else "",
+        element("main", _findings(dump, shown, _entries(dump, report, names))[0]),
+    )
+
+
 ORDERS = {"model": "as in the model", "worst": "findings first", "name": "by name", "largest": "largest first"}
 
 
@@ -98,11 +112,12 @@ def _modules(dump: Dump, report: Report) -> str:
     return modules_section(found, step_heats(dump) if found.finding is not None else [])
 
 
-def _entries(dump: Dump, report: Report) -> list[Entry]:
+def _entries(dump: Dump, report: Report, only: Collection[str] | None = None) -> list[Entry]:
     """Fold the names that share a line and a tensor, and describe as many as are drawn, the worst first."""
+    listed = [(name, row) for name, row in listed_rows(dump, report) if only is None or name in only]
     by_name = dump.first_captured
     where = {id(tensor): at for at, tensor in enumerate(dump.tensors)}
-    folded = in_natural_order(fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(dump, report)))
+    folded = in_natural_order(fold((name, (row, where[id(by_name[name])])) for name, row in listed))
     order = sorted(range(len(folded)), key=lambda at: [*WORDS].index(folded[at][1][0].verdict))
     entries: dict[int, Entry] = {}
     anchors, left = Anchors(), MOST_BYTES

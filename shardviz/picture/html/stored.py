@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
@@ -27,7 +28,7 @@ from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, fold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardviz.check.report import Report
     from shardviz.checkpoint.records import Checkpoint, Saved
@@ -64,6 +65,14 @@ def stored_html(checkpoint: Checkpoint, report: Report) -> str:
         top(TITLES, tools(ORDERS)),
         element("main", *parts),
     )
+
+
+def stored_findings_html(checkpoint: Checkpoint, report: Report, findings: Sequence[Finding]) -> str:
+    """Write some findings of a checkpoint as a page."""
+    is_all = len(findings) == len(report.findings)
+    shown = replace(report, findings=tuple(findings), not_checked=report.not_checked if is_all else ())
+    header = _header(checkpoint, report) if is_all else ""
+    return page_of(checkpoint.path.name, style_sheet(()), header, element("main", _findings(shown)))
 
 
 def _colours() -> str:

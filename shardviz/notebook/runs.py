@@ -1,0 +1,157 @@
+"""What every run has, whatever it was read from: tensors by name, a report, a picture."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from shardviz.dump.find import meant
+from shardviz.errors import ShardvizError
+from shardviz.picture.drawn import HTML, Drawn, framed
+from shardviz.text import counted, listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from rich.text import Text
+
+    from shardviz.explain.finding import Finding
+    from shardviz.layout.mesh import Mesh
+    from shardviz.notebook.verdicts import Report
+    from shardviz.picture.text.terminal import Terminal
+
+T = TypeVar("T", bound=Drawn)
+
+MOST_NAMED = 3
+
+
+class UnknownTensorError(ShardvizError, KeyError):
+    """A name that no tensor has; the hint is at the one that was probably meant."""
+
+
+class Tensors(Mapping[str, T]):
+    """The tensors of a run by name; the end of a name will do if only one tensor's name ends so."""
+
+    def __init__(self, names: Iterable[str], made: Callable[[str], T], where: str) -> None:
+        """Make a tensor when it is first asked for.
+
+        Args:
+            names: Their names, in order.
+            made: Makes the tensor of a name.
+            where: What errors call the run.
+        """
+        self._tensors: dict[str, T | None] = dict.fromkeys(names)
+        self._made, self._where = made, where
+
+    def __getitem__(self, name: str) -> T:
+        """Return the tensor of a name, or of the end of one.
+
+        Raises:
+            UnknownTensorError: No tensor has that name, or several end in it.
+        """
+        whole = self._whole(name)
+        tensor = self._tensors[whole] or self._made(whole)
+        self._tensors[whole] = tensor
+        return tensor
+
+    def _whole(self, name: str) -> str:
+        if name in self._tensors:
+            return name
+        ends = [known for known in self._tensors if known.endswith(f".{name}")]
+        if len(ends) == 1:
+            return ends[0]
+        if ends:
+            some = listed(map(printable, ends), MOST_NAMED)
+            raise UnknownTensorError(f"{len(ends):,} tensors end in {name!r}: {some}", "give more of its name")
+        raise UnknownTensorError(f"{self._where} has no tensor {name!r}", meant(str(name), list(self._tensors)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"<{counted(len(self), 'tensor')}: {listed(map(printable, self), MOST_NAMED)}>"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+
+class Run(Drawn, Generic[T]):
+    """What `shardviz.load` opens: tensors by name, `run["layers.0.up.weight"]` or `run["up.weight"]`, and a check.
+
+    Attributes:
+        tensors: Its tensors by name.
+    """
+
+    tensors: Tensors[T]
+
+    @property
+    @abstractmethod
+    def path(self) -> Path:
+        """Where it was read from."""
+
+    @property
+    @abstractmethod
+    def mesh(self) -> Mesh | None:
+        """The mesh of the run; None for a checkpoint."""
+
+    @property
+    @abstractmethod
+    def num_ranks(self) -> int:
+        """The ranks of the run; 0 for a checkpoint."""
+
+    @cached_property
+    @abstractmethod
+    def _report(self) -> Report:
+        """The report, made once."""
+
+    @abstractmethod
+    def page(self, findings: tuple[Finding, ...] | None = None) -> str:
+        """Return the run as an HTML page.
+
+        Args:
+            findings: Only these of its findings, and nothing else of the run; None for all of it.
+        """
+
+    @abstractmethod
+    def report_lines(self, findings: tuple[Finding, ...] | None, terminal: Terminal) -> list[Text]:
+        """Return the report as text, or some of its findings with what each is seen by."""
+
+    def check(self) -> Report:
+        """Check it as `shardviz check` does, once: a run is read when it is loaded, and does not change."""
+        return self._report
+
+    def part(self, name: str) -> Drawn:
+        """Return the tensor of a name.
+
+        Raises:
+            UnknownTensorError: No tensor has that name, or several end in it.
+        """
+        return self[name]
+
+    def markup(self) -> Mapping[str, str]:
+        """Return the page that `shardviz show -o run.html` writes, in a frame."""
+        return {HTML: framed(self.page())}
+
+    def __getitem__(self, name: str) -> T:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.tensors)

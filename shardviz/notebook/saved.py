@@ -1,0 +1,179 @@
+"""The run of a checkpoint, and its tensors: which file holds which part, and the values."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardviz.checkpoint.findings import check_checkpoint
+from shardviz.layout.region import Region
+from shardviz.notebook.arrays import ByRank, read_only
+from shardviz.notebook.runs import Run, Tensors
+from shardviz.notebook.verdicts import Finding, Report
+from shardviz.picture.drawn import SVG, Drawn
+from shardviz.relate.casts import numbers_of
+from shardviz.text import counted, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from rich.text import Text
+
+    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
+    from shardviz.explain import finding as explained
+    from shardviz.picture.text.terminal import Terminal
+
+    Array = NDArray[Any]
+
+
+class SavedRun(Run["SavedTensor"]):
+    """A checkpoint, of which only headers and metadata were read.
+
+    Attributes:
+        checkpoint: The checkpoint as shardviz reads it.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint that was opened."""
+        self.checkpoint = checkpoint
+        tensors = checkpoint.tensors
+        self.tensors = Tensors(tensors, lambda name: SavedTensor(self, tensors[name]), "the checkpoint")
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+        return self.checkpoint.path
+
+    @property
+    def mesh(self) -> None:
+        """None: a checkpoint says nothing of ranks."""
+
+    @property
+    def num_ranks(self) -> int:
+        """0: a checkpoint says nothing of ranks."""
+        return 0
+
+    @cached_property
+    def _report(self) -> Report:
+        report = check_checkpoint(self.checkpoint)
+        nothing = not self.tensors and not report.findings
+        return Report(self, report, why_not=f"{self.path} has no tensors" if nothing else "")
+
+    def page(self, findings: tuple[explained.Finding, ...] | None = None) -> str:
+        """Return the checkpoint as an HTML page, or some of its findings."""
+        from shardviz.picture.html.stored import stored_findings_html, stored_html
+
+        report = self._report.judged
+        if findings is None:
+            return stored_html(self.checkpoint, report)
+        return stored_findings_html(self.checkpoint, report, findings)
+
+    def lines(self, terminal: Terminal) -> list[Text]:
+        """Return a line for each tensor, as `shardviz show` prints them."""
+        from shardviz.picture.text.checkpoint import tensors_lines
+
+        return tensors_lines(self.checkpoint)
+
+    def report_lines(self, findings: tuple[explained.Finding, ...] | None, terminal: Terminal) -> list[Text]:
+        """Return the report as text, or some of its findings."""
+        from shardviz.picture.text.checkpoint import checkpoint_report_lines
+        from shardviz.picture.text.findings import findings_lines
+
+        if findings is None:
+            return checkpoint_report_lines(self.checkpoint, self._report.judged, terminal)
+        return findings_lines(findings, terminal)
+
+    @property
+    def title(self) -> str:
+        """What it is, in a line."""
+        return f"Checkpoint {self.path.name}: {counted(len(self.tensors), 'tensor')}, {self.checkpoint.kind}"
+
+
+class SavedTensor(Drawn):
+    """One tensor of a checkpoint: stored in chunks, which are counted from 0 as the checkpoint lists them.
+
+    Attributes:
+        run: The checkpoint that it is of.
+        name: Its name.
+    """
+
+    mesh = claimed = placements = None
+
+    def __init__(self, run: SavedRun, saved: Saved) -> None:
+        """Take a tensor of a checkpoint; nothing of it is read."""
+        self.run, self.name, self._saved = run, saved.name, saved
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return self._saved.shape
+
+    @property
+    def dtype(self) -> str:
+        """The element type, as torch names it without `torch.`."""
+        return self._saved.dtype
+
+    @property
+    def layout(self) -> str:
+        """Its shape in the notation: a checkpoint claims no layout."""
+        return f"[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it is in."""
+        return self._saved.files
+
+    @property
+    def held(self) -> Mapping[int, Region]:
+        """The part of the tensor that each chunk is."""
+        return self._chunks(lambda chunk: chunk.region, lambda chunk: str(chunk.region))
+
+    @property
+    def shards(self) -> Mapping[int, Array]:
+        """The values of each chunk, mapped from its file when they are asked for; bfloat16 as float32.
+
+        Raises:
+            DumpError: A file is missing, too short or damaged, when a chunk is asked for.
+        """
+        return self._chunks(
+            lambda chunk: read_only(numbers_of(self._saved.chunk_bits(chunk), self.dtype)),
+            lambda chunk: f"{self.dtype}{list(chunk.sizes)}",
+        )
+
+    def _chunks(self, read: Any, shown: Any) -> Mapping[int, Any]:
+        chunks: tuple[Chunk, ...] = self._saved.chunks
+        return ByRank(range(len(chunks)), lambda at: read(chunks[at]), lambda at: shown(chunks[at]))
+
+    def full(self) -> Array:
+        """Return the whole tensor, put together by where the checkpoint says that each chunk belongs.
+
+        Raises:
+            DumpError: Elements are stored nowhere, or twice, or cannot be read.
+        """
+        return read_only(numbers_of(self._saved.read(Region.whole(self.shape)), self.dtype))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the check of the checkpoint found about it."""
+        return self.run.check().of(self.name)
+
+    def lines(self, terminal: Terminal) -> list[Text]:
+        """Return which bytes of which file hold which part, as `shardviz show` prints it."""
+        from shardviz.picture.text.checkpoint import tensor_lines
+
+        return tensor_lines(self._saved)
+
+    def markup(self) -> Mapping[str, str]:
+        """Return which file holds which part, as `shardviz show -o FILE.svg` draws it."""
+        from shardviz.picture.model.subjects.stored import numbered, stored
+        from shardviz.picture.svg.stored import stored_svg
+
+        return {SVG: stored_svg(stored(self._saved, numbered(self.run.checkpoint)))}
+
+    @property
+    def title(self) -> str:
+        """What it is, in a line."""
+        where = counted(len(self.files), "file")
+        return f"Tensor {printable(self.name)}: {self.dtype}{self.layout} in {where}"
