@@ -124,7 +124,7 @@ class DumpRun(Run["Tensor"]):
         """What it is, in a line."""
         kind = "Plan" if self.dump.files.planned is not None else "Run"
         tensors = counted(self._num_tensors, "tensor")
-        return f"{kind} {self.path.name}: {tensors} on {counted(self.num_ranks, 'rank')}, mesh {self.mesh}"
+        return f"{kind} {self.path.resolve().name}: {tensors} on {counted(self.num_ranks, 'rank')}, mesh {self.mesh}"
 
     @property
     def _num_tensors(self) -> int:
@@ -333,9 +333,13 @@ class Tensor(Drawn):
 
     def markup(self) -> Mapping[str, str]:
         """Return which rank holds which part, as `shardviz show -o FILE.svg` draws it."""
+        return {SVG: self.svg()}
+
+    def svg(self) -> str:
+        """Return the picture as an SVG file."""
         from shardviz.picture.svg.page import svg
 
-        return {SVG: svg(self._subject)}
+        return svg(self._subject)
 
     @property
     def title(self) -> str:
@@ -358,11 +362,19 @@ def _values_of(dump: Dump, shard: Shard, name: str) -> Array:
     if body.dense and body.moment != "stamped":
         return dump.dense(shard, name)
     if body.values is None:
-        what = f"the dump has no values of rank {shard.rank}{', only its ids' * (body.moment == 'stamped')}"
-        hint = "`.ids` has them" if body.moment == "stamped" else "`shardviz probe --values N` keeps larger tensors"
-        raise DumpError(f"{printable(name)}: {what}", hint)
+        raise DumpError(*_no_values(dump, shard, name))
     dtype = "float32" if body.dtype == "bfloat16" else body.dtype
     try:
         return dump.values(shard, name).astype(dtype)
     except TypeError:  # one that numpy does not have
         return dump.values(shard, name)
+
+
+def _no_values(dump: Dump, shard: Shard, name: str) -> tuple[str, str]:
+    """Say why a shard has no values, and what there is instead."""
+    if dump.files.planned is not None:
+        return f"{printable(name)}: a plan has no values", "`shardviz probe` runs the same file on ranks"
+    if shard.body.moment == "stamped":
+        return f"{printable(name)}: the dump has the ids of rank {shard.rank}, and no values", "`.ids` has them"
+    what = f"{printable(name)}: the dump has a digest of the values of rank {shard.rank}, and not the values"
+    return what, "`shardviz probe --values N` writes those of shards of up to N elements"

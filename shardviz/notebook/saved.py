@@ -167,10 +167,18 @@ class SavedTensor(Drawn):
 
     def markup(self) -> Mapping[str, str]:
         """Return which file holds which part, as `shardviz show -o FILE.svg` draws it."""
+        return {SVG: self.svg()}
+
+    def svg(self) -> str:
+        """Return the picture as an SVG file.
+
+        Raises:
+            DumpError: Its chunks are too many to draw, or reach out of it.
+        """
         from shardviz.picture.model.subjects.stored import numbered, stored
         from shardviz.picture.svg.stored import stored_svg
 
-        return {SVG: stored_svg(stored(self._saved, numbered(self.run.checkpoint)))}
+        return stored_svg(stored(self._saved, numbered(self.run.checkpoint)))
 
     @property
     def title(self) -> str:

@@ -186,7 +186,7 @@ class Finding(Drawn):
         """What it is, in a line."""
         ranks = named_ranks(self.ranks) if self.ranks else ""
         head = " ".join(filter(None, (self.kind, printable(self.judged.title), ranks)))
-        return f"Finding {head}: {printable(self.what)}"
+        return f"Finding {head}: {printable(self.judged.sentence)}"
 
 
 class Pair:
