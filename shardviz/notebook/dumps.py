@@ -90,12 +90,17 @@ class DumpRun(Run["Tensor"]):
         """What ranks hold of each stamped tensor, laid out when it is asked for."""
         return LaidOut(self.dump)
 
-    def page(self, findings: tuple[explained.Finding, ...] | None = None) -> str:
-        """Return the run as an HTML page, or some of its findings."""
-        from shardviz.picture.html.page import findings_html, html
+    def page(self) -> str:
+        """Return the run as an HTML page: what `shardviz show -o run.html` writes."""
+        from shardviz.picture.html.page import html
 
-        report = self._report.judged
-        return html(self.dump, report) if findings is None else findings_html(self.dump, report, findings)
+        return html(self.dump, self._report.judged)
+
+    def report_page(self, finding: explained.Finding | None = None) -> str:
+        """Return its findings as an HTML page, or one of them alone."""
+        from shardviz.picture.html.page import findings_html
+
+        return findings_html(self.dump, self._report.judged, finding)
 
     def lines(self, terminal: Terminal) -> list[Text]:
         """Return its mesh, and a line for each tensor."""
@@ -104,8 +109,8 @@ class DumpRun(Run["Tensor"]):
 
         return [line((self.title, "bold")), *table_lines(self.dump, None, terminal)]
 
-    def report_lines(self, findings: tuple[explained.Finding, ...] | None, terminal: Terminal) -> list[Text]:
-        """Return the report as text, or one finding with the table that it is seen by."""
+    def report_lines(self, terminal: Terminal, finding: explained.Finding | None = None) -> list[Text]:
+        """Return its report as text, or one of its findings with the table that it is seen by."""
         from shardviz.picture.exhibits.of_finding import exhibit_of
         from shardviz.picture.text.findings import findings_lines
         from shardviz.picture.text.report import report_lines
@@ -113,11 +118,11 @@ class DumpRun(Run["Tensor"]):
         from shardviz.picture.text.terminal import line
 
         report = self._report.judged
-        if findings is None:
+        if finding is None:
             return report_lines(self.dump, report, terminal)
-        tables = (exhibit_of(self.dump, finding, report.laid_out) for finding in findings)
-        rows = [row for table in tables if table is not None for row in (line(""), *exhibit_lines(table, terminal))]
-        return [*findings_lines(findings, terminal), *rows]
+        table = exhibit_of(self.dump, finding, report.laid_out)
+        rows = [line(""), *exhibit_lines(table, terminal)] if table is not None else []
+        return [*findings_lines([finding], terminal), *rows]
 
     @property
     def title(self) -> str:

@@ -114,16 +114,16 @@ class Run(Drawn, Generic[T]):
         """The report, made once."""
 
     @abstractmethod
-    def page(self, findings: tuple[Finding, ...] | None = None) -> str:
-        """Return the run as an HTML page.
-
-        Args:
-            findings: Only these of its findings, and nothing else of the run; None for all of it.
-        """
+    def page(self) -> str:
+        """Return the run as an HTML page: what `shardviz show -o run.html` writes."""
 
     @abstractmethod
-    def report_lines(self, findings: tuple[Finding, ...] | None, terminal: Terminal) -> list[Text]:
-        """Return the report as text, or some of its findings with what each is seen by."""
+    def report_page(self, finding: Finding | None = None) -> str:
+        """Return its findings as an HTML page, or one of them alone."""
+
+    @abstractmethod
+    def report_lines(self, terminal: Terminal, finding: Finding | None = None) -> list[Text]:
+        """Return its report as text, or one of its findings with what it is seen by."""
 
     def check(self) -> Report:
         """Check it as `shardviz check` does, once: a run is read when it is loaded, and does not change."""
@@ -138,7 +138,7 @@ class Run(Drawn, Generic[T]):
         return self[name]
 
     def markup(self) -> Mapping[str, str]:
-        """Return the page that `shardviz show -o run.html` writes, in a frame."""
+        """Return its page in a frame."""
         return {HTML: framed(self.page())}
 
     def __getitem__(self, name: str) -> T:

@@ -61,14 +61,17 @@ class SavedRun(Run["SavedTensor"]):
         nothing = not self.tensors and not report.findings
         return Report(self, report, why_not=f"{self.path} has no tensors" if nothing else "")
 
-    def page(self, findings: tuple[explained.Finding, ...] | None = None) -> str:
-        """Return the checkpoint as an HTML page, or some of its findings."""
-        from shardviz.picture.html.stored import stored_findings_html, stored_html
+    def page(self) -> str:
+        """Return the checkpoint as an HTML page: what `shardviz show -o page.html` writes."""
+        from shardviz.picture.html.stored import stored_html
 
-        report = self._report.judged
-        if findings is None:
-            return stored_html(self.checkpoint, report)
-        return stored_findings_html(self.checkpoint, report, findings)
+        return stored_html(self.checkpoint, self._report.judged)
+
+    def report_page(self, finding: explained.Finding | None = None) -> str:
+        """Return its findings as an HTML page, or one of them alone."""
+        from shardviz.picture.html.stored import stored_findings_html
+
+        return stored_findings_html(self.checkpoint, self._report.judged, finding)
 
     def lines(self, terminal: Terminal) -> list[Text]:
         """Return a line for each tensor, as `shardviz show` prints them."""
@@ -76,14 +79,14 @@ class SavedRun(Run["SavedTensor"]):
 
         return tensors_lines(self.checkpoint)
 
-    def report_lines(self, findings: tuple[explained.Finding, ...] | None, terminal: Terminal) -> list[Text]:
-        """Return the report as text, or some of its findings."""
+    def report_lines(self, terminal: Terminal, finding: explained.Finding | None = None) -> list[Text]:
+        """Return its report as text, or one of its findings."""
         from shardviz.picture.text.checkpoint import checkpoint_report_lines
         from shardviz.picture.text.findings import findings_lines
 
-        if findings is None:
+        if finding is None:
             return checkpoint_report_lines(self.checkpoint, self._report.judged, terminal)
-        return findings_lines(findings, terminal)
+        return findings_lines([finding], terminal)
 
     @property
     def title(self) -> str:

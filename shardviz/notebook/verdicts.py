@@ -62,11 +62,11 @@ class Report(Drawn):
 
     def lines(self, terminal: Terminal) -> list[Text]:
         """Return the report as `shardviz check` prints it."""
-        return self.run.report_lines(None, terminal)
+        return self.run.report_lines(terminal)
 
     def markup(self) -> Mapping[str, str]:
         """Return the findings of the run's page, in a frame."""
-        return {HTML: framed(self.run.page(self.judged.findings))}
+        return {HTML: framed(self.run.report_page())}
 
     @property
     def title(self) -> str:
@@ -175,11 +175,11 @@ class Finding(Drawn):
 
     def lines(self, terminal: Terminal) -> list[Text]:
         """Return it as `shardviz check` prints it, with the table that it is seen by."""
-        return self._run.report_lines((self.judged,), terminal)
+        return self._run.report_lines(terminal, self.judged)
 
     def markup(self) -> Mapping[str, str]:
         """Return it as the run's page has it, with a map of its tensor, in a frame."""
-        return {HTML: framed(self._run.page((self.judged,)), HEIGHT)}
+        return {HTML: framed(self._run.report_page(self.judged), HEIGHT)}
 
     @property
     def title(self) -> str:

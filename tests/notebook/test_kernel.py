@@ -48,6 +48,7 @@ def test_a_report_and_a_finding_are_the_page_s_articles(kernel: Kernel) -> None:
         (shown,) = kernel.run(code).shown
         assert shown["text/html"].count("&lt;article") == 1
         assert "&lt;svg" in shown["text/html"]
+        assert "rank by rank" not in shown["text/html"]  # a link to what only the whole page has
         assert "✗ misordered  layers.0.up  ranks 1-2" in shown["text/plain"]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
@@ -28,7 +27,7 @@ from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, fold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from shardviz.check.report import Report
     from shardviz.checkpoint.records import Checkpoint, Saved
@@ -67,12 +66,12 @@ def stored_html(checkpoint: Checkpoint, report: Report) -> str:
     )
 
 
-def stored_findings_html(checkpoint: Checkpoint, report: Report, findings: Sequence[Finding]) -> str:
-    """Write some findings of a checkpoint as a page."""
-    is_all = len(findings) == len(report.findings)
-    shown = replace(report, findings=tuple(findings), not_checked=report.not_checked if is_all else ())
-    header = _header(checkpoint, report) if is_all else ""
-    return page_of(checkpoint.path.name, style_sheet(()), header, element("main", _findings(shown)))
+def stored_findings_html(checkpoint: Checkpoint, report: Report, finding: Finding | None = None) -> str:
+    """Write the findings of a checkpoint as a page, below the verdict, or one alone."""
+    parts = [_header(checkpoint, report), element("main", _findings(report))]
+    if finding is not None:
+        parts = [element("main", _finding(Anchors(), finding))]
+    return page_of(checkpoint.path.name, style_sheet(()), *parts)
 
 
 def _colours() -> str:
