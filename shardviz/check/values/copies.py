@@ -172,11 +172,12 @@ def _pending(shard: Shard) -> tuple[int, ...]:
     return tuple(coord[layout.mesh.axis_index(axis)] for axis, _ in layout.partial)
 
 
-def copies_in(dump: Dump, tensor: Tensor, name: str) -> Copies:
-    """Return the copies of a tensor that differ bit by bit, part by part."""
-    index = tensor.index(name)
-    groups = copies_of(tensor, dump.stamped.get(name))
-    return Copies(dump, name, index, [group for group in groups if len({shard.digest(index) for shard in group}) > 1])
+def with_copies(finding: Finding, dump: Dump, tensor: Tensor) -> Finding:
+    """Return a finding about a tensor with its copies that differ bit by bit, if there are any."""
+    index = tensor.index(finding.tensor)
+    groups = copies_of(tensor, dump.stamped.get(finding.tensor))
+    differing = [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
+    return finding.seen_in(Copies(dump, finding.tensor, index, differing)) if differing else finding
 
 
 def _compare(dump: Dump, tensor: Tensor, numbers: list[int], groups: Groups) -> Iterator[Finding]:

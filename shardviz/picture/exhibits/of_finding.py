@@ -40,7 +40,11 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "wrong-scale":
             return steps.added_too_often(dump, finding) or steps.beside_reference(finding)
         case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output":
-            return steps.lacking_reduction(finding) or steps.beside_reference(finding)
+            return (
+                steps.lacking_reduction(finding)
+                or steps.beside_reference(finding)
+                or copies.differing_copies(dump, finding)
+            )
         case "wrong-value":
             return steps.beside_reference(finding)
         case "misordered" | "misordered-within-shard":
