@@ -64,7 +64,7 @@ class ByRank(Mapping[int, V]):
 
 def read_only(array: Array) -> Array:
     """Return a view of an array that cannot be written to."""
-    view: Array = array.view()
+    view: Array = np.asarray(array).view()
     view.flags.writeable = False
     return view
 

@@ -59,6 +59,7 @@ class DumpRun(Run["Tensor"]):
             for name in record.names:
                 self._records.setdefault(name, record)
         self.tensors = Tensors(self._records, lambda name: Tensor(self, self._records[name], name), "the dump")
+        self.tensors.num_results = max(len(self.tensors) - self._num_tensors, 0)
 
     @property
     def path(self) -> Path:
@@ -145,6 +146,13 @@ class Tensor(Drawn):
         run: The run that it is of.
         name: Its name.
         role: What it is to the model: `param`, `buffer`, `grad`, `optim`, `activation`, `output`, `scalar`.
+
+    Example:
+        >>> weight = shardviz.load("before.shardviz")["weight"]
+        >>> weight.shards
+        {0: float32[3, 12], 1: float32[3, 12], 2: float32[3, 12], 3: float32[3, 12]}
+        >>> int((weight.full() != weight.full(by="claimed")).sum())
+        72
     """
 
     def __init__(self, run: DumpRun, record: Record, name: str) -> None:
@@ -160,9 +168,17 @@ class Tensor(Drawn):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The global shape."""
-        stamp = self._dump.stamps.get(self.name) if self._record.claimed is None else None
-        return stamp.shape if stamp is not None else self._record.shape
+        """The global shape; of a plain tensor that of its weight before sharding, if ranks have as much as of it."""
+        stamp, local = self._dump.stamps.get(self._weight), self._record.first.body.local_shape
+        weight = self._dump.stamped.get(self._weight) if self._record.claimed is None else None
+        if stamp is None or weight is None or weight.first.body.local_shape != local:
+            return self._record.shape
+        return stamp.shape
+
+    @property
+    def _weight(self) -> str:
+        """The name of the weight that a state of the optimizer is of; otherwise its own."""
+        return self.name.rpartition(".")[0] if self.role == "optim" else self.name
 
     @property
     def dtype(self) -> str:
@@ -299,11 +315,12 @@ class Tensor(Drawn):
         return assembled(self.name, shape, parts, absent).reshape(self.shape)
 
     def _held_by_ids(self) -> Mapping[int, Place]:
-        """Return where the shards belong by their ids, or by those of the parameter that a result is of."""
+        """Return where shards belong by their ids, or by those of the weight that a result is of; empty without ids."""
         if self.role in ("grad", "optim"):
-            weight = self.name.rpartition(".")[0] if self.role == "optim" else self.name
-            return self.run[weight].held if weight in self.run.tensors else {}
-        return self.held
+            return self.run[self._weight]._held_by_ids() if self._weight in self.run.tensors else {}
+        held = self.held
+        is_known = any(place.size if isinstance(place, Region) else (place > 0).any() for place in held.values())
+        return held if is_known else {}
 
     def _reduced(self, values: dict[int, Array]) -> dict[int, Array]:
         """Return values after the reductions that are pending; a group with a rank missing has none."""

@@ -33,7 +33,13 @@ class UnknownTensorError(ShardvizError, KeyError):
 
 
 class Tensors(Mapping[str, T]):
-    """The tensors of a run by name; the end of a name will do if only one tensor's name ends so."""
+    """The tensors of a run by name; the end of a name will do if only one tensor's name ends so.
+
+    Attributes:
+        num_results: How many of them are results of a step, and not tensors of the model.
+    """
+
+    num_results = 0
 
     def __init__(self, names: Iterable[str], made: Callable[[str], T], where: str) -> None:
         """Make a tensor when it is first asked for.
@@ -78,7 +84,9 @@ class Tensors(Mapping[str, T]):
         return len(self._tensors)
 
     def __repr__(self) -> str:
-        return f"<{counted(len(self), 'tensor')}: {listed(map(printable, self), MOST_NAMED)}>"
+        results = f" and {counted(self.num_results, 'result')} of a step" if self.num_results else ""
+        tensors = counted(len(self) - self.num_results, "tensor")
+        return f"<{tensors}{results}: {listed(map(printable, self), MOST_NAMED)}>"
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)

@@ -82,6 +82,13 @@ class Finding(Drawn):
 
     Attributes:
         judged: The finding as the judge made it, with everything that it knows.
+
+    Example:
+        >>> finding = shardviz.load("before.shardviz").check().findings[0]
+        >>> finding.kind, finding.ranks, finding.relation.chain
+        ('misordered', (1, 2), (Located([12/tp/fsdp, 12]),))
+        >>> finding.pair.expected[1][0, :3], finding.pair.actual[1][0, :3]
+        (array([37, 38, 39]), array([73, 74, 75]))
     """
 
     def __init__(self, run: Run[Any], judged: explained.Finding) -> None:

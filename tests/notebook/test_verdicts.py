@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,6 +99,14 @@ def test_copies_that_differ_are_held_against_what_most_have(tmp_path: Path) -> N
     assert finding.relation is None
     with pytest.raises(ValueError, match="read-only"):
         finding.pair.actual[2][0] = 0
+
+
+def test_findings_are_compared_without_their_pairs(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", MESH, {"w": SWAPPED})
+    (finding,) = shardviz.check_dump(folder).findings
+    assert finding.pairs
+    assert finding == replace(finding, pairs=())
+    assert hash(finding) == hash(replace(finding, pairs=()))
 
 
 def test_what_is_not_about_numbers_has_no_pair(tmp_path: Path) -> None:
