@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.run import report_on
 from shardviz.check.verdicts import captured, nothing_checked
+from shardviz.dump.records.base import WEIGHTS
 from shardviz.errors import DumpError
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
@@ -17,7 +18,7 @@ from shardviz.notebook.verdicts import Finding, Report
 from shardviz.picture.drawn import SVG, Drawn
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.text.report import layout_text, own_dtype
-from shardviz.relate.sums import over
+from shardviz.relate.sums import REDUCTIONS, over
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class Tensor(Drawn):
     @property
     def held_layout(self) -> str:
         """The layout that ranks really hold, in the notation; empty if it has none for that, or nothing shows it."""
-        layouts = [case.held for case in self._cases]
+        layouts = [case.held for case in self._cases(self.name)]
         return write(layouts[0]) if len(layouts) == 1 and layouts[0] is not None else ""
 
     @property
@@ -217,19 +218,22 @@ class Tensor(Drawn):
 
         Empty if nothing shows it: the tensor was not stamped, and its values were not looked up in a reference.
         """
-        places: dict[int, Place] = {}
-        for case in self._cases:
-            for coord in case.shards:
-                place = case.regions.get(coord)
-                places[case.rank(coord)] = place if place is not None else read_only(case.ids[coord])
+        places = self._places(self.name) if self.role in WEIGHTS or self._record.moment == "stamped" else {}
         return ByRank(sorted(places), places.__getitem__, lambda rank: _shown(places[rank]))
 
-    @cached_property
-    def _cases(self) -> tuple[Case, ...]:
-        stamped = self._dump.stamped.get(self.name)
-        if stamped is None or stamped.role != self.role or self.name in self._dump.without_ids:
+    def _places(self, name: str) -> dict[int, Place]:
+        """Return where the ids of a stamped tensor say that each rank's shard belongs."""
+        return {
+            case.rank(coord): case.regions[coord] if coord in case.regions else read_only(case.ids[coord])
+            for case in self._cases(name)
+            for coord in case.shards
+        }
+
+    def _cases(self, name: str) -> tuple[Case, ...]:
+        stamped = self._dump.stamped.get(name)
+        if stamped is None or name in self._dump.without_ids:
             return ()
-        return self.run.laid_out.cases(stamped, self.name)
+        return self.run.laid_out.cases(stamped, name)
 
     @property
     def ids(self) -> Mapping[int, NDArray[np.int64]]:
@@ -316,15 +320,16 @@ class Tensor(Drawn):
 
     def _held_by_ids(self) -> Mapping[int, Place]:
         """Return where shards belong by their ids, or by those of the weight that a result is of; empty without ids."""
-        if self.role in ("grad", "optim"):
-            return self.run[self._weight]._held_by_ids() if self._weight in self.run.tensors else {}
-        held = self.held
+        is_of_weight = self.role in (*WEIGHTS, "grad", "optim") or self._record.moment == "stamped"
+        held = self._places(self._weight) if is_of_weight else {}
         is_known = any(place.size if isinstance(place, Region) else (place > 0).any() for place in held.values())
         return held if is_known else {}
 
     def _reduced(self, values: dict[int, Array]) -> dict[int, Array]:
         """Return values after the reductions that are pending; a group with a rank missing has none."""
         for axis, op in self.claimed.partial if self.claimed is not None else ():
+            if op not in REDUCTIONS:
+                raise DumpError(f"{printable(self.name)}: shardviz cannot make up for a pending {op} over {axis}")
             values = over(axis, op, values, self.mesh)
         return values
 
