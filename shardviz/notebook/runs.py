@@ -96,25 +96,16 @@ class Run(Drawn, Generic[T]):
     """What `shardviz.load` opens: tensors by name, `run["layers.0.up.weight"]` or `run["up.weight"]`, and a check.
 
     Attributes:
+        path: Where it was read from.
+        mesh: The mesh of the run; None for a checkpoint, which says nothing of ranks.
+        num_ranks: The ranks of the run, those without a file too; 0 for a checkpoint.
         tensors: Its tensors by name.
     """
 
+    path: Path
+    mesh: Mesh | None = None
+    num_ranks = 0
     tensors: Tensors[T]
-
-    @property
-    @abstractmethod
-    def path(self) -> Path:
-        """Where it was read from."""
-
-    @property
-    @abstractmethod
-    def mesh(self) -> Mesh | None:
-        """The mesh of the run; None for a checkpoint."""
-
-    @property
-    @abstractmethod
-    def num_ranks(self) -> int:
-        """The ranks of the run; 0 for a checkpoint."""
 
     @cached_property
     @abstractmethod

@@ -16,7 +16,6 @@ from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from numpy.typing import NDArray
     from rich.text import Text
@@ -37,23 +36,8 @@ class SavedRun(Run["SavedTensor"]):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Take a checkpoint that was opened."""
-        self.checkpoint = checkpoint
-        tensors = checkpoint.tensors
+        self.checkpoint, self.path, tensors = checkpoint, checkpoint.path, checkpoint.tensors
         self.tensors = Tensors(tensors, lambda name: SavedTensor(self, tensors[name]), "the checkpoint")
-
-    @property
-    def path(self) -> Path:
-        """The file or folder."""
-        return self.checkpoint.path
-
-    @property
-    def mesh(self) -> None:
-        """None: a checkpoint says nothing of ranks."""
-
-    @property
-    def num_ranks(self) -> int:
-        """0: a checkpoint says nothing of ranks."""
-        return 0
 
     @cached_property
     def _report(self) -> Report:
@@ -100,33 +84,19 @@ class SavedTensor(Drawn):
     Attributes:
         run: The checkpoint that it is of.
         name: Its name.
+        shape: The global shape.
+        dtype: The element type, as torch names it without `torch.`.
+        layout: Its shape in the notation: a checkpoint claims no layout.
+        files: The files that it is in.
     """
 
     mesh = claimed = placements = None
 
     def __init__(self, run: SavedRun, saved: Saved) -> None:
         """Take a tensor of a checkpoint; nothing of it is read."""
-        self.run, self.name, self._saved = run, saved.name, saved
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The global shape."""
-        return self._saved.shape
-
-    @property
-    def dtype(self) -> str:
-        """The element type, as torch names it without `torch.`."""
-        return self._saved.dtype
-
-    @property
-    def layout(self) -> str:
-        """Its shape in the notation: a checkpoint claims no layout."""
-        return f"[{', '.join(map(str, self.shape))}]"
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The files that it is in."""
-        return self._saved.files
+        self.run, self._saved = run, saved
+        self.name, self.shape, self.dtype, self.files = saved.name, saved.shape, saved.dtype, saved.files
+        self.layout = f"[{', '.join(map(str, saved.shape))}]"
 
     @property
     def held(self) -> Mapping[int, Region]:

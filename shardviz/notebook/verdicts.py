@@ -82,6 +82,18 @@ class Finding(Drawn):
 
     Attributes:
         judged: The finding as the judge made it, with everything that it knows.
+        kind: Which rule it breaks: `shardviz explain KIND`.
+        severity: `error` if numbers are wrong, `warning` if something could not be seen whole.
+        cause_id: The name of its cause: `shardviz explain CAUSE`.
+        tensor: The name of the tensor, or of the first of several; empty if it is about the whole run.
+        tensors: The names of all tensors that have it.
+        ranks: The ranks that disagree, rising.
+        what: What is wrong, in numbers.
+        cause: The most likely cause.
+        fix: What to change.
+        claimed: Where the placements say each element is, in the notation; empty if that is not what it is about.
+        held: Where each element really is, in the notation or in words; empty likewise.
+        intended: Where the author wants each element, in the notation; empty if nothing was said.
 
     Example:
         >>> finding = shardviz.load("before.shardviz").check().findings[0]
@@ -94,66 +106,10 @@ class Finding(Drawn):
     def __init__(self, run: Run[Any], judged: explained.Finding) -> None:
         """Take a finding of a run."""
         self._run, self.judged = run, judged
-
-    @property
-    def kind(self) -> str:
-        """Which rule it breaks: `shardviz explain KIND`."""
-        return self.judged.kind
-
-    @property
-    def severity(self) -> str:
-        """`error` if numbers are wrong, `warning` if something could not be seen whole."""
-        return self.judged.severity
-
-    @property
-    def cause_id(self) -> str:
-        """The name of its cause: `shardviz explain CAUSE`."""
-        return self.judged.cause_id
-
-    @property
-    def tensor(self) -> str:
-        """The name of the tensor, or of the first of several; empty if it is about the whole run."""
-        return self.judged.tensor
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """The names of all tensors that have it."""
-        return self.judged.tensors
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that disagree, rising."""
-        return self.judged.ranks
-
-    @property
-    def what(self) -> str:
-        """What is wrong, in numbers."""
-        return self.judged.summary
-
-    @property
-    def cause(self) -> str:
-        """The most likely cause."""
-        return self.judged.cause
-
-    @property
-    def fix(self) -> str:
-        """What to change."""
-        return self.judged.fix
-
-    @property
-    def claimed(self) -> str:
-        """Where the placements say each element is, in the notation; empty if that is not what it is about."""
-        return self.judged.claimed
-
-    @property
-    def held(self) -> str:
-        """Where each element really is, in the notation or in words; empty if that is not what it is about."""
-        return self.judged.held
-
-    @property
-    def intended(self) -> str:
-        """Where the author wants each element, in the notation; empty if nothing was said."""
-        return self.judged.intended
+        self.kind, self.severity, self.cause_id = judged.kind, judged.severity, judged.cause_id
+        self.tensor, self.tensors, self.ranks = judged.tensor, judged.tensors, judged.ranks
+        self.what, self.cause, self.fix = judged.summary, judged.cause, judged.fix
+        self.claimed, self.held, self.intended = judged.claimed, judged.held, judged.intended
 
     @property
     def each(self) -> tuple[Finding, ...]:
