@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardviz.layout.placements import Placement
     from shardviz.notebook.arrays import Place
     from shardviz.notebook.dumps import DumpRun
-    from shardviz.notebook.verdicts import Finding
+    from shardviz.notebook.verdicts import FindingOfRun
     from shardviz.picture.model.subjects.subject import Subject
     from shardviz.picture.text.terminal import Terminal
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 BY = ("held", "claimed")
 
 
-class Tensor(Drawn):
+class TensorOfRun(Drawn):
     """One tensor of a dump over all ranks.
 
     Attributes:
@@ -170,13 +170,13 @@ class Tensor(Drawn):
         return own if self._record.moment == "stamped" and own is not None else self._record
 
     @property
-    def grad(self) -> Tensor | None:
+    def grad(self) -> TensorOfRun | None:
         """Its gradient after the step that was recorded; None if there is none."""
         return self._at_step("grad")
 
-    def _at_step(self, role: str) -> Tensor | None:
+    def _at_step(self, role: str) -> TensorOfRun | None:
         record = self._dump.find("step", role, self.name) if role != self.role else None
-        return Tensor(self.run, record, self.name) if record is not None else None
+        return TensorOfRun(self.run, record, self.name) if record is not None else None
 
     @property
     def reference(self) -> Array | None:
@@ -242,7 +242,7 @@ class Tensor(Drawn):
         return Region.whole(local)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[FindingOfRun, ...]:
         """What the check of the run found about it."""
         return self.run.check().of(self.name)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.run import report_on
 from shardviz.check.verdicts import captured, nothing_checked
-from shardviz.notebook.dump_tensors import Tensor
+from shardviz.notebook.dump_tensors import TensorOfRun
 from shardviz.notebook.runs import Run, Tensors
-from shardviz.notebook.verdicts import Report
+from shardviz.notebook.verdicts import ReportOfRun
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.dump import Tensor as Record
-    from shardviz.explain import finding as explained
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.text.terminal import Terminal
 
 
-class DumpRun(Run[Tensor]):
+class DumpRun(Run[TensorOfRun]):
     """The run of a dump or a plan.
 
     Attributes:
@@ -44,13 +44,13 @@ class DumpRun(Run[Tensor]):
         for record in captured(dump):
             for name in record.names:
                 self._records.setdefault(name, record)
-        self.tensors = Tensors(self._records, lambda name: Tensor(self, self._records[name], name), "the dump")
+        self.tensors = Tensors(self._records, lambda name: TensorOfRun(self, self._records[name], name), "the dump")
         self.tensors.num_results = max(len(self.tensors) - self._num_tensors, 0)
 
     @cached_property
-    def _report(self) -> Report:
+    def _report(self) -> ReportOfRun:
         report = report_on(self.dump)
-        return Report(self, report, why_not=nothing_checked(self.dump, report))
+        return ReportOfRun(self, report, why_not=nothing_checked(self.dump, report))
 
     @cached_property
     def laid_out(self) -> LaidOut:
@@ -63,7 +63,7 @@ class DumpRun(Run[Tensor]):
 
         return html(self.dump, self._report.judged)
 
-    def report_page(self, finding: explained.Finding | None = None) -> str:
+    def report_page(self, finding: Finding | None = None) -> str:
         """Return its findings as an HTML page, or one of them alone."""
         from shardviz.picture.html.page import findings_html
 
@@ -76,7 +76,7 @@ class DumpRun(Run[Tensor]):
 
         return [line((self.title, "bold")), *table_lines(self.dump, None, terminal)]
 
-    def report_lines(self, terminal: Terminal, finding: explained.Finding | None = None) -> list[Text]:
+    def report_lines(self, terminal: Terminal, finding: Finding | None = None) -> list[Text]:
         """Return its report as text, or one of its findings with the table that it is seen by."""
         from shardviz.picture.exhibits.of_finding import exhibit_of
         from shardviz.picture.text.findings import findings_lines

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
-    from shardviz.notebook.verdicts import Report
+    from shardviz.notebook.verdicts import ReportOfRun
     from shardviz.picture.text.terminal import Terminal
 
 T = TypeVar("T", bound=Drawn)
@@ -109,7 +109,7 @@ class Run(Drawn, Generic[T]):
 
     @cached_property
     @abstractmethod
-    def _report(self) -> Report:
+    def _report(self) -> ReportOfRun:
         """The report, made once."""
 
     @abstractmethod
@@ -124,7 +124,7 @@ class Run(Drawn, Generic[T]):
     def report_lines(self, terminal: Terminal, finding: Finding | None = None) -> list[Text]:
         """Return its report as text, or one of its findings with what it is seen by."""
 
-    def check(self) -> Report:
+    def check(self) -> ReportOfRun:
         """Check it as `shardviz check` does, once: a run is read when it is loaded, and does not change."""
         return self._report
 

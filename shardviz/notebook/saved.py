@@ -9,7 +9,7 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.layout.region import Region
 from shardviz.notebook.arrays import ByRank, read_only
 from shardviz.notebook.runs import Run, Tensors
-from shardviz.notebook.verdicts import Finding, Report
+from shardviz.notebook.verdicts import FindingOfRun, ReportOfRun
 from shardviz.picture.drawn import SVG, Drawn
 from shardviz.relate.casts import numbers_of
 from shardviz.text import counted, printable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
-    from shardviz.explain import finding as explained
+    from shardviz.explain.finding import Finding
     from shardviz.picture.text.terminal import Terminal
 
     Array = NDArray[Any]
@@ -40,10 +40,10 @@ class SavedRun(Run["SavedTensor"]):
         self.tensors = Tensors(tensors, lambda name: SavedTensor(self, tensors[name]), "the checkpoint")
 
     @cached_property
-    def _report(self) -> Report:
+    def _report(self) -> ReportOfRun:
         report = check_checkpoint(self.checkpoint)
         nothing = not self.tensors and not report.findings
-        return Report(self, report, why_not=f"{self.path} has no tensors" if nothing else "")
+        return ReportOfRun(self, report, why_not=f"{self.path} has no tensors" if nothing else "")
 
     def page(self) -> str:
         """Return the checkpoint as an HTML page: what `shardviz show -o page.html` writes."""
@@ -51,7 +51,7 @@ class SavedRun(Run["SavedTensor"]):
 
         return stored_html(self.checkpoint, self._report.judged)
 
-    def report_page(self, finding: explained.Finding | None = None) -> str:
+    def report_page(self, finding: Finding | None = None) -> str:
         """Return its findings as an HTML page, or one of them alone."""
         from shardviz.picture.html.stored import stored_findings_html
 
@@ -63,7 +63,7 @@ class SavedRun(Run["SavedTensor"]):
 
         return tensors_lines(self.checkpoint)
 
-    def report_lines(self, terminal: Terminal, finding: explained.Finding | None = None) -> list[Text]:
+    def report_lines(self, terminal: Terminal, finding: Finding | None = None) -> list[Text]:
         """Return its report as text, or one of its findings."""
         from shardviz.picture.text.checkpoint import checkpoint_report_lines
         from shardviz.picture.text.findings import findings_lines
@@ -128,7 +128,7 @@ class SavedTensor(Drawn):
         return read_only(numbers_of(self._saved.read(Region.whole(self.shape)), self.dtype))
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[FindingOfRun, ...]:
         """What the check of the checkpoint found about it."""
         return self.run.check().of(self.name)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import NotChecked
     from shardviz.check.report import Report as Judged
-    from shardviz.explain import finding as explained
+    from shardviz.explain.finding import Finding
     from shardviz.notebook.runs import Run
     from shardviz.picture.text.terminal import Terminal
     from shardviz.relate.pair import RankPair, Related
@@ -27,7 +27,7 @@ HEIGHT = 420
 """Pixels of a single finding in a notebook."""
 
 
-class Report(Drawn):
+class ReportOfRun(Drawn):
     """What `shardviz check` says of a run.
 
     Attributes:
@@ -40,7 +40,7 @@ class Report(Drawn):
     def __init__(self, run: Run[Any], judged: Judged, why_not: str) -> None:
         """Take what the checks of a run made."""
         self.run, self.judged, self.why_not = run, judged, why_not
-        self.findings = tuple(Finding(run, finding) for finding in judged.findings)
+        self.findings = tuple(FindingOfRun(run, finding) for finding in judged.findings)
 
     @property
     def clean(self) -> bool:
@@ -52,9 +52,9 @@ class Report(Drawn):
         """What could not be looked at, each with its reason."""
         return self.judged.not_checked
 
-    def of(self, tensor: str) -> tuple[Finding, ...]:
+    def of(self, tensor: str) -> tuple[FindingOfRun, ...]:
         """Return the findings of a tensor, with its own numbers."""
-        return tuple(Finding(self.run, finding) for finding in self.judged.findings_of.get(tensor, ()))
+        return tuple(FindingOfRun(self.run, finding) for finding in self.judged.findings_of.get(tensor, ()))
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz check --format json` prints."""
@@ -77,7 +77,7 @@ class Report(Drawn):
         return f"Report of {self.run.path.name}: {found}{unchecked}"
 
 
-class Finding(Drawn):
+class FindingOfRun(Drawn):
     """One disagreement: what is wrong, why most likely, and what to do.
 
     Attributes:
@@ -103,7 +103,7 @@ class Finding(Drawn):
         (array([37, 38, 39]), array([73, 74, 75]))
     """
 
-    def __init__(self, run: Run[Any], judged: explained.Finding) -> None:
+    def __init__(self, run: Run[Any], judged: Finding) -> None:
         """Take a finding of a run."""
         self._run, self.judged = run, judged
         self.kind, self.severity, self.cause_id = judged.kind, judged.severity, judged.cause_id
@@ -112,9 +112,9 @@ class Finding(Drawn):
         self.claimed, self.held, self.intended = judged.claimed, judged.held, judged.intended
 
     @property
-    def each(self) -> tuple[Finding, ...]:
+    def each(self) -> tuple[FindingOfRun, ...]:
         """The finding of each tensor, with its own numbers."""
-        return tuple(Finding(self._run, single) for single in self.judged.each)
+        return tuple(FindingOfRun(self._run, single) for single in self.judged.each)
 
     @property
     def pair(self) -> Pair | None:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.notebook.dumps import Tensor
+    from shardviz.notebook.dump_tensors import TensorOfRun
 
 PROBE = "test_a_probe_is_clean_at_its_own_mesh_and_at_others["
 ROLES = ("param", "grad", "output")
 
 
-def whole(tensor: Tensor) -> NDArray[Any] | None:
+def whole(tensor: TensorOfRun) -> NDArray[Any] | None:
     """Return a tensor that is put together; None if it is larger than what a probe writes."""
     try:
         return tensor.full()
