@@ -47,6 +47,7 @@ class CallResults:
 
     Attributes:
         wrong: The ranks that have something else.
+        related: None, as no relation is looked for.
     """
 
     wrong: Mapping[int, Wrong]
@@ -139,16 +140,13 @@ def _finding(mesh: Mesh, module: str, op: str, ranks: Mapping[int, Wrong]) -> Fi
     axes = mesh.axes_within(first.call.ranks)
     over = f"over ranks {listed(first.call.ranks, MAX_SHOWN)}"
     group = f"along {' and '.join(axes)}, {over}," if axes else over
-    return (
-        WrongCollective()
-        .finding(
-            module,
-            tuple(sorted(ranks)),
-            f"{op} {group} gave rank {rank} {_shown(first.after)}, where "
-            f"{_shown(first.wanted)} follows from what they had before",
-        )
-        .seen_in(CallResults(ranks))
+    finding = WrongCollective().finding(
+        module,
+        tuple(sorted(ranks)),
+        f"{op} {group} gave rank {rank} {_shown(first.after)}, where "
+        f"{_shown(first.wanted)} follows from what they had before",
     )
+    return finding.seen_in(CallResults(ranks))
 
 
 def _shown(values: Values) -> str:

@@ -60,15 +60,11 @@ def _finding(one: Compared, others: int) -> Finding:
     groups = ((ranks[0], rank) for ranks in ranks_by_part(one) for rank in ranks[1:])
     low, high, worst = max(one.neighbours_apart(groups), key=lambda pair: pair[2])
     more = f"; so do those of {others} other{'s' * (others > 1)}" if others else ""
-    return (
-        DifferentMasks(along)
-        .finding(
-            one.name,
-            tuple(sorted(one.values)),
-            f"copies of the {WHAT[one.role]} differ along {along} in training mode, where the model draws random "
-            f"numbers: {apart_text(low, high, worst)}; in eval() they are equal{more}",
-            claimed=claimed_text(one),
-            held=f"different values along {along}",
-        )
-        .seen_in(one)
+    return DifferentMasks(along).finding(
+        one.name,
+        tuple(sorted(one.values)),
+        f"copies of the {WHAT[one.role]} differ along {along} in training mode, where the model draws random numbers: "
+        f"{apart_text(low, high, worst)}; in eval() they are equal{more}",
+        claimed=claimed_text(one),
+        held=f"different values along {along}",
     )

@@ -52,6 +52,7 @@ class Copies:
         name: The tensor's name.
         index: Its number in its fold.
         groups: For each part that has different copies, all of its copies.
+        related: None, as no relation is looked for.
     """
 
     dump: Dump

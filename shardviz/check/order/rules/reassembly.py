@@ -46,6 +46,7 @@ class Gathered:
         stamp: The tensor.
         call: The collective.
         records: What each rank got that is not the tensor in order.
+        related: None, as no relation is looked for.
     """
 
     dump: Dump

@@ -69,6 +69,7 @@ class PairOfOrders:
     Attributes:
         tensor: The order of the tensor.
         usual: The order that is wanted.
+        related: None, as no relation is looked for.
     """
 
     tensor: Order
@@ -151,18 +152,15 @@ def _compare(dump: Dump, one: Order, usual: Order) -> Iterator[Finding | NotChec
 def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
     rank = wrong[0]
     own, others = _said(one.held[rank]), _said(usual.held[rank])
-    return (
-        _cause(one, usual)
-        .finding(
-            one.name,
-            wrong,
-            f"{len(wrong):,} of {len(one.held):,} ranks hold different positions of the sequence here than in "
-            f"{usual.name}: rank {rank} has {own} where {usual.name} has {others}",
-            held=_in_words(dump.files.mesh, one),
-            intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
-        )
-        .seen_in(PairOfOrders(one, usual))
+    finding = _cause(one, usual).finding(
+        one.name,
+        wrong,
+        f"{len(wrong):,} of {len(one.held):,} ranks hold different positions of the sequence here than in "
+        f"{usual.name}: rank {rank} has {own} where {usual.name} has {others}",
+        held=_in_words(dump.files.mesh, one),
+        intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
     )
+    return finding.seen_in(PairOfOrders(one, usual))
 
 
 def _cause(one: Order, usual: Order) -> Disorder:

@@ -53,7 +53,7 @@ def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None
         details=(f"their {reduction} over {axes} is {whole}",),
         claimed=claimed_text(one),
         held=own_part(reduction, over),
-    ).seen_in(Unreduced(one, reduction, over))
+    ).seen_in(Unreduced(one, reduction, over, ratio))
 
 
 def _among_holders(one: Compared) -> Finding | None:

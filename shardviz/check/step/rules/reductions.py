@@ -6,6 +6,7 @@ What only lacks a reduction is each rank's own part; where none fits, ranks comp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,11 +15,10 @@ import numpy as np
 
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.relate.pair import Group, Related
-from shardviz.relate.relations import Pending
+from shardviz.relate.relations import Pending, Scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from fractions import Fraction
 
     from numpy.typing import NDArray
 
@@ -36,11 +36,13 @@ class Unreduced:
         result: The result.
         kind: The reduction.
         axes: The axes to reduce over.
+        ratio: What it is of the right one even then.
     """
 
     result: Compared
     kind: Reduction
     axes: tuple[str, ...]
+    ratio: Fraction = Fraction(1)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -50,9 +52,11 @@ class Unreduced:
     @property
     def related(self) -> Related | None:
         """The reductions that are pending; None for a norm."""
-        ops = {"mean": "avg", "sum": "sum"}
-        chain = tuple(Pending(axis, ops[self.kind]) for axis in self.axes if self.kind in ops)
-        return Related((Group(self.ranks, chain),)) if chain else None
+        if self.kind == "norm":
+            return None
+        pending = (Pending(axis, "avg" if self.kind == "mean" else "sum") for axis in self.axes)
+        scaled = (Scaled(float(self.ratio)),) if self.ratio != 1 else ()
+        return Related((Group(self.ranks, (*pending, *scaled)),))
 
     def wanted_of(self, rank: int) -> NDArray[np.float64]:
         """Return what a rank should hold."""
