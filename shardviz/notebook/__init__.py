@@ -2,5 +2,5 @@
 
 Nothing is read or judged here: `dump`, `check` and `checkpoint` do that, and `picture` draws. `dumps` with
 `dump_tensors` has a dump's run, `saved` a checkpoint's, `verdicts` a report and its findings, `arrays` puts shards
-together.
+together, `tracebacks` keeps errors short.
 """

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardviz.errors import DumpError
 from shardviz.layout.region import Region, index_of, indices
+from shardviz.notebook.tracebacks import concise
 from shardviz.text import counted, named_ranks, printable
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class ByRank(Mapping[int, V]):
         """
         self._ranks, self._read, self._shown = dict.fromkeys(ranks), read, shown
 
+    @concise
     def __getitem__(self, rank: int) -> V:
         if rank not in self._ranks:
             raise KeyError(rank)

@@ -10,6 +10,7 @@ from shardviz.errors import DumpError
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.notebook.arrays import ByRank, assembled, read_only
+from shardviz.notebook.tracebacks import concise
 from shardviz.picture.drawn import SVG, Drawn
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.text.report import layout_text, own_dtype
@@ -186,6 +187,7 @@ class TensorOfRun(Drawn):
         record = next((record for record in found if record is not None), None)
         return read_only(_values_of(self._dump, record.first, self.name)) if record is not None else None
 
+    @concise
     def full(self, by: Literal["held", "claimed"] = "held") -> Array:
         """Return the whole tensor, put together by shardviz and not by torch.
 

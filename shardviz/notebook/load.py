@@ -10,12 +10,14 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.notebook.dumps import DumpRun
 from shardviz.notebook.saved import SavedRun
+from shardviz.notebook.tracebacks import concise
 from shardviz.text import counted, printable
 
 MOST_WARNINGS = 8
 """Damaged files that are named one by one."""
 
 
+@concise
 def load(path: Path | str) -> DumpRun | SavedRun:
     """Open a dump, a plan or a checkpoint, for a notebook or a script.
 
@@ -51,6 +53,6 @@ def load(path: Path | str) -> DumpRun | SavedRun:
 def _warn_of(damaged: list[str]) -> None:
     """Warn at the line that called `load`, as the commands do on stderr."""
     for message in damaged[:MOST_WARNINGS]:
-        warnings.warn(printable(message), stacklevel=3)
+        warnings.warn(printable(message), stacklevel=4)
     if (left := len(damaged) - MOST_WARNINGS) > 0:
-        warnings.warn(f"{counted(left, 'more file')} of ranks cannot be read", stacklevel=3)
+        warnings.warn(f"{counted(left, 'more file')} of ranks cannot be read", stacklevel=4)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shardviz.dump.find import meant
 from shardviz.errors import ShardvizError
+from shardviz.notebook.tracebacks import concise
 from shardviz.picture.drawn import HTML, Drawn, framed
 from shardviz.text import counted, listed, printable
 
@@ -52,6 +53,7 @@ class Tensors(Mapping[str, T]):
         self._tensors: dict[str, T | None] = dict.fromkeys(names)
         self._made, self._where = made, where
 
+    @concise
     def __getitem__(self, name: str) -> T:
         """Return the tensor of a name, or of the end of one.
 
@@ -140,6 +142,7 @@ class Run(Drawn, Generic[T]):
         """Return its page in a frame."""
         return {HTML: framed(self.page())}
 
+    @concise
     def __getitem__(self, name: str) -> T:
         return self.tensors[name]
 

@@ -9,6 +9,7 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.layout.region import Region
 from shardviz.notebook.arrays import ByRank, read_only
 from shardviz.notebook.runs import Run, Tensors
+from shardviz.notebook.tracebacks import concise
 from shardviz.notebook.verdicts import FindingOfRun, ReportOfRun
 from shardviz.picture.drawn import SVG, Drawn
 from shardviz.relate.casts import numbers_of
@@ -119,6 +120,7 @@ class SavedTensor(Drawn):
         chunks: tuple[Chunk, ...] = self._saved.chunks
         return ByRank(range(len(chunks)), lambda at: read(chunks[at]), lambda at: shown(chunks[at]))
 
+    @concise
     def full(self) -> Array:
         """Return the whole tensor, put together by where the checkpoint says that each chunk belongs.
 

@@ -207,3 +207,12 @@ assert not {"torch", "IPython", "textual"} & {*sys.modules}
 def test_load_needs_neither_torch_nor_ipython(tmp_path: Path) -> None:
     folder = make_dump(tmp_path / "d.shardviz", MESH, {"w": SWAPPED})
     subprocess.run([sys.executable, "-c", CODE, folder], check=True, timeout=240)
+
+
+def test_an_error_has_no_frames_of_the_reader(tmp_path: Path) -> None:
+    run = shardviz.load(make_dump(tmp_path / "d.shardviz", MESH, {"w": SWAPPED}))
+    for fails in (lambda: shardviz.load(tmp_path / "nothing"), lambda: run["nothing"], lambda: run["w"].full()):
+        with pytest.raises(ShardvizError) as raised:
+            fails()
+        frames = {str(entry.path) for entry in raised.traceback} - {__file__}
+        assert all(frame.endswith("tracebacks.py") for frame in frames)
