@@ -76,7 +76,7 @@ class SavedRun(Run["SavedTensor"]):
     @property
     def title(self) -> str:
         """What it is, in a line."""
-        return f"Checkpoint {self.path.name}: {counted(len(self.tensors), 'tensor')}, {self.checkpoint.kind}"
+        return f"Checkpoint {self.path.resolve().name}: {counted(len(self.tensors), 'tensor')}, {self.checkpoint.kind}"
 
 
 class SavedTensor(Drawn):

@@ -74,7 +74,7 @@ class ReportOfRun(Drawn):
         unchecked = f", {len(self.not_checked):,} not checked" if self.not_checked else ""
         kinds = dict.fromkeys(finding.kind for finding in self.findings)
         found = f"{counted(len(self.findings), 'finding')} ({', '.join(kinds)})" if kinds else "no findings"
-        return f"Report of {self.run.path.name}: {found}{unchecked}"
+        return f"Report of {self.run.path.resolve().name}: {found}{unchecked}"
 
 
 class FindingOfRun(Drawn):

@@ -1,4 +1,4 @@
-"""`shardviz.show`: a dump, a layout, a mesh, a DTensor or a module as a picture, in a notebook or printed.
+"""`shardviz.show`: a run, a layout, a mesh, a DTensor or a module as a picture, in a notebook or printed.
 
 Nothing here communicates: a DTensor is drawn as its placements claim. Torch is used only for torch's own objects.
 """
@@ -39,9 +39,9 @@ def show(what: object, tensor: str | None = None, *, mesh: Mesh | str | None = N
 
     Args:
         what: What `shardviz.load` gives, a tensor, a report or a finding of it; a dump, or the path of one; a
-            `shardviz.Layout`, or one in the notation, `"[12/tp/fsdp, 12]"`; a mesh; a
-            DTensor; or a module, whose parameters and buffers are listed.
-        tensor: The name of the one tensor to draw, for a dump or a module.
+            `shardviz.Layout`, or one in the notation, `"[12/tp/fsdp, 12]"`; a mesh; a DTensor; or a module, whose
+            parameters and buffers are listed.
+        tensor: The name of the one tensor to draw, for a run, a dump or a module.
         mesh: The mesh of a layout in the notation, `"fsdp=2,tp=4"`.
 
     Raises:
