@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardviz.live.api import capture, capture_sharding, run_probe
     from shardviz.live.capture.stamp import stamp
     from shardviz.live.run.watching import watch
+    from shardviz.notebook.load import load
     from shardviz.picture.display import show
 
 _HOMES = {
@@ -25,13 +26,25 @@ _HOMES = {
     "capture": "shardviz.live.api",
     "capture_sharding": "shardviz.live.api",
     "check_dump": "shardviz.check.run",
+    "load": "shardviz.notebook.load",
     "run_probe": "shardviz.live.api",
     "show": "shardviz.picture.display",
     "stamp": "shardviz.live.capture.stamp",
     "watch": "shardviz.live.run.watching",
 }
 
-__all__ = ["Layout", "Mesh", "capture", "capture_sharding", "check_dump", "run_probe", "show", "stamp", "watch"]
+__all__ = [
+    "Layout",
+    "Mesh",
+    "capture",
+    "capture_sharding",
+    "check_dump",
+    "load",
+    "run_probe",
+    "show",
+    "stamp",
+    "watch",
+]
 # Not the callbacks: `from shardviz import *` would need their libraries.
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.check.order.as_claimed import is_as_claimed
-from shardviz.check.order.laid_out import LaidOut
+from shardviz.check.order.laid_out import LaidOut, PairOfIds
 from shardviz.check.order.one_order import with_one_order
 from shardviz.check.order.rules.ids.foreign import check_foreign
 from shardviz.check.order.rules.ids.places import check_places
@@ -21,6 +21,7 @@ from shardviz.check.order.rules.intent import (
     intended_text,
     is_intended,
     unmatched,
+    wanted_layout,
 )
 from shardviz.check.order.rules.masters import check_fragments, check_master, is_master, of_masters
 from shardviz.check.order.rules.reassembly import check_gathered
@@ -208,8 +209,12 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
         order = split_order(intended)[1]
         for own in laid_out.cases(tensor, name) if not found else ():
             case = own if order is None else own.in_order(order)
-            found += _not_reordered(own, _check_case(case), order) or (check_intent(case, intended) if intended else ())
-            found += check_zeros(case) if not found else ()
+            results, wanted = _not_reordered(own, _check_case(case), order), own.claimed
+            if not results and intended:
+                results, wanted = list(check_intent(case, intended)), wanted_layout(case, intended)
+            pair = PairOfIds(laid_out, tensor, name, own.mesh, wanted if results else own.claimed, order)
+            results += check_zeros(case) if not (found or results) else ()
+            found += (result.seen_in(pair) if isinstance(result, Finding) else result for result in results)
     except ShardvizError as error:
         return [NotChecked(name, error.message, "order")]
     return [_as_intended(result, intended) if isinstance(result, Finding) else result for result in found]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardviz.text import fold, listed
 
 if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
+    from shardviz.relate.pair import RankPair
     from shardviz.text import Fold
 
 Kind = Literal[
@@ -68,6 +69,8 @@ class Finding:
         line: The first line in that module that goes wrong: `moe.py:83`.
         explanation: The cause in the catalogue, with its fields.
         generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.hiding`).
+        pairs: What was compared, with what was recognized of it, as far as the judge has it: one pair for a tensor,
+            several for a finding about the whole dump. They take no part in comparisons of findings.
         members: The findings of the single tensors, where several have it (`check.grouping`); numbers and layouts of
             the whole are those of the first.
     """
@@ -88,6 +91,7 @@ class Finding:
     line: str = ""
     generic: bool = False
     explanation: Cause
+    pairs: tuple[RankPair, ...] = field(default=(), compare=False, repr=False)
     members: tuple[Finding, ...] = ()
 
     @property
@@ -108,6 +112,10 @@ class Finding:
     def because(self, cause: Cause) -> Finding:
         """Return the finding with another cause, and with that one's fix and references."""
         return replace(self, explanation=cause, refs=cause.refs)
+
+    def seen_in(self, *pairs: RankPair) -> Finding:
+        """Return the finding with what it was judged from."""
+        return replace(self, pairs=pairs)
 
     @property
     def each(self) -> tuple[Finding, ...]:

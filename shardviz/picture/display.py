@@ -1,4 +1,4 @@
-"""`shardviz.show`: a dump, a layout, a mesh, a DTensor or a module as a picture, in a notebook or printed.
+"""`shardviz.show`: a run, a layout, a mesh, a DTensor or a module as a picture, in a notebook or printed.
 
 Nothing here communicates: a DTensor is drawn as its placements claim. Torch is used only for torch's own objects.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,17 +33,15 @@ if TYPE_CHECKING:
 _LAYOUT = re.compile(r"\s*[\w.]*\[")
 """How a layout in the notation begins."""
 
-FRAME = '<iframe srcdoc="{}" style="width:100%;height:640px;border:0" title="shardviz"></iframe>'
-"""A frame in a notebook, so that neither the page's style nor the notebook's reaches the other."""
-
 
 def show(what: object, tensor: str | None = None, *, mesh: Mesh | str | None = None) -> None:
     """Display a picture in a notebook; elsewhere print it, once: only rank 0 prints, whatever ranks call this.
 
     Args:
-        what: A dump, or the path of one; a `shardviz.Layout`, or one in the notation, `"[12/tp/fsdp, 12]"`; a mesh; a
-            DTensor; or a module, whose parameters and buffers are listed.
-        tensor: The name of the one tensor to draw, for a dump or a module.
+        what: What `shardviz.load` gives, a tensor, a report or a finding of it; a dump, or the path of one; a
+            `shardviz.Layout`, or one in the notation, `"[12/tp/fsdp, 12]"`; a mesh; a DTensor; or a module, whose
+            parameters and buffers are listed.
+        tensor: The name of the one tensor to draw, for a run, a dump or a module.
         mesh: The mesh of a layout in the notation, `"fsdp=2,tp=4"`.
 
     Raises:
@@ -101,7 +98,11 @@ def _of_plain(what: object, tensor: str | None) -> Picture:
     from shardviz.dump.read import DumpFiles, read_files
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
+    from shardviz.picture.drawn import Drawn
 
+    if isinstance(what, Drawn):
+        drawn = what if tensor is None else what.part(tensor)
+        return drawn.lines, dict(drawn.markup()) if "IPython" in sys.modules else {}
     if isinstance(what, Layout):
         from shardviz.picture.model.subjects.subject import of_layout
 
@@ -116,7 +117,7 @@ def _of_plain(what: object, tensor: str | None) -> Picture:
         return _of_model(what, tensor)
     raise ShardvizError(
         f"shardviz.show cannot draw a {type(what).__name__}",
-        "give it a dump or its path, a layout, a mesh, a DTensor or a module",
+        "give it a run of shardviz.load, a dump or its path, a layout, a mesh, a DTensor or a module",
     )
 
 
@@ -132,11 +133,12 @@ def _of_model(dump: Dump, pattern: str | None) -> Picture:
         ((name, tensor),) = found
         return _of_subject(of_tensor(dump, tensor, name))
     from shardviz.check.run import report_on
+    from shardviz.picture.drawn import framed
     from shardviz.picture.html.page import html
     from shardviz.picture.text.report import report_lines
 
     report = report_on(dump)
-    page = FRAME.format(escape(html(dump, report))) if "IPython" in sys.modules else ""
+    page = framed(html(dump, report)) if "IPython" in sys.modules else ""
     return lambda terminal: report_lines(dump, report, terminal), {"text/html": page}
 
 

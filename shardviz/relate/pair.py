@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardviz.relate.tolerance import Bound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -70,3 +70,21 @@ class Related:
     def chain(self) -> Chain | None:
         """The chain of all ranks; None if there are several groups, or none explains them."""
         return self.groups[0].chain if len(self.groups) == 1 else None
+
+
+class RankPair(Protocol):
+    """A pair as a judge has it and a finding carries it: read rank by rank, when somebody asks."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that were compared, rising."""
+
+    @property
+    def related(self) -> Related | None:
+        """What the judge recognized; None if it names no relation."""
+
+    def wanted_of(self, rank: int) -> NDArray[Any] | None:
+        """Return what a rank should hold, in the shape of its part; None if nothing says it."""
+
+    def held_of(self, rank: int) -> NDArray[Any]:
+        """Return what a rank holds, pending reductions made up for; ids count from 1 within the tensor."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.layout.notation import write
 from shardviz.relate.casts import rounded
 from shardviz.relate.values import padded, part_of
 
@@ -143,7 +144,7 @@ class Reassigned(Relation):
         return values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Located(Relation):
     """Each rank holds the region that a layout gives it.
 
@@ -152,6 +153,9 @@ class Located(Relation):
     """
 
     layout: Layout
+
+    def __repr__(self) -> str:
+        return f"Located({write(self.layout)})"
 
     def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the rank's part."""

@@ -49,6 +49,9 @@ ALONE = {
 BARE_PARSE = "import glob, json; [json.load(open(path)) for path in glob.glob('{}/*.json')]"
 CHECK = "from shardviz.check.run import check_dump; assert not check_dump({!r}).findings"
 
+LOAD = "import shardviz; shardviz.load({!r})['layers.3.attention.wq.weight'].held"
+SHOW = "from shardviz.cli import main; main(['show', {!r}])"
+
 
 def make(folder: Path) -> None:
     """Write the dump: ids and digests of every tensor on every rank."""
@@ -115,9 +118,11 @@ def main() -> None:
         compare(python(CHECK.format(str(folder))), runs=1)
         memory = peak_memory_of_children()
         checked, bare = compare(python(CHECK.format(str(folder))), python(BARE_PARSE.format(folder)))
+        loaded, shown = compare(*(python(code.format(str(folder))) for code in (LOAD, SHOW)))
         rank_size = (folder / rank_file(0)).stat().st_size
     print(f"dump: {size / 2**20:.1f} MiB, {rank_size:,} bytes per rank\ncheck: {checked}\nbare json parse: {bare}")
     verdict("check / bare json parse", checked.median / bare.median, 3)
+    verdict("shardviz.load and what a tensor holds / shardviz show", loaded.median / shown.median, 1.1)
     verdict("peak memory in MiB", memory / 2**20, 1024)
     verdict("dump in MiB", size / 2**20, 32)
 

@@ -10,7 +10,7 @@ import numpy as np
 from shardviz.dump.digests import hash_of
 from shardviz.dump.read import mesh_of
 from shardviz.dump.records.files import RankRecord, RunRecord
-from shardviz.dump.records.tensors import Body, LayoutRecord, TensorRecord
+from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, TensorRecord
 from shardviz.dump.write import RUN_FILE, rank_file, write_rank, write_run
 from shardviz.layout.notation import parse
 
@@ -68,11 +68,12 @@ def add_values(
         if layout is not None:
             placements = layout.placements()
             assert placements is not None
-            layouts.append(LayoutRecord(0, tuple(map(str, placements)), layout.shape))
+            flat = FlatRecord(layout.flat.shape, layout.flat.offset) if layout.flat else None
+            layouts.append(LayoutRecord(0, tuple(map(str, placements)), layout.shape, flat))
         body = Body(
             role,
             "initial",
-            layout.shape if layout else local.shape,
+            layout.tensor_shape if layout else local.shape,
             local.shape,
             str(local.dtype),
             layout=len(layouts) - 1 if layout else None,

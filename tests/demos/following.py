@@ -9,15 +9,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.cli import main
+from tests.kernel import Kernel
 from tests.testing import sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tests.demos.pages import Step
 
@@ -35,7 +37,15 @@ def follow(steps: Iterable[Step], beside: Path) -> list[str]:
         shutil.copy(file, Path())
     if (beside / "demos").is_dir():  # the README's commands are typed at the top of the repository
         Path("demos").symlink_to(beside / "demos")
-    return [_run(step.command) if step.command else _file(Path(step.file), step.text) for step in steps]
+    with ExitStack() as closing:
+        kernel = cache(lambda: closing.enter_context(Kernel(Path.cwd())))
+        return [_done(step, kernel) for step in steps]
+
+
+def _done(step: Step, kernel: Callable[[], Kernel]) -> str:
+    if step.cell:
+        return _tidy(kernel().run(step.code).text)
+    return _run(step.command) if step.command else _file(Path(step.file), step.text)
 
 
 def _file(path: Path, text: str) -> str:

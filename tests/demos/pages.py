@@ -2,6 +2,7 @@
 
     ```console            each line after `$ ` is a command; what follows is what it prints, stdout and stderr together
     ```console needs X    the same, run by the nightly lane, if the library X is installed
+    ```ipython            cells, `In [1]: ...`, that a kernel runs one after the other; what follows is what it answers
     ```python model.py    the file model.py, whole; it is there before the commands that follow
 
 A picture of the page is what its commands write under that name. Other fences are for reading only. Seconds, rounding
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-FENCE = re.compile(r"^```(console(?: needs \w+)?|python [\w.]+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(console(?: needs \w+)?|ipython|python [\w.]+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ (.*)\n", re.MULTILINE)
+CELL = re.compile(r"^(In \[[0-9]+\]: .*\n(?: +\.{3,}:.*\n)*)", re.MULTILINE)
+PROMPT = re.compile(r"^(?:In \[[0-9]+\]| +\.{3,}): ?", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^):]+\.svg)\)")
 VARIES = (
     (re.compile(r"\btorch \d+\.\d+\.\d+[\w.+]*"), "torch VERSION"),
@@ -30,19 +33,31 @@ VARIES = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a reader does: types a command, or looks at a file.
+    """What a reader does: types a command, runs a cell, or looks at a file.
 
     Attributes:
-        command: A line for a shell; empty for a file.
-        file: The file's name; empty for a command.
-        text: What the page says that the command prints, or that stands in the file.
+        command: A line for a shell; empty for the others.
+        file: The file's name; empty for the others.
+        text: What the page says that the command or the cell prints, or that stands in the file.
         needs: The library that the command needs besides what tests need; empty for none.
+        cell: The cell with its prompts; empty for the others.
     """
 
     command: str
     file: str
     text: str
     needs: str = ""
+    cell: str = ""
+
+    @property
+    def code(self) -> str:
+        """The Python of a cell."""
+        return PROMPT.sub("", self.cell)
+
+    @property
+    def typed(self) -> str:
+        """The line or the cell that is typed, as the page has it; empty for a file."""
+        return f"$ {self.command}\n" if self.command else self.cell
 
 
 def steps(page: str) -> list[Step]:
@@ -65,7 +80,7 @@ def rewritten(page: str, texts: Iterable[str]) -> str:
 
     def fence(found: re.Match[str]) -> str:
         own = _steps(found[1], found[2])
-        body = "".join((f"$ {step.command}\n" if step.command else "") + text_of(step) for step in own)
+        body = "".join(step.typed + text_of(step) for step in own)
         return f"```{found[1]}\n{body}```"
 
     return FENCE.sub(fence, page)
@@ -87,7 +102,8 @@ def _steps(kind: str, body: str) -> Iterator[Step]:
     if kind.startswith("python"):
         yield Step("", kind.partition(" ")[2], body)
         return
-    before, *found = COMMAND.split(body)
-    assert not before, f"a console fence begins with a command, not with {before!r}"
-    for command, text in zip(found[::2], found[1::2], strict=True):
-        yield Step(command, "", text, kind.partition(" needs ")[2])
+    is_cells = kind == "ipython"
+    before, *found = (CELL if is_cells else COMMAND).split(body)
+    assert not before, f"a fence of {kind} begins with what is typed, not with {before!r}"
+    for typed, text in zip(found[::2], found[1::2], strict=True):
+        yield Step("", "", text, cell=typed) if is_cells else Step(typed, "", text, kind.partition(" needs ")[2])

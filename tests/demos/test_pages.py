@@ -56,7 +56,7 @@ def follow_page(path, library, tmp_path, monkeypatch):
     page = path.read_text(encoding="utf-8")
     todo = [step for step in steps_of(path) if step.needs == library]
     texts = follow(todo, path.parent)
-    drawn = [name for name in pictures(page) if any(Path(name).name in step.command for step in todo)]
+    drawn = [name for name in pictures(page) if any(Path(name).name in step.typed for step in todo)]
     if WRITE:
         new = iter(texts)
         path.write_text(rewritten(page, [next(new) if step in todo else step.text for step in steps_of(path)]), "utf-8")
@@ -64,7 +64,7 @@ def follow_page(path, library, tmp_path, monkeypatch):
             (path.parent / picture).write_bytes((tmp_path / Path(picture).name).read_bytes())
         return
     for step, text in zip(todo, texts, strict=True):
-        assert without_what_varies(text) == without_what_varies(step.text), f"{step.command or step.file}: {DIFFERS}"
+        assert without_what_varies(text) == without_what_varies(step.text), f"{step.typed or step.file}: {DIFFERS}"
     for picture in drawn:
         assert (tmp_path / Path(picture).name).read_bytes() == (path.parent / picture).read_bytes(), (
             f"{picture}: {DIFFERS}"
@@ -73,7 +73,7 @@ def follow_page(path, library, tmp_path, monkeypatch):
 
 def test_every_picture_of_a_page_is_drawn_by_one_of_its_commands():
     for path in PAGES:
-        commands = [step.command for step in steps_of(path)]
+        commands = [step.typed for step in steps_of(path)]
         for picture in pictures(path.read_text(encoding="utf-8")):
             assert any(Path(picture).name in command for command in commands), f"{path}: {picture}"
 

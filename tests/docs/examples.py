@@ -99,7 +99,7 @@ def _printed(command: list[str]) -> str:
     """Return what a command prints, 100 columns wide and without colors."""
     out = io.StringIO()
     plain = {"COLUMNS": "100", "NO_COLOR": "1"}
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), patch.dict(os.environ, plain):
-        with contextlib.suppress(SystemExit):
-            main(command)
+    talk = contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO())
+    with talk[0], talk[1], patch.dict(os.environ, plain), contextlib.suppress(SystemExit):
+        main(command)
     return out.getvalue()

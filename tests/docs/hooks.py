@@ -66,8 +66,8 @@ def _index() -> str:
         [
             "# Every finding and its causes",
             "",
-            f"shardviz names {len(KINDS)} kinds of findings and {len(CATALOGUE)} causes. `shardviz explain NAME` prints "
-            "each of these pages.",
+            f"shardviz names {len(KINDS)} kinds of findings and {len(CATALOGUE)} causes.",
+            "`shardviz explain NAME` prints each of these pages.",
             "",
             "| kind | what is wrong |",
             "| --- | --- |",

@@ -34,6 +34,7 @@ ARROWS: Mapping[str, tuple[str, ...]] = {
     "plan": ("layout", "dump"),
     **dict.fromkeys(FILES, ("layout", "dump", "relate", "explain", "check", *FILES)),
     "picture": OFFLINE,
+    "notebook": (*OFFLINE, "picture"),
     "tui": (*OFFLINE, "picture"),
     "live": ("layout", "dump", "relate", "plan", *FILES, "probe_files"),
     "testing": (*OFFLINE, "picture", "live", "probe_files"),

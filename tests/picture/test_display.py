@@ -76,7 +76,10 @@ def test_what_cannot_be_drawn_is_reported() -> None:
     with pytest.raises(ShardvizError) as raised:
         shardviz.show(3)
     assert raised.value.message == "shardviz.show cannot draw a int"
-    assert raised.value.hint == "give it a dump or its path, a layout, a mesh, a DTensor or a module"
+    assert (
+        raised.value.hint
+        == "give it a run of shardviz.load, a dump or its path, a layout, a mesh, a DTensor or a module"
+    )
 
 
 def test_under_torchrun_only_rank_0_prints(

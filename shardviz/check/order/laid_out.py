@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.case import cases_of
+from shardviz.relate.pair import Group, Related
+from shardviz.relate.relations import Located
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardviz.check.order.case import Case
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.layout.intended import DimOrder
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
 
 MAX_KEPT = 1 << 24
 """Numbers that are kept of all cases together; past that, a tensor is laid out again when it is asked for."""
@@ -56,3 +65,54 @@ class LaidOut:
 
 def _size(case: Case) -> int:
     return len(case.shards) * KEPT_PER_SHARD + sum(ids.size for ids in case.ids.values())
+
+
+@dataclass(frozen=True)
+class PairOfIds:
+    """A stamped tensor on one mesh: the ids that a layout gives each rank, and those that it holds.
+
+    It is laid out again when it is asked for, if it is too large to be kept.
+
+    Attributes:
+        laid_out: The dump's tensors.
+        tensor: The tensor, or the fold that it is in.
+        name: Its name.
+        mesh: The mesh.
+        wanted: The layout: what is claimed, or what is intended; None if a plain tensor claims nothing.
+        order: The order that a dim is meant to have; None for its own.
+    """
+
+    laid_out: LaidOut
+    tensor: Tensor
+    name: str
+    mesh: Mesh
+    wanted: Layout | None
+    order: DimOrder | None = None
+
+    @property
+    def case(self) -> Case:
+        """The tensor as the judge had it."""
+        case = next(case for case in self.laid_out.cases(self.tensor, self.name) if case.mesh == self.mesh)
+        return case if self.order is None else case.in_order(self.order)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the mesh that have the tensor, rising."""
+        case = self.case
+        return tuple(sorted(map(case.rank, case.shards)))
+
+    @property
+    def related(self) -> Related | None:
+        """The layout that the ranks hold; None if the notation has none for it."""
+        held = self.case.held
+        return Related((Group(self.ranks, (Located(held),)),)) if held is not None else None
+
+    def wanted_of(self, rank: int) -> NDArray[np.int64] | None:
+        """Return the ids that a rank should hold, from 1 within the tensor; None if nothing says it."""
+        if self.wanted is None:
+            return None
+        return self.wanted.region(self.mesh.coord_of(rank)).flat_ids(self.wanted.index_shape) + 1
+
+    def held_of(self, rank: int) -> NDArray[np.int64]:
+        """Return the ids that a rank holds, from 1 within the tensor; those of others are 0 or negative."""
+        return self.case.local_ids(self.mesh.coord_of(rank))

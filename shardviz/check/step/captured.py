@@ -13,7 +13,7 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.check.step.no_gradient import check_absent_gradients
 from shardviz.check.step.words import apart_text
-from shardviz.check.values.copies import copies_of
+from shardviz.check.values.copies import copies_of, with_copies
 from shardviz.explain.losses import ScalarNotReduced
 from shardviz.explain.sums import GradientNotReduced, OutputCopiesDiffer
 from shardviz.explain.templates import number
@@ -107,13 +107,14 @@ def _finding(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tuple[
         summary = f"ranks log {listed(dict.fromkeys(number(float(one)) for one in values.values()), MAX_LISTED)}"
     elif tensor.role == "grad":
         summary = f"the gradient differs along {axes}: {apart}"
-    return CAUSES[tensor.role](differing).finding(
+    finding = CAUSES[tensor.role](differing).finding(
         name,
         tuple(sorted(values)),
         summary,
         claimed=write(tensor.claimed, equal=True) if tensor.claimed and tensor.role != "scalar" else "",
         held=f"different values along {axes}",
     )
+    return with_copies(finding, dump, tensor)
 
 
 def _joined(axes: tuple[str, ...]) -> str:

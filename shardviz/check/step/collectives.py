@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import CallRecord
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
+    from shardviz.relate.pair import Related
 
     Values = NDArray[np.float64]
 
@@ -38,6 +39,32 @@ class Wrong:
     call: CallRecord
     after: Values
     wanted: Values
+
+
+@dataclass(frozen=True)
+class CallResults:
+    """What ranks have after a collective, beside what its definition gives them.
+
+    Attributes:
+        wrong: The ranks that have something else.
+        related: None, as no relation is looked for.
+    """
+
+    wrong: Mapping[int, Wrong]
+    related: Related | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """These ranks, rising."""
+        return tuple(sorted(self.wrong))
+
+    def wanted_of(self, rank: int) -> Values:
+        """Return what a rank should have."""
+        return self.wrong[rank].wanted
+
+    def held_of(self, rank: int) -> Values:
+        """Return what a rank has."""
+        return self.wrong[rank].after
 
 
 MAX_SHOWN = 8
@@ -113,12 +140,13 @@ def _finding(mesh: Mesh, module: str, op: str, ranks: Mapping[int, Wrong]) -> Fi
     axes = mesh.axes_within(first.call.ranks)
     over = f"over ranks {listed(first.call.ranks, MAX_SHOWN)}"
     group = f"along {' and '.join(axes)}, {over}," if axes else over
-    return WrongCollective().finding(
+    finding = WrongCollective().finding(
         module,
         tuple(sorted(ranks)),
         f"{op} {group} gave rank {rank} {_shown(first.after)}, where "
         f"{_shown(first.wanted)} follows from what they had before",
     )
+    return finding.seen_in(CallResults(ranks))
 
 
 def _shown(values: Values) -> str:

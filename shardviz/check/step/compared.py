@@ -139,6 +139,15 @@ class Compared:
         unknown = [op for _, op in self.claimed.partial if op not in REDUCTIONS] if self.claimed else []
         return f"shardviz cannot make up for a pending {unknown[0]}" if unknown else ""
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have it, after the reductions that are pending."""
+        return tuple(self.reduced)
+
+    def held_of(self, rank: int) -> NDArray[np.float64]:
+        """Return what a rank holds after the reductions that its placements say are pending."""
+        return self.reduced[rank]
+
     def wanted_of(self, rank: int) -> NDArray[np.float64]:
         """Return what a rank should hold."""
         return self.part(self.wanted, rank)

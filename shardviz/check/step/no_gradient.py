@@ -30,7 +30,9 @@ NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
 def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     """Yield what is known of parameters without a gradient, on some ranks or on all."""
     dump = evidence.dump
-    yield from check_absent_gradients(dump)
+    for finding in check_absent_gradients(dump):
+        one = evidence.gradients.get(finding.tensor)
+        yield finding.seen_in(one) if one is not None else finding
     absent = list(evidence.without_gradient)
     kept = {name for record in dump.files.ranks.values() for name in record.held_back}
     held_back = [name for name in absent if name in kept]

@@ -81,7 +81,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     yield from check_masks(dump)
     yield from check_small_factor(evidence)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
-    results = [(one, result) for one in evidence.results for result in explained(evidence, one)]
+    results = [(one, _seen_in(one, result)) for one in evidence.results for result in explained(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
     found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     found, of_parts = of_micro_batches(evidence, found)
@@ -89,6 +89,11 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     absent, found = with_cut(evidence, absent, placed(evidence, found))
     yield from absent
     yield from without_consequences(found)
+
+
+def _seen_in(one: Compared, result: Finding | NotChecked) -> Finding | NotChecked:
+    """Give a finding the result that it is about, unless its rule knows more of it."""
+    return result.seen_in(one) if isinstance(result, Finding) and not result.pairs else result
 
 
 def _not_logged(dump: Dump) -> Iterator[NotChecked]:

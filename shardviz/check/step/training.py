@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
 from shardviz.check.step.words import WHAT, apart_text, claimed_text
+from shardviz.check.values.copies import with_copies
 from shardviz.explain.step import DifferentMasks
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def check_training(dump: Dump) -> Iterator[Finding]:
             if not one.incomparable and one.copies_differ_along and _has_equal_copies(in_eval.get(one.name))
         ]
         if apart:
-            yield _finding(apart[0], len(apart) - 1)
+            finding, tensor = _finding(apart[0], len(apart) - 1), dump.find("training", role, apart[0].name)
+            yield with_copies(finding, dump, tensor) if tensor is not None else finding
             return
 
 

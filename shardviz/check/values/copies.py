@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.as_claimed import claimed_dims
@@ -30,12 +31,64 @@ from shardviz.text import named_ranks
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
+    from shardviz.relate.pair import Related
 
 Groups = list[list["Shard"]]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of one tensor that must be equal and are not: what most of them hold is wanted of all.
+
+    Attributes:
+        dump: The dump.
+        name: The tensor's name.
+        index: Its number in its fold.
+        groups: For each part that has different copies, all of its copies.
+        related: None, as no relation is looked for.
+    """
+
+    dump: Dump
+    name: str
+    index: int
+    groups: Groups
+
+    related: Related | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that hold copies, rising."""
+        return _ranks(self.groups)
+
+    def wanted_of(self, rank: int) -> NDArray[np.float64]:
+        """Return what most copies of a rank's part hold."""
+        alike = next(alike for alike in self.alike if any(shard.rank == rank for own in alike for shard in own))
+        return self.dump.values(alike[0][0], self.name)
+
+    def held_of(self, rank: int) -> NDArray[np.float64]:
+        """Return what a rank holds."""
+        shard = next(shard for group in self.groups for shard in group if shard.rank == rank)
+        return self.dump.values(shard, self.name)
+
+    @cached_property
+    def alike(self) -> list[Groups]:
+        """The copies of each part, equal ones together: those of most ranks first, then the others."""
+        return [_alike(group, self.index) for group in self.groups]
+
+
+def _alike(group: list[Shard], index: int) -> Groups:
+    by_digest: dict[str, list[Shard]] = {}
+    for shard in group:
+        by_digest.setdefault(shard.digest(index), []).append(shard)
+    usual = max(map(len, by_digest.values()))
+    return sorted(by_digest.values(), key=lambda shards: len(shards) < usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +173,14 @@ def _pending(shard: Shard) -> tuple[int, ...]:
     return tuple(coord[layout.mesh.axis_index(axis)] for axis, _ in layout.partial)
 
 
+def with_copies(finding: Finding, dump: Dump, tensor: Tensor) -> Finding:
+    """Return a finding about a tensor with its copies that differ bit by bit, if there are any."""
+    index = tensor.index(finding.tensor)
+    groups = copies_of(tensor, dump.stamped.get(finding.tensor))
+    differing = [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
+    return finding.seen_in(Copies(dump, finding.tensor, index, differing)) if differing else finding
+
+
 def _compare(dump: Dump, tensor: Tensor, numbers: list[int], groups: Groups) -> Iterator[Finding]:
     for index in numbers:
         differing = [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
@@ -139,13 +200,17 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     is_first = _are_first(mesh, differing, others)
     about = _about_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
     first = first_difference(*pair)
-    return (_in_part_sharded(tensor) or about.cause).finding(
-        tensor.names[index],
-        _ranks(others),
-        about.sentence,
-        details=(first,) if first else (),
-        claimed=write(claimed, equal=True) if claimed else "",
-        held=about.held,
+    return (
+        (_in_part_sharded(tensor) or about.cause)
+        .finding(
+            tensor.names[index],
+            _ranks(others),
+            about.sentence,
+            details=(first,) if first else (),
+            claimed=write(claimed, equal=True) if claimed else "",
+            held=about.held,
+        )
+        .seen_in(Copies(dump, tensor.names[index], index, differing))
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.collectives import calls_of, values_of, wrong_after
+from shardviz.check.step.collectives import CallResults, values_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, title_of
 from shardviz.text import listed
 
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 
 def beside_definition(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return what the ranks of the first group that is off had before a call, got and should have got."""
-    for call in calls_of(dump):
-        if call.module == finding.tensor and set(call.ranks) & set(finding.ranks):
-            wrong = wrong_after(dump, call)
-            if wrong:
-                order = sorted(call.ranks, key=lambda rank: rank not in wrong)
-                rows = [_row(dump, call.module, rank, wrong.get(rank)) for rank in order[: MOST_ROWS * 2]]
-                heads = ("", "had", "got", "expected")
-                caption = f"{call.op} over {title_of(call.ranks)}"
-                return exhibit(caption, heads, rows, len(order) - len(rows), noun="rank")
-    return None
+    pair = next((pair for pair in finding.pairs if isinstance(pair, CallResults)), None)
+    if pair is None:
+        return None
+    call = next(iter(pair.wrong.values())).call
+    wrong = {rank: one for rank, one in pair.wrong.items() if one.call == call}
+    order = sorted(call.ranks, key=lambda rank: rank not in wrong)
+    rows = [_row(dump, call.module, rank, wrong.get(rank)) for rank in order[: MOST_ROWS * 2]]
+    caption = f"{call.op} over {title_of(call.ranks)}"
+    return exhibit(caption, ("", "had", "got", "expected"), rows, len(order) - len(rows), noun="rank")
 
 
 def _row(dump: Dump, name: str, rank: int, wrong: Wrong | None) -> Row:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.as_claimed import claimed_dims
-from shardviz.check.values.copies import copies_of
+from shardviz.check.values.copies import Copies
 from shardviz.errors import ShardvizError
 from shardviz.layout.region import Region, index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
@@ -31,13 +31,8 @@ DIGEST = 8
 
 def differing_copies(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return the copies of each part of a tensor, around the first element that differs, those of most ranks first."""
-    for tensor in _captured(dump, finding.tensor):
-        at = tensor.index(finding.tensor)
-        groups = [_alike(group, at) for group in copies_of(tensor, dump.stamped.get(finding.tensor))]
-        differing = [group for group in groups if len(group) > 1]
-        if differing:
-            return _side_by_side(dump, finding.tensor, differing, at)
-    return None
+    pair = next((pair for pair in finding.pairs if isinstance(pair, Copies)), None)
+    return _side_by_side(dump, finding.tensor, pair.alike, pair.index) if pair is not None and pair.groups else None
 
 
 def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
@@ -69,15 +64,6 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
 def _captured(dump: Dump, name: str) -> Iterator[Tensor]:
     """Yield what was captured of the model's own values, and what a step left of them."""
     return (tensor for tensor in dump.named(name) if tensor.moment in ("initial", "step"))
-
-
-def _alike(group: list[Shard], at: int) -> list[list[Shard]]:
-    """Return the copies of one part, those that are alike together: those of most ranks, then the others."""
-    by_digest: dict[str, list[Shard]] = {}
-    for shard in group:
-        by_digest.setdefault(shard.digest(at), []).append(shard)
-    usual = max(map(len, by_digest.values()))
-    return sorted(by_digest.values(), key=lambda shards: len(shards) < usual)
 
 
 def _side_by_side(dump: Dump, name: str, groups: list[list[list[Shard]]], at: int) -> Exhibit | None:

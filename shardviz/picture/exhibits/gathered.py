@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.rules.reassembly import gathered_ids, wrongly_gathered
+from shardviz.check.order.rules.reassembly import Gathered, gathered_ids
 from shardviz.layout.region import index_of
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit, title_of
 from shardviz.text import counted
@@ -24,18 +24,17 @@ if TYPE_CHECKING:
 HEADS = ("", "stretch", "expected", "got")
 
 
-def out_of_place(dump: Dump, finding: Finding) -> Exhibit | None:
+def out_of_place(finding: Finding) -> Exhibit | None:
     """Return what ranks got of a collective, stretch by stretch, where it is not the tensor in order."""
-    stamp = dump.stamps.get(finding.tensor)
-    for (name, call), ranks in wrongly_gathered(dump)[0].items() if stamp is not None else ():
-        if name == finding.tensor and stamp is not None:
+    for pair in finding.pairs:
+        if isinstance(pair, Gathered):
             alike: dict[GatherRecord, list[int]] = {}
-            for rank, record in ranks.items():
+            for rank, record in pair.records.items():
                 alike.setdefault(record, []).append(rank)
-            found = [_rows(dump, stamp, record, own) for record, own in alike.items()]
+            found = [_rows(pair.dump, pair.stamp, record, own) for record, own in alike.items()]
             shown = [row for rows, _ in found for row in rows]
             left_out = sum(more for _, more in found)
-            return exhibit(f"what {call}() gives, stretch by stretch", HEADS, shown, left_out, noun="part")
+            return exhibit(f"what {pair.call}() gives, stretch by stretch", HEADS, shown, left_out, noun="part")
     return None
 
 

@@ -32,27 +32,31 @@ def exhibit_of(dump: Dump, finding: Finding, laid_out: LaidOut | None = None) ->
 def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
     match finding.kind:
         case "unreplicated":
-            return copies.differing_copies(dump, finding) or steps.beside_reference(dump, finding)
+            return copies.differing_copies(dump, finding) or steps.beside_reference(finding)
         case "identical-shards":
             return copies.repeated_shards(dump, finding)
         case "untied":
             return copies.untied(dump, finding)
         case "wrong-scale":
-            return steps.added_too_often(dump, finding) or steps.beside_reference(dump, finding)
+            return steps.added_too_often(dump, finding) or steps.beside_reference(finding)
         case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output":
-            return steps.lacking_reduction(dump, finding) or steps.beside_reference(dump, finding)
+            return (
+                steps.lacking_reduction(finding)
+                or steps.beside_reference(finding)
+                or copies.differing_copies(dump, finding)
+            )
         case "wrong-value":
-            return steps.beside_reference(dump, finding)
+            return steps.beside_reference(finding)
         case "misordered" | "misordered-within-shard":
             return (
                 orders.along_shards(dump, finding, cases)
                 or segments.of_each_segment(dump, finding, cases)
-                or steps.beside_reference(dump, finding)
+                or steps.beside_reference(finding)
             )
         case "wrong-segment":
             return segments.of_each_segment(dump, finding, cases)
         case "sequence-order":
-            return orders.along_sequence(finding, cases, dump.files.mesh)
+            return orders.along_sequence(finding, dump.files.mesh)
         case "name-collision" | "foreign":
             return names.owners(dump, finding, cases)
         case "rank-order":
@@ -60,7 +64,7 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "incomplete":
             return absent.absent_ranks(dump, finding)
         case "collective-mismatch":
-            return gathered.out_of_place(dump, finding) or calls.beside_definition(dump, finding)
+            return gathered.out_of_place(finding) or calls.beside_definition(dump, finding)
         case "wrong-shape":
             return names.shapes(dump, finding)
         case "wrong-placement":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.rules.sequence import positions_of
+from shardviz.check.order.rules.sequence import PairOfOrders
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, due_and_held, exhibit, title_of
 
 if TYPE_CHECKING:
@@ -98,15 +98,14 @@ def _positions(case: Case, lines: dict[Coord, Line], num_wrong: int) -> Exhibit 
     return exhibit(caption, ("local position", *heads), rows, left_out, noun="rank")
 
 
-def along_sequence(finding: Finding, cases: LaidOut, mesh: Mesh) -> Exhibit | None:
+def along_sequence(finding: Finding, mesh: Mesh) -> Exhibit | None:
     """Return the positions of a sequence that each rank has of this tensor, and of the one that it is held against."""
-    found = positions_of(cases)
-    own = next((one for one in found if one.name == finding.tensor), None)
-    usual = next((one for one in found if finding.intended.startswith(f"as {one.name}:")), None)
-    if own is None or usual is None:
+    pair = next((pair for pair in finding.pairs if isinstance(pair, PairOfOrders)), None)
+    if pair is None:
         return None
+    own, usual = pair.tensor, pair.usual
     alike: dict[tuple[str, str, bool], list[int]] = {}
-    for rank in sorted(own.held.keys() & usual.held.keys()):
+    for rank in pair.ranks:
         due, has = (_stretches(one.held[rank]) for one in (usual, own))
         alike.setdefault((due, has, rank in finding.ranks), []).append(rank)
     rows = [

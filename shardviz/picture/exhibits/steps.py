@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.compared import compared, laid_out, rounding_of
-from shardviz.check.step.rules.reductions import missing_reduction, reduced_over
-from shardviz.check.step.rules.terms import vector_added
+from shardviz.check.step.compared import Compared
+from shardviz.check.step.rules.reductions import Unreduced
+from shardviz.explain.sums import RepeatedTerm, TermLeftOut
 from shardviz.layout.region import index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
     from shardviz.check.step.rules.reductions import Reduction
-    from shardviz.check.step.rules.terms import Added
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.base import Moment
     from shardviz.explain.finding import Finding
 
 WHAT = {
@@ -48,12 +45,6 @@ STRIP = 12
 LEVELS = "·▁▂▃▄▅▆▇█"
 """Right, and then by how much, to the farthest."""
 
-REFERENCES: tuple[tuple[Moment, str], ...] = (
-    *(("reference", role) for role in ("grad", "output", "scalar")),
-    *(("updated", role) for role in ("optim", "param", "buffer")),
-)
-"""What results of a step are compared with, before and after the optimizer's step, causes first."""
-
 REDUCTION_WORDS: dict[Reduction, str] = {"mean": "mean", "sum": "sum", "norm": "root of squares"}
 
 HEADS = ("", "element", "has", "unsharded model", "ratio", "where it is off")
@@ -61,24 +52,20 @@ HEADS = ("", "element", "has", "unsharded model", "ratio", "where it is off")
 
 def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return how far a result is off beside the vector that it has too often, where that is the finding."""
-    own = dump.find("reference", "param", finding.tensor)
-    if own is None or len(own.shape) != 1:
+    vector = dump.find("reference", "param", finding.tensor)
+    results = _results(finding)
+    if vector is None or not results or not isinstance(finding.explanation, RepeatedTerm | TermLeftOut):
         return None
-    for one in compared(dump):
-        is_wrong = one.name != finding.tensor and not one.incomparable and one.wrong
-        added = vector_added(dump, one) if is_wrong else None
-        if added is not None and added.name == finding.tensor:
-            return _beside_vector(one, added)
-    return None
+    return _beside_vector(results[0], finding.tensor, dump.values(vector.first, finding.tensor))
 
 
-def _beside_vector(one: Compared, added: Added) -> Exhibit | None:
+def _beside_vector(one: Compared, name: str, vector: NDArray[np.float64]) -> Exhibit | None:
     """Lay the first elements of a result beside a vector, and say how many times they have it, where 1 is wanted."""
     rank = one.wrong[0]
     got, due = one.reduced[rank].ravel(), one.wanted_of(rank).ravel()
     ids = one.regions[rank].flat_ids(one.wanted.shape).ravel()
     rows = []
-    for at, own in enumerate(added.values.ravel()[:MOST_CELLS].tolist()):
+    for at, own in enumerate(vector.ravel()[:MOST_CELLS].tolist()):
         over = got[at] - due[at]
         has = Cell(f"{got[at]:.6g}", is_wrong=True)
         times = Cell(f"{1 + over / own:.4g}" if own else "", is_wrong=True)
@@ -88,20 +75,21 @@ def _beside_vector(one: Compared, added: Added) -> Exhibit | None:
                 (has, *plain(f"{value:.6g}" for value in (due[at], own)), times, Cell("1")),
             )
         )
-    caption = f"how many times the {WHAT[one.role]} on {title_of(one.wrong, one.mesh)} has {added.name}"
-    heads = ("element", "has", "unsharded model", added.name, f"times {added.name}", "wanted")
-    return exhibit(caption, heads, rows, added.values.size - len(rows), noun="element")
+    caption = f"how many times the {WHAT[one.role]} on {title_of(one.wrong, one.mesh)} has {name}"
+    heads = ("element", "has", "unsharded model", name, f"times {name}", "wanted")
+    return exhibit(caption, heads, rows, vector.size - len(rows), noun="element")
 
 
-def lacking_reduction(dump: Dump, finding: Finding) -> Exhibit | None:
+def lacking_reduction(finding: Finding) -> Exhibit | None:
     """Return one element of a result as each rank of a group has it, and what it would be once they are reduced."""
-    for one in _wrong(dump, finding) if finding.tensor else ():
-        fit = missing_reduction(one)
-        whole = reduced_over(one, *fit[:2]) if fit is not None else {}
-        apart = _farthest_apart(one)
-        first = next((rank for rank in (*apart, *one.wrong) if rank in whole and whole[rank].size), None)
-        if fit is not None and first is not None:
-            return _parts_and_whole(one, *fit[:2], _group(one, fit[1], first), whole[first], apart)
+    for pair in finding.pairs:
+        if isinstance(pair, Unreduced):
+            one, whole = pair.result, pair.whole
+            apart = _farthest_apart(one)
+            first = next((rank for rank in (*apart, *one.wrong) if rank in whole and whole[rank].size), None)
+            if first is not None:
+                group = _group(one, pair.axes, first)
+                return _parts_and_whole(one, pair.kind, pair.axes, group, whole[first], apart)
     return None
 
 
@@ -157,9 +145,9 @@ def _group(one: Compared, axes: tuple[str, ...], rank: int) -> list[int]:
     return sorted(group)
 
 
-def beside_reference(dump: Dump, finding: Finding) -> Exhibit | None:
+def beside_reference(finding: Finding) -> Exhibit | None:
     """Return what ranks have of a result, beside the unsharded model's; of several results a row each."""
-    wrong = _wrong(dump, finding)
+    wrong = _results(finding)
     if not wrong:
         return None
     if not finding.tensor:
@@ -170,19 +158,10 @@ def beside_reference(dump: Dump, finding: Finding) -> Exhibit | None:
     return exhibit(caption, HEADS, _rows(wrong[0]), noun="rank")
 
 
-def _wrong(dump: Dump, finding: Finding) -> list[Compared]:
-    return [one for one in _results(dump, finding) if not one.incomparable and one.wrong]
-
-
-def _results(dump: Dump, finding: Finding) -> Iterator[Compared]:
-    if not finding.tensor:
-        yield from (one for one in compared(dump) if one.role == "grad")
-        return
-    rounding = rounding_of(dump)
-    for moment, role in REFERENCES:
-        after, due = dump.find("step", role, finding.tensor), dump.find(moment, role, finding.tensor)
-        if after is not None and due is not None and "complex" not in due.dtype:
-            yield laid_out(dump, after, finding.tensor, dump.values(due.first, finding.tensor), rounding)
+def _results(finding: Finding) -> list[Compared]:
+    """Return the wrong results that a finding was judged from."""
+    pairs = (pair.result if isinstance(pair, Unreduced) else pair for pair in finding.pairs)
+    return [pair for pair in pairs if isinstance(pair, Compared) and not pair.incomparable and pair.wrong]
 
 
 def _rows(one: Compared, name: str = "") -> list[Row]:

@@ -39,7 +39,7 @@ from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
@@ -86,6 +86,24 @@ def html(dump: Dump, report: Report) -> str:
     )
 
 
+def findings_html(dump: Dump, report: Report, finding: Finding | None = None) -> str:
+    """Write the findings of a run as a page, or one alone, with maps of their tensors and nothing of the others.
+
+    Args:
+        dump: The dump's tensors.
+        report: What the check found.
+        finding: The only finding to write; None for all of them, below the verdict.
+    """
+    findings = report.findings if finding is None else (finding,)
+    drawn = _entries(dump, report, {name for one in findings for name in one.tensors})
+    entries = [replace(entry, anchor="") for entry in drawn]  # nothing is there to link to
+    parts = [_header(dump, report), element("main", _findings(dump, report, entries)[0])]
+    if finding is not None:
+        parts = [element("main", *_articles(dump, replace(report, findings=findings), entries)[0])]
+    defs = f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>'
+    return page_of(dump.files.path.name, style_sheet(dump.files.mesh.ranks), defs, *parts)
+
+
 ORDERS = {"model": "as in the model", "worst": "findings first", "name": "by name", "largest": "largest first"}
 
 
@@ -98,11 +116,12 @@ def _modules(dump: Dump, report: Report) -> str:
     return modules_section(found, step_heats(dump) if found.finding is not None else [])
 
 
-def _entries(dump: Dump, report: Report) -> list[Entry]:
+def _entries(dump: Dump, report: Report, only: Collection[str] | None = None) -> list[Entry]:
     """Fold the names that share a line and a tensor, and describe as many as are drawn, the worst first."""
+    listed = [(name, row) for name, row in listed_rows(dump, report) if only is None or name in only]
     by_name = dump.first_captured
     where = {id(tensor): at for at, tensor in enumerate(dump.tensors)}
-    folded = in_natural_order(fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(dump, report)))
+    folded = in_natural_order(fold((name, (row, where[id(by_name[name])])) for name, row in listed))
     order = sorted(range(len(folded)), key=lambda at: [*WORDS].index(folded[at][1][0].verdict))
     entries: dict[int, Entry] = {}
     anchors, left = Anchors(), MOST_BYTES
@@ -166,6 +185,17 @@ TITLES = {
 
 def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, str]]:
     """Write every finding, and return for each entry the anchor of the first finding about it, which has its map."""
+    parts, seen = _articles(dump, report, entries)
+    if len(report.findings) > MOST_FINDINGS:
+        parts.append(element("p", f"{len(report.findings) - MOST_FINDINGS:,} more: shardviz check prints them"))
+    if report.not_checked:
+        items = (element("li", words(text)) for text in report.reasons)
+        parts.append(element("h3", "Not checked") + element("ul", *items))
+    return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
+
+
+def _articles(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[list[str], dict[int, str]]:
+    """Write the first findings, and return the anchors of those that have a map by their entries."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
     parts, seen, anchors = [], dict[int, str](), Anchors()
     for finding in report.findings[:MOST_FINDINGS]:
@@ -177,12 +207,7 @@ def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str
         parts.append(_finding(anchor, finding, entry, table, drawn=is_first))
         if entry is not None and is_first:
             seen[entry.at] = anchor
-    if len(report.findings) > MOST_FINDINGS:
-        parts.append(element("p", f"{len(report.findings) - MOST_FINDINGS:,} more: shardviz check prints them"))
-    if report.not_checked:
-        items = (element("li", words(text)) for text in report.reasons)
-        parts.append(element("h3", "Not checked") + element("ul", *items))
-    return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
+    return parts, seen
 
 
 def _finding(anchor: str, finding: Finding, entry: Entry | None, table: str, *, drawn: bool) -> str:
@@ -192,7 +217,7 @@ def _finding(anchor: str, finding: Finding, entry: Entry | None, table: str, *, 
     picture = ""
     if entry is not None and entry.picture:
         link = element("a", "who holds what, rank by rank", href=f"#{entry.anchor}")
-        picture = (entry.picture if drawn else "") + element("p", link)
+        picture = (entry.picture if drawn else "") + (element("p", link) if entry.anchor else "")
     kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
     return element(
         "article",

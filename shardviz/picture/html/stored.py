@@ -66,6 +66,14 @@ def stored_html(checkpoint: Checkpoint, report: Report) -> str:
     )
 
 
+def stored_findings_html(checkpoint: Checkpoint, report: Report, finding: Finding | None = None) -> str:
+    """Write the findings of a checkpoint as a page, below the verdict, or one alone."""
+    parts = [_header(checkpoint, report), element("main", _findings(report))]
+    if finding is not None:
+        parts = [element("main", _finding(Anchors(), finding))]
+    return page_of(checkpoint.path.name, style_sheet(()), *parts)
+
+
 def _colours() -> str:
     """Return the rules for bars and keys in the colours of files."""
     return "".join(f".file{at}{{background:{colour}}}" for at, colour in enumerate(RANK_COLOURS))

@@ -7,7 +7,7 @@ as claimed, the wrong result follows from that, and is a detail of that finding.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ from shardviz.check.order.copied import counted_from
 from shardviz.check.order.rules.intent import order_of
 from shardviz.check.report import NotChecked
 from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
+from shardviz.errors import DumpError
 from shardviz.explain.finding import Finding
 from shardviz.explain.whole import GatheredOutOfOrder
 from shardviz.layout.notation import write
@@ -30,9 +31,51 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import GatherRecord, Stamp
     from shardviz.layout.layout import Layout
+    from shardviz.relate.pair import Related
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 """By name and collective: what the ranks got that is not the tensor in order."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What ranks got of a collective of torch that should give back a tensor, beside the tensor.
+
+    Attributes:
+        dump: The dump.
+        stamp: The tensor.
+        call: The collective.
+        records: What each rank got that is not the tensor in order.
+        related: None, as no relation is looked for.
+    """
+
+    dump: Dump
+    stamp: Stamp
+    call: str
+    records: dict[int, GatherRecord]
+    related: Related | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that got something else."""
+        return tuple(self.records)
+
+    def wanted_of(self, rank: int) -> NDArray[np.int64]:
+        """Return the ids of the tensor in order, from 1."""
+        return np.arange(1, math.prod(self.stamp.shape) + 1).reshape(self.stamp.shape)
+
+    def held_of(self, rank: int) -> NDArray[np.int64]:
+        """Return the ids that a rank got, row-major.
+
+        Raises:
+            DumpError: It got an error, or something of another shape.
+        """
+        record = self.records[rank]
+        ids = gathered_ids(self.dump, self.stamp, record) if not record.error else None
+        if ids is None:
+            what = f"raised {record.error}" if record.error else "gave a tensor of another shape"
+            raise DumpError(f"{self.stamp.name}: {self.call}() {what} on rank {rank}")
+        return ids.reshape(self.stamp.shape) if ids.size == math.prod(self.stamp.shape) else ids
 
 
 def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[Finding | NotChecked]:
@@ -132,7 +175,7 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
         tuple(ranks),
         f"the shards are as claimed, but {call}(){_along(claimed)} {_said(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
-    )
+    ).seen_in(Gathered(dump, dump.stamps[name], call, ranks))
 
 
 def _along(claimed: Layout | None) -> str:

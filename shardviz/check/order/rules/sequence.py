@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.explain.order import Disorder
     from shardviz.layout.mesh import Mesh
+    from shardviz.relate.pair import Related
 
 MAX_LISTED = 3
 
@@ -61,6 +62,34 @@ class Order:
         return any(ranges != ((0, self.size),) for ranges in self.held.values())
 
 
+@dataclass(frozen=True)
+class PairOfOrders:
+    """A tensor's positions of a sequence beside those of the tensor that it is held against.
+
+    Attributes:
+        tensor: The order of the tensor.
+        usual: The order that is wanted.
+        related: None, as no relation is looked for.
+    """
+
+    tensor: Order
+    usual: Order
+    related: Related | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have both, rising."""
+        return tuple(sorted(self.tensor.held.keys() & self.usual.held.keys()))
+
+    def wanted_of(self, rank: int) -> NDArray[np.int64]:
+        """Return the positions that a rank should have."""
+        return _listed(self.usual.held[rank])
+
+    def held_of(self, rank: int) -> NDArray[np.int64]:
+        """Return the positions that a rank has."""
+        return _listed(self.tensor.held[rank])
+
+
 def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
     """Yield tensors whose positions on a rank differ from those of the other tensors of their sequence."""
     found = list(_orders(laid_out))
@@ -72,11 +101,6 @@ def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
     usual = max(orders, key=lambda one: (times[_signature(one)], one.leads))
     for one in orders:
         yield from _compare(laid_out.dump, one, usual)
-
-
-def positions_of(laid_out: LaidOut) -> list[Order]:
-    """Return which positions of its sequence each rank has of every tensor that goes along one."""
-    return [one for one in _orders(laid_out) if isinstance(one, Order)]
 
 
 def _orders(laid_out: LaidOut) -> Iterator[Order | NotChecked]:
@@ -128,7 +152,7 @@ def _compare(dump: Dump, one: Order, usual: Order) -> Iterator[Finding | NotChec
 def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
     rank = wrong[0]
     own, others = _said(one.held[rank]), _said(usual.held[rank])
-    return _cause(one, usual).finding(
+    finding = _cause(one, usual).finding(
         one.name,
         wrong,
         f"{len(wrong):,} of {len(one.held):,} ranks hold different positions of the sequence here than in "
@@ -136,6 +160,7 @@ def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Fi
         held=_in_words(dump.files.mesh, one),
         intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
     )
+    return finding.seen_in(PairOfOrders(one, usual))
 
 
 def _cause(one: Order, usual: Order) -> Disorder:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.rules.ratios.scale import cause_of_ratio
-from shardviz.check.step.rules.reductions import missing_reduction, own_part, ranks_by_part, reduction_over
+from shardviz.check.step.rules.reductions import Unreduced, missing_reduction, own_part, ranks_by_part, reduction_over
 from shardviz.check.step.words import apart_text, claimed_text
 from shardviz.explain.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
 from shardviz.explain.templates import times_text
@@ -53,7 +53,7 @@ def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None
         details=(f"their {reduction} over {axes} is {whole}",),
         claimed=claimed_text(one),
         held=own_part(reduction, over),
-    )
+    ).seen_in(Unreduced(one, reduction, over, ratio))
 
 
 def _among_holders(one: Compared) -> Finding | None:

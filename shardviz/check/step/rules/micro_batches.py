@@ -54,8 +54,9 @@ def of_micro_batches(evidence: Evidence, found: Sequence[Found]) -> tuple[list[F
     left = [(one, finding) for one, finding in found if one not in covered]
     if has_output:  # what was run is another batch, and its outputs and loss are right for that one
         left = [(one, finding) for one, finding in left if one.role == "grad" or not finding.generic]
-    ranks = {rank for one in unexplained if one.name in weights for rank in one.wrong}
-    return left, [_finding(evidence, list(weights), min(distinct), tuple(sorted(ranks)))]
+    weighted = [one for one in unexplained if one.name in weights]
+    ranks = {rank for one in weighted for rank in one.wrong}
+    return left, [_finding(evidence, list(weights), min(distinct), tuple(sorted(ranks))).seen_in(*weighted)]
 
 
 def _repeated(weights: Weights) -> tuple[int, ...]:

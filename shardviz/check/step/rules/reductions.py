@@ -5,16 +5,20 @@ What only lacks a reduction is each rank's own part; where none fits, ranks comp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
+from shardviz.relate.pair import Group, Related
+from shardviz.relate.relations import Pending, Scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from fractions import Fraction
 
     from numpy.typing import NDArray
 
@@ -22,6 +26,50 @@ if TYPE_CHECKING:
 
 Values = dict[int, "NDArray[np.float64]"]
 Reduction = Literal["mean", "sum", "norm"]
+
+
+@dataclass(frozen=True)
+class Unreduced:
+    """A result of which ranks have parts that nothing reduced, with the reduction that makes them right.
+
+    Attributes:
+        result: The result.
+        kind: The reduction.
+        axes: The axes to reduce over.
+        ratio: What it is of the right one even then.
+    """
+
+    result: Compared
+    kind: Reduction
+    axes: tuple[str, ...]
+    ratio: Fraction = Fraction(1)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have it."""
+        return self.result.ranks
+
+    @property
+    def related(self) -> Related | None:
+        """The reductions that are pending; None for a norm."""
+        if self.kind == "norm":
+            return None
+        pending = (Pending(axis, "avg" if self.kind == "mean" else "sum") for axis in self.axes)
+        scaled = (Scaled(float(self.ratio)),) if self.ratio != 1 else ()
+        return Related((Group(self.ranks, (*pending, *scaled)),))
+
+    def wanted_of(self, rank: int) -> NDArray[np.float64]:
+        """Return what a rank should hold."""
+        return self.result.wanted_of(rank)
+
+    def held_of(self, rank: int) -> NDArray[np.float64]:
+        """Return a rank's own part."""
+        return self.result.held_of(rank)
+
+    @cached_property
+    def whole(self) -> Mapping[int, NDArray[np.float64]]:
+        """What each rank would have once it is reduced."""
+        return reduced_over(self.result, self.kind, self.axes)
 
 
 def missing_reduction(one: Compared) -> tuple[Reduction, tuple[str, ...], Fraction] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.rules.reductions import missing_reduction, own_part
+from shardviz.check.step.rules.reductions import Unreduced, missing_reduction, own_part
 from shardviz.check.step.words import claimed_text
 from shardviz.explain.losses import NormOfPart, ScalarNotReduced, ScalarOfPart
 from shardviz.explain.templates import number
@@ -30,7 +30,7 @@ def check_scalar(one: Compared) -> Finding | None:
         return None
     axes = " and ".join(missing[1] if missing else one.copies_differ_along)
     shown = listed(dict.fromkeys(number(float(values.sum())) for values in one.reduced.values()), MAX_LISTED)
-    return _cause(missing[0] if missing else None, axes).finding(
+    finding = _cause(missing[0] if missing else None, axes).finding(
         one.name,
         one.wrong,
         f"ranks log {shown} where the unsharded model logs {number(float(one.wanted.sum()))}",
@@ -38,6 +38,7 @@ def check_scalar(one: Compared) -> Finding | None:
         claimed=claimed_text(one),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",
     )
+    return finding.seen_in(Unreduced(one, *missing[:2])) if missing else finding
 
 
 def _cause(missing: Reduction | None, axes: str) -> Cause:

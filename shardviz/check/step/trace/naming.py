@@ -207,4 +207,5 @@ def _folded(evidence: Evidence, first: Divergence, nearest: Finding, found: Sequ
         details=(f"there {cause.summary}", also),
         module=first.module,
         generic=False,
+        pairs=nearest.pairs,
     )

@@ -15,6 +15,7 @@ from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
 from shardviz.check.step.update.reasons import factors_of, scaled
 from shardviz.check.step.words import apart_text, claimed_text
+from shardviz.check.values.copies import with_copies
 from shardviz.explain.update import (
     AverageNotWritten,
     CopiesSteppedApart,
@@ -62,7 +63,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
                 elif idle and _is_meant_to_move(dump, one, idle):
                     yield _left_out(one, idle) if _with_gradient(dump, one) else _not_written(one, idle)
                 elif one.copies_differ_along:
-                    yield _differing(dump, one)
+                    yield with_copies(_differing(dump, one), dump, tensor)
                 elif len(idle) < len(one.values):  # else it is left alone on purpose
                     seen.append(one)
     yield from _check_moved(dump, seen)

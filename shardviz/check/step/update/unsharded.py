@@ -20,6 +20,7 @@ from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.ratios.clipping import multiplied
 from shardviz.check.step.update.reasons import Why, of_another_order, of_others, why_state, why_weight
 from shardviz.check.step.words import claimed_text, number
+from shardviz.explain.finding import Finding
 from shardviz.explain.states import UnexplainedState
 from shardviz.explain.update import BufferOfParts, UnexplainedBuffer, UnexplainedWeight, UnreducedStatistics
 from shardviz.relate.tolerance import ROUNDINGS_OF_STEP, STEP, TELLING
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump, Tensor
-    from shardviz.explain.finding import Finding
 
 WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the buffer"}
 """What is compared, causes before what comes of them."""
@@ -63,8 +63,9 @@ def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Findi
                     yield NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step")
             elif reference is not None and weight not in known:
                 wanted = dump.values(reference.first, name)
-                found = list(_check(dump, laid_out(dump, tensor, name, wanted, rounding), splitting))
-                yield from found
+                one = laid_out(dump, tensor, name, wanted, rounding)
+                found = list(_check(dump, one, splitting))
+                yield from (result.seen_in(one) if isinstance(result, Finding) else result for result in found)
                 known |= {weight} if found else set()
     yield from _not_kept(dump, known)
 

@@ -75,7 +75,7 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
         first.wrong,
         f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio or Fraction(0), size)}",
         details=("the loss is right",),
-    )
+    ).seen_in(first)
     return finding if len(gradients) == 1 else _of_all(finding, gradients)
 
 
@@ -86,7 +86,8 @@ def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
         tensor="",
         ranks=tuple(sorted({rank for one in gradients for rank in one.wrong})),
         sentence=finding.sentence.replace("the gradient is", f"{_all(len(gradients))} gradients are", 1),
-        members=tuple(replace(finding, tensor=one.name, ranks=one.wrong) for one in gradients),
+        pairs=tuple(gradients),
+        members=tuple(replace(finding, tensor=one.name, ranks=one.wrong, pairs=(one,)) for one in gradients),
     )
 
 

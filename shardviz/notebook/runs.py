@@ -1,0 +1,159 @@
+"""What every run has, whatever it was read from: tensors by name, a report, a picture."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from shardviz.dump.find import meant
+from shardviz.errors import ShardvizError
+from shardviz.notebook.tracebacks import concise
+from shardviz.picture.drawn import HTML, Drawn, framed
+from shardviz.text import counted, listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from rich.text import Text
+
+    from shardviz.explain.finding import Finding
+    from shardviz.layout.mesh import Mesh
+    from shardviz.notebook.verdicts import ReportOfRun
+    from shardviz.picture.text.terminal import Terminal
+
+T = TypeVar("T", bound=Drawn)
+
+MOST_NAMED = 3
+
+
+class UnknownTensorError(ShardvizError, KeyError):
+    """A name that no tensor has; the hint is at the one that was probably meant."""
+
+
+class Tensors(Mapping[str, T]):
+    """The tensors of a run by name; the end of a name will do if only one tensor's name ends so.
+
+    Attributes:
+        num_results: How many of them are results of a step, and not tensors of the model.
+    """
+
+    num_results = 0
+
+    def __init__(self, names: Iterable[str], made: Callable[[str], T], where: str) -> None:
+        """Make a tensor when it is first asked for.
+
+        Args:
+            names: Their names, in order.
+            made: Makes the tensor of a name.
+            where: What errors call the run.
+        """
+        self._tensors: dict[str, T | None] = dict.fromkeys(names)
+        self._made, self._where = made, where
+
+    @concise
+    def __getitem__(self, name: str) -> T:
+        """Return the tensor of a name, or of the end of one.
+
+        Raises:
+            UnknownTensorError: No tensor has that name, or several end in it.
+        """
+        whole = self._whole(name)
+        tensor = self._tensors[whole] or self._made(whole)
+        self._tensors[whole] = tensor
+        return tensor
+
+    def _whole(self, name: str) -> str:
+        if name in self._tensors:
+            return name
+        ends = [known for known in self._tensors if known.endswith(f".{name}")]
+        if len(ends) == 1:
+            return ends[0]
+        if ends:
+            some = listed(map(printable, ends), MOST_NAMED)
+            raise UnknownTensorError(f"{len(ends):,} tensors end in {name!r}: {some}", "give more of its name")
+        raise UnknownTensorError(f"{self._where} has no tensor {name!r}", meant(str(name), list(self._tensors)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        results = f" and {counted(self.num_results, 'result')} of a step" if self.num_results else ""
+        tensors = counted(len(self) - self.num_results, "tensor")
+        return f"<{tensors}{results}: {listed(map(printable, self), MOST_NAMED)}>"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+
+class Run(Drawn, Generic[T]):
+    """What `shardviz.load` opens: tensors by name, `run["layers.0.up.weight"]` or `run["up.weight"]`, and a check.
+
+    Attributes:
+        path: Where it was read from.
+        mesh: The mesh of the run; None for a checkpoint, which says nothing of ranks.
+        num_ranks: The ranks of the run, those without a file too; 0 for a checkpoint.
+        tensors: Its tensors by name.
+    """
+
+    path: Path
+    mesh: Mesh | None = None
+    num_ranks = 0
+    tensors: Tensors[T]
+
+    @cached_property
+    @abstractmethod
+    def _report(self) -> ReportOfRun:
+        """The report, made once."""
+
+    @abstractmethod
+    def page(self) -> str:
+        """Return the run as an HTML page: what `shardviz show -o run.html` writes."""
+
+    @abstractmethod
+    def report_page(self, finding: Finding | None = None) -> str:
+        """Return its findings as an HTML page, or one of them alone."""
+
+    @abstractmethod
+    def report_lines(self, terminal: Terminal, finding: Finding | None = None) -> list[Text]:
+        """Return its report as text, or one of its findings with what it is seen by."""
+
+    def check(self) -> ReportOfRun:
+        """Check it as `shardviz check` does, once: a run is read when it is loaded, and does not change."""
+        return self._report
+
+    def part(self, name: str) -> Drawn:
+        """Return the tensor of a name.
+
+        Raises:
+            UnknownTensorError: No tensor has that name, or several end in it.
+        """
+        return self[name]
+
+    def markup(self) -> Mapping[str, str]:
+        """Return its page in a frame."""
+        return {HTML: framed(self.page())}
+
+    @concise
+    def __getitem__(self, name: str) -> T:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.tensors)

@@ -1,0 +1,1 @@
+"""What `shardviz.load` gives, as a script and as a notebook see it."""
