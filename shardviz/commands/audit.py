@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Sweep, and print each class of disagreement once with its smallest case and a repro.
 
     Returns:
-        0 where torch and the oracle agree in every case, 1 where they do not.
+        0 if torch and the oracle agree in every case, 1 if they do not.
     """
     from shardviz.commands.common.progress import Count, progress
     from shardviz.live.audit.sweep import audit

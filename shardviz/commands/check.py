@@ -1,6 +1,6 @@
 """Find what is wrong in a dump, or in a checkpoint.
 
-Exits with 1 where there are findings.
+Exits with 1 if there are findings.
 
 examples:
   shardviz check tp_fsdp-2x4.shardviz
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Check the dump and print the report.
 
     Returns:
-        0 where nothing is wrong, 1 where there are findings, 2 where nothing could be checked.
+        0 if nothing is wrong, 1 if there are findings, 2 if nothing could be checked.
     """
     return report(args.dump, args.format, args.color, strict=args.strict)
 
@@ -51,7 +51,7 @@ def report(folder: Path, style: str, colour: str = "auto", *, strict: bool = Fal
         strict: Fail where anything was not checked, too.
 
     Returns:
-        0 where nothing is wrong, 1 where there are findings, 2 where nothing could be checked.
+        0 if nothing is wrong, 1 if there are findings, 2 if nothing could be checked.
 
     Raises:
         DumpError: The folder is not a dump.

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("to", nargs="?", metavar="TO", help="another layout of the same tensor: how to get there")
     parser.add_argument("--mesh", metavar="MESH", help="fsdp=2,tp=4; a layout needs one")
     parser.add_argument("--shape", metavar="SIZES", help="12,12; for torch's spelling, and for sizes written as *")
-    parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
+    parser.add_argument("--all", action="store_true", help="print every rank, however many there are")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file; as a picture if it is .svg")
 
 

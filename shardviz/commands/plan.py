@@ -1,8 +1,8 @@
 """Say what every rank of a job will hold and send, before it is run.
 
-Builds the model without memory, shards it with the probe's own code on a few
-ranks of a world that does not exist, and works out all the others. Writes a
-dump that show, view, diff and check open.
+Builds the model without memory, runs the probe's own sharding code as a few
+of the ranks, without starting any, and derives all the others from these.
+Writes a dump that show, view, diff and check open.
 
 examples:
   shardviz plan tp_fsdp --mesh fsdp=16,tp=8 --node 8
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-step", action="store_true", help="plan no step: no activations, no collectives")
     parser.add_argument("--gpus", type=gpus, metavar="N", help="list the meshes of N ranks instead of one mesh")
     parser.add_argument("--memory", metavar="SIZE", help="with --gpus: only those that fit in SIZE per rank, 80GB")
-    parser.add_argument("--lock", type=Path, metavar="FILE", help="compare with FILE, or write it where there is none")
+    parser.add_argument("--lock", type=Path, metavar="FILE", help="compare with FILE, or write it if it is not there")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4-plan.shardviz"
     )

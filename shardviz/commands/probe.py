@@ -1,7 +1,7 @@
 """Shard a small model on real ranks and say where every weight is.
 
-Writes a dump, and exits with 1 where there are findings. Under torchrun it
-joins that job.
+Writes a dump, and exits with 1 if there are findings. Under torchrun it joins
+that job.
 
 examples:
   shardviz probe tp_fsdp --mesh 2,4
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launch", choices=("fork", "spawn"), default="fork", help="how ranks are started; default: fork"
     )
-    parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl where every rank has a GPU, else gloo")
+    parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl if every rank has a GPU, else gloo")
     parser.add_argument(
         "--timeout",
         type=seconds,
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=VALUES_LIMIT,
         metavar="N",
-        help=f"also write the values of shards that have at most N; default: {VALUES_LIMIT}",
+        help=f"also write the values of shards of at most N elements; default: {VALUES_LIMIT}",
     )
     parser.add_argument(
         "--trace",
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the probe.
 
     Returns:
-        0 where nothing is wrong, 1 where there are findings, 2 where nothing could be checked.
+        0 if nothing is wrong, 1 if there are findings, 2 if nothing could be checked.
     """
     from shardviz.live import world
 

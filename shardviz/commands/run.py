@@ -1,26 +1,24 @@
 """Run a real job, unedited, and say where its weights are.
 
 The command after -- starts the ranks as usual: torchrun, accelerate launch,
-lightning, python, srun. Each sharded model is captured once, at its first
-forward; no weight is touched, and the job goes on. Values are compared with
-the checkpoint that the job loads, or with what the model held before it was
-sharded. What the job prints goes to stderr.
+lightning, python, srun. shardviz captures each sharded model once, at its
+first forward. It changes no weight, and the job goes on. Weights are compared
+with the checkpoint that the job loads, or with what the model held before it
+was sharded. What the job prints goes to stderr.
 
---trace follows one step: what goes in and out of every module, and the
-gradients of both, on every rank. `shardviz diff ONE OTHER` of two such jobs
-names the first module where they part: for a loss that is not the single-GPU
-run's, or not that of fewer ranks. Hooks only read, and no number of the job
-changes; each rank keeps 2^24 numbers of activations, of weights and of
-their gradients at most, of large tensors a sample.
+--trace records one step: each module's inputs, outputs and their gradients,
+on every rank. If a loss differs between one GPU and many, record a step of
+both jobs; `shardviz diff ONE OTHER` names the first module that differs. The
+hooks only read. Each rank keeps at most 2^24 numbers each of activations,
+weights and gradients; of a large tensor it keeps a sample.
 
---stamp checks the job's own loader instead. It destroys values: what the job
-loads (safetensors, torch.distributed.checkpoint, torch.load) is replaced by a
-stamped copy, whose values say where they belong, and the job is ended after
-the capture, or before it saves or an optimizer steps. Files stay as they are;
-the copy takes as much disk as the checkpoint, and is removed.
+--stamp checks the job's loader instead, and destroys the weights: the job
+loads a copy of its checkpoint whose values say where they belong. shardviz
+ends the job after the capture, before it saves and before an optimizer steps.
+The checkpoint is not changed; the copy needs as much disk, and is removed.
 
-Exits with 1 where there are findings, 2 where nothing was captured or could
-be checked, 3 if the job failed, 130 if Ctrl-C ended it and 143 if SIGTERM did.
+Exits with 1 if there are findings, 2 if nothing was captured or could be
+checked, 3 if the job failed, 130 after Ctrl-C and 143 after SIGTERM.
 
 examples:
   shardviz run -- torchrun --nproc-per-node 8 train.py --config my.toml
@@ -70,13 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reference",
         type=Path,
         metavar="CKPT",
-        help="compare values with a safetensors file, a folder of them or a DCP folder",
+        help="compare the weights with this safetensors file, folder of them, or DCP folder",
     )
     parser.add_argument(
         "--map",
         type=Path,
         metavar="MAP",
-        help="how the model's tensors are made of the reference's: `shardviz diff --help` says more",
+        help="how the model's tensors are made from the reference's; see `shardviz diff --help`",
     )
     parser.add_argument(
         "--steps",
@@ -88,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stamp",
         action="store_true",
-        help="let the job load a stamped copy of its checkpoint, and end it before it can save: destroys its values",
+        help="give the job a stamped copy of its checkpoint, and end it before it saves: destroys its weights",
     )
     parser.add_argument(
         "--trace",
@@ -96,11 +94,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="all",
         default="off",
         metavar="WHICH",
-        help="follow one step through its modules, so that `shardviz diff` finds the first that is another in a second "
-        "job: all (as without WHICH), modules=PATTERN, as of files, or off; default: off",
+        help="record one step, for `shardviz diff` with a second job: all modules, or modules=PATTERN with * as in "
+        "file names; default: off",
     )
     parser.add_argument(
-        "--trace-step", type=_steps, default=1, metavar="N", help="follow optimizer step N; default: the first"
+        "--trace-step", type=_steps, default=1, metavar="N", help="record optimizer step N; default: the first"
     )
     parser.add_argument(
         "--patience",
@@ -123,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the job and report what was captured.
 
     Returns:
-        0 where nothing is wrong, 1 where there are findings, 2 where nothing was captured or could be checked, 3 if
+        0 if nothing is wrong, 1 if there are findings, 2 if nothing was captured or could be checked, 3 if
         the job failed, 128 and the signal's number if it was ended by one: 130 by Ctrl-C, 143 by SIGTERM.
     """
     from shardviz.checkpoint.maps.families import find_map

@@ -1,9 +1,9 @@
 """Draw a dump's tensors, or list a checkpoint's: what is held where.
 
-Prints all tensors in a table, or one of them as a picture. Also writes one
-tensor as SVG, for an issue or a paper (without a name: the tensor of the only
-finding), or the whole run as one HTML page. `plain` after a shape marks a
-tensor without placements: each rank has its own.
+Prints a table of all tensors, or a picture of the one that you name. With -o
+it writes that tensor as SVG (by default the one with a finding), or the whole
+run as an HTML page. `plain` after a shape marks a tensor without placements,
+of which each rank has its own.
 
 examples:
   shardviz show tp_fsdp-2x4.shardviz
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="its name, the end of it, or a pattern with *")
     parser.add_argument("--format", choices=FORMATS, help="default: by the ending of FILE, text without one")
     tables = parser.add_mutually_exclusive_group()
-    tables.add_argument("--memory", action="store_true", help="bytes per rank, by role and tensor")
+    tables.add_argument("--memory", action="store_true", help="the bytes of each rank, by role and tensor")
     tables.add_argument("--comms", action="store_true", help="the collectives of the step by axis")
     tables.add_argument(
         "--step",
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the step's modules as they ran, the first wrong one open; with a module's name its lines or its calls",
     )
     tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
-    parser.add_argument("--all", action="store_true", help="every rank's or chunk's line, however many there are")
+    parser.add_argument("--all", action="store_true", help="print every rank or chunk, however many there are")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
 
 

@@ -1,8 +1,8 @@
 """Walk through a dump in the terminal.
 
-Where stdout is not a terminal, it prints what `show` prints, or `diff` of two
-dumps. Files that change are read again. With --watch, DUMP is a probe's file,
-and the probe runs in the background whenever the file is saved.
+If stdout is not a terminal, prints what `show` prints, or for two dumps what
+`diff` prints. Reads files again when they change. With --watch, DUMP is a
+probe's file, and the probe runs again each time the file is saved.
 
 examples:
   shardviz view tp_fsdp-2x4.shardviz
@@ -101,7 +101,7 @@ def _watch(args: argparse.Namespace) -> None:
     if args.dump.is_dir():
         raise ShardvizError(
             f"{args.dump} is a folder: --watch runs a probe",
-            f"shardviz view {args.dump} reads it again by itself whenever it changes",
+            f"shardviz view {args.dump} reads it again whenever it changes",
         )
     if args.other is not None or args.rank is not None or args.web or args.print or not _on_a_screen():
         raise ShardvizError("--watch shows one probe, in this terminal", f"shardviz probe {args.dump} --watch prints")
