@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.captured import check_captured, copies_apart
 from shardviz.check.step.compared import compared
 from shardviz.check.step.consequences import without_consequences
@@ -46,13 +44,17 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
 
 
-def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
+def check_step(
+    dump: Dump, earlier: Sequence[Finding], seen: dict[Place, bool] | None = None
+) -> Iterator[Finding | NotChecked]:
     """Yield what a step shows, where the weights that it started from are right.
 
     Args:
         dump: The dump.
         earlier: What was found of the weights: numbers computed from wrong weights show nothing new.
+        seen: Gets each result that was compared, and whether it is right (`Report.compared`).
     """
+    seen = {} if seen is None else seen
     yield from check_raised(dump)
     steps = dump.at("step")
     if not steps:
@@ -82,6 +84,10 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     yield from check_small_factor(evidence)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
     results = [(one, result) for one in evidence.results for result in explained(evidence, one)]
+    not_compared = {id(one) for one, result in results if isinstance(result, NotChecked)}
+    for one in evidence.results:
+        if id(one) not in not_compared:
+            seen[Place("step", one.role, one.name)] = one.is_told_right
     yield from (result for _, result in results if isinstance(result, NotChecked))
     found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     found, of_parts = of_micro_batches(evidence, found)
@@ -104,8 +110,7 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
     """Say how many gradients are so small beside the others that in a narrow dtype a wrong factor would not show."""
     narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
-    sizes = [(one, float(np.max(np.abs(one.wanted), initial=0.0))) for one in gradients]
-    lost = [one for one, size in sizes if one.rounding.epsilon in narrow and 0.0 < size <= one.tolerance]
+    lost = [one for one in gradients if one.is_lost and one.rounding.epsilon in narrow]
     if lost:
         allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
