@@ -29,20 +29,19 @@ from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.order.rules.states import check_states, of_states
 from shardviz.check.order.rules.unplaced import check_unplaced
-from shardviz.check.order.rules.unwritten import check_unwritten
 from shardviz.check.order.suspects import with_suspects
 from shardviz.check.report import NotChecked, Report
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.consequences import without_consequences_of_update
 from shardviz.check.step.lines.naming import with_lines
-from shardviz.check.step.rules.zero_gradients import check_zero_gradients
+from shardviz.check.step.no_gradient import check_zero_gradients
 from shardviz.check.step.update.copies import check_update
 from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
 from shardviz.check.values.ties import check_ties
-from shardviz.check.values.writes import check_writes
+from shardviz.check.values.writes import check_unwritten, check_writes
 from shardviz.check.verdicts import is_of_model
 from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
 from shardviz.check.whole.planned import check_planned

@@ -61,6 +61,11 @@ class Session:
             rank = distributed.get_rank() if distributed.is_initialized() else -1
         leave(self.options.session, Note(kind, rank, text))
 
+    def remember(self, model: nn.Module) -> None:
+        """Keep the values that a model has now, as far as it is not sharded."""
+        if not self.options.reference:
+            self.values.remember(model)
+
     def sharding(self, module: object) -> None:
         """Remember the values of a module that is about to be sharded."""
         if isinstance(module, nn.Module) and not self.stamped:

@@ -100,14 +100,9 @@ class Watch:
         self.session = Session(options)
         self._model: nn.Module | None = None
 
-    def remember(self, model: nn.Module) -> None:
-        """Keep the values that a model has now, as far as it is not sharded."""
-        if not self.session.options.reference:
-            self.session.values.remember(model)
-
     def begin(self, model: nn.Module) -> None:
         """Wait for the model's first call."""
-        self.remember(model)
+        self.session.remember(model)
         self._model = model
         arm(self.visit)
 
