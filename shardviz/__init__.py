@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardviz.check.run import check_dump
+    from shardviz.commands.python import run_probe, show
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.api import capture, capture_sharding, run_probe
+    from shardviz.live.api import capture, capture_sharding
     from shardviz.live.capture.stamp import stamp
     from shardviz.live.run.watching import watch
     from shardviz.notebook.load import load
-    from shardviz.picture.display import show
 
 _HOMES = {
     "LightningCallback": "shardviz.live.run.callbacks",
@@ -27,8 +27,8 @@ _HOMES = {
     "capture_sharding": "shardviz.live.api",
     "check_dump": "shardviz.check.run",
     "load": "shardviz.notebook.load",
-    "run_probe": "shardviz.live.api",
-    "show": "shardviz.picture.display",
+    "run_probe": "shardviz.commands.python",
+    "show": "shardviz.commands.python",
     "stamp": "shardviz.live.capture.stamp",
     "watch": "shardviz.live.run.watching",
 }

@@ -49,6 +49,10 @@ class DumpError(ShardvizError):
     """A dump that cannot be read or written."""
 
 
+class NoDumpError(DumpError):
+    """A folder that is no dump, with none in it: it may have something else."""
+
+
 class ProbeError(ShardvizError):
     """A probe that is not there, or is not a probe."""
 

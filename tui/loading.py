@@ -124,9 +124,11 @@ def warm(document: Document) -> None:
 def load_difference(here: Document, there: Document, post: Callable[[Message], object]) -> None:
     """Compare two dumps that are checked, and post the difference."""
     from shardviz.check.diff import compare
+    from shardviz.plan.beside import sizes_beside
 
     if here.report is not None and there.report is not None:
-        post(DumpsCompared(compare(here.dump, there.dump, (here.report, there.report))))
+        plans = sizes_beside(here.dump.files, there.dump.files)
+        post(DumpsCompared(compare(here.dump, there.dump, (here.report, there.report), plans)))
 
 
 def load_compared(document: Document, path: Path, post: Callable[[Message], object]) -> None:

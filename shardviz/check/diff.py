@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
-    from shardviz.plan.beside import Size
-    from shardviz.plan.ranks import PlannedRanks
+    from shardviz.plan.beside import Size, Sizes
 
 Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
 Kept = Literal["stamped", "initial"]
@@ -110,8 +109,17 @@ class Difference:
         }
 
 
-def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = None) -> Difference:
-    """Compare two dumps; their reports may be there already."""
+def compare(
+    before: Dump, after: Dump, reports: tuple[Report, Report] | None = None, plans: Sizes | None = None
+) -> Difference:
+    """Compare two dumps.
+
+    Args:
+        before: The one to compare with.
+        after: The one that may have changed.
+        reports: What they say, if they are checked already.
+        plans: The bytes of both, if they are plans.
+    """
     one, other = reports or (report_on(before), report_on(after))
     laid_out = (one.laid_out or LaidOut(before), other.laid_out or LaidOut(after))
     results = [result for moment, role in KEPT for result in _moment_changes(laid_out, moment, role)]
@@ -126,7 +134,7 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
     relaid = [change for change in changes if step.is_of_jobs and _is_of_layout(change, before, after)]
     left = [result for result in results if isinstance(result, NotChecked)]
     not_compared = (*(one for one in left if not (_is_of_values(one) and step.is_of_jobs)), *step.not_compared)
-    sizes, without = _sizes(before.files.planned, after.files.planned)
+    without = [NotChecked("", plans.not_compared, "step")] if plans is not None and plans.not_compared else []
     gained, not_in_first = told(_only_in(other, one, after), before, "first")
     lost, not_in_second = told(_only_in(one, other, before), after, "second")
     unread = (*unread_parts(before, "first"), *unread_parts(after, "second"), *not_in_first, *not_in_second)
@@ -138,19 +146,9 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
         sum(len(_kept(before, role).keys() & _kept(after, role).keys()) for role in ROLES),
         step,
         tuple(relaid),
-        sizes,
+        plans.sizes if plans is not None else (),
         unread=tuple(sorted({*unread_ranks(before), *unread_ranks(after)})),
     )
-
-
-def _sizes(before: PlannedRanks | None, after: PlannedRanks | None) -> tuple[tuple[Size, ...], tuple[NotChecked, ...]]:
-    """Return the bytes of two plans, and what of them is not compared; nothing where ranks were run."""
-    if before is None or after is None:
-        return (), ()
-    from shardviz.plan.beside import sizes_beside, without_step
-
-    why = without_step(before, after)
-    return sizes_beside(before, after), (NotChecked("", why, "step"),) if why else ()
 
 
 def _is_trace_alone(dump: Dump) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardviz.explain.finding import MOST_NAMES
 from shardviz.text import counted, fold, listed
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.check.order.laid_out import LaidOut
+    from shardviz.dump.records.base import Moment, Role
     from shardviz.explain.finding import Finding
     from shardviz.text import Fold
 
@@ -36,6 +37,20 @@ class NotChecked:
     about: About
 
 
+class Place(NamedTuple):
+    """A tensor at one moment, as the files have it.
+
+    Attributes:
+        moment: When it was recorded.
+        role: What it is.
+        name: Its name.
+    """
+
+    moment: Moment
+    role: Role
+    name: str
+
+
 @dataclass(frozen=True)
 class Report:
     """What a check of a dump found.
@@ -45,6 +60,8 @@ class Report:
         num_tensors: Distinct tensor names.
         findings: Worst first.
         not_checked: What could not be looked at.
+        compared: Which results of the step were laid beside the unsharded model's, and whether each is that, so that
+            another number would have been noticed.
         laid_out: The stamped tensors as the checks laid them out, for pictures and comparisons.
     """
 
@@ -52,6 +69,7 @@ class Report:
     num_tensors: int
     findings: tuple[Finding, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
+    compared: Mapping[Place, bool] = field(default_factory=dict, compare=False, repr=False)
     laid_out: LaidOut | None = field(default=None, compare=False, repr=False)
 
     @cached_property

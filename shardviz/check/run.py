@@ -30,20 +30,19 @@ from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.order.rules.states import check_states, of_states
 from shardviz.check.order.rules.unplaced import check_unplaced
-from shardviz.check.order.rules.unwritten import check_unwritten
 from shardviz.check.order.suspects import with_suspects
 from shardviz.check.report import NotChecked, Report
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.consequences import without_consequences_of_update
 from shardviz.check.step.lines.naming import with_lines
-from shardviz.check.step.rules.zero_gradients import check_zero_gradients
+from shardviz.check.step.no_gradient import check_zero_gradients
 from shardviz.check.step.update.copies import check_update
 from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
 from shardviz.check.values.ties import check_ties
-from shardviz.check.values.writes import check_writes
+from shardviz.check.values.writes import check_unwritten, check_writes
 from shardviz.check.verdicts import is_of_model
 from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
 from shardviz.check.whole.planned import check_planned
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.check.order.case import Case
-    from shardviz.check.report import About
+    from shardviz.check.report import About, Place
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.intended import DimOrder
 
@@ -85,8 +84,9 @@ def report_on(dump: Dump) -> Report:
     if dump.files.planned is not None:
         return _report(dump, laid_out, list(check_planned(dump)))
     weights = [*with_one_order(_of_shards(laid_out), laid_out), *_of_run(dump)]
-    step = with_lines(dump, _of_step(laid_out, _findings(weights)))
-    return _report(dump, laid_out, [*weights, *step, *check_collectives(dump)])
+    seen: dict[Place, bool] = {}
+    step = with_lines(dump, _of_step(laid_out, _findings(weights), seen))
+    return replace(_report(dump, laid_out, [*weights, *step, *check_collectives(dump)]), compared=seen)
 
 
 def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
@@ -136,17 +136,17 @@ def _of_run(dump: Dump) -> Iterator[Result]:
     yield from _not_checked_by_ranks(dump)
 
 
-def _of_step(laid_out: LaidOut, weights: list[Finding]) -> Iterator[Result]:
+def _of_step(laid_out: LaidOut, weights: list[Finding], seen: dict[Place, bool]) -> Iterator[Result]:
     """Yield the findings of a step and its update, and the gradients that cannot show anything."""
     dump = laid_out.dump
-    found = with_suspects(check_step(dump, weights), laid_out, weights)
+    found = with_suspects(check_step(dump, weights, seen), laid_out, weights)
     wrong = _findings(found)
     yield from found
     yield from check_states(dump)
     if not any(finding.severity == "error" for finding in weights):
         after = list(check_update(dump, wrong))
         if not wrong:
-            after += check_unsharded_update(dump, frozenset(result.tensor for result in after))
+            after += check_unsharded_update(dump, frozenset(result.tensor for result in after), seen)
         yield from without_consequences_of_update(after)
         yield from check_zero_gradients(dump, wrong)
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.check.report import Place
 from shardviz.check.step.compared import compared
 from shardviz.check.whole.planned import is_compared
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
@@ -35,14 +36,37 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
     return min(verdicts, key=list(WORDS).index, default="good")
 
 
+State = Literal["finding", "not checked", "cannot tell", "held"]
+"""What became of a tensor at one moment. `cannot tell`: it is off, and what it follows from has the finding, or it is
+so small that rounding could make it."""
+
+
+def state_of(dump: Dump, tensor: Tensor, name: str, report: Report) -> State:
+    """Return what a report says of one name of a tensor: exactly one of the four."""
+    if name in report.findings_of:
+        return "finding"
+    if dump.files.planned is not None or name in report.why_not_checked:
+        return "not checked"
+    if tensor.moment in ("stamped", "initial") and is_of_model(tensor):
+        return "held"  # else `check_unplaced` would say so
+    right = report.compared.get(Place(tensor.moment, tensor.role, name))
+    return "not checked" if right is None else "held" if right else "cannot tell"
+
+
+def recorded(dump: Dump) -> Iterator[tuple[Tensor, str]]:
+    """Yield every tensor of a run at each moment, with each of its names; not the unsharded model's beside it."""
+    own = (tensor for tensor in dump.tensors if tensor.moment not in ("reference", "updated"))
+    yield from ((tensor, name) for tensor in own for name in tensor.names)
+
+
 def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report) -> Verdict:
     """Return the worst that a report says of a tensor, or of some names of a fold.
 
-    Without a finding it is "not checked" if a check could not be made, and in a plan, which has no values.
+    Without a finding it is "not checked" unless something that it should be was laid beside it.
     """
     known = list(names)
     found: list[Verdict] = [one.severity for name in known for one in report.findings_of.get(name, ())]
-    if dump.files.planned is not None or any(name in report.why_not_checked for name in known):
+    if any(state_of(dump, tensor, name, report) in ("not checked", "cannot tell") for name in known):
         found.append("unknown")
     return worst(found)
 

@@ -134,9 +134,10 @@ def compared(
     from shardviz.picture.html.difference import difference_html
     from shardviz.picture.model.step_beside import step_json
     from shardviz.picture.text.difference import difference_lines
+    from shardviz.plan.beside import sizes_beside
 
     dumps = read_dump(before), read_dump(after)
-    difference = compare(*dumps)
+    difference = compare(*dumps, plans=sizes_beside(*(dump.files for dump in dumps)))
     if style == "json":
         found = difference.to_json()
         write_json(found | {"step": found["step"] | step_json(difference.step)}, output)

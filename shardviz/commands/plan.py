@@ -28,10 +28,10 @@ from shardviz.commands.common.parser import count
 from shardviz.commands.common.progress import progress
 from shardviz.commands.probe import ending_at_signals, mesh_for
 from shardviz.dump.origin import is_earlier_run
+from shardviz.dump.planned.ranks import PlannedRanks
 from shardviz.dump.write import SUFFIX, check_folder, replacing_folder, write_plan, write_run
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
 from shardviz.layout.mesh import MAX_RANKS
-from shardviz.plan.ranks import PlannedRanks
 
 if TYPE_CHECKING:
     import argparse
@@ -128,7 +128,8 @@ def _choose(args: argparse.Namespace) -> int:
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
     from shardviz.live.plan.rows import rows as planned_rows
-    from shardviz.plan.choice import bytes_of, choice_lines, fitting
+    from shardviz.picture.text.fits import choice_lines
+    from shardviz.plan.choice import bytes_of, fitting
 
     if args.mesh or args.lock or args.output:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
@@ -201,7 +202,7 @@ class Doing:
 
 def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:
     from shardviz.commands.common.dumps import terminal_for, write_answer
-    from shardviz.plan.report import plan_lines
+    from shardviz.picture.text.plans import plan_lines
 
     terminal = terminal_for(args.color)
     write_answer(plan_lines(job.probe.name, ranks, terminal.width), terminal)

@@ -187,9 +187,9 @@ def _planned(dump: Dump, terminal: Terminal) -> list[Text]:
     """Return the memory of a plan, which has activations without having any tensors of them."""
     if dump.files.planned is None:
         return []
+    from shardviz.picture.text.plans import memory_lines
     from shardviz.picture.text.terminal import line
     from shardviz.plan.counting.amounts import Amounts
-    from shardviz.plan.report import memory_lines
 
     return [*memory_lines(Amounts(dump.files.planned), terminal.width), line("")]
 

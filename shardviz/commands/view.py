@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: An address is given for a server that was not asked for.
     """
-    from shardviz.checkpoint.open import is_checkpoint
+    from shardviz.commands.common.dumps import naming_checkpoints
 
     if not args.web and (args.port is not None or args.host is not None):
         option = "--host" if args.port is None else "--port"
@@ -70,6 +70,15 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_CLEAN
     other, tensor = _second(args.other)
     _check_rank(args.rank, args.dump, other, is_seen=args.web or (not args.print and _on_a_screen()))
+    with naming_checkpoints(*filter(None, (args.dump, other))):
+        _open(args, other, tensor)
+    return EXIT_CLEAN
+
+
+def _open(args: argparse.Namespace, other: Path | None, tensor: str | None) -> None:
+    """Serve the TUI, open it, or print."""
+    from shardviz.checkpoint.open import is_checkpoint
+
     # Not import statements: mypy knows the TUI as `tui`, where its files are.
     if args.web:
         where = {"host": args.host or HOST, "port": args.port or PORT}
@@ -81,7 +90,6 @@ def run(args: argparse.Namespace) -> int:
         import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump, tensor=tensor)
     else:
         _print(args.dump, other, tensor, args.color)
-    return EXIT_CLEAN
 
 
 def _all_checkpoints(dump: Path, other: Path | None) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.dump.records.files import RankRecord, RunRecord
-    from shardviz.plan.records import PlanRecord
+    from shardviz.dump.records.plan import PlanRecord
 
 MAX_FILE = 1 << 30
 """Bytes of a JSON file: a dump of 1,024 ranks has 32 MB in all, and large values lie beside it."""
@@ -61,8 +61,9 @@ def _content(folder: Path, name: str) -> bytes:
                 return file.read(size)
         raise DumpError(f"{path} is {size:,} bytes, more than the {MAX_FILE:,} that are read", _ELSEWHERE)
     except FileNotFoundError:
-        hint = nearby.inside(folder) if name == RUN_FILE else "write the dump again"
-        raise DumpError(f"{folder} is not a dump: it has no {name}", hint) from None
+        if name == RUN_FILE:
+            raise nearby.no_dump(folder) from None
+        raise DumpError(f"{folder} is not a dump: it has no {name}", "write the dump again") from None
     except OSError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardviz.dump.write import RUN_FILE, SUFFIX
+from shardviz.errors import DumpError, NoDumpError
 from shardviz.text import listed, nearest, printable
 
 if TYPE_CHECKING:
@@ -31,16 +32,13 @@ def meant(path: Path) -> str:
     return f"did you mean {printable(str(path.with_name(close)))}?" if close else WRITES_ONE
 
 
-def inside(folder: Path) -> str:
-    """Return a hint for a folder that is not a dump: those that are in it, or checkpoints."""
-    from shardviz.checkpoint.open import hint_at_checkpoints
-
+def no_dump(folder: Path) -> DumpError:
+    """Return the error for a folder that is not a dump: its hint has those that are in it."""
+    message = f"{folder} is not a dump: it has no {RUN_FILE}"
     found = [printable(str(path)) for path in _dumps_in(folder)]
-    return (
-        f"give one of the dumps in it: {listed(found, MOST_DUMPS)}"
-        if found
-        else hint_at_checkpoints(folder, WRITES_ONE)
-    )
+    if found:
+        return DumpError(message, f"give one of the dumps in it: {listed(found, MOST_DUMPS)}")
+    return NoDumpError(message, WRITES_ONE)
 
 
 def _dumps_in(folder: Path) -> list[Path]:

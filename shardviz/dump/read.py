@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shardviz.dump.planned.ranks import PlannedRanks
+    from shardviz.dump.records.plan import PlanRecord
     from shardviz.dump.records.tensors import MeshRecord
-    from shardviz.plan.ranks import PlannedRanks
-    from shardviz.plan.records import PlanRecord
 
 __all__ = ["DumpFiles", "layout_of", "mesh_of", "read_files"]
 
@@ -181,8 +181,8 @@ def is_plan(folder: Path) -> bool:
 
 
 def _read_plan(folder: Path, run: RunRecord, stamped: StampedShapes) -> PlannedRanks:
-    from shardviz.plan.read import check_plan
-    from shardviz.plan.records import PlanRecord
+    from shardviz.dump.planned.ranks import check_plan
+    from shardviz.dump.records.plan import PlanRecord
 
     plan: PlanRecord = read_record(folder, PLAN_FILE, PlanRecord)
     if plan.run_id != run.run_id:

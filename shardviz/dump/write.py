@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.base import Record
     from shardviz.dump.records.files import RankRecord, RunRecord
-    from shardviz.plan.records import PlanRecord
+    from shardviz.dump.records.plan import PlanRecord
 
 PLAN_FILE = "plan.json"
 SUFFIX = ".shardviz"

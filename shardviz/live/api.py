@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,25 +20,6 @@ if TYPE_CHECKING:
     from shardviz.live.capture.stamp import Stamped
 
 CAST = "cast the model before shardviz.stamp, which fills it with what its dtype can hold, not afterwards"
-
-
-def run_probe(file: str) -> None:
-    """Run a file as a probe, as `shardviz probe FILE` does, with the command line's arguments; does not return.
-
-    Under torchrun this process becomes one rank of that job; otherwise the ranks are launched.
-
-    Args:
-        file: The probe's file: `__file__`.
-
-    Example:
-        At the end of a probe, so that `python FILE --mesh 2,4` and `torchrun --nproc-per-node 8 FILE` run it:
-
-            if __name__ == "__main__":
-                shardviz.run_probe(__file__)
-    """
-    from shardviz.cli import main
-
-    sys.exit(main(["probe", file, *sys.argv[1:]]))
 
 
 def capture(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,13 +15,11 @@ from shardviz.layout import notation
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.picture.model.subjects.subject import of_layout
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.subjects.subject import Subject
 
 
 def rank() -> int | None:
@@ -35,20 +32,20 @@ def mesh_of(what: object) -> Mesh | None:
     return plain_mesh(what) if isinstance(what, DeviceMesh) else None
 
 
-def subject_of(what: object, name: str | None) -> Subject | None:
-    """Describe a tensor, or the tensor called `name` in a module; None for anything else.
+def claimed_of(what: object, name: str | None) -> tuple[Layout, str, str] | None:
+    """Return the layout, element type and name of a tensor, or of the one called `name` in a module; else None.
 
     Raises:
         ShardvizError: The tensor is plain, or the module has no tensor of that name.
     """
     if isinstance(what, torch.Tensor):
-        return _subject(of_tensor("", "param", what))
+        return _claimed(of_tensor("", "param", what))
     if not isinstance(what, nn.Module) or name is None:
         return None
     found = {local.name: local for local in local_tensors(what)}
     if name not in found:
         raise ShardvizError(f"the module has no tensor {name!r}", did_you_mean(name, found))
-    return _subject(found[name])
+    return _claimed(found[name])
 
 
 def table_of(what: object) -> list[tuple[str, str]] | None:
@@ -63,14 +60,14 @@ def _described(local: Local) -> str:
     return f"{notation.write(layout, dtype_name(local.values.dtype))}  on mesh {layout.mesh}"
 
 
-def _subject(local: Local) -> Subject:
+def _claimed(local: Local) -> tuple[Layout, str, str]:
     layout = _layout(local)
     if layout is None:
         raise ShardvizError(
             f"{local.name or 'the tensor'} is plain, {list(local.shape)}: it has no placements to draw",
             "show a DTensor, or a dump made by shardviz.capture",
         )
-    return replace(of_layout(layout, dtype_name(local.values.dtype)), name=local.name)
+    return layout, dtype_name(local.values.dtype), local.name
 
 
 def _layout(local: Local) -> Layout | None:

@@ -10,8 +10,8 @@ import msgspec
 from shardviz.check.report import NotChecked
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.plan import PlanRecord
 from shardviz.explain.finding import FOR_MACHINES, Finding
-from shardviz.plan.records import PlanRecord
 
 TITLES = {
     "run": f"run.json of a shardviz dump, version {SCHEMA}",

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.plan.ranks import PlannedRanks
+    from shardviz.dump.planned.ranks import PlannedRanks
+    from shardviz.dump.read import DumpFiles
 
 NOT_PLANNED = "not planned"
 
@@ -51,19 +52,35 @@ class Size:
         return [f"  {self.name}", *texts, f"{'+' if more > 0 else '-'}{bytes_text(abs(more))}" if more else "="]
 
 
-def sizes_beside(before: PlannedRanks, after: PlannedRanks) -> tuple[Size, ...]:
-    """Return the bytes of both, kind by kind: those that ranks hold, then those that they receive.
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The bytes of two plans.
 
-    Where one of them has no step, nothing is said to have changed that only a step tells.
+    Attributes:
+        sizes: Kind by kind: those that ranks hold, then those that they receive.
+        not_compared: Of which plan alone no step was planned, and why; empty where that is true of both or of none.
+    """
+
+    sizes: tuple[Size, ...] = ()
+    not_compared: str = ""
+
+
+def sizes_beside(before: DumpFiles, after: DumpFiles) -> Sizes:
+    """Return the bytes of two plans; nothing where the ranks of one of them were run.
+
+    Where one plan has no step, nothing is said to have changed that only a step tells.
 
     Args:
         before: The plan to compare with.
         after: The plan that may have changed.
     """
-    return (*_held(before, after), *_received(before, after))
+    if before.planned is None or after.planned is None:
+        return Sizes()
+    plans = before.planned, after.planned
+    return Sizes((*_held(*plans), *_received(*plans)), _without_step(*plans))
 
 
-def without_step(before: PlannedRanks, after: PlannedRanks) -> str:
+def _without_step(before: PlannedRanks, after: PlannedRanks) -> str:
     """Say of which plan alone no step was planned, and why; empty where that is true of both or of none."""
     reasons = [ranks.plan.without_step for ranks in (before, after)]
     if all(reasons) or not any(reasons):
@@ -72,7 +89,7 @@ def without_step(before: PlannedRanks, after: PlannedRanks) -> str:
 
 
 def _held(before: PlannedRanks, after: PlannedRanks) -> Iterator[Size]:
-    plans, is_mixed = (before, after), bool(without_step(before, after))
+    plans, is_mixed = (before, after), bool(_without_step(before, after))
     roles = tuple(role for role in ROLES if not (is_mixed and role in OF_A_STEP))
     by_role = [np.stack([Amounts(ranks).by_role[role] for role in ROLES]) for ranks in plans]
     counted = [sizes[[ROLES.index(role) for role in roles]] for sizes in by_role]

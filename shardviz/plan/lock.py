@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from shardviz.dump.planned.ranks import PlannedRanks
     from shardviz.plan.counting.amounts import Held
     from shardviz.plan.counting.traffic import Sent
-    from shardviz.plan.ranks import PlannedRanks
 
 HEAD = "# shardviz layouts 1: mesh "
 

@@ -140,6 +140,9 @@ POINT_EPSILON = 1e-2
 """The coarsest rounding of a module's output with which its causes are sought, bfloat16's rounded up: any explains what
 is as coarse as float8."""
 
+WHOLE_FACTOR = 1e-2
+"""How near a factor must be to a whole number to be that number."""
+
 ROUNDINGS_OF_ONE = 4
 """How many roundings a single result takes: inputs, product, sum and result."""
 

@@ -13,12 +13,13 @@ from rich.cells import cell_len
 from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.commands.plan import Doing
+from shardviz.dump.planned.ranks import PlannedRanks
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.live.plan.rows import rows
-from shardviz.plan.choice import Row, choice_lines, fitting
+from shardviz.picture.text.fits import choice_lines
+from shardviz.plan.choice import Row, fitting
 from shardviz.plan.counting.amounts import Amounts
-from shardviz.plan.ranks import PlannedRanks
 from shardviz.plan.search import meshes
 from shardviz.text import bytes_text
 from tests.lanes import at_night, nightly

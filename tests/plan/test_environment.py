@@ -19,7 +19,7 @@ from tests.lanes import at_night, nightly
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.plan.records import PlanRecord
+    from shardviz.dump.records.plan import PlanRecord
 
 HEAD = """
 import os

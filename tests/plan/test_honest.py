@@ -12,10 +12,10 @@ from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord
+from shardviz.dump.records.plan import PlanPart, PlanRecord
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import Mesh
 from shardviz.plan.counting.traffic import nodes_of, sent
-from shardviz.plan.records import PlanPart, PlanRecord
 from tests.lanes import at_night
 
 if TYPE_CHECKING:

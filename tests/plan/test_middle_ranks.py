@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import shardviz.probes.fsdp
 from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
+from shardviz.dump.planned.ranks import PlannedRanks
 from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import fake_world
 from shardviz.live.plan import choosing, forks
@@ -20,13 +21,12 @@ from shardviz.live.plan.forks import is_own
 from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.live.plan.reads import places_read
 from shardviz.live.world.torchrun import environment_of
-from shardviz.plan.ranks import PlannedRanks
 from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.plan.records import PlanRecord
+    from shardviz.dump.records.plan import PlanRecord
 
 HEAD = """
 import os

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.files import RankRecord
-    from shardviz.plan.records import PlanRecord
+    from shardviz.dump.records.plan import PlanRecord
 
 LAYERS = """
 import torch

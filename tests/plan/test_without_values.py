@@ -20,7 +20,7 @@ from shardviz.live.step.observe import observed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.plan.records import PlanRecord
+    from shardviz.dump.records.plan import PlanRecord
 
 ATEN = torch.ops.aten
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
     from shardviz.relate.pair import Related
     from shardviz.relate.relations import Chain
@@ -101,7 +102,7 @@ class Compared:
     """
 
     name: str
-    role: str
+    role: Role
     mesh: Mesh
     claimed: Layout | None
     wanted: NDArray[np.float64]
@@ -232,6 +233,18 @@ class Compared:
     def wrong(self) -> tuple[int, ...]:
         """The ranks that are off."""
         return tuple(rank for rank, values in self.reduced.items() if not self.is_right(rank, values))
+
+    @property
+    def is_told_right(self) -> bool:
+        """Whether what every rank holds was compared and is right, and zeros would not be."""
+        return (
+            not self.incomparable and self.reduced.keys() == self.values.keys() and not self.wrong and not self.is_lost
+        )
+
+    @cached_property
+    def is_lost(self) -> bool:
+        """Whether what is wanted is so small that rounding alone could make it."""
+        return 0.0 < float(np.max(np.abs(self.wanted), initial=0.0)) <= self.tolerance
 
     @cached_property
     def copies_differ_along(self) -> tuple[str, ...]:

@@ -1,8 +1,12 @@
-"""Parameters whose `.grad` is None after the sharded step, where the unsharded model has a gradient.
+"""Parameters whose gradient is None after the sharded step, and those whose gradient is zero in every element.
 
-Three rules: on some ranks only; on every rank, because nothing flows back to it; on every rank, because FSDP keeps it
-for a later backward, which is right until an optimizer steps without it. A gradient of zeros may as well be None, and
-a step that leaves no gradient at all has cleared them.
+Three rules for `.grad` that is None where the unsharded model has a gradient: on some ranks only; on every rank,
+because nothing flows back to it; on every rank, because FSDP keeps it for a later backward, which is right until an
+optimizer steps without it. A gradient of zeros may as well be None, and a step that leaves no gradient at all has
+cleared them.
+
+In gradients that are zero in the unsharded model's step, too, a reduction that is missing does not show. So is that of
+one LoRA matrix as long as the other is zero, and that of all behind a scale that starts at zero.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.explain.gradients import CutGraph, GradientOnSomeRanks, ReductionSwitchedOff
-from shardviz.text import listed, named_ranks
+from shardviz.text import folded_names, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
 MAX_LISTED = 8
+MOST_ZERO = 4
+"""Parameters that are named whose gradient is zero throughout."""
+
 NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
 
 
@@ -117,3 +124,26 @@ def _cut(dump: Dump, names: Sequence[str]) -> Finding:
         _holders(dump, names[0]),
         f"no rank has a gradient of it after the step (.grad is None){_others(names)}, and the unsharded model has",
     )
+
+
+def check_zero_gradients(dump: Dump, earlier: Sequence[Finding]) -> Iterator[NotChecked]:
+    """Report once the parameters whose gradient shows nothing on several ranks, without those of earlier findings."""
+    found = {finding.tensor for finding in earlier}
+    gradients = [tensor for tensor in dump.at("reference") if tensor.role == "grad"]
+    names = [
+        name
+        for tensor in gradients
+        for name in tensor.names
+        if name not in found and _on_several(dump, name) and not np.any(dump.values(tensor.first, name))
+    ]
+    if names:
+        whose = folded_names(names, MOST_ZERO)
+        text = "'s gradient: it is" if len(names) == 1 else f": their {len(names)} gradients are"
+        why = f"{whose}{text} zero in every element, so a missing or repeated reduction would not show"
+        yield NotChecked("", why, "step")
+
+
+def _on_several(dump: Dump, name: str) -> bool:
+    """Whether several ranks have a gradient of this name after the step."""
+    gradient = dump.find("step", "grad", name)
+    return gradient is not None and len(gradient.shards) > 1

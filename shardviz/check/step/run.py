@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.captured import check_captured, copies_apart
 from shardviz.check.step.compared import compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.contradictions import check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
+from shardviz.check.step.forward.labels import laid_out_by_value, why_unplaced
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.masks import check_masks
 from shardviz.check.step.no_gradient import check_no_gradient
-from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.gradients import check_unreduced
-from shardviz.check.step.rules.losses import check_function, is_loss
-from shardviz.check.step.rules.means import check_mean_of_means
+from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.micro_batches import of_micro_batches
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.other_layers import check_other_layers
@@ -29,7 +26,6 @@ from shardviz.check.step.rules.ratios.norms import check_norm
 from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.ratios.small import check_small_factor
 from shardviz.check.step.rules.related import check_related
-from shardviz.check.step.rules.scalars import check_scalar
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.rules.tied import check_tied
 from shardviz.check.step.trace.naming import placed, with_cut
@@ -46,13 +42,17 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
 
 
-def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
+def check_step(
+    dump: Dump, earlier: Sequence[Finding], seen: dict[Place, bool] | None = None
+) -> Iterator[Finding | NotChecked]:
     """Yield what a step shows, where the weights that it started from are right.
 
     Args:
         dump: The dump.
         earlier: What was found of the weights: numbers computed from wrong weights show nothing new.
+        seen: Gets each result that was compared, and whether it is right (`Report.compared`).
     """
+    seen = {} if seen is None else seen
     yield from check_raised(dump)
     steps = dump.at("step")
     if not steps:
@@ -82,6 +82,10 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     yield from check_small_factor(evidence)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
     results = [(one, _seen_in(one, result)) for one in evidence.results for result in explained(evidence, one)]
+    not_compared = {id(one) for one, result in results if isinstance(result, NotChecked)}
+    for one in evidence.results:
+        if id(one) not in not_compared:
+            seen[Place("step", one.role, one.name)] = one.is_told_right
     yield from (result for _, result in results if isinstance(result, NotChecked))
     found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     found, of_parts = of_micro_batches(evidence, found)
@@ -109,8 +113,7 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
     """Say how many gradients are so small beside the others that in a narrow dtype a wrong factor would not show."""
     narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
-    sizes = [(one, float(np.max(np.abs(one.wanted), initial=0.0))) for one in gradients]
-    lost = [one for one, size in sizes if one.rounding.epsilon in narrow and 0.0 < size <= one.tolerance]
+    lost = [one for one in gradients if one.is_lost and one.rounding.epsilon in narrow]
     if lost:
         allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")

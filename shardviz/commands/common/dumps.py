@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import json
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shardviz.commands.common.progress import Count, progress
 from shardviz.commands.common.streams import reader_may_leave, talk
 from shardviz.dump.dump import dump_of
+from shardviz.dump.nearby import is_dump
 from shardviz.dump.read import read_files
-from shardviz.errors import ShardvizError
+from shardviz.errors import DumpError, NoDumpError, ShardvizError
 from shardviz.text import bytes_text, counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from rich.text import Text
@@ -37,10 +39,22 @@ def read_dump(path: Path) -> Dump:
         DumpError: The folder is not a dump.
     """
     count = Count("read {done} of {of} ranks")
-    with progress(lambda: str(count)):
+    with naming_checkpoints(path), progress(lambda: str(count)):
         files = read_files(path, strict=False, on_progress=count)
     _warn_of(list(files.damaged.values()))
     return dump_of(files)
+
+
+@contextmanager
+def naming_checkpoints(*folders: Path) -> Iterator[None]:
+    """Name the checkpoints in a folder that is read as a dump and is none, nor has one in it."""
+    try:
+        yield
+    except NoDumpError as error:
+        from shardviz.checkpoint.open import hint_at_checkpoints
+
+        folder = next(folder for folder in folders if not is_dump(folder))
+        raise DumpError(error.message, hint_at_checkpoints(folder, error.hint)) from None
 
 
 def _warn_of(damaged: list[str]) -> None:

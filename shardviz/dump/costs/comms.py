@@ -11,6 +11,8 @@ from msgspec import structs
 from shardviz.layout.routes import ring
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import CollectiveRecord
 
@@ -33,6 +35,11 @@ class Traffic:
     def received(self) -> int:
         """The bytes that the busiest rank receives."""
         return received(self.record)
+
+
+def groups_text(axes: Sequence[str]) -> str:
+    """Say along which axes groups of ranks run."""
+    return f"along {' and '.join(axes)}" if axes else "over ranks that are not along any axis"
 
 
 def received(record: CollectiveRecord) -> int:

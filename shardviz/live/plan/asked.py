@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
+from shardviz.dump.records.plan import BucketRecord, PlanPart, UnitRecord
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
@@ -25,7 +26,6 @@ from shardviz.live.plan.step.planned import planned_step
 from shardviz.live.plan.wrapped import taken_apart
 from shardviz.live.step.step import gradients
 from shardviz.live.world.torchrun import environment_of
-from shardviz.plan.records import BucketRecord, PlanPart, UnitRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from shardviz.dump.records.plan import StepFails
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.building import Built, EarlyModel, Means
     from shardviz.live.plan.optimizers import Optimizer
     from shardviz.live.plan.step.planned import PlannedStep
-    from shardviz.plan.records import StepFails
 
     Again = Callable[[], tuple[ModuleType, tuple[str, ...]]]
 

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from shardviz.dump.planned.ranks import PlannedPart, has_equal_parts, without_ranks
+from shardviz.dump.records.plan import PeakRecord
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
 from shardviz.live.plan.reads import Reading
-from shardviz.plan.ranks import PlannedPart, has_equal_parts, without_ranks
-from shardviz.plan.records import PeakRecord
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardviz.dump.records.files import RankRecord
+    from shardviz.dump.records.plan import PlanPart, StepFails
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
     from shardviz.live.plan.asking import Program
-    from shardviz.plan.records import PlanPart, StepFails
 
     Ask = Callable[[Sequence[int], bool], Program[dict[int, Reply]]]
     """Asks ranks, with a step or without one."""

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
+from shardviz.dump.records.plan import PlanRecord
 from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.intended import check_intended
@@ -26,7 +27,6 @@ from shardviz.live.plan.optimizers import Optimizer, dtype_of
 from shardviz.live.plan.reads import variables_read
 from shardviz.live.probe import load_probe
 from shardviz.live.world.torchrun import environment_of, variables
-from shardviz.plan.records import PlanRecord
 from shardviz.text import counted
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shardviz.dump.planned.ranks import PlannedRanks
 from shardviz.dump.records.base import SCHEMA
+from shardviz.dump.records.plan import PlanRecord
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan.asked import answer
 from shardviz.live.plan.asking import Request, alone, together
@@ -16,8 +18,6 @@ from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.planning import load, planned, question_of
 from shardviz.plan.choice import Row, row_of
 from shardviz.plan.counting.amounts import Amounts
-from shardviz.plan.ranks import PlannedRanks
-from shardviz.plan.records import PlanRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -45,7 +45,7 @@ def _trainer_callback() -> type:
         def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
             """Keep the values that the model has before it is sharded."""
             if model is not None:
-                self._watch.remember(model)
+                self._watch.session.remember(model)
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
             """Wait for the first call."""
@@ -70,7 +70,7 @@ def _lightning_callback() -> type:
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             """Keep the values that the module has before it is sharded."""
-            self._watch.remember(pl_module)
+            self._watch.session.remember(pl_module)
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             """Wait for the first call."""

@@ -17,11 +17,11 @@ from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.run.hooks.observing import is_inside, quietly
 from shardviz.live.run.known.writing import rank_here
 from shardviz.live.run.meeting import meet
-from shardviz.live.run.notes import Note, leave
 from shardviz.text import counted
 
 if TYPE_CHECKING:
     from shardviz.live.run.observer import Observer
+    from shardviz.live.run.session import Session
 
 SHORT = 5.0
 """Seconds that a rank of a job under `--stamp` waits for the others to end with it."""
@@ -40,34 +40,34 @@ def watch_steps(seen: Observer) -> None:
         if distributed.is_initialized() and optimizer not in known and os.getpid() == process and not is_inside():
             known.add(optimizer)
             quietly("Optimizer.step", seen.stepping, optimizer)
-            if seen.options.stamp:
-                end_stamped(seen, "before an optimizer's step")
+            if seen.session.options.stamp:
+                end_stamped(seen.session, "before an optimizer's step")
 
     register_optimizer_step_pre_hook(before)
-    if seen.options.steps:
-        _end_after(seen, register_optimizer_step_post_hook)
+    if seen.session.options.steps:
+        _end_after(seen.session, register_optimizer_step_post_hook)
 
 
-def _end_after(seen: Observer, register: Any) -> None:
+def _end_after(session: Session, register: Any) -> None:
     taken: Counter[int] = Counter()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         taken[id(optimizer)] += not is_inside()
-        if taken[id(optimizer)] >= seen.options.steps:
-            end(seen)
+        if taken[id(optimizer)] >= session.options.steps:
+            end(session)
 
     register(after)
 
 
-def end(seen: Observer) -> None:
+def end(session: Session) -> None:
     """End this rank when every other one is there, too, as a script ends that has nothing more to do."""
     rank = -1
     if distributed.is_initialized():
         rank = distributed.get_rank()
-        quietly("the last step", meet, "the end", seen.options.patience)
+        quietly("the last step", meet, "the end", session.options.patience)
         with suppress(Exception):
             distributed.destroy_process_group()
-    leave(seen.options.session, Note("ended", rank, f"after {counted(seen.options.steps, 'step')}"))
+    session.leave("ended", f"after {counted(session.options.steps, 'step')}", rank)
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -76,30 +76,30 @@ def end(seen: Observer) -> None:
     os._exit(0)
 
 
-def end_stamped(seen: Observer, when: str) -> NoReturn:
+def end_stamped(session: Session, when: str) -> NoReturn:
     """End this rank of a job that has stamped weights, past whatever its script would do at its end.
 
     Args:
-        seen: What was seen of the job.
+        session: What is known of the job.
         when: Where the job was, for the command.
     """
     rank, code = -1, 0
     try:
         if distributed.is_initialized():
             rank = distributed.get_rank()
-            code = 0 if meet("the end", min(seen.options.patience, SHORT)).is_complete else 1
+            code = 0 if meet("the end", min(session.options.patience, SHORT)).is_complete else 1
     except Exception:  # the others are gone already, and with them the store
         code = 0
     finally:
-        leave(seen.options.session, Note("ended", rank, when))
+        session.leave("ended", when, rank)
         _exit(code)
 
 
-def end_at_once(seen: Observer, error: Exception) -> NoReturn:
+def end_at_once(session: Session, error: Exception) -> NoReturn:
     """End this rank because a stamped load or a save cannot be kept safe: the launcher ends the others."""
     message, hint = (error.message, error.hint) if isinstance(error, ShardvizError) else (in_a_line(error), "")
-    leave(seen.options.session, Note("not-captured", rank_here(), f"{message}\n{hint}"))
-    leave(seen.options.session, Note("ended", rank_here(), "because its load could not be stamped"))
+    session.leave("not-captured", f"{message}\n{hint}", rank_here())
+    session.leave("ended", "because its load could not be stamped", rank_here())
     _exit(1)
 
 

@@ -7,6 +7,7 @@ collectives for a rank that waits here, never comes, and the others go on withou
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 from torch import distributed
@@ -20,6 +21,9 @@ PAUSE = 0.002
 MAX_PAUSE = 0.1
 
 ALL, SOME = "all", "some"
+
+_TIMES: Counter[str] = Counter()
+"""How often this process came to each point: the job's store keeps what was decided the last time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +60,9 @@ def meet(key: str, patience: float) -> Meeting:
     is_complete = store.get("decision") == ALL.encode()
     missing = [] if is_complete else [rank for rank in range(num_ranks) if not store.check([f"came/{rank}"])]
     return Meeting(is_complete, tuple(missing))
+
+
+def meet_again(key: str, patience: float) -> Meeting:
+    """Wait for every rank to come to a point to which ranks come any number of times, all of them equally often."""
+    _TIMES[key] += 1
+    return meet(f"{key}/{_TIMES[key]}", patience)

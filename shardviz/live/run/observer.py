@@ -16,47 +16,30 @@ from shardviz.live.compat import stages_of
 from shardviz.live.run.ending import end_stamped, watch_steps
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
-from shardviz.live.run.known.files import MOST, Opened, checkpoint_of
-from shardviz.live.run.known.sources import has_shards, loaded_whole, of_dcp, of_pretrained, of_state_dict
-from shardviz.live.run.known.unwritten import Unwritten
-from shardviz.live.run.known.values import Values
 from shardviz.live.run.known.writing import rank_here
 from shardviz.live.run.notes import Note, leave
+from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, name_of, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardviz.live.run.known.sources import Source
     from shardviz.live.run.options import Options
-    from shardviz.live.run.stamped.loads import Loads
     from shardviz.live.run.tracing.following import Follower
 
 MAX_DUMPS = 8
 """Models that are captured of one job: one that makes new ones at every step must not fill a disk."""
 
 
-MOST_LOOKED_AT = 4 * MOST
-"""Files that are looked at when the job opens them."""
-
-
 class Observer:
     """Sees a process's calls and captures each sharded model once, when it is first called.
 
     Attributes:
-        options: What is asked for.
-        values: The values that modules had before they were sharded.
-        sources: What values may be compared with, the newest last.
-        stamped: What was loaded as a stamped copy; None where loads are left as they are.
-        unwritten: What `to_empty` allocated.
+        session: What this process knows of its job.
     """
 
     def __init__(self, options: Options) -> None:
-        self.options = options
-        self.values = Values(options)
-        self.sources: list[Source] = [self.values]
-        self.stamped = _loads(options)
-        self.unwritten = Unwritten()
+        self.session = Session(options)
         self._sharded: WeakSet[nn.Module] = WeakSet()
         self._captured: WeakSet[nn.Module] = WeakSet()
         self._settled: WeakSet[nn.Module] = WeakSet()
@@ -64,8 +47,6 @@ class Observer:
         self._is_noted = False
         self._is_noted_at_exit = False
         self._rank = -1
-        self._searches = 2
-        self._files: set[str] = set()
         self._follower: Follower | None = None
         watch_steps(self)
 
@@ -74,7 +55,7 @@ class Observer:
     def joined(self) -> None:
         """Watch the first calls of modules from here on: a model may have been sharded by hand."""
         self._rank = rank_here()
-        self._leave("joined", "")
+        self.session.leave("joined")
         arm(self.visit)
         if not self._is_noted_at_exit:
             self._is_noted_at_exit = True
@@ -82,26 +63,12 @@ class Observer:
 
     def rank_died(self, rank: int, code: int) -> None:
         """Note how a rank ended that this process has started."""
-        leave(self.options.session, Note("died", rank, str(code)))
+        self.session.leave("died", str(code), rank)
 
     def _finished(self) -> None:
         """Note that the script came to its end; whatever happens to the process then is not the script's doing."""
         if not hasattr(sys, "last_value"):  # Python's main program has printed an error otherwise
-            leave(self.options.session, Note("finished", self._rank))
-
-    def sharding(self, module: object) -> None:
-        """Remember the values of a module that is about to be sharded."""
-        if isinstance(module, nn.Module) and not self.stamped:
-            self.values.remember(module)
-
-    def sharding_tensor(self, tensor: Any) -> None:
-        """Remember the values of the module that has this tensor; not of every tensor of a checkpoint."""
-        if self._searches and not self.stamped and not self.values.knows(tensor):
-            owner = self.values.owner_of(tensor)
-            if owner is None:
-                self._searches -= 1
-            else:
-                self.values.remember(owner)
+            self.session.leave("finished", rank=self._rank)
 
     def optimizing(self, optimizer: Any) -> None:
         """Follow a step of the model that an optimizer steps. Called under `--trace` only."""
@@ -109,19 +76,9 @@ class Observer:
             from shardviz.live.run.tracing.following import Follower
             from shardviz.live.run.tracing.writing import write_step
 
-            folder, command = Path(self.options.session) / TRACE_FOLDER, self.options.command
-            self._follower = Follower(self.options, lambda step, why: write_step(step, folder, command, why))
+            folder, command = Path(self.session.options.session) / TRACE_FOLDER, self.session.options.command
+            self._follower = Follower(self.session.options, lambda step, why: write_step(step, folder, command, why))
         self._follower.optimizing(optimizer)
-
-    def allocating(self, module: object) -> None:
-        """Look at the ties of a module that is about to be given memory: each of its parts gets some of its own."""
-        if isinstance(module, nn.Module) and not self.stamped:
-            self.values.remember_ties(module)
-
-    def allocated(self, module: object) -> None:
-        """Look at the memory that a module was given: it may never be written to."""
-        if isinstance(module, nn.Module) and not self.stamped:
-            self.unwritten.remember(module)
 
     def sharded(self, module: object) -> None:
         """Note that a module was sharded: it is captured when it, or what contains it, is called."""
@@ -134,7 +91,7 @@ class Observer:
     def sharded_tensor(self) -> None:
         """Note that something was sharded: look at every module again."""
         if not self._is_noted:
-            self._leave("sharded", "")
+            self.session.leave("sharded")
         self._is_noted = True
         self._settled.clear()
         arm(self.visit)
@@ -142,57 +99,39 @@ class Observer:
     def loaded_state_dict(self, model: object, state_dict: object) -> None:
         """Keep the whole tensors that a sharded model has loaded."""
         # What is loaded after the capture, at every step perhaps, is compared with nothing and must not fill a disk.
-        if self.stamped or self.options.reference:
+        if not self.session.is_looking or not isinstance(model, nn.Module) or not isinstance(state_dict, dict):
             return
-        if isinstance(model, nn.Module) and isinstance(state_dict, dict) and any(map(self._is_new, model.modules())):
-            self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
-
-    def loaded_dcp(self, state_dict: object, folder: str) -> None:
-        """Compare with a DCP folder what was loaded from it, and what may be copied from the tensors that were."""
-        if isinstance(state_dict, dict) and not self.stamped:
-            self._add_source(of_dcp(state_dict, folder))
-            if has_shards(state_dict):  # whole tensors are seen when they are given to torch
-                self._add_opened(Opened(Path(folder)))
+        if any(map(self._is_new, model.modules())):
+            self.session.loaded_state_dict(model, state_dict)
 
     def loaded_pretrained(self, model: object, place: str, load: Callable[[], nn.Module]) -> None:
         """Compare with a local folder what was loaded from it, and look at the model: it may be sharded by now."""
         if isinstance(model, nn.Module):
-            is_wanted = not self.options.reference and not self.stamped
-            if is_wanted and (folder := of_pretrained(model, place)) is not None:
-                self._add_source(loaded_whole(model, folder, load, self.options))
-                self._add_source(folder)
+            self.session.loaded_pretrained(model, place, load)
             self._look_again()
-
-    def opened_file(self, file: str) -> None:
-        """Remember a checkpoint when the job opens one of its files: it may be the next model's."""
-        # A job whose data is in such files opens them at every step: looking at each of them would slow it down.
-        if self.stamped or self.options.reference or file in self._files or len(self._files) == MOST_LOOKED_AT:
-            return
-        self._files.add(file)
-        self._add_opened(Opened(checkpoint_of(file)[0]))
 
     # What hooks call under --stamp
 
     def redirected(self, place: Any) -> Any:
         """Return what is opened in place of a checkpoint, and look at the models again: they have other values then."""
-        assert self.stamped is not None
-        instead = self.stamped.redirected(place)
+        assert self.session.stamped is not None
+        instead = self.session.stamped.redirected(place)
         self._look_again()
         return instead
 
     def stamping(self, loaded: Any, place: Any) -> None:
         """Stamp what torch.load returned."""
-        assert self.stamped is not None
-        self.stamped.stamped(loaded, place)
+        assert self.session.stamped is not None
+        self.session.stamped.stamped(loaded, place)
         self._look_again()
 
     def saving(self, what: str) -> None:
         """End a job that has loaded stamped values before it saves; first capture what was not captured yet."""
-        if self.stamped is None or not self.stamped.is_used_by_any:
+        if self.session.stamped is None or not self.session.stamped.is_used_by_any:
             return
         if distributed.is_initialized():
             quietly("a save", self._take_all)
-        end_stamped(self, f"before {what}")
+        end_stamped(self.session, f"before {what}")
 
     def _take_all(self) -> None:
         for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
@@ -205,8 +144,8 @@ class Observer:
             arm(self.visit)
 
     def _end_if_done(self) -> None:
-        if self.stamped and self._num_taken and not any(True for _ in self._pending()):
-            end_stamped(self, "when its models were captured")
+        if self.session.stamped and self._num_taken and not any(True for _ in self._pending()):
+            end_stamped(self.session, "when its models were captured")
 
     # Steps of schedules and optimizers
 
@@ -246,15 +185,15 @@ class Observer:
 
     def _take(self, root: nn.Module, stage: Stage | None = None) -> None:
         if self._num_taken < MAX_DUMPS:
-            note = quietly("the capture", lambda: take(self, root, stage=stage)) or _failed(root)
+            note = quietly("the capture", lambda: take(self.session, root, stage=stage)) or _failed(root)
         else:
             note = Note("not-captured", rank_here(), f"the job has more than {MAX_DUMPS} sharded models")
         if note.kind == "not-loaded":
-            leave(self.options.session, note)
+            leave(self.session.options.session, note)
             self._settled.update(root.modules())
             return
         if self._num_taken <= MAX_DUMPS:
-            leave(self.options.session, note)
+            leave(self.session.options.session, note)
         self._num_taken += 1
         self._captured.update(root.modules())
         self._settle(root)
@@ -279,30 +218,6 @@ class Observer:
         if part in self._sharded:
             return True
         return any(registry.marks(one) for one in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
-
-    def _add_source(self, source: Source | None) -> None:
-        if source is not None:
-            self.sources.append(source)
-
-    def _add_opened(self, one: Opened) -> None:
-        opened = [source for source in self.sources if isinstance(source, Opened)]
-        is_wanted = not self.options.reference and Path(self.options.session) not in one.path.parents
-        if is_wanted and one not in opened:
-            self.sources.append(one)
-            if len(opened) == MOST:
-                self.sources.remove(opened[0])
-
-    def _leave(self, kind: Any, text: str) -> None:
-        rank = distributed.get_rank() if distributed.is_initialized() else -1
-        leave(self.options.session, Note(kind, rank, text))
-
-
-def _loads(options: Options) -> Loads | None:
-    if not options.stamp:
-        return None
-    from shardviz.live.run.stamped.loads import Loads
-
-    return Loads(options)
 
 
 def _failed(root: nn.Module) -> Note:

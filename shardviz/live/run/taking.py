@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
@@ -27,8 +26,8 @@ from shardviz.live.run.known.choosing import chosen
 from shardviz.live.run.known.moments import with_moments
 from shardviz.live.run.known.sifting import Sifting, equal_buffers
 from shardviz.live.run.known.stages import told_apart, without_layers
-from shardviz.live.run.meeting import meet
-from shardviz.live.run.notes import Note, leave
+from shardviz.live.run.meeting import meet_again
+from shardviz.live.run.notes import Note
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -36,30 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.run.known.sources import Source
-    from shardviz.live.run.known.unwritten import Unwritten
-    from shardviz.live.run.known.values import Values
-    from shardviz.live.run.options import Options
-    from shardviz.live.run.stamped.loads import Loads
+    from shardviz.live.run.session import Session
     from shardviz.reference.files import Reference
-
-
-class Seen(Protocol):
-    """What was seen of a job so far.
-
-    Attributes:
-        options: What is asked for.
-        values: The values that modules had before they were sharded.
-        sources: What values may be compared with, the newest last.
-        stamped: What was loaded as a stamped copy; None where loads are left as they are.
-        unwritten: What `to_empty` allocated.
-    """
-
-    options: Options
-    values: Values
-    sources: list[Source]
-    stamped: Loads | None
-    unwritten: Unwritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +52,11 @@ class Stage:
     group: Any
 
 
-_TIMES: Counter[str] = Counter()
-
-_TAKEN: list[Path] = []
-"""The dumps of this job: the same on all ranks, which take each together or not at all."""
-
-
-def take(seen: Seen, root: nn.Module, folder: Path | None = None, stage: Stage | None = None) -> Note:
+def take(session: Session, root: nn.Module, folder: Path | None = None, stage: Stage | None = None) -> Note:
     """Capture a model, if every rank comes to it.
 
     Args:
-        seen: What was seen of the job.
+        session: What is known of the job.
         root: The model, or this rank's stage of a pipeline.
         folder: Where to; by default where the options say, with a number for each model of the job.
         stage: The place of the stage, if it is one.
@@ -94,35 +65,33 @@ def take(seen: Seen, root: nn.Module, folder: Path | None = None, stage: Stage |
         The dump, or what kept the model from being captured: that is not raised in somebody's job.
     """
     name = f"stage {stage.number} of a pipeline" if stage else name_of(root)
-    what = f"{folder or ''}/{name}"
-    _TIMES[what] += 1
-    meeting = meet(f"{what}/{_TIMES[what]}", seen.options.patience)
+    meeting = meet_again(f"{folder or ''}/{name}", session.options.patience)
     if not meeting.is_complete:
         late = (
             f"{named_ranks(meeting.missing, 4)} did not call it"
             if meeting.missing
             else "the ranks did not call it together"
         )
-        return Note("not-captured", distributed.get_rank(), f"{name}: {late} within {seen.options.patience:g} s")
-    return _taken(seen, root, name, folder or seen.options.dump(len(_TAKEN)), stage)
+        return Note("not-captured", distributed.get_rank(), f"{name}: {late} within {session.options.patience:g} s")
+    return _taken(session, root, name, folder or session.options.dump(len(session.dumps)), stage)
 
 
-def _taken(seen: Seen, root: nn.Module, name: str, folder: Path, stage: Stage | None) -> Note:
+def _taken(session: Session, root: nn.Module, name: str, folder: Path, stage: Stage | None) -> Note:
     """Capture a model to which all ranks have come; if any of them cannot, none does."""
     rank = distributed.get_rank()
     try:
         with torch.no_grad(), together():
-            if seen.stamped and not any(of_all_ranks(seen.stamped.is_used)):
+            if session.stamped and not any(of_all_ranks(session.stamped.is_used)):
                 return Note("not-loaded", rank, name)
-            source = _capture(seen, root, folder, stage)
+            source = _capture(session, root, folder, stage)
     except ShardvizError as error:
         return Note("not-captured", rank, f"{name}: {error.message}\n{error.hint}")
     except Exception as error:
         show_traceback()
         return Note("not-captured", rank, f"{name}: rank {rank} failed: {in_a_line(error)}\n")
-    _TAKEN.append(folder)
+    session.dumps.append(folder)
     if source.entries and rank == 0:
-        leave(seen.options.session, Note("source", 0, f"values of {name} are compared with {source.path}"))
+        session.leave("source", f"values of {name} are compared with {source.path}")
     return Note("captured", rank, str(folder))
 
 
@@ -137,29 +106,31 @@ def name_of(root: nn.Module) -> str:
     return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
 
 
-def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> Reference:
+def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | None) -> Reference:
     """Write the dump, and return what values were compared with."""
     mesh = _mesh_of(root, stage)
     part = PipelinePart(_axes_of(mesh, stage) if stage else ())
     locals_ = list(part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
-    source = replace(_compared_with(seen, unwrapped(root), locals_), unwritten=seen.unwritten.names(unwrapped(root)))
+    source = replace(
+        _compared_with(session, unwrapped(root), locals_), unwritten=session.unwritten.names(unwrapped(root))
+    )
     names = [local.name for local in locals_]
     if stage and (apart := told_apart(part, stage.group, names)).prefix:
         part, source = apart, replace(source, reference=without_layers(source.reference, apart, names), moments=())
-    options = seen.options
+    options = session.options
     capture_by_reference(root, folder, mesh, source, part, force=options.force, command=options.command)
     return source.reference
 
 
-def _compared_with(seen: Seen, model: nn.Module, locals_: list[Local]) -> ComparedWith:
+def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> ComparedWith:
     """Return the stamped copy that the job has loaded, what was asked for, or what was seen of the job."""
-    names, tied = seen.options.names, tuple(seen.values.tied(model))
-    if seen.stamped:
-        return ComparedWith(seen.stamped.reference(locals_), names)
-    if seen.options.reference:
-        return ComparedWith(opened(seen.options.reference), names, tied=tied)
-    kept = seen.values.kept(model)
-    known, moments = with_moments(chosen(seen.sources, model, locals_, kept), seen.sources, model, locals_)
+    names, tied = session.options.names, tuple(session.values.tied(model))
+    if session.stamped:
+        return ComparedWith(session.stamped.reference(locals_), names)
+    if session.options.reference:
+        return ComparedWith(opened(session.options.reference), names, tied=tied)
+    kept = session.values.kept(model)
+    known, moments = with_moments(chosen(session.sources, model, locals_, kept), session.sources, model, locals_)
     sift = Sifting(kept, known, equal_buffers(locals_), changes([*locals_, *moments], known.reference.entries))
     return ComparedWith(known.reference, names, sift, known.notes, tied, moments=moments)
 

@@ -16,10 +16,9 @@ from shardviz.dump.write import TRACE_FOLDER, prepare_folder
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, say
-from shardviz.live.run.known.unwritten import Unwritten
-from shardviz.live.run.known.values import Values
-from shardviz.live.run.meeting import meet
+from shardviz.live.run.meeting import meet_again
 from shardviz.live.run.options import PATIENCE, Options, session_beside
+from shardviz.live.run.session import Session
 from shardviz.live.run.taking import take
 from shardviz.live.run.tracing.following import Follower, runs
 from shardviz.live.run.tracing.writing import write_step
@@ -27,8 +26,6 @@ from shardviz.live.run.tracing.writing import write_step
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.live.run.known.sources import Source
-    from shardviz.live.run.stamped.loads import Loads
     from shardviz.live.run.tracing.writing import Step
 
 
@@ -81,15 +78,8 @@ class Watch:
     """A model that is captured at its first call.
 
     Attributes:
-        options: What is asked for.
-        values: The values that it had before it was sharded.
-        sources: What its values may be compared with.
-        stamped: Nothing.
-        unwritten: Nothing: only hooks see what is allocated.
+        session: What is known of it.
     """
-
-    stamped: Loads | None = None
-    unwritten = Unwritten()
 
     def __init__(
         self,
@@ -101,47 +91,41 @@ class Watch:
         patience: float = PATIENCE,
     ) -> None:
         self._folder = Path(path).absolute()
-        self._session = session_beside(self._folder)
-        atexit.register(shutil.rmtree, self._session, ignore_errors=True)  # the model may never be called
+        self._notes = session_beside(self._folder)
+        atexit.register(shutil.rmtree, self._notes, ignore_errors=True)  # the model may never be called
         known = str(Path(reference).absolute()) if reference is not None else ""
-        self.options = Options(
-            str(self._folder), str(self._session), known, reference_names or {}, 0, force, patience, tuple(sys.argv)
+        options = Options(
+            str(self._folder), str(self._notes), known, reference_names or {}, 0, force, patience, tuple(sys.argv)
         )
-        self.values = Values(self.options)
-        self.sources: list[Source] = [self.values]
+        self.session = Session(options)
         self._model: nn.Module | None = None
-
-    def remember(self, model: nn.Module) -> None:
-        """Keep the values that a model has now, as far as it is not sharded."""
-        if not self.options.reference:
-            self.values.remember(model)
 
     def begin(self, model: nn.Module) -> None:
         """Wait for the model's first call."""
-        self.remember(model)
+        self.session.remember(model)
         self._model = model
         arm(self.visit)
 
     def follow(self, model: nn.Module, trace: str, number: int) -> None:
         """Follow one step of the model, once its weights are captured."""
-        options = replace(self.options, trace=trace, trace_step=number)
+        options = replace(self.session.options, trace=trace, trace_step=number)
         Follower(options, self._write, model).begin()
 
     def _write(self, step: Step, problem: str) -> None:
         """Write a step into the dump; into one without weights where there are no other ranks."""
         if not distributed.is_initialized():
-            prepare_folder(self._folder, force=self.options.force)
+            prepare_folder(self._folder, force=self.session.options.force)
         elif not self._folder.is_dir():
             return  # it could not be captured, as was reported
         trace = self._folder / TRACE_FOLDER
-        write_step(step, trace, self.options.command, problem)
+        write_step(step, trace, self.session.options.command, problem)
         if not distributed.is_initialized():
             write_around(trace, self._folder)
 
     def end(self) -> None:
         """Wait no longer, and remove what was kept."""
         disarm(self.visit)
-        shutil.rmtree(self._session, ignore_errors=True)
+        shutil.rmtree(self._notes, ignore_errors=True)
 
     def visit(self, module: nn.Module) -> None:
         """Capture the model if it is about to run, in whatever wraps it. Called with every module that is called."""
@@ -152,10 +136,10 @@ class Watch:
             return
         self._model = None
         with nested():
-            note = take(self, model, self._folder)
+            note = take(self.session, model, self._folder)
             if note.kind == "captured":
                 # No rank still reads what another one kept. Not a barrier: a rank may be in a collective of the job's.
-                meet(f"{self._folder}/read", self.options.patience)
+                meet_again(f"{self._folder}/read", self.session.options.patience)
         if note.kind != "captured" and distributed.get_rank() == 0:
             message, _, hint = note.text.partition("\n")
             say(f"not captured: {message}" + (f"\nHint: {hint}" if hint else ""))

@@ -6,10 +6,12 @@ Plain data only, and nothing here imports torch: the launcher reads all of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from signal import Signals
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -128,3 +130,10 @@ END = b"end"
 """Sent to the ranks when all have finished: they may leave."""
 WHERE = b"where"
 """Sent to a rank to ask in which process groups it waits."""
+
+
+def load_task(task: str) -> Callable[..., Any]:
+    """Import the function that "package.module:function" names."""
+    module, _, name = task.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function

@@ -6,7 +6,6 @@ its messages and, through files, its output and its stacks.
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import shutil
@@ -21,10 +20,10 @@ from shardviz.errors import ShardvizError
 from shardviz.live.world import preload
 from shardviz.live.world.failures import output, stacks, waiting
 from shardviz.live.world.failures.raised import describe
-from shardviz.live.world.protocol import WHERE, Died, Done, Ready, Started, World
+from shardviz.live.world.protocol import WHERE, Died, Done, Ready, Started, World, load_task
+from shardviz.live.world.torchrun import variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from multiprocessing.connection import Connection
     from pathlib import Path
 
@@ -100,13 +99,6 @@ def call(job: Job, world: World) -> bytes:
         raise ShardvizError(message, hint="return plain data: numbers, strings, lists, numpy arrays") from None
 
 
-def load_task(task: str) -> Callable[..., Any]:
-    """Import the function that "package.module:function" names."""
-    module, _, name = task.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
-
-
 def load_args(job: Job) -> tuple[Any, ...]:
     """Unpickle the task's arguments."""
     try:
@@ -136,7 +128,6 @@ def leave() -> None:
 
 def _run(job: Job, rank: int, line: Line) -> Done:
     from shardviz.live.world import group
-    from shardviz.live.world.torchrun import variables
 
     os.environ.update(variables(rank, job.num_ranks, job.num_ranks))
     world = group.join_local(job, rank)

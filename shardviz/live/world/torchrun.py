@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.errors import ShardvizError
 from shardviz.live.world.failures.failure import RankFailedError, name_rank
 from shardviz.live.world.failures.raised import describe
-from shardviz.live.world.rank import load_task
+from shardviz.live.world.protocol import load_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from shardviz.dump.costs.comms import received, received_by_axes, traffic
+from shardviz.dump.costs.comms import groups_text, received, received_by_axes, traffic
 from shardviz.dump.costs.memory import memory_table
 from shardviz.errors import ShardvizError
 from shardviz.picture.html.parts import bar, bytes_cell, ranks_cell, section, table
 from shardviz.picture.markup import element, words
 from shardviz.picture.svg.schedule import schedule_drawing
-from shardviz.picture.text.tables.comms import groups_text
 from shardviz.text import bytes_text, counted, fold
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ COLUMNS = 100
 
 def plan_section(dump: Dump) -> str:
     """Write what a plan says, as `shardviz plan` prints it; nothing where ranks were run."""
-    from shardviz.plan.report import said_lines
+    from shardviz.picture.text.plans import said_lines
 
     if dump.files.planned is None:
         return ""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.dump.costs.memory import owner_of
+from shardviz.dump.planned.sizes import sizes
+from shardviz.dump.records.plan import PeakRecord
 from shardviz.layout.dtypes import itemsize
-from shardviz.plan.counting.sizes import sizes
-from shardviz.plan.records import PeakRecord
 from shardviz.text import Fold
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.dump.planned.ranks import PlannedPart, PlannedRanks
+    from shardviz.dump.records.plan import PlanPart
     from shardviz.dump.records.tensors import Body, TensorRecord
     from shardviz.layout.layout import Layout
-    from shardviz.plan.ranks import PlannedPart, PlannedRanks
-    from shardviz.plan.records import PlanPart
 
 ROLES = ("parameters", "buffers", "gradients", "optimizer", "buckets", "activations", "gathered")
 """What takes memory, in the order of columns.

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.costs.comms import received
-from shardviz.picture.text.tables.comms import groups_text
+from shardviz.dump.costs.comms import groups_text, received
 from shardviz.plan.folding import kind_of
 
 if TYPE_CHECKING:
+    from shardviz.dump.records.plan import PlanPart, PlanRecord
     from shardviz.dump.records.step import CollectiveRecord
     from shardviz.layout.mesh import Mesh
-    from shardviz.plan.records import PlanPart, PlanRecord
 
 Axes = tuple[str, ...]
 

@@ -62,7 +62,7 @@ def resumed(mesh, folder, change, load=True):
     dcp.save({"model": weights, "optim": states}, checkpoint_id=folder / "ckpt")
     torch.distributed.barrier()
     del first
-    seen = Watch(folder / "job.shardviz")
+    seen = Watch(folder / "job.shardviz").session
     model, optimizer = sharded(mesh)
     weights, states = get_state_dict(model, optimizer)
     whole = {"model": weights, "optim": states} if load else {"model": weights}
@@ -140,7 +140,7 @@ def copies(mesh, folder, load, order=lambda parameters: parameters):
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "last.pt")
     torch.distributed.barrier()
     last = torch.load(folder / "last.pt")
-    seen = Watch(folder / "job.shardviz")
+    seen = Watch(folder / "job.shardviz").session
     seen.sources.append(Opened(folder / "last.pt"))
     model = build()
     model.load_state_dict(last["model"])

@@ -31,7 +31,7 @@ def captured(folder, mesh, change, files=("weights.safetensors",), rows=16):
         if mesh.get_rank() == 0 and not (folder / file).exists():
             save_file(build(seed).state_dict(), folder / file)
     torch.distributed.barrier()
-    seen = Watch(folder / "job.shardviz")
+    seen = Watch(folder / "job.shardviz").session
     model = build(0, rows)
     loaded = [load_file(folder / file) for file in files]
     seen.sources += [Opened(folder / file) for file in files]
@@ -159,7 +159,7 @@ def test_weights_that_were_rounded_on_their_way_to_meta_are_placed_and_noted(mes
     if mesh.get_rank() == 0:
         save_file(whole, tmp_path / "weights.safetensors")
     torch.distributed.barrier()
-    seen = Watch(tmp_path / "job.shardviz")
+    seen = Watch(tmp_path / "job.shardviz").session
     with torch.device("meta"):
         model = build(0)
     seen.remember(model)
@@ -197,7 +197,7 @@ def test_a_wrapped_layer_with_anothers_weight_is_named_and_its_own_is_right(mesh
     if mesh.get_rank() == 0:
         save_file(whole, tmp_path / "weights.safetensors")
     torch.distributed.barrier()
-    seen = Watch(tmp_path / "job.shardviz")
+    seen = Watch(tmp_path / "job.shardviz").session
     model = build(0)
     seen.sources.append(Opened(tmp_path / "weights.safetensors"))
     model.load_state_dict(whole | ({"0.wq.weight": whole["0.wk.weight"]} if mixed else {}))
@@ -219,7 +219,7 @@ def changed_on_meta(folder, mesh, change):
     if mesh.get_rank() == 0:
         save_file(whole, folder / "weights.safetensors")
     torch.distributed.barrier()
-    seen = Watch(folder / "job.shardviz")
+    seen = Watch(folder / "job.shardviz").session
     with torch.device("meta"):
         model = build(0)
     seen.remember(model)
@@ -283,7 +283,7 @@ def test_norms_that_are_near_one_do_not_hide_a_load_that_changed_nothing(mesh, t
 
 @spmd(mesh={"fsdp": 2})
 def test_weights_that_a_job_scales_after_sharding_are_blamed_on_no_file(mesh, tmp_path):
-    seen = Watch(tmp_path / "job.shardviz")
+    seen = Watch(tmp_path / "job.shardviz").session
     model = build(0)
     seen.remember(model)
     fully_shard(model, mesh=mesh)

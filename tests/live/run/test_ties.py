@@ -33,7 +33,7 @@ def report_of(folder, mesh, change, device="cpu"):
         save_file(whole, file)
     with torch.device(device):
         model = Tied()
-    seen = Watch(folder / "job.shardviz")
+    seen = Watch(folder / "job.shardviz").session
     seen.remember(model)
     fully_shard(model, mesh=mesh)
     if device == "meta":
@@ -87,7 +87,7 @@ def test_a_tie_that_to_empty_broke_before_sharding_is_named(mesh, tmp_path, ties
     torch.distributed.barrier()
     with torch.device("meta"):
         model = Tied()
-    seen = Watch(tmp_path / "job.shardviz")
+    seen = Watch(tmp_path / "job.shardviz").session
     seen.sources.append(Opened(tmp_path / "weights.safetensors"))
     seen.values.remember_ties(model)
     model.to_empty(device="cpu")
@@ -112,7 +112,7 @@ def test_a_job_that_ties_what_a_file_has_as_two_tensors_is_noted_where_they_diff
     if mesh.get_rank() == 0:
         save_file(whole, tmp_path / "weights.safetensors")
     torch.distributed.barrier()
-    model, seen = Tied(), Watch(tmp_path / "job.shardviz")
+    model, seen = Tied(), Watch(tmp_path / "job.shardviz").session
     seen.sources.append(Opened(tmp_path / "weights.safetensors"))
     with torch.no_grad():
         for name, one in model.named_parameters():

@@ -12,6 +12,7 @@ import numpy as np
 from shardviz.check.step.jobs.traces import Place
 from shardviz.explain.step import DifferentMasks, IdenticalMasks
 from shardviz.layout.placements import Replicate, Shard
+from shardviz.relate.tolerance import POINT_EPSILON
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,8 +64,10 @@ def _mask(judging: Judging, rank: int, given: Place, returned: Place) -> NDArray
         return None
     kept = after.values != 0
     factors = after.values[kept & (before.values != 0)] / before.values[kept & (before.values != 0)]
-    is_mask = bool(np.any(~kept)) and factors.size > 0 and float(np.ptp(factors)) <= 0.02 * float(np.abs(factors).max())
-    return kept if is_mask else None
+    if not np.any(~kept) or not factors.size:
+        return None
+    allowed = 2 * POINT_EPSILON * float(np.abs(factors).max())  # what is given and what is returned are rounded
+    return kept if float(np.ptp(factors)) <= allowed else None
 
 
 def _finding(module: str, axis: str, pair: tuple[int, int], *, is_same: bool) -> Finding:

@@ -3,6 +3,9 @@
 A cross entropy over a vocabulary in shards adds up exponentials over ranks: an axis's size too many makes the loss too
 large by its logarithm. Means of ranks' means are a candidate only where an axis splits the batch. A function of the
 mean loss, as perplexity, is not the mean of the function.
+
+What a training loop prints is of the whole batch and the whole model: the same on every rank. `.item()` of a DTensor
+whose placement is Partial reads this rank's contribution and asks nobody (pytorch#144054).
 """
 
 from __future__ import annotations
@@ -16,23 +19,32 @@ import numpy as np
 
 from shardviz.check.step.advice import unexplained_value
 from shardviz.check.step.rules.ratios.factors import batch_axes, splits
+from shardviz.check.step.rules.reductions import Unreduced, missing_reduction, own_part
 from shardviz.check.step.words import claimed_text
+from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.losses import (
     FunctionBeforeMean,
+    MeanOfMeans,
     MiscountedExponentials,
+    NormOfPart,
     PartialVocabularyLoss,
+    ScalarNotReduced,
     ScalarOfPart,
 )
 from shardviz.explain.templates import number
+from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.rules.reductions import Reduction
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
+
+MAX_LISTED = 4
 
 FUNCTIONS: Mapping[str, Callable[[float], float]] = {
     "exp": math.exp,
@@ -144,3 +156,45 @@ def _loss(evidence: Evidence) -> Compared | None:
     return next(
         (one for one in evidence.results if (one.role, one.name) == ("scalar", "loss") and not one.incomparable), None
     )
+
+
+def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
+    """Yield a warning where the ranks' losses have the mean that they should, and the whole batch has another."""
+    whole = evidence.dump.find("reference", "scalar", WHOLE_LOSS)
+    losses = [one for one in evidence.results if one.role == "scalar" and one.name == "loss"]
+    if whole is None or not evidence.loss_is_right:
+        return
+    mean, due = (float(values) for values in (losses[0].wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
+    yield MeanOfMeans().finding(
+        "loss",
+        tuple(sorted(losses[0].values)),
+        f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is {due:.6g}, of "
+        "equal outputs",
+        severity="warning",
+        details=("it is right if the loss should be the mean of the parts' means, by which gradients were compared",),
+    )
+
+
+def check_scalar(one: Compared) -> Finding | None:
+    """Return the finding if a scalar differs along an axis, and is not just wrong on some ranks."""
+    missing = missing_reduction(one)
+    if not one.copies_differ_along or (missing is None and len(one.wrong) < len(one.reduced)):
+        return None
+    axes = " and ".join(missing[1] if missing else one.copies_differ_along)
+    shown = listed(dict.fromkeys(number(float(values.sum())) for values in one.reduced.values()), MAX_LISTED)
+    finding = _cause(missing[0] if missing else None, axes).finding(
+        one.name,
+        one.wrong,
+        f"ranks log {shown} where the unsharded model logs {number(float(one.wanted.sum()))}",
+        details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
+        claimed=claimed_text(one),
+        held=own_part(*missing[:2]) if missing else "a value of each rank's own",
+    )
+    return finding.seen_in(Unreduced(one, *missing[:2])) if missing else finding
+
+
+def _cause(missing: Reduction | None, axes: str) -> Cause:
+    """Return why ranks log different values, by the reduction that makes them right."""
+    if missing is None:
+        return ScalarOfPart(axes)
+    return NormOfPart(axes) if missing == "norm" else ScalarNotReduced(axes, "AVG" if missing == "mean" else "SUM")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.trace.calls import Calls
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.dump.records.base import Role
     from shardviz.explain.finding import Finding
 
 MAX_CANDIDATES = 1 << 10
@@ -90,7 +91,7 @@ def compared_at(evidence: Evidence, calls: Calls, found: Divergence) -> Iterator
         return
     wanted = dump.values(reference.first, name)
     rounding, noise = _rounding(evidence), point.near / NOISE / (abs(point.scale) or 1.0)
-    role = "grad" if point.what.startswith("gradient") else "output"
+    role: Role = "grad" if point.what.startswith("gradient") else "output"
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
     for layout in _layouts(dump, calls, found, tensor, wanted.shape):
         regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.ratios.clipping import multiplied
@@ -37,13 +37,17 @@ WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the 
 """What is compared, causes before what comes of them."""
 
 
-def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Finding | NotChecked]:
+def check_unsharded_update(
+    dump: Dump, judged: frozenset[str], seen: dict[Place, bool] | None = None
+) -> Iterator[Finding | NotChecked]:
     """Yield what is another after the optimizer's step than in the unsharded model.
 
     Args:
         dump: The dump.
         judged: Names that already have a finding or a note; the empty one stands for all.
+        seen: Gets what was compared, and whether it is right (`Report.compared`).
     """
+    seen = {} if seen is None else seen
     if "" in judged:
         return
     all_alike = multiplied(Evidence(dump, tuple(compared(dump))))
@@ -59,13 +63,16 @@ def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Findi
             reference = dump.find("updated", role, name)
             weight = _weight(role, name)
             if reference is not None and "complex" in reference.first.body.dtype:
-                if not _is_bitwise(tensor, reference, name):
+                seen[Place("step", tensor.role, name)] = _is_bitwise(tensor, reference, name)
+                if not seen[Place("step", tensor.role, name)]:
                     yield NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step")
             elif reference is not None and weight not in known:
                 wanted = dump.values(reference.first, name)
                 one = laid_out(dump, tensor, name, wanted, rounding)
                 found = list(_check(dump, one, splitting))
                 yield from (result.seen_in(one) if isinstance(result, Finding) else result for result in found)
+                if not any(isinstance(result, NotChecked) for result in found):
+                    seen[Place("step", tensor.role, name)] = not found
                 known |= {weight} if found else set()
     yield from _not_kept(dump, known)
 

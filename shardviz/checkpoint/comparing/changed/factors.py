@@ -12,6 +12,7 @@ from shardviz.explain.conversion import ForgottenFactor, ForgottenOffset
 from shardviz.relate.casts import cast, values_of
 from shardviz.relate.relations import Scaled
 from shardviz.relate.stored import line_between
+from shardviz.relate.tolerance import WHOLE_FACTOR
 from shardviz.relate.values import blocks
 
 if TYPE_CHECKING:
@@ -60,8 +61,5 @@ def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
 def factor_text(number: float) -> str:
     """Return a factor in few digits; as a whole number where it is nearly one."""
     near = round(number)
-    return (
-        f"{near:,}"
-        if near and math.isclose(number, near, rel_tol=1e-2) and abs(number - near) < 1e-2
-        else f"{number:.4g}"
-    )
+    is_whole = near and math.isclose(number, near, rel_tol=WHOLE_FACTOR) and abs(number - near) < WHOLE_FACTOR
+    return f"{near:,}" if is_whole else f"{number:.4g}"

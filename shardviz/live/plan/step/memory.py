@@ -18,6 +18,7 @@ import torch
 from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from shardviz.dump.records.plan import PeakRecord
 from shardviz.errors import ProbeError
 from shardviz.live.compat import (
     UnwrappedMode,
@@ -30,7 +31,6 @@ from shardviz.live.compat import (
 )
 from shardviz.live.plan.step.attention import Attention
 from shardviz.live.step.running import tensors_in
-from shardviz.plan.records import PeakRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardviz.dump.records.plan import PeakRecord, SavedRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import (
@@ -36,7 +37,6 @@ from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_ba
 from shardviz.live.step.observe import observed
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import loss_of, stages_of
-from shardviz.plan.records import PeakRecord, SavedRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.dump.records.plan import StepFails
     from shardviz.dump.records.step import StageRecord
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.building import Built
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
     from shardviz.live.step.observe import Observed
-    from shardviz.plan.records import StepFails
 
 UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
 

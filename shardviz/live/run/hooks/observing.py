@@ -1,4 +1,4 @@
-"""This process's observer, and how hooks call it: never inside each other, and without harm to the job."""
+"""How hooks call what is shardviz's: never inside each other, and without harm to the job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shardviz.live.run.notes import Note, leave
@@ -15,26 +14,8 @@ from shardviz.live.run.options import VARIABLE, Options
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardviz.live.run.observer import Observer
 
 DEBUG = "SHARDVIZ_DEBUG"
-
-
-@cache
-def observer() -> Observer:
-    """Return what sees the calls of this process."""
-    from shardviz.live.run.observer import Observer
-
-    return Observer(Options.of_environment())
-
-
-def is_awake() -> bool:
-    """Whether this process has an observer: before it does anything in parallel, hooks only pass calls on."""
-    return bool(observer.cache_info().currsize)
-
-
-# What a rank forks is not a rank: a loader's workers, for one. Unless it joins others itself, it is left alone.
-os.register_at_fork(after_in_child=observer.cache_clear)
 
 
 class _Depth(threading.local):

@@ -30,7 +30,7 @@ def _shards(name: str, index: int = 0, called: str = "module") -> Hook:
 
     def before(seen: Observer, call: Call) -> None:
         for module in modules(call):
-            seen.sharding(module)
+            seen.session.sharding(module)
 
     def after(seen: Observer, call: Call, result: Any) -> None:
         for module in modules(call):
@@ -40,7 +40,7 @@ def _shards(name: str, index: int = 0, called: str = "module") -> Hook:
 
 
 def _distributing(seen: Observer, call: Call) -> None:
-    seen.sharding_tensor(argument(call, 0, "tensor"))
+    seen.session.sharding_tensor(argument(call, 0, "tensor"))
 
 
 def _distributes(seen: Observer, call: Call, result: Any) -> None:
@@ -50,15 +50,15 @@ def _distributes(seen: Observer, call: Call, result: Any) -> None:
 def _to(seen: Observer, call: Call) -> None:
     """Keep the values of a model that moves to the meta device, as accelerate does before it shards."""
     if _is_to_meta(call):
-        seen.sharding(call[0][0])
+        seen.session.sharding(call[0][0])
 
 
 def _allocating(seen: Observer, call: Call) -> None:
-    seen.allocating(call[0][0])
+    seen.session.allocating(call[0][0])
 
 
 def _allocates(seen: Observer, call: Call, result: Any) -> None:
-    seen.allocated(call[0][0])
+    seen.session.allocated(call[0][0])
 
 
 def _is_to_meta(call: Call) -> bool:
@@ -82,7 +82,7 @@ def _set_both(seen: Observer, call: Call) -> None:
 def _dcp(seen: Observer, call: Call, result: Any) -> None:
     place = call[1].get("checkpoint_id") or getattr(call[1].get("storage_reader"), "path", None)
     if place is not None:
-        seen.loaded_dcp(argument(call, 0, "state_dict"), str(place))
+        seen.session.loaded_dcp(argument(call, 0, "state_dict"), str(place))
 
 
 def _pretrained(seen: Observer, call: Call, result: Any) -> None:
@@ -98,14 +98,14 @@ def _schedules(seen: Observer, call: Call) -> None:
 
 
 def _opens(seen: Observer, call: Call, result: Any) -> None:
-    seen.opened_file(str(argument(call, 0, "filename")))
+    seen.session.opened_file(str(argument(call, 0, "filename")))
 
 
 def _torch_loads(seen: Observer, call: Call, result: Any) -> None:
     file = argument(call, 0, "f")
     place = file if isinstance(file, os.PathLike) else getattr(file, "name", file)  # the job may have opened it itself
     if isinstance(place, str | os.PathLike):
-        seen.opened_file(os.fspath(place))
+        seen.session.opened_file(os.fspath(place))
 
 
 def _joined(seen: Observer, call: Call, result: Any) -> None:

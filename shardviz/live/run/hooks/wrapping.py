@@ -6,10 +6,12 @@ A wrapper returns what the function returned and raises what it raised. Whatever
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardviz.live.run.hooks.observing import is_awake, nested, observer, quietly, report
+from shardviz.live.run.hooks.observing import nested, quietly, report
+from shardviz.live.run.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,6 +20,23 @@ if TYPE_CHECKING:
     from shardviz.live.run.observer import Observer
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@functools.cache
+def observer() -> Observer:
+    """Return what sees the calls of this process."""
+    from shardviz.live.run.observer import Observer
+
+    return Observer(Options.of_environment())
+
+
+def is_awake() -> bool:
+    """Whether this process has an observer: before it does anything in parallel, hooks only pass calls on."""
+    return bool(observer.cache_info().currsize)
+
+
+# What a rank forks is not a rank: a loader's workers, for one. Unless it joins others itself, it is left alone.
+os.register_at_fork(after_in_child=observer.cache_clear)
 
 
 class Around(Protocol):

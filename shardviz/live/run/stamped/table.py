@@ -11,8 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.run.hooks.observing import observer
-from shardviz.live.run.hooks.wrapping import argument
+from shardviz.live.run.hooks.wrapping import argument, observer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +120,7 @@ def _or_end(seen: Observer, do: Callable[[Observer], Any]) -> Any:
     try:
         return do(seen)
     except Exception as error:
-        end_at_once(seen, error)
+        end_at_once(seen.session, error)
 
 
 def _redirected(place: Any) -> Any:

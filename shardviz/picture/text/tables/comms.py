@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.costs.comms import received_by_axes, traffic
+from shardviz.dump.costs.comms import groups_text, received_by_axes, traffic
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import line
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.text import Text
 
     from shardviz.dump.costs.comms import Traffic
@@ -31,11 +29,6 @@ def comms_lines(dump: Dump) -> list[Text]:
         rows = [_cells(one) for one in found if one.record.axes == axes]
         lines += [*([line("")] if lines else []), line((heading, "bold")), *table([HEADS, *rows], left=3)]
     return lines
-
-
-def groups_text(axes: Sequence[str]) -> str:
-    """Say along which axes groups of ranks run."""
-    return f"along {' and '.join(axes)}" if axes else "over ranks that are not along any axis"
 
 
 def _cells(one: Traffic) -> list[str]:

@@ -11,8 +11,8 @@ from shardviz.text import Fold, fold
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardviz.dump.planned.ranks import PlannedPart, PlannedRanks
     from shardviz.layout.layout import Layout
-    from shardviz.plan.ranks import PlannedPart, PlannedRanks
 
 Bodies = tuple[tuple[int, int], ...]
 """For every part that has a tensor, its number among the parts, and that of the tensor's body in it."""

@@ -1,18 +1,24 @@
-"""The records of a plan's ranks, each made from its representative's when it is asked for."""
+"""The records of a plan's ranks, each made from its representative's when it is asked for.
+
+What a stranger wrote is checked before anything is made from it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from shardviz.dump.planned.sizes import equally_full, is_even
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.tensors import MeshRecord, Position
-from shardviz.dump.validate import layout_of, mesh_of
-from shardviz.plan.counting.sizes import equally_full, is_even
-from shardviz.plan.places import mesh_for, ranks_of
+from shardviz.dump.validate import check_rank, layout_of, mesh_of
+from shardviz.errors import DumpError
+from shardviz.layout.mesh import Mesh
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,11 +26,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shardviz.dump.records.files import RunRecord
+    from shardviz.dump.records.plan import PlanPart, PlanRecord
     from shardviz.dump.records.step import CollectiveRecord
     from shardviz.dump.records.tensors import Body
+    from shardviz.dump.validate import StampedShapes
     from shardviz.layout.layout import Layout
-    from shardviz.layout.mesh import Coord, Mesh
-    from shardviz.plan.records import PlanPart, PlanRecord
+    from shardviz.layout.mesh import Coord
+
+
+MAX_SHIFTED = 1 << 12
+"""A mesh that is another one on every rank is kept for so many ranks at a time."""
 
 
 class PlannedPart:
@@ -195,3 +207,75 @@ class PlannedRanks(Mapping[int, RankRecord]):
     def part_of(self, rank: int) -> PlannedPart:
         """Return the part that a rank belongs to."""
         return self._part_of[rank]
+
+
+def ranks_of(part: PlanPart, mesh: Mesh) -> tuple[int, ...]:
+    """Return the ranks that a part stands for, rising.
+
+    Args:
+        part: The part.
+        mesh: The plan's mesh.
+
+    Raises:
+        DumpError: It names an axis or a position that the mesh does not have.
+    """
+    for axis, positions in part.at.items():
+        if axis not in mesh.axes:
+            raise DumpError(f"at names axis {axis}, expected one of {', '.join(mesh.axes)}")
+        if max(positions) >= mesh.axis_size(axis) or len(set(positions)) < len(positions):
+            raise DumpError(f"at {axis}: positions are 0 to {mesh.axis_size(axis) - 1}, each once")
+    ways = (part.at.get(axis, range(size)) for axis, size in zip(mesh.axes, mesh.shape, strict=True))
+    return tuple(sorted(map(mesh.rank_at, product(*ways))))
+
+
+@lru_cache(maxsize=MAX_SHIFTED)
+def mesh_for(rank: int, own: Mesh, asked: int, whole: Mesh) -> Mesh:
+    """Return the mesh on which a rank has what the rank that was asked has on its own.
+
+    Along the plan's axes on which all ranks of a mesh are at one position, the other rank's mesh is at its own one.
+
+    Args:
+        rank: The rank.
+        own: A mesh of the rank that was asked.
+        asked: The rank that was asked.
+        whole: The plan's mesh.
+    """
+    if rank in own or asked not in own or any(one not in whole for one in own.ranks):
+        return own
+    coords = [whole.coord_of(one) for one in own.ranks]
+    here = whole.coord_of(rank)
+    fixed = [len({coord[axis] for coord in coords}) == 1 for axis in range(whole.ndim)]
+    moved = (
+        tuple(mine if is_fixed else at for mine, at, is_fixed in zip(here, coord, fixed, strict=True))
+        for coord in coords
+    )
+    return Mesh(own.axes, own.shape, tuple(map(whole.rank_at, moved)))
+
+
+def check_plan(plan: PlanRecord, run: RunRecord, stamped: StampedShapes) -> PlannedRanks:
+    """Make sure that the parts of a plan fit each other and its run, and return its ranks.
+
+    Raises:
+        DumpError: They do not.
+    """
+    if run.mesh is None:
+        raise DumpError("run.json has no mesh, and a plan needs one")
+    mesh = mesh_of(run.mesh)
+    if mesh.size != run.num_ranks:
+        raise DumpError(f"the mesh has {counted(mesh.size, 'rank')}, expected {run.num_ranks:,}")
+    for index, part in enumerate(plan.parts):
+        try:
+            _check_part(part, run, stamped)
+        except DumpError as error:
+            raise DumpError(f"parts[{index}]: {error.message}") from error
+    ranks = PlannedRanks(plan, mesh)
+    counts = sum(len(part.ranks) for part in ranks.parts)
+    if counts != mesh.size or len(ranks) != mesh.size:
+        raise DumpError(f"its parts stand for {counts:,} ranks, {len(ranks):,} of them different, of {mesh.size:,}")
+    return ranks
+
+
+def _check_part(part: PlanPart, run: RunRecord, stamped: StampedShapes) -> None:
+    check_rank(part.record, run, stamped)
+    if any(body.held or body.runs or body.dense or body.values is not None for body in part.record.bodies):
+        raise DumpError("a plan has no values and no ids, and a body of this part has some")

@@ -10,6 +10,7 @@ from shardviz.layout.notation import write
 from shardviz.picture.text.schedule import bubble_text
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
+from shardviz.plan.choice import NO_STEP
 from shardviz.plan.counting.amounts import OF_A_STEP, ROLES, Amounts, gathered
 from shardviz.plan.counting.splits import uneven, whole
 from shardviz.plan.counting.traffic import crossing, sent, where
@@ -23,18 +24,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
+    from shardviz.dump.planned.ranks import PlannedRanks
+    from shardviz.dump.records.plan import PlanPart, PlanRecord
     from shardviz.plan.counting.splits import Uneven, Whole
     from shardviz.plan.counting.traffic import Sent
-    from shardviz.plan.ranks import PlannedRanks
-    from shardviz.plan.records import PlanPart, PlanRecord
 
 MOST = 8
 """Tensors that are named of each kind."""
 
 LITTLE = 0.01
 """A part of a difference that is too small to be named."""
-
-NO_STEP = "no step was planned: the probe has no batch(), and there is no --batch"
 
 WORDS = {
     "buckets": "buckets of gradients",

@@ -11,10 +11,10 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shardviz.dump.planned.ranks import PlannedPart
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.splits import Chain
-    from shardviz.plan.ranks import PlannedPart
 
 
 def sizes(part: PlannedPart, index: int) -> NDArray[np.int64]:

@@ -1,0 +1,136 @@
+"""What a process knows of the job that shardviz watches in it: hooks add to it, captures read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed, nn
+
+from shardviz.live.run.known.files import MOST, Opened, checkpoint_of
+from shardviz.live.run.known.sources import has_shards, loaded_whole, of_dcp, of_pretrained, of_state_dict
+from shardviz.live.run.known.unwritten import Unwritten
+from shardviz.live.run.known.values import Values
+from shardviz.live.run.notes import Note, leave
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardviz.live.run.known.sources import Source
+    from shardviz.live.run.notes import Kind
+    from shardviz.live.run.options import Options
+    from shardviz.live.run.stamped.loads import Loads
+
+MOST_LOOKED_AT = 4 * MOST
+"""Files that are looked at when the job opens them."""
+
+
+class Session:
+    """The values that a process has seen of its job, and the dumps that were made of it.
+
+    Args:
+        options: What is asked for.
+
+    Attributes:
+        options: What is asked for.
+        values: The values that modules had before they were sharded.
+        sources: What values may be compared with, the newest last.
+        stamped: What was loaded as a stamped copy; None where loads are left as they are.
+        unwritten: What `to_empty` allocated.
+        dumps: The dumps of this job: the same on all ranks, which make each together or not at all.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.values = Values(options)
+        self.sources: list[Source] = [self.values]
+        self.stamped = _loads(options)
+        self.unwritten = Unwritten()
+        self.dumps: list[Path] = []
+        self._searches = 2
+        self._files: set[str] = set()
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether values are compared with what the job loads, rather than with what was asked for or stamped."""
+        return not self.options.reference and not self.stamped
+
+    def leave(self, kind: Kind, text: str = "", rank: int | None = None) -> None:
+        """Leave a note for the command; by default by the rank that this process has by now."""
+        if rank is None:
+            rank = distributed.get_rank() if distributed.is_initialized() else -1
+        leave(self.options.session, Note(kind, rank, text))
+
+    def remember(self, model: nn.Module) -> None:
+        """Keep the values that a model has now, as far as it is not sharded."""
+        if not self.options.reference:
+            self.values.remember(model)
+
+    def sharding(self, module: object) -> None:
+        """Remember the values of a module that is about to be sharded."""
+        if isinstance(module, nn.Module) and not self.stamped:
+            self.values.remember(module)
+
+    def sharding_tensor(self, tensor: Any) -> None:
+        """Remember the values of the module that has this tensor; not of every tensor of a checkpoint."""
+        if self._searches and not self.stamped and not self.values.knows(tensor):
+            owner = self.values.owner_of(tensor)
+            if owner is None:
+                self._searches -= 1
+            else:
+                self.values.remember(owner)
+
+    def allocating(self, module: object) -> None:
+        """Look at the ties of a module that is about to be given memory: each of its parts gets some of its own."""
+        if isinstance(module, nn.Module) and not self.stamped:
+            self.values.remember_ties(module)
+
+    def allocated(self, module: object) -> None:
+        """Look at the memory that a module was given: it may never be written to."""
+        if isinstance(module, nn.Module) and not self.stamped:
+            self.unwritten.remember(module)
+
+    def loaded_state_dict(self, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
+        """Keep the whole tensors that a sharded model has loaded."""
+        self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
+
+    def loaded_dcp(self, state_dict: object, folder: str) -> None:
+        """Compare with a DCP folder what was loaded from it, and what may be copied from the tensors that were."""
+        if isinstance(state_dict, dict) and not self.stamped:
+            self._add_source(of_dcp(state_dict, folder))
+            if has_shards(state_dict):  # whole tensors are seen when they are given to torch
+                self._add_opened(Opened(Path(folder)))
+
+    def loaded_pretrained(self, model: nn.Module, place: str, load: Callable[[], nn.Module]) -> None:
+        """Compare with a local folder what was loaded from it."""
+        if self.is_looking and (folder := of_pretrained(model, place)) is not None:
+            self._add_source(loaded_whole(model, folder, load, self.options))
+            self._add_source(folder)
+
+    def opened_file(self, file: str) -> None:
+        """Remember a checkpoint when the job opens one of its files: it may be the next model's."""
+        # A job whose data is in such files opens them at every step: looking at each of them would slow it down.
+        if not self.is_looking or file in self._files or len(self._files) == MOST_LOOKED_AT:
+            return
+        self._files.add(file)
+        self._add_opened(Opened(checkpoint_of(file)[0]))
+
+    def _add_source(self, source: Source | None) -> None:
+        if source is not None:
+            self.sources.append(source)
+
+    def _add_opened(self, one: Opened) -> None:
+        opened = [source for source in self.sources if isinstance(source, Opened)]
+        is_wanted = not self.options.reference and Path(self.options.session) not in one.path.parents
+        if is_wanted and one not in opened:
+            self.sources.append(one)
+            if len(opened) == MOST:
+                self.sources.remove(opened[0])
+
+
+def _loads(options: Options) -> Loads | None:
+    if not options.stamp:
+        return None
+    from shardviz.live.run.stamped.loads import Loads
+
+    return Loads(options)

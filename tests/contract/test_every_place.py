@@ -1,0 +1,130 @@
+"""Every place that a recorded case's files have ends as exactly one of held, finding, cannot tell and not checked.
+
+What is called held is laid beside its reference here once more, by other code than the judge's: a mark of "in order" on
+something that nobody compared is an error of the first rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import pytest
+
+from shardviz.check.run import report_on
+from shardviz.check.verdicts import State, recorded, state_of, verdict_on
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.errors import ShardvizError
+from tests.contract import store
+from tests.lanes import at_night
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.report import Report
+    from shardviz.dump.dump import Dump, Tensor
+
+PARTS = 10
+"""By day one of so many parts of the cases is judged."""
+
+
+@pytest.mark.parametrize("part", [0, *at_night(range(1, PARTS))])
+@pytest.mark.parametrize("name", store.rooms())
+def test_every_place_has_one_state_and_what_is_held_is_near_its_reference(name: str, part: int, tmp_path: Path) -> None:
+    wrong = [f"{case}: {text}" for case, dump in dumps(name, part, tmp_path) for text in mistakes(dump)]
+    assert not wrong, "\n".join(wrong)
+
+
+def dumps(name: str, part: int, folder: Path) -> Iterator[tuple[str, Dump]]:
+    """Yield the dumps among a part of a room's cases, with the names of the cases."""
+    room = store.load(name)
+    files = store.lay_out(room, folder / "files")
+    cases = [case for case in room.cases.values() if case.command[0] == "check"]
+    for number, case in enumerate(cases[part::PARTS]):
+        try:
+            yield case.name, dump_of(read_files(store.place(case, files, folder / str(number))[0], strict=False))
+        except ShardvizError:
+            continue  # a checkpoint, or a dump that is refused
+
+
+def mistakes(dump: Dump) -> Iterator[str]:
+    """Yield what the report on a dump calls held and is not, and places that do not add up."""
+    report = report_on(dump)
+    places = list(recorded(dump))
+    states = Counter(state_of(dump, tensor, name, report) for tensor, name in places)
+    if sum(states[state] for state in get_args(State)) != len(places):
+        yield f"{len(places)} places, and {dict(states)}"
+    for tensor, name in places:
+        if state_of(dump, tensor, name, report) == "held":
+            yield from (f"{tensor.moment} {tensor.role} {name}: {text}" for text in not_held(dump, tensor, name))
+        elif verdict_on(dump, tensor, [name], report) == "good":
+            yield f"{tensor.moment} {tensor.role} {name} has a mark and is {state_of(dump, tensor, name, report)}"
+    yield from unmarked(dump, report)
+
+
+def unmarked(dump: Dump, report: Report) -> Iterator[str]:
+    """Yield what was compared and is no place of the files: then the sum would not be of what was recorded."""
+    known = {(tensor.moment, tensor.role, name) for tensor, name in recorded(dump)}
+    yield from (f"{place} was compared and is not recorded" for place in report.compared if place not in known)
+
+
+def not_held(dump: Dump, tensor: Tensor, name: str) -> Iterator[str]:
+    """Yield what a tensor that is called held is not; nothing where another order is meant."""
+    if any(" order " in text for text in dump.files.run.intended.values()):
+        return
+    if tensor.moment == "stamped":
+        yield from misplaced(dump, tensor, name)
+    elif tensor.moment == "step":
+        moment = "updated" if tensor.role in ("param", "buffer", "optim") else "reference"
+        reference = dump.find(moment, tensor.role, name)
+        if reference is None:
+            yield "nothing was there to compare it with"
+        elif not reference.dtype.startswith("complex"):
+            yield from far_off(dump, tensor, name, np.asarray(dump.values(reference.first, name), np.float64))
+    elif tensor.moment != "initial":
+        yield f"nothing is compared of the moment {tensor.moment}"
+
+
+def misplaced(dump: Dump, tensor: Tensor, name: str) -> Iterator[str]:
+    """Yield the ranks whose ids are not those of the region that they claim."""
+    for rank, shard in tensor.shards.items():
+        layout = shard.layout
+        if layout is None or layout.partial or layout.flat or rank not in layout.mesh:
+            continue
+        own, due = dump.local_ids(shard, name), layout.region(layout.mesh.coord_of(rank)).flat_ids(layout.shape)
+        # An average of weights is a copy of them: it holds the same part of a weight of its own shape.
+        others = [due + stamp.first for stamp in dump.stamps.values() if stamp.shape == layout.shape]
+        if not (np.array_equal(own, due + 1) or any(np.array_equal(-1 - own, other) for other in others)):
+            yield f"rank {rank} does not hold the region that it claims"
+
+
+def far_off(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64]) -> Iterator[str]:
+    """Yield the ranks with an element that is farther from all of the reference's than these are large."""
+    claimed = tensor.claimed
+    if claimed is not None and claimed.partial:
+        return
+    size = float(np.max(np.abs(wanted), initial=0.0))
+    for rank, shard in tensor.shards.items():
+        values = np.asarray(dump.values(shard, name), np.float64)
+        due = wanted
+        if claimed is not None and not claimed.flat and rank in claimed.mesh:
+            due = part_of(wanted.reshape(claimed.shape), claimed.region(claimed.mesh.coord_of(rank)).dims)
+        if due.shape == values.shape:
+            apart = float(np.max(np.abs(values - due), initial=0.0))
+        else:
+            apart = max((float(np.min(np.abs(wanted - value))) for value in values.ravel()), default=0.0)
+        if not (apart < size or apart == 0.0):
+            yield f"rank {rank} is off by {apart:.3g}, and the reference has at most {size:.3g}"
+
+
+def part_of(whole: NDArray[np.float64], dims: tuple[tuple[tuple[int, int], ...], ...]) -> NDArray[np.float64]:
+    """Return the product of some ranges of each dim."""
+    for dim, ranges in enumerate(dims):
+        at = [number for first, last in ranges for number in range(first, last)]
+        whole = np.take(whole, at, axis=dim)
+    return whole
