@@ -17,6 +17,7 @@ from shardviz.layout.splits import MAX_SEGMENTS
 from shardviz.relate.pair import Pair
 from shardviz.relate.relations import Filled, Located, Padded, Pending, Rounded, Scaled
 from shardviz.relate.search import relation_of
+from shardviz.relate.sums import over
 from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
 from shardviz.relate.values import error_of, part_of
 
@@ -190,6 +191,31 @@ class States:
         state = _state_of(related.chain)
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         return State("right", layout) if layout is not None else state
+
+    def terms_beside(self, value: Value, other: Value) -> str:
+        """Return the axis over which a tensor's gradient lacks a sum beside another gradient; empty if there is none.
+
+        Each rank has the other tensor's gradient, which is whole, and its own term of what is left.
+        """
+        wanted = self.lines.wanted.get(value)
+        if wanted is None or self.gradient(other).kind != "right" or self.gradient(value).kind != "none":
+            return ""
+        try:
+            whole = self._array("reference", 0, wanted, gradient=True)
+            held = {rank: self._array("step", rank, number, gradient=True) for rank, number in value}
+            beside = {rank: self._array("step", rank, number, gradient=True) for rank, number in other}
+        except (ShardvizError, KeyError):
+            return ""
+        if any(array.shape != whole.shape for array in (*held.values(), *beside.values())):
+            return ""
+        near = ELEMENT.get(self._dtype(wanted), EXACT)
+        left = {rank: (held[rank] - beside[rank]) / (self._scales[rank] or 1.0) for rank in held}
+        for axis in (axis for axis in self.mesh.axes if self.mesh.axis_size(axis) > 1):
+            sums = over(axis, "sum", left, self.mesh)
+            made = {rank: sums[rank] + beside[rank] / (self._scales[rank] or 1.0) for rank in sums}
+            if len(made) == len(held) and all(error_of(array, whole) <= near for array in made.values()):
+                return axis
+        return ""
 
     def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
         """Yield the layouts that ranks have of a dim which was made of several, and is split along an inner one."""
