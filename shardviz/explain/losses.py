@@ -85,6 +85,34 @@ class MiscountedExponentials(Cause):
         return math.log(self.size)
 
 
+class PaddingRead(Cause):
+    """What pads an output's dim is read as if it were a part of the result.
+
+    A vocabulary is padded so that it divides by the number of ranks. The rows of the weight beyond the last word give
+    logits, too, which a softmax counts and which labels never choose.
+
+    Attributes:
+        dim: The dim.
+        size: How long it is in the unsharded model.
+        padded: How long all parts of it are together.
+        is_returned: Whether the padding is returned with the output, rather than in the parts that a loss reads.
+    """
+
+    dim: int
+    size: int
+    padded: int
+    is_returned: bool = False
+    kinds = ("wrong-shape", "wrong-value")
+    why = (
+        "Dim {dim} of the output is padded from {size} to {padded}{is_returned:?, and nothing cuts the padding off|, "
+        "and the loss counts the padding: the outputs are right without it, and the loss is not}"
+    )
+    how = (
+        "{is_returned:?cut the output to the first {size} along dim {dim}|cut the padding off, or set its logits to "
+        "-inf, before the maximum and the sum of exponentials}"
+    )
+
+
 class PartialVocabularyLoss(Cause):
     """The loss is computed from one shard of the outputs, such as a part of the vocabulary.
 

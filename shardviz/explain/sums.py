@@ -32,9 +32,9 @@ class GradientNotReduced(Cause):
     why = (
         "Nothing reduced this gradient{axes:? over {axes}}: the parameter is outside what FSDP, DDP or a "
         "tensor-parallel style manages there, {may_be_off:?the reduction was off in the last backward "
-        "(set_requires_gradient_sync(False); of DDP, no_sync() around its forward), }{is_captured:?the capture was made "
-        "before the reduction, }or the reduction ran over a group of one{rest:?. Even then it is {ratio:times} what is "
-        "due: {rest.cause:continued}}"
+        "(set_requires_gradient_sync(False); of DDP, no_sync() around its forward), }{is_captured:?the capture was "
+        "made before the reduction, }or the reduction ran over a group of one{rest:?. Even then it is {ratio:times} "
+        "what is due: {rest.cause:continued}}"
     )
     how = (
         "after backward, {axes:?{axes:each and|all_reduce(grad, op=ReduceOp.{op:?{op}|SUM}, "

@@ -98,6 +98,7 @@ class Compared:
         noise: How far rounding alone was seen to take an element; 0 where that was not tried.
         typical: The root of the mean square of how far it took all elements.
         is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
+        padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Compared:
     noise: float = 0.0
     typical: float = 0.0
     is_assumed: bool = False
+    padded: tuple[int, int] | None = None
 
     @cached_property
     def tolerance(self) -> float:
@@ -245,6 +247,14 @@ class Compared:
 
     def _equal(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
         return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
+
+
+def ranks_by_part(one: Compared) -> list[tuple[int, ...]]:
+    """Return the ranks that hold the same part of a tensor, a group a part."""
+    groups: dict[object, list[int]] = {}
+    for rank in sorted(one.reduced):
+        groups.setdefault(one.regions[rank], []).append(rank)
+    return [tuple(ranks) for ranks in groups.values()]
 
 
 def compared(dump: Dump) -> Iterator[Compared]:

@@ -146,8 +146,9 @@ class _Forward:
             inner = self.states.forward(given[0]) if given else None
             text, is_whole = (inner.text, inner.kind == "right") if inner is not None else ("", False)
             fault = _fault("collective", call, text, state, self._before(given), ranks=call.first.ranks)
-            is_repeated = is_whole and not state.axes and math.isclose(state.factor, len(call.first.ranks), rel_tol=EXACT)
-            return replace(fault, times=len(call.first.ranks)) if is_repeated else fault
+            times = len(call.first.ranks)
+            is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
+            return replace(fault, times=times) if is_repeated else fault
         if terms:
             return self._unsummed(terms[0], call, state)
         words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
