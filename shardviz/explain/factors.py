@@ -231,7 +231,7 @@ class LostContributions(Cause):
 
 
 class ScaledSharedPart(Cause):
-    """Ranks that share a part of a weight average its gradient instead of summing it, or sum it twice.
+    """Ranks that share a part of a weight average its gradient, or sum it twice.
 
     With fewer key and value heads than ranks, several ranks hold the same heads, and each has the contribution of its
     own query heads. The heads' gradient is the sum of these.
