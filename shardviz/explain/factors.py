@@ -352,7 +352,7 @@ class ClippedByParts(Cause):
 
     norm: str = ""
     left: float = 0.0
-    kinds = ("wrong-scale",)
+    kinds = ("wrong-scale", "wrong-value")
     why = (
         "{norm:?The gradients were clipped to {left:.5g} by {norm}, which is not the norm of all gradients|Each rank "
         "scaled its gradients by a number that it computed from its own part, as the norm of its shards in clipping by "
@@ -451,7 +451,7 @@ class NormOverWrongAxes(Cause):
     copied_along: str
     left: str
     left_along: str
-    kinds = ("wrong-scale",)
+    kinds = ("wrong-scale", "wrong-value")
     why = (
         "{copied:?Ranks along {copied_along} have copies of the gradient of {copied}, and each copy was "
         "counted{left:?; }}{left:?{left_along} splits the gradient of {left}, and the other parts were left out}"

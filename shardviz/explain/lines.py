@@ -131,7 +131,7 @@ class RepeatedReductionLine(Cause):
 
 
 class UnsummedLineBackward(Cause):
-    """A line uses a tensor that all ranks have for a part of its own, and nothing sums what it hands back.
+    """Nothing sums the gradient that a line hands back of what each rank uses for its part.
 
     Another line uses the same tensor whole, as a residual does, and hands back the whole gradient. What the tensor gets
     is neither the whole nor a term of it, so that a sum of weights' gradients after backward does not mend it.

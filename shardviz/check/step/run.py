@@ -18,6 +18,7 @@ from shardviz.check.step.masks import check_masks
 from shardviz.check.step.no_gradient import check_no_gradient
 from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.gradients import check_unreduced
+from shardviz.check.step.rules.loss_terms import of_loss_terms
 from shardviz.check.step.rules.losses import check_function, is_loss
 from shardviz.check.step.rules.means import check_mean_of_means
 from shardviz.check.step.rules.micro_batches import of_micro_batches
@@ -85,7 +86,8 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     yield from (result for _, result in results if isinstance(result, NotChecked))
     found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     found, of_parts = of_micro_batches(evidence, found)
-    yield from (*said, *of_parts)
+    found, of_terms = of_loss_terms(evidence, found)
+    yield from (*said, *of_parts, *of_terms)
     absent, found = with_cut(evidence, absent, placed(evidence, found))
     yield from absent
     yield from without_consequences(found)

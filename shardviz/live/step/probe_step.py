@@ -33,6 +33,7 @@ from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, r
 from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
 from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
+from shardviz.live.step.unsharded.loss_terms import gradients_of_loss_terms
 from shardviz.live.step.unsharded.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.unsharded.own_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
@@ -225,6 +226,8 @@ class ProbeStep:
             self._note(f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES")
         unsharded = copied_gradients(list(local_tensors(reference.model)))
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
+        if capture.rank == 0:
+            of_parts += gradients_of_loss_terms(probe, setting.build, setting.batch, reference)
         update, kept = updated_reference(self.on, reference)
         self._add_step(model, step, reference.step, setting.axes, kept)
         held = add_outputs(self.on, step, reference, setting)
