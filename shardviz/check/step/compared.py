@@ -22,7 +22,7 @@ from shardviz.relate.relations import Located, Pending, Reassigned
 from shardviz.relate.search import relation_of
 from shardviz.relate.sums import REDUCTIONS, over
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
-from shardviz.relate.values import farthest, part_of
+from shardviz.relate.values import farthest, padded_to, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -289,6 +289,8 @@ def _largest(values: NDArray[np.float64]) -> float:
 def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
     """Lay what every rank holds of a tensor beside the values that are wanted."""
     claimed, wanted = tensor.claimed, in_order(dump, tensor.role, name, wanted)
+    if claimed is not None and not claimed.flat and tensor.role != "output":
+        wanted = padded_to(wanted, claimed.shape)  # nothing reads padding: its gradient is zero, too
     if claimed is not None and claimed.flat:
         wanted = wanted.ravel()
     values, regions = {}, {}
