@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.bugs import (
     accumulation,
+    adapters,
+    attention_parts,
     backward,
     buffers,
     context_parallel,
@@ -13,6 +15,7 @@ from tests.bugs import (
     hooks,
     loads,
     logs,
+    loss_terms,
     losses,
     norms,
     optimizer,
@@ -22,6 +25,13 @@ from tests.bugs import (
     permutations,
     pipeline,
     random_numbers,
+    residual,
+    right_sums,
+    scaled_steps,
+    sequence_parallel,
+    shared_parts,
+    training_loops,
+    vocabulary,
 )
 from tests.bugs.case import Bug, Healthy
 
@@ -29,7 +39,10 @@ WEIGHTS = (order, permutations, loads, buffers, random_numbers)
 STEPS = (gradients, accumulation, backward, losses, logs, norms, outputs, optimizer, own_part)
 AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
 
-FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES)}
+LAYERS = (residual, sequence_parallel, shared_parts, adapters, vocabulary, attention_parts)
+LOOPS = (loss_terms, scaled_steps, training_loops, right_sums)
+
+FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES, *LAYERS, *LOOPS)}
 
 BUGS = [case for cases in FAMILIES.values() for case in cases if isinstance(case, Bug)]
 HEALTHY = [case for cases in FAMILIES.values() for case in cases if isinstance(case, Healthy)]

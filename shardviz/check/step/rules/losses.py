@@ -85,8 +85,9 @@ def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
 def _of_padding(output: Compared) -> Cause:
     """Return the cause of a wrong loss of right outputs whose parts are padded to one size."""
     dim, size = output.padded or (0, 0)
-    parts = 1 if output.claimed is None else math.prod(map(output.mesh.axis_size, output.claimed.chains[dim]))
-    return PaddingRead(dim, output.wanted.shape[dim], parts * size)
+    for axis in output.claimed.chains[dim] if output.claimed is not None else ():
+        size *= output.mesh.axis_size(str(axis))
+    return PaddingRead(dim, output.wanted.shape[dim], size)
 
 
 def _may_split_words(evidence: Evidence, axis: str) -> bool:

@@ -37,11 +37,11 @@ SUMS = ("AddBackward0", "SubBackward0")
 SCALED = ("DivBackward0", "MulBackward0", "NegBackward0")
 
 
-class _Scalars(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _Scalars(TorchFunctionMode):
     """Keeps the value of every number that is computed inside this context, by its place in the graph of backward."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.values: dict[Any, torch.Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,16 +69,13 @@ def gradients_of_loss_terms(
     for number, term in enumerate(terms):
         model.zero_grad()
         _backward(loss, [other for other in terms if other is not term])
-        own = [one for one in gradients(list(local_tensors(model))) if one.values is not None]
-        found += [replace(one, name=of_loss_term(one.name, number), role="activation") for one in copied(own)]
+        found += [
+            replace(one, name=of_loss_term(one.name, number), role="activation", values=one.values.clone())
+            for one in gradients(list(local_tensors(model)))
+        ]
         if term in scalars.values:
             found.append(of_tensor(of_loss_term("loss", number), "activation", scalars.values[term]))
     return found
-
-
-def copied(locals_: Sequence[Local]) -> list[Local]:
-    """Return the same tensors with values of their own."""
-    return [replace(one, values=one.values.clone()) for one in locals_]
 
 
 def _terms(node: Any) -> Iterator[Any]:
