@@ -2,8 +2,8 @@
 
 A model may return its own columns of the logits, its own tokens or a part that overlaps its neighbor's, and a loss that
 reads them so is right. The layout that an output of the batch's rows should have is then no claim that is broken. A
-loss that is wrong but equal on all ranks that have different parts was put together from these: it is wrong for another
-reason. Columns that pad each part to one size are cut off.
+loss that is wrong but equal on all ranks that have different parts, or that is computed with collectives over their
+axis, was put together from these: it is wrong for another reason. Columns that pad each part to one size are cut off.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records.step import CollectiveRecord
 
 UNPLACED = (
     "no placements of {whole}, {whose}, give every rank what it holds (rank {rank}: {held}); the loss and the "
@@ -27,33 +29,41 @@ UNPLACED = (
 )
 
 
-def laid_out_by_value(results: Sequence[Compared]) -> tuple[Compared, ...]:
+def laid_out_by_value(results: Sequence[Compared], dump: Dump | None = None) -> tuple[Compared, ...]:
     """Return results with the plain outputs laid out as their values are, if the loss was computed from them so."""
     loss = next((one for one in results if (one.role, one.name) == ("scalar", "loss")), None)
     if loss is None or loss.incomparable:
         return tuple(results)
-    return tuple(_by_value(one, loss) if one.is_assumed else one for one in results)
+    records = dump.files.ranks.values() if dump is not None else ()
+    called = {axis for record in records for one in record.collectives if _is_of_loss(one) for axis in one.axes}
+    apart = set(loss.copies_differ_along) - called
+    return tuple(_by_value(one, loss, apart) if one.is_assumed else one for one in results)
 
 
-def _by_value(one: Compared, loss: Compared) -> Compared:
+def _is_of_loss(one: CollectiveRecord) -> bool:
+    """Whether a collective may be one of the loss function's: those of modules and of backward are not."""
+    return not one.module and not one.backward
+
+
+def _by_value(one: Compared, loss: Compared, apart: set[str]) -> Compared:
     if one.claimed is None or not (one.incomparable or one.wrong):
         return one
     layout = layout_of_values(one)
     if layout is not None:
-        return _laid_out(one, layout) if _is_read_so(one, layout, loss) else one
+        return _laid_out(one, layout) if _is_read_so(one, layout, loss, apart) else one
     if not one.incomparable and not any(values.shape != one.wanted.shape for values in one.values.values()):
         return one
-    parts = [_laid_out(one, layout) for layout in _by_shape(one) if _is_read_so(one, layout, loss)]
+    parts = [_laid_out(one, layout) for layout in _by_shape(one) if _is_read_so(one, layout, loss, apart)]
     right = [part for part in parts if not part.wrong]
     if not right and not loss.wrong:
         return one
     return next(iter(right), parts[0] if len(parts) == 1 else one)
 
 
-def _is_read_so(one: Compared, layout: Layout, loss: Compared) -> bool:
-    """Whether the loss was computed from the parts of a layout: it is right, or one loss of ranks with unlike parts."""
+def _is_read_so(one: Compared, layout: Layout, loss: Compared, apart: set[str]) -> bool:
+    """Whether the loss was computed from the parts of a layout: it is right, or put together over its axes."""
     own = set(one.claimed.split_axes) if one.claimed is not None else set()
-    return not loss.wrong or not (set(layout.split_axes) - own) & set(loss.copies_differ_along)
+    return not loss.wrong or not (set(layout.split_axes) - own) & apart
 
 
 def _by_shape(one: Compared) -> Iterator[Layout]:

@@ -75,7 +75,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
         why = "the unsharded model's step has no tensor of this name"
         yield from (NotChecked(name, why, "step") for name in missing)
     yield from _not_logged(dump)
-    evidence = Evidence(dump, laid_out_by_value(tuple(compared(dump))))
+    evidence = Evidence(dump, laid_out_by_value(tuple(compared(dump)), dump))
     absent = list(check_no_gradient(evidence))
     yield from check_mean_of_means(evidence)
     yield from check_training(dump)
@@ -136,8 +136,16 @@ def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecke
         scaled = check_scale(one, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, one))
         found = _by_role(evidence, one) or scaled or check_terms(evidence, one)
         named = with_reason(evidence, one, found)
-        is_first = one.role == "output" or evidence.outputs_are_right
+        is_first = one.role == "output" or (
+            evidence.outputs_are_right and (one.role != "grad" or _has_right_loss(evidence))
+        )
         yield (check_related(one) if named.generic and is_first else None) or named
+
+
+def _has_right_loss(evidence: Evidence) -> bool:
+    """Whether the loss is right, or none is compared: what a wrong loss makes of gradients shows nothing new."""
+    losses = [one for one in evidence.results if (one.role, one.name) == ("scalar", "loss")]
+    return all(not one.incomparable and not one.wrong for one in losses)
 
 
 def _by_role(evidence: Evidence, one: Compared) -> Finding | None:

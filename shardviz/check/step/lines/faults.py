@@ -254,6 +254,10 @@ class _Backward:
         """Return the line that hands back the wrong gradient of a tensor."""
         readers = self.lines.readers(value)
         places = {call.place for call in readers}
+        passing = [call for call in readers if self._is_given_terms(call)]
+        if len({call.place for call in passing}) == 1 and (axis := self._terms_beside_whole(value, passing[-1])):
+            call = self._begin_of_terms(passing[-1])
+            return _fault("unsummed gradient", call, "", State("none", axes=(axis,)), self._maker(value), axis)
         if len(places) > 1:
             # Some use the whole of it and some a part: the latter hand back terms of a sum.
             readers = [call for call in readers if self._uses_part(value, call)]
@@ -273,10 +277,25 @@ class _Backward:
             return _fault("gradient", call, words, held, self._maker(value), held.axes[0])
         return _fault("gradient", call, words, held, self._maker(value))
 
+    def _is_given_terms(self, call: Call) -> bool:
+        """Whether what a call makes gets the terms of a sum for its gradient: it passes them on."""
+        return any(self.states.gradient(one).kind == "terms" for one in call.outputs)
+
+    def _begin_of_terms(self, call: Call) -> Call:
+        """Return the call that first hands back the terms that a call passes on."""
+        seen: list[Call] = []
+        while call not in seen and self._is_given_terms(call):
+            seen.append(call)
+            readers = [reader for one in call.outputs for reader in self.lines.readers(one)]
+            terms = [reader for reader in readers if self._is_given_terms(reader)]
+            call = next(iter(terms or readers), call)
+        return call
+
     def _terms_beside_whole(self, value: Value, call: Call) -> str:
         """Return the axis over which a call hands back terms of a sum, where another call hands back the whole."""
-        others = [one for reader in self.lines.readers(value) if reader is not call for one in reader.outputs]
-        return next((axis for one in others if (axis := self.states.terms_beside(value, one))), "")
+        others = [reader for reader in self.lines.readers(value) if reader is not call]
+        made = [one for reader in others for one in reader.outputs]
+        return self.states.terms_beside(value, made) if made else ""
 
     def _maker(self, value: Value) -> FrameRecord | None:
         call = self.lines.producer(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
 from shardviz.relate.values import error_of, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 WHOLE = ("int", "uint")
+MAX_BESIDE = 4
+"""A tensor that more readers hand back gradients of is not looked at."""
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
 
@@ -192,30 +195,35 @@ class States:
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         return State("right", layout) if layout is not None else state
 
-    def terms_beside(self, value: Value, other: Value) -> str:
-        """Return the axis over which a tensor's gradient lacks a sum beside another gradient; empty if there is none.
+    def terms_beside(self, value: Value, others: Sequence[Value]) -> str:
+        """Return the axis over which a tensor's gradient lacks a sum beside other gradients; empty if there is none.
 
-        Each rank has the other tensor's gradient, which is whole, and its own term of what is left.
+        Each rank has what other readers hand back, which is whole, and its own term of what is left. Readers hand back
+        the gradient of what they make, as a residual does, or its sum, as the begin of another branch does.
         """
         wanted = self.lines.wanted.get(value)
-        if wanted is None or self.gradient(other).kind != "right" or self.gradient(value).kind != "none":
+        if wanted is None or len(others) > MAX_BESIDE or self.gradient(value).kind != "none":
             return ""
         try:
             whole = self._array("reference", 0, wanted, gradient=True)
-            held = {rank: self._array("step", rank, number, gradient=True) for rank, number in value}
-            beside = {rank: self._array("step", rank, number, gradient=True) for rank, number in other}
+            held, *beside = [self._gradients(one) for one in (value, *others)]
         except (ShardvizError, KeyError):
             return ""
-        if any(array.shape != whole.shape for array in (*held.values(), *beside.values())):
+        if any(array.shape != whole.shape for own in (held, *beside) for array in own.values()):
             return ""
         near = ELEMENT.get(self._dtype(wanted), EXACT)
-        left = {rank: (held[rank] - beside[rank]) / (self._scales[rank] or 1.0) for rank in held}
         for axis in (axis for axis in self.mesh.axes if self.mesh.axis_size(axis) > 1):
-            sums = over(axis, "sum", left, self.mesh)
-            made = {rank: sums[rank] + beside[rank] / (self._scales[rank] or 1.0) for rank in sums}
-            if len(made) == len(held) and all(error_of(array, whole) <= near for array in made.values()):
-                return axis
+            for ways in product(*((own, over(axis, "sum", own, self.mesh)) for own in beside)):
+                given = {rank: sum((own[rank] for own in ways), np.zeros(whole.shape)) for rank in held}
+                left = over(axis, "sum", {rank: held[rank] - given[rank] for rank in held}, self.mesh)
+                if len(left) == len(held) and all(error_of(left[rank] + given[rank], whole) <= near for rank in left):
+                    return axis
         return ""
+
+    def _gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
+        """Return what each rank has of a tensor's gradient, in the unsharded model's scale."""
+        arrays = {rank: self._array("step", rank, number, gradient=True) for rank, number in value}
+        return {rank: array / (self._scales[rank] or 1.0) for rank, array in arrays.items()}
 
     def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
         """Yield the layouts that ranks have of a dim which was made of several, and is split along an inner one."""
