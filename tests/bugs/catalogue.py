@@ -7,6 +7,7 @@ from tests.bugs import (
     adapters,
     attention_parts,
     backward,
+    branches,
     buffers,
     context_parallel,
     cut_by_hand,
@@ -29,6 +30,7 @@ from tests.bugs import (
     right_sums,
     scaled_steps,
     sequence_parallel,
+    sharded_losses,
     shared_parts,
     training_loops,
     vocabulary,
@@ -39,8 +41,8 @@ WEIGHTS = (order, permutations, loads, buffers, random_numbers)
 STEPS = (gradients, accumulation, backward, losses, logs, norms, outputs, optimizer, own_part)
 AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
 
-LAYERS = (residual, sequence_parallel, shared_parts, adapters, vocabulary, attention_parts)
-LOOPS = (loss_terms, scaled_steps, training_loops, right_sums)
+LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
+LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums)
 
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES, *LAYERS, *LOOPS)}
 
