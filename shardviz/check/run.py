@@ -27,7 +27,7 @@ from shardviz.check.order.rules.masters import check_fragments, check_master, is
 from shardviz.check.order.rules.reassembly import check_gathered
 from shardviz.check.order.rules.rewritten import check_recomputed, check_redrawn, check_zeros
 from shardviz.check.order.rules.sequence import check_sequence
-from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label
+from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label, is_padded_in_place
 from shardviz.check.order.rules.states import check_states, of_states
 from shardviz.check.order.rules.unplaced import check_unplaced
 from shardviz.check.order.suspects import with_suspects
@@ -206,6 +206,8 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
     """Check one name, and say with every finding what was intended."""
     try:
         found: list[Result] = [*check_global_shape(laid_out, tensor, name)]
+        if found and is_padded_in_place(laid_out, tensor, name):
+            return []
         order = split_order(intended)[1]
         for own in laid_out.cases(tensor, name) if not found else ():
             case = own if order is None else own.in_order(order)

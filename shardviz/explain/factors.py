@@ -222,6 +222,36 @@ class LostContributions(Cause):
     references = KNOWN
 
 
+class ScaledSharedPart(Cause):
+    """Ranks that share a part of a weight average its gradient, or sum it twice.
+
+    With fewer key and value heads than ranks, several ranks hold the same heads, and each has the contribution of its
+    own query heads. The heads' gradient is the sum of these.
+
+    Attributes:
+        num_parts: How many parts the weight has.
+        num_ranks: How many ranks have a gradient of it.
+        count: How many ranks hold each part.
+        groups: The ranks of each part.
+        is_sum: Whether the gradient is too large.
+    """
+
+    num_parts: int
+    num_ranks: int
+    count: int
+    groups: tuple[tuple[int, ...], ...]
+    is_sum: bool
+    kinds = ("wrong-scale",)
+    why = (
+        "There are {num_parts} parts on {num_ranks} ranks, as of key and value heads that are fewer than ranks, and "
+        "the gradient of a part was {is_sum:?summed twice|averaged} over the {count} ranks that hold it"
+    )
+    how = (
+        "sum each rank's own contribution once: all_reduce(grad, op=ReduceOp.SUM, group=group), with group, _ = "
+        "torch.distributed.new_subgroups_by_enumeration([{groups:4}]){is_sum:?, and no sum in backward beside it|}"
+    )
+
+
 class SummedValue(Cause):
     """A logged number is a sum over ranks or micro-batches of what should be averaged.
 
@@ -314,7 +344,7 @@ class ClippedByParts(Cause):
 
     norm: str = ""
     left: float = 0.0
-    kinds = ("wrong-scale",)
+    kinds = ("wrong-scale", "wrong-value")
     why = (
         "{norm:?The gradients were clipped to {left:.5g} by {norm}, which is not the norm of all gradients|Each rank "
         "scaled its gradients by a number that it computed from its own part, as the norm of its shards in clipping by "
@@ -413,7 +443,7 @@ class NormOverWrongAxes(Cause):
     copied_along: str
     left: str
     left_along: str
-    kinds = ("wrong-scale",)
+    kinds = ("wrong-scale", "wrong-value")
     why = (
         "{copied:?Ranks along {copied_along} have copies of the gradient of {copied}, and each copy was "
         "counted{left:?; }}{left:?{left_along} splits the gradient of {left}, and the other parts were left out}"

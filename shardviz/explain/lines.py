@@ -105,6 +105,55 @@ class WrongReductionLine(Cause):
     how = "reduce terms once, with ReduceOp.SUM, over the group of the axis that splits them: look at {place}"
 
 
+class RepeatedReductionLine(Cause):
+    """A collective in a line sums what is the whole sum already.
+
+    Two layers of code each sum the terms: a row-parallel layer and the block around it, or a module and a hook. Every
+    rank adds equal numbers, so the result is as many times too large as there are ranks.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: The collective.
+        times: By what the result is too large.
+        ranks: The ranks of its group that the first rank is in.
+    """
+
+    place: str
+    function: str
+    times: int
+    ranks: tuple[int, ...]
+    kinds = ("wrong-scale",)
+    why = (
+        "{function} in {place} over {ranks:ranks} sums what is the whole sum already: the sum is taken twice, and the "
+        "result is {times} times too large"
+    )
+    how = "leave out {function} in {place}, or the sum before it"
+
+
+class UnsummedLineBackward(Cause):
+    """Nothing sums the gradient that a line hands back of what each rank uses for its part.
+
+    Another line uses the same tensor whole, as a residual does, and hands back the whole gradient. What the tensor gets
+    is neither the whole nor a term of it, so that a sum of weights' gradients after backward does not mend it.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        axis: The axis of the missing sum.
+    """
+
+    place: str
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = (
+        "{place} hands back each rank's own part of a gradient, and nothing sums it over {axis} before it is added to "
+        "the gradient that another line hands back whole, as a residual does"
+    )
+    how = (
+        "sum the gradient over {axis} where {place} reads its input: a torch.autograd.Function that returns its input "
+        "in forward and all_reduces in backward (ColwiseParallel does so)"
+    )
+
+
 class WrongLineBackward(Cause):
     """A line's forward is right, and it hands back another gradient than the unsharded model's.
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
 from shardviz.explain.step import UNEXPLAINED
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 
 class UnexplainedLoss(Cause):
@@ -36,6 +40,59 @@ class UnexplainedLoss(Cause):
     def rivals(self) -> tuple[Cause, ...]:
         """The second cause, if there is one."""
         return (self.or_else,) if self.or_else else ()
+
+
+class MiscountedTerm(Cause):
+    """One term of a loss counts more or less often than the others.
+
+    A balance or auxiliary term is summed over ranks and then again with the loss, is not divided by the number of
+    micro-batches, or is added for one of them only. The main term is right, so the curve looks as always.
+
+    Attributes:
+        term: Which term it is, counted from 1 in the order of the loss's additions.
+        count: How many terms there are.
+        times: How often it counts.
+    """
+
+    term: int
+    count: int
+    times: Fraction
+    kinds = ("wrong-scale",)
+    why = (
+        "{times:?Term {term} of the {count} terms that the loss adds up, such as a balance or auxiliary term, counts "
+        "{times:times} what it should beside the others: it is summed over ranks or micro-batches and the others are "
+        "averaged, or the other way round|Term {term} of the {count} terms that the loss adds up does not reach the "
+        "gradients: it is left out of the loss that backward runs on, or detached}"
+    )
+    how = (
+        "{times:?reduce every term of the loss alike: divide each by the same number of ranks and micro-batches|add it "
+        "to the loss before backward, in every micro-batch}"
+    )
+
+
+class TermOfPart(Cause):
+    """One term of a loss is another number than the unsharded model's, and the others are right.
+
+    A balance or auxiliary term multiplies or squares statistics of all tokens. Each rank has those of its own tokens,
+    and the mean of such products is not the product of the means.
+
+    Attributes:
+        term: Which term it is, counted from 1 in the order of the loss's additions.
+        count: How many terms there are.
+    """
+
+    term: int
+    count: int
+    kinds = ("wrong-value",)
+    why = (
+        "Term {term} of the {count} terms that the loss adds up is not what the unsharded model has, and the others "
+        "are right: it is computed from statistics of each rank's own rows, such as the share of its own tokens that "
+        "go to each expert in a balance term"
+    )
+    how = (
+        "all_reduce the counts and means that the term is made of over all ranks before they are multiplied, or divide "
+        "by the number of all ranks' rows"
+    )
 
 
 class UnexplainedValue(Cause):
@@ -88,6 +145,34 @@ class MiscountedExponentials(Cause):
     def log(self) -> float:
         """How far off the loss is."""
         return math.log(self.size)
+
+
+class PaddingRead(Cause):
+    """What pads an output's dim is read as if it were a part of the result.
+
+    A vocabulary is padded so that it divides by the number of ranks. The rows of the weight beyond the last word give
+    logits, too, which a softmax counts and which labels never choose.
+
+    Attributes:
+        dim: The dim.
+        size: How long it is in the unsharded model.
+        padded: How long all parts of it are together.
+        is_returned: Whether the padding is returned with the output, rather than in the parts that a loss reads.
+    """
+
+    dim: int
+    size: int
+    padded: int
+    is_returned: bool = False
+    kinds = ("wrong-shape", "wrong-value")
+    why = (
+        "Dim {dim} of the output is padded from {size} to {padded}{is_returned:?, and nothing cuts the padding off|, "
+        "and the loss counts the padding: the outputs are right without it, and the loss is not}"
+    )
+    how = (
+        "{is_returned:?cut the output to the first {size} along dim {dim}|cut the padding off, or set its logits to "
+        "-inf, before the maximum and the sum of exponentials}"
+    )
 
 
 class PartialVocabularyLoss(Cause):

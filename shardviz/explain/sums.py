@@ -31,9 +31,10 @@ class GradientNotReduced(Cause):
     kinds = ("unreduced-gradient",)
     why = (
         "Nothing reduced this gradient{axes:? over {axes}}: the parameter is outside what FSDP, DDP or a "
-        "tensor-parallel style manages there, {op:?|backward ran under no_sync(), }{is_captured:?the capture was made "
-        "before the reduction, }or the reduction ran over a group of one{rest:?. Even then it is {ratio:times} what is "
-        "due: {rest.cause:continued}}"
+        "tensor-parallel style manages there, {may_be_off:?the reduction was off in the last backward "
+        "(set_requires_gradient_sync(False); of DDP, no_sync() around its forward), }{is_captured:?the capture was "
+        "made before the reduction, }or the reduction ran over a group of one{rest:?. Even then it is {ratio:times} "
+        "what is due: {rest.cause:continued}}"
     )
     how = (
         "after backward, {axes:?{axes:each and|all_reduce(grad, op=ReduceOp.{op:?{op}|SUM}, "
@@ -42,6 +43,11 @@ class GradientNotReduced(Cause):
         "for a parameter split over {axes} by hand, compare axis={other_axis!r} alone}{rest:?; and {rest.fix}}"
     )
     references = ("pytorch#154888", "Megatron-LM#1446")
+
+    @property
+    def may_be_off(self) -> bool:
+        """Whether a switch of FSDP or DDP may be the cause: theirs are means."""
+        return self.op != "SUM"
 
 
 class UnreducedSharedPart(Cause):

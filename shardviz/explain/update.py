@@ -48,8 +48,8 @@ class StepOfPart(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "The optimizer works on whole matrices, as Muon does, or divides by a norm of the whole step, and was given "
-        "each rank's part: DTensor.to_local(), or a plain shard"
+        "The optimizer works on whole matrices, as Muon does, or scales by norms of the whole, as LARS and LAMB do, "
+        "and was given each rank's part: DTensor.to_local(), or a plain shard"
     )
     how = (
         "gather the gradient or the momentum with full_tensor() before that operation and keep the rank's own part of "

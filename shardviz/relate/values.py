@@ -21,6 +21,17 @@ SAMPLES = 256
 """Elements that a factor or an offset is estimated from before all are verified."""
 
 
+def padded_to(whole: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array with zeros behind it along the dims that are longer in a shape; as it is where one is shorter."""
+    if (
+        shape == whole.shape
+        or len(shape) != whole.ndim
+        or any(own < size for own, size in zip(shape, whole.shape, strict=True))
+    ):
+        return whole
+    return np.pad(whole, [(0, own - size) for own, size in zip(shape, whole.shape, strict=True)])
+
+
 def part_of(array: NDArray[Any], region: Region) -> NDArray[Any]:
     """Return the elements of an array that a region covers, in the region's order: a view if that is one stretch a dim.
 

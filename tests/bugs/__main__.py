@@ -7,6 +7,7 @@ import sys
 from tests.bugs.case import Bug
 from tests.bugs.catalogue import FAMILIES
 from tests.bugs.running import attempted, judged, lines_of
+from tests.live import standing
 
 
 def main(words: list[str]) -> None:
@@ -22,7 +23,7 @@ def main(words: list[str]) -> None:
 
 def show(which: str, case: object, source: str) -> None:
     """Run one of the two and print the verdict, and what was said where that is not as it should be."""
-    report = attempted(source, case.mesh)
+    report = attempted(source, case.mesh, with_lines=which == "bug" and getattr(case, "with_lines", False))
     if isinstance(report, str):
         print(f"{which}: ended in {report}", flush=True)
         return
@@ -40,4 +41,7 @@ def show(which: str, case: object, source: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    finally:
+        standing.end_all()

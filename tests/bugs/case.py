@@ -34,6 +34,7 @@ class Bug:
         kinds: The kinds of findings that name it rightly.
         words: Each must stand in what the findings say, `a|b` where either will do.
         never: What no finding may say: causes that are not true, fixes that do not mend it.
+        with_lines: Whether ranks are asked for the lines of the first wrong module, as `shardviz probe` asks them.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Bug:
     kinds: tuple[str, ...]
     words: tuple[str, ...]
     never: tuple[str, ...] = ()
+    with_lines: bool = False
 
     @property
     def right(self) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.bugs import (
     accumulation,
+    adapters,
+    attention_parts,
     backward,
+    branches,
     buffers,
     context_parallel,
     cut_by_hand,
@@ -13,6 +16,7 @@ from tests.bugs import (
     hooks,
     loads,
     logs,
+    loss_terms,
     losses,
     norms,
     optimizer,
@@ -22,6 +26,14 @@ from tests.bugs import (
     permutations,
     pipeline,
     random_numbers,
+    residual,
+    right_sums,
+    scaled_steps,
+    sequence_parallel,
+    sharded_losses,
+    shared_parts,
+    training_loops,
+    vocabulary,
 )
 from tests.bugs.case import Bug, Healthy
 
@@ -29,7 +41,10 @@ WEIGHTS = (order, permutations, loads, buffers, random_numbers)
 STEPS = (gradients, accumulation, backward, losses, logs, norms, outputs, optimizer, own_part)
 AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
 
-FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES)}
+LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
+LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums)
+
+FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES, *LAYERS, *LOOPS)}
 
 BUGS = [case for cases in FAMILIES.values() for case in cases if isinstance(case, Bug)]
 HEALTHY = [case for cases in FAMILIES.values() for case in cases if isinstance(case, Healthy)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.check.run import report_on
+from shardviz.commands.probe import QUESTION
 from shardviz.errors import ShardvizError
 from tests.live.probing import run_probe
 
@@ -41,14 +42,14 @@ class Verdict:
         return self.is_found and not self.complaints
 
 
-def report_of(source: str, mesh: str, folder: Path | None = None) -> Report:
+def report_of(source: str, mesh: str, folder: Path | None = None, *, with_lines: bool = False) -> Report:
     """Run a probe's source on the ranks of a mesh, and check what they wrote."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="shardviz-bugs-") as made:
-            return report_of(source, mesh, Path(made))
+            return report_of(source, mesh, Path(made), with_lines=with_lines)
     probe = folder / "case.py"
     probe.write_text(source)
-    return report_on(run_probe(str(probe), mesh, folder / "dump"))
+    return report_on(run_probe(str(probe), mesh, folder / "dump", question=QUESTION if with_lines else ""))
 
 
 def judged(bug: Bug, report: Report) -> Verdict:
@@ -89,9 +90,9 @@ def lines_of(report: Report) -> Iterator[str]:
         yield f"not checked {one.tensor}: {one.why}"
 
 
-def attempted(source: str, mesh: str) -> Report | str:
+def attempted(source: str, mesh: str, *, with_lines: bool = False) -> Report | str:
     """Return the report, or the one line in which the run ended."""
     try:
-        return report_of(source, mesh)
+        return report_of(source, mesh, with_lines=with_lines)
     except ShardvizError as error:
         return f"{type(error).__name__}: {error}"

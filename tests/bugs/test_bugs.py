@@ -14,7 +14,7 @@ def text_of(report):
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_a_silent_bug_is_found_and_rightly_named(bug, tmp_path):
-    report = report_of(bug.wrong, bug.mesh, tmp_path)
+    report = report_of(bug.wrong, bug.mesh, tmp_path, with_lines=bug.with_lines)
     verdict = judged(bug, report)
     assert verdict.is_silent, text_of(report)
     assert verdict.is_found, text_of(report)

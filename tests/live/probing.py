@@ -33,13 +33,22 @@ def batch(): return torch.randn(12, 6)
 
 
 def run_probe(
-    probe: str, mesh_text: str, folder: Path, *, values_limit: int = VALUES_LIMIT, alone: bool = False
+    probe: str,
+    mesh_text: str,
+    folder: Path,
+    *,
+    values_limit: int = VALUES_LIMIT,
+    alone: bool = False,
+    question: str = "",
 ) -> Dump:
-    """Return what the probe's ranks wrote; if it raises, `alone` saves the try on ranks that stand ready."""
+    """Return what the probe's ranks wrote; if it raises, `alone` saves the try on ranks that stand ready.
+
+    `question` is what is asked of the ranks after the step, as `shardviz probe` does.
+    """
     found = probe_files.find(probe)
     mesh = parse_mesh(mesh_text, found.axes)
     job = ProbeJob.of(found, mesh, prepare_folder(folder), values_limit=values_limit)
-    job = replace(job, keeps_evidence=recording.is_on())
+    job = replace(job, keeps_evidence=recording.is_on(), question=question)
     job.launch() if alone else standing.run(job)
     return dump_of(read_files(folder))
 

@@ -22,7 +22,7 @@ from shardviz.relate.relations import Located, Pending, Reassigned
 from shardviz.relate.search import relation_of
 from shardviz.relate.sums import REDUCTIONS, over
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
-from shardviz.relate.values import farthest, part_of
+from shardviz.relate.values import farthest, padded_to, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -99,6 +99,7 @@ class Compared:
         noise: How far rounding alone was seen to take an element; 0 where that was not tried.
         typical: The root of the mean square of how far it took all elements.
         is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
+        padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Compared:
     noise: float = 0.0
     typical: float = 0.0
     is_assumed: bool = False
+    padded: tuple[int, int] | None = None
 
     @cached_property
     def tolerance(self) -> float:
@@ -269,6 +271,14 @@ class Compared:
         return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
 
 
+def ranks_by_part(one: Compared) -> list[tuple[int, ...]]:
+    """Return the ranks that hold the same part of a tensor, a group a part."""
+    groups: dict[object, list[int]] = {}
+    for rank in sorted(one.reduced):
+        groups.setdefault(one.regions[rank], []).append(rank)
+    return [tuple(ranks) for ranks in groups.values()]
+
+
 def compared(dump: Dump) -> Iterator[Compared]:
     """Yield every tensor of the step that the unsharded model's step has too, with the same shape."""
     rounding = rounding_of(dump)
@@ -301,6 +311,8 @@ def _largest(values: NDArray[np.float64]) -> float:
 def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
     """Lay what every rank holds of a tensor beside the values that are wanted."""
     claimed, wanted = tensor.claimed, in_order(dump, tensor.role, name, wanted)
+    if claimed is not None and not claimed.flat and tensor.role != "output":
+        wanted = padded_to(wanted, claimed.shape)  # nothing reads padding: its gradient is zero, too
     if claimed is not None and claimed.flat:
         wanted = wanted.ravel()
     values, regions = {}, {}

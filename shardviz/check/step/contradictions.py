@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.words import WHAT, claimed_text
+from shardviz.explain.losses import PaddingRead
 from shardviz.explain.step import (
     CopiesSideBySide,
     DifferentOutput,
@@ -80,6 +81,8 @@ def check_result_shape(one: Compared) -> Finding | None:
 
 def _of_sizes(one: Compared, held: list[int], due: list[int]) -> Cause:
     """Return the cause of a result that is larger or smaller than the unsharded model's."""
+    if padding := _padding_of(one, held, due):
+        return padding
     sizes = {axis: one.mesh.axis_size(axis) for axis in one.mesh.axes if one.mesh.axis_size(axis) > 1}
     for dim, (own, wanted) in enumerate(zip(held, due, strict=False)):
         larger = [axis for axis, size in sizes.items() if own == wanted * size and len(held) == len(due)]
@@ -89,6 +92,20 @@ def _of_sizes(one: Compared, held: list[int], due: list[int]) -> Cause:
         if smaller:
             return _of_parts(one, dim, smaller, own, wanted)
     return DifferentOutput()
+
+
+def _padding_of(one: Compared, held: list[int], due: list[int]) -> Cause | None:
+    """Return the cause of a result that is the unsharded model's and goes on behind it along one dim."""
+    longer = [dim for dim, sizes in enumerate(zip(held, due, strict=False)) if sizes[0] > sizes[1]]
+    is_one = len(held) == len(due) and len(longer) == 1 and one.role == "output"
+    if not is_one or any(own < wanted for own, wanted in zip(held, due, strict=True)):
+        return None
+    cut = {rank: values[tuple(map(slice, due))] for rank, values in one.values.items()}
+    is_whole = all(values.shape == one.wanted.shape and one.near(values, one.wanted) for values in cut.values())
+    dim = longer[0]
+    if not is_whole or held[dim] % due[dim] == 0:  # copies side by side
+        return None
+    return PaddingRead(dim, due[dim], held[dim], is_returned=True)
 
 
 def _of_parts(one: Compared, dim: int, axes: list[str], own: int, wanted: int) -> Cause:

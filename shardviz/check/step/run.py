@@ -11,11 +11,12 @@ from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.contradictions import check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
-from shardviz.check.step.forward.labels import laid_out_by_value, why_unplaced
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.masks import check_masks
 from shardviz.check.step.no_gradient import check_no_gradient
+from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.gradients import check_unreduced
+from shardviz.check.step.rules.loss_terms import of_loss_terms
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.micro_batches import of_micro_batches
 from shardviz.check.step.rules.order import check_order
@@ -74,7 +75,7 @@ def check_step(
         why = "the unsharded model's step has no tensor of this name"
         yield from (NotChecked(name, why, "step") for name in missing)
     yield from _not_logged(dump)
-    evidence = Evidence(dump, laid_out_by_value(tuple(compared(dump))))
+    evidence = Evidence(dump, laid_out_by_value(tuple(compared(dump)), dump))
     absent = list(check_no_gradient(evidence))
     yield from check_mean_of_means(evidence)
     yield from check_training(dump)
@@ -89,7 +90,8 @@ def check_step(
     yield from (result for _, result in results if isinstance(result, NotChecked))
     found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     found, of_parts = of_micro_batches(evidence, found)
-    yield from (*said, *of_parts)
+    found, of_terms = of_loss_terms(evidence, found)
+    yield from (*said, *of_parts, *of_terms)
     absent, found = with_cut(evidence, absent, placed(evidence, found))
     yield from absent
     yield from without_consequences(found)
@@ -142,8 +144,16 @@ def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecke
         scaled = check_scale(one, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, one))
         found = _by_role(evidence, one) or scaled or check_terms(evidence, one)
         named = with_reason(evidence, one, found)
-        is_first = one.role == "output" or evidence.outputs_are_right
+        is_first = one.role == "output" or (
+            evidence.outputs_are_right and (one.role != "grad" or _has_right_loss(evidence))
+        )
         yield (check_related(one) if named.generic and is_first else None) or named
+
+
+def _has_right_loss(evidence: Evidence) -> bool:
+    """Whether the loss is right, or none is compared: what a wrong loss makes of gradients shows nothing new."""
+    losses = [one for one in evidence.results if (one.role, one.name) == ("scalar", "loss")]
+    return all(not one.incomparable and not one.wrong for one in losses)
 
 
 def _by_role(evidence: Evidence, one: Compared) -> Finding | None:

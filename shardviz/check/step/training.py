@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import laid_out, rounding_of
-from shardviz.check.step.rules.reductions import ranks_by_part
+from shardviz.check.step.compared import laid_out, ranks_by_part, rounding_of
 from shardviz.check.step.words import WHAT, apart_text, claimed_text
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.step import DifferentMasks

@@ -18,6 +18,11 @@ def of_micro_batch(name: str, number: int) -> str:
     return f"{name}.grad of micro-batch {number}"
 
 
+def of_loss_term(name: str, number: int) -> str:
+    """Return the name of the unsharded model's gradient, or value, of one term of the loss, recorded likewise."""
+    return f"{name}.grad of term {number} of the loss"
+
+
 def of_replay(name: str) -> str:
     """Return the name of the gradient that a module's own activations make, recorded in the role of an activation."""
     return f"{name}.grad by its module's activations"

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted
@@ -31,6 +33,7 @@ from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, r
 from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
 from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
+from shardviz.live.step.unsharded.loss_terms import gradients_of_loss_terms
 from shardviz.live.step.unsharded.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.unsharded.own_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
     from shardviz.live.step.unsharded.step import UnshardedStep
 
 MAX_LISTED = 4
+SEED = 2
+"""What every rank is seeded with before a step."""
 FIRST_SEED = 1000
 """Where each rank is seeded differently, rank 0 begins with this."""
 MACHINE = (
@@ -221,6 +226,8 @@ class ProbeStep:
             self._note(f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES")
         unsharded = copied_gradients(list(local_tensors(reference.model)))
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
+        if capture.rank == 0:
+            of_parts += gradients_of_loss_terms(probe, setting.build, setting.batch, reference)
         update, kept = updated_reference(self.on, reference)
         self._add_step(model, step, reference.step, setting.axes, kept)
         held = add_outputs(self.on, step, reference, setting)
@@ -254,9 +261,15 @@ class ProbeStep:
         built: Callable[[], nn.Module],
         held: Sequence[Local],
     ) -> None:
-        """Record a step of a model that draws random numbers as it trains: its copies, at least, must be equal."""
-        model = self.on.initialized(self.on.parallelized(built()))
-        step, failed = self._sharded_step(model, own, "training")
+        """Record a step of a model that draws random numbers as it trains: its copies, at least, must be equal.
+
+        A rank that is seeded as the model is sharded draws from that seed, as in the job.
+        """
+        model = built()
+        before = torch.initial_seed()
+        model = self.on.initialized(self.on.parallelized(model))
+        seed = torch.initial_seed() if torch.initial_seed() != before else SEED
+        step, failed = self._sharded_step(model, own, "training", seed)
         if step is None:
             self.on.capture.not_checked.append(("", f"the step in training mode: {failed}"))
             return
@@ -268,7 +281,7 @@ class ProbeStep:
     def _add_masks(self, own: Batch, batch: Batch, built: Callable[[], nn.Module]) -> None:
         """Record the masks that ranks draw, seeded alike and seeded differently, beside the unsharded model's."""
         found: list[list[Mask]] = []
-        for what, seed in (("masks", 2), ("masks again", FIRST_SEED + self.on.capture.rank)):
+        for what, seed in (("masks", SEED), ("masks again", FIRST_SEED + self.on.capture.rank)):
             with Masks() as masks:
                 step, _ = self._sharded_step(self.on.initialized(self.on.parallelized(built())), own, what, seed)
             if step is None:
@@ -279,7 +292,7 @@ class ProbeStep:
         self.on.capture.masks += mask_records(found[0], found[1], whole.found)
 
     def _sharded_step(
-        self, model: nn.Module, own: Batch, what: str, seed: int = 2, followed: Followed = NONE
+        self, model: nn.Module, own: Batch, what: str, seed: int = SEED, followed: Followed = NONE
     ) -> tuple[StepResult | None, str]:
         """Step the sharded model; return None and the first error if any rank raised one."""
         probe, mesh = self.on.probe, self.on.device_mesh

@@ -17,8 +17,9 @@ ROWS = {rank: np.split(WANTED, 2)[rank % 2] for rank in MESH.ranks}
 OVERLAPPING = {rank: WANTED[:3] if rank % 2 == 0 else WANTED[1:] for rank in MESH.ranks}
 
 
-def returning(path: Path, output: Any, loss: float = 2.5, gradient: Any = WANTED) -> Step:
-    step = Step(path).return_plain(output).add("loss", "scalar", on_all(loss), wanted=2.5)
+def returning(path: Path, output: Any, loss: Any = 2.5, gradient: Any = WANTED) -> Step:
+    losses = loss if isinstance(loss, dict) else on_all(loss)
+    step = Step(path).return_plain(output).add("loss", "scalar", losses, wanted=2.5)
     return step.add("w", "grad", on_all(gradient))
 
 
@@ -29,8 +30,39 @@ def test_parts_that_a_right_loss_reads_are_right(tmp_path: Path, output: Any) ->
 
 @pytest.mark.parametrize("output", [COLUMNS, ROWS])
 def test_parts_that_a_wrong_loss_reads_are_the_finding(tmp_path: Path, output: Any) -> None:
-    findings, _ = returning(tmp_path, output, loss=2.0).check()
+    apart = {rank: 2.0 + rank % 2 for rank in MESH.ranks}
+    findings, _ = returning(tmp_path, output, loss=apart).check()
     assert [(finding.tensor, finding.cause_id) for finding in findings] == [("output", "wrong-output-label")]
+
+
+@pytest.mark.parametrize("output", [COLUMNS, ROWS])
+def test_parts_that_ranks_put_one_loss_together_from_do_not_hide_why_it_is_wrong(tmp_path: Path, output: Any) -> None:
+    findings, _ = returning(tmp_path, output, loss=2.0).check()
+    is_right = output is COLUMNS or output is ROWS
+    assert [(finding.tensor, finding.kind) for finding in findings] == [
+        ("loss" if is_right else "output", "wrong-value")
+    ]
+
+
+def test_padding_that_a_right_loss_leaves_out_is_right(tmp_path: Path) -> None:
+    wanted = WANTED[:, :3]
+    padded = {rank: np.pad(wanted, ((0, 0), (0, 1)))[:, 2 * (rank % 2) :][:, :2] for rank in MESH.ranks}
+    step = Step(tmp_path).return_plain(padded, wanted).add("loss", "scalar", on_all(2.5), wanted=2.5)
+    assert step.add("w", "grad", on_all(WANTED)).check() == ([], [])
+
+
+def test_padding_that_a_wrong_loss_reads_is_named(tmp_path: Path) -> None:
+    wanted = WANTED[:, :3]
+    padded = {rank: np.pad(wanted, ((0, 0), (0, 1)))[:, 2 * (rank % 2) :][:, :2] for rank in MESH.ranks}
+    step = Step(tmp_path).return_plain(padded, wanted).add("loss", "scalar", on_all(2.75), wanted=2.5)
+    findings, _ = step.add("w", "grad", on_all(WANTED)).check()
+    assert [(finding.tensor, finding.cause_id) for finding in findings] == [("loss", "padding-read")]
+
+
+def test_padding_that_is_returned_is_named(tmp_path: Path) -> None:
+    output = on_all(np.pad(WANTED[:, :3], ((0, 0), (0, 1))))
+    findings, _ = Step(tmp_path).return_plain(output, WANTED[:, :3]).check()
+    assert [(finding.tensor, finding.cause_id) for finding in findings] == [("output", "padding-read")]
 
 
 def test_a_right_part_does_not_hide_a_wrong_gradient(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.whole import GatheredOutOfOrder
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
+from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -192,7 +193,10 @@ def _is_uneven(layout: Layout) -> bool:
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:
     """Whether the gathered tensor is in its own or the intended order, in whichever form its ids are written."""
     ids = gathered_ids(dump, stamp, gathered)
-    return ids is not None and np.array_equal(ids, np.arange(1, math.prod(stamp.shape) + 1))
+    tensor, own = dump.stamped.get(gathered.name), np.arange(1, math.prod(stamp.shape) + 1).reshape(stamp.shape)
+    claimed = tensor.claimed if tensor is not None else None
+    whole = own if claimed is None else padded_to(own, claimed.shape)
+    return ids is not None and np.array_equal(ids, whole.ravel())
 
 
 def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> str:
@@ -229,5 +233,6 @@ def _own_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int
     if sum(run[2] for run in runs) > MAX_ELEMENTS:
         return None
     ids = expand_runs(runs)
-    first = counted_from(dump, stamp, int(ids.min()), int(ids.max())) if ids.size else stamp.first
-    return ids - first + 1
+    own = ids[ids != 0]  # zeros pad
+    first = counted_from(dump, stamp, int(own.min()), int(own.max())) if own.size else stamp.first
+    return np.where(ids == 0, 0, ids - first + 1)

@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.rules.ids.counts import count_ids
 from shardviz.check.order.rules.ids.places import shape_differs
@@ -26,6 +28,7 @@ from shardviz.explain.labels import (
 from shardviz.explain.order import Scrambled
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
+from shardviz.relate.values import padded_to, part_of
 from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
@@ -101,6 +104,25 @@ def _held(case: Case, shape: tuple[int, ...], guessed: GuessedGlobalShape) -> tu
     if isinstance(fit.cause, Scrambled):
         return guessed, ""
     return replace(guessed, disorder=fit.cause), fit.held
+
+
+def is_padded_in_place(laid_out: LaidOut, tensor: Tensor, name: str) -> bool:
+    """Whether zeros follow a tensor's elements along its dims, and ranks hold of both what their placements claim."""
+    stamp, shapes = laid_out.dump.stamps.get(name), {shard.body.shape for shard in tensor.shards.values()}
+    claims = {shard.layout for shard in tensor.shards.values()}
+    shape, claimed = next(iter(shapes), ()), next(iter(claims), None)
+    is_one = stamp is not None and claimed is not None and len(shapes) == len(claims) == 1 and claimed.flat is None
+    if not is_one or stamp is None or claimed is None or claimed.partial or len(shape) != len(stamp.shape):
+        return False
+    try:
+        case = next(iter(laid_out.cases(tensor, name, claims=False)))
+        own = np.arange(1, case.numel + 1, dtype=np.int64).reshape(stamp.shape)
+        whole = padded_to(own, shape)
+        held = {coord: (case.local_ids(coord), part_of(whole, claimed.region(coord))) for coord in case.shards}
+    except ShardvizError:
+        return False
+    is_larger = whole.shape == shape and whole.size > own.size
+    return is_larger and all(ids.shape == due.shape and np.array_equal(ids, due) for ids, due in held.values())
 
 
 def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:

@@ -1,12 +1,7 @@
-"""Outputs whose label is not theirs, and plain ones that have none: a layout is read off the values that ranks hold.
-
-A model may return its own columns of the logits, its own tokens or a part that overlaps its neighbor's, and a loss that
-reads them so is right. The layout that a plain output of the batch's rows should have is then no claim that is broken.
-"""
+"""`wrong-placement` of an output: its label gives another shape, and its values are those of another label."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.reason import Reason
@@ -17,10 +12,7 @@ from shardviz.layout.notation import write
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shardviz.check.step.compared import Compared
-    from shardviz.check.step.evidence import Evidence
 
 
 def check_label_of_output(one: Compared) -> Reason | None:
@@ -55,42 +47,3 @@ def _of_label(claimed: Layout, layout: Layout) -> Reason:
         f"what ranks hold is the unsharded model's output under ({due}): {write(layout)}",
         held=write(layout),
     )
-
-
-UNPLACED = (
-    "no placements of {whole}, {whose}, give every rank what it holds (rank {rank}: {held}); the loss and the "
-    "gradients are right"
-)
-
-
-def laid_out_by_value(results: Sequence[Compared]) -> tuple[Compared, ...]:
-    """Return results with the plain outputs laid out as their values are, if the loss computed from them is right."""
-    losses = [one for one in results if (one.role, one.name) == ("scalar", "loss")]
-    is_right = any(not loss.incomparable and not loss.wrong for loss in losses)
-    return tuple(_by_value(one) if is_right and one.is_assumed else one for one in results)
-
-
-def _by_value(one: Compared) -> Compared:
-    layout = layout_of_values(one) if one.incomparable or one.wrong else None
-    if layout is None:
-        return one
-    regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in one.values}
-    return replace(one, mesh=layout.mesh, claimed=layout, regions=regions)
-
-
-def why_unplaced(evidence: Evidence, one: Compared) -> str:
-    """Return why a plain part of an output is not judged; empty if it is, or if something behind it is wrong."""
-    gradients = evidence.gradients.values()
-    is_right = evidence.loss_is_right and bool(gradients) and not any(gradient.wrong for gradient in gradients)
-    odd = [rank for rank, values in one.values.items() if values.shape != one.wanted.shape]
-    if not (one.is_assumed and one.incomparable and is_right and odd) or evidence.without_gradient:
-        return ""
-    if not all(_may_be_part(values.shape, one.wanted.shape) for values in one.values.values()):
-        return ""  # larger than the whole, as copies side by side are
-    rank = min(odd)
-    held, whole = list(one.values[rank].shape), list(one.wanted.shape)
-    return UNPLACED.format(rank=rank, held=held, whole=whole, whose=one.whose)
-
-
-def _may_be_part(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    return len(shape) == len(whole) and all(own <= size for own, size in zip(shape, whole, strict=True))

@@ -85,8 +85,8 @@ def belongings_of(
 
 
 def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belonging | None:
-    fits = [_fitting(whole, part, mesh, rank) for rank, part in parts.items()]
-    shared = [one for one in fits[0] if all(one in other for other in fits[1:])]
+    fits = [_fitting(whole, part, mesh, rank) for rank, part in parts.items() if part.values is not None]
+    shared = [one for one in fits[0] if all(one in other for other in fits[1:])] if fits else []
     return _split(mesh, whole.shape, shared[0]) if shared else _by_rows(whole, parts)
 
 
@@ -158,7 +158,8 @@ def other_weights(
     full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], belongings: Mapping[str, Belonging]
 ) -> tuple[list[OtherWeight], int]:
     """Return the weights that differ before the step, and how many could be compared."""
-    both = [name for name, whole in full.items() if name in parts and whole.values is not None]
+    held = {name for name, own in parts.items() if any(part.values is not None for part in own.values())}
+    both = [name for name, whole in full.items() if name in held and whole.values is not None]
     found = (_other(name, full[name], parts[name], belongings.get(name)) for name in both)
     return [one for one in found if one is not None], len(both)
 

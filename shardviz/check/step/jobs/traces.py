@@ -149,9 +149,11 @@ class OfRank:
                 yield name, self._weight(name, shard)
 
     def _weight(self, name: str, shard: Shard) -> Weight:
-        layout, values = shard.layout, self._numbers(shard, name)
-        shape = shard.body.shape if layout is None else layout.region(layout.mesh.coord_of(self.rank)).shape
-        return Weight(shard.body.shape, layout, Kept.of(shape, values, shard.body.dtype, shard.body.device))
+        layout, body = shard.layout, shard.body
+        if layout is None and (0 in body.local_shape or len(body.local_shape) != len(body.shape)):
+            return Weight(body.shape, None, None)  # a stretch of a flat parameter, which may be empty here
+        shape = body.local_shape if layout is None else layout.region(layout.mesh.coord_of(self.rank)).shape
+        return Weight(body.shape, layout, Kept.of(shape, self._numbers(shard, name), body.dtype, body.device))
 
     def _shard(self, role: str, name: str) -> Shard | None:
         tensor = self.dump.find("step", role, name)

@@ -12,17 +12,21 @@ leaves several lines, none of them is named: it is one of those between two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from shardviz.check.step.lines.states import State
+from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.check.step.lines.states import State, States
+    from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import FrameRecord
 
-Way = Literal["result", "unsummed", "collective", "gradient", "between"]
+Way = Literal["result", "unsummed", "collective", "gradient", "unsummed gradient", "between"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,9 @@ class Fault:
 
     Attributes:
         way: `result`, a call gives something else; `unsummed`, it reads terms of a sum as the whole; `collective`, a
-            reduction gives something else; `gradient`, it hands back another gradient; `between`, it is one of the
-            lines from `before` to `line`.
+            reduction gives something else; `gradient`, it hands back another gradient; `unsummed gradient`, it hands
+            back terms of a sum beside what another line hands back whole; `between`, it is one of the lines from
+            `before` to `line`.
         line: The line.
         function: What it calls.
         given: What ranks have of what it is given, or of the gradient that it is given.
@@ -41,6 +46,7 @@ class Fault:
         axis: The axis of a missing sum.
         ranks: The ranks of the collective, of the first rank's group.
         inner: The line in a function that `line` calls, if that makes the call; else the same.
+        times: How many times the sum that it is given a sum of equal numbers is; 0 if it is none.
     """
 
     way: Way
@@ -52,6 +58,7 @@ class Fault:
     axis: str = ""
     ranks: tuple[int, ...] = ()
     inner: FrameRecord | None = None
+    times: int = 0
 
     @property
     def is_torchs(self) -> bool:
@@ -136,8 +143,12 @@ class _Forward:
             return Fault("between", last.line, last.first.function, "", "", first.line)
         state, terms = self.states.forward(value), [one for one in given if self.states.forward(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
-            inner = self.states.forward(given[0]).text if given else ""
-            return _fault("collective", call, inner, state, self._before(given), ranks=call.first.ranks)
+            inner = self.states.forward(given[0]) if given else None
+            text, is_whole = (inner.text, inner.kind == "right") if inner is not None else ("", False)
+            fault = _fault("collective", call, text, state, self._before(given), ranks=call.first.ranks)
+            times = len(call.first.ranks)
+            is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
+            return replace(fault, times=times) if is_repeated else fault
         if terms:
             return self._unsummed(terms[0], call, state)
         words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
@@ -243,6 +254,10 @@ class _Backward:
         """Return the line that hands back the wrong gradient of a tensor."""
         readers = self.lines.readers(value)
         places = {call.place for call in readers}
+        passing = [call for call in readers if self._is_given_terms(call)]
+        if len({call.place for call in passing}) == 1 and (axis := self._terms_beside_whole(value, passing[-1])):
+            call = self._begin_of_terms(passing[-1])
+            return _fault("unsummed gradient", call, "", State("none", axes=(axis,)), self._maker(value), axis)
         if len(places) > 1:
             # Some use the whole of it and some a part: the latter hand back terms of a sum.
             readers = [call for call in readers if self._uses_part(value, call)]
@@ -250,6 +265,9 @@ class _Backward:
         if len(places) != 1:
             return None
         call = readers[-1]
+        if axis := self._terms_beside_whole(value, call):
+            held = State("none", axes=(axis,))
+            return _fault("unsummed gradient", call, "", held, self._maker(value), axis)
         given = [self.states.gradient(one) for one in self._made_of(call)]
         if any(state.is_wrong for state in given):
             return None  # it is given a wrong gradient
@@ -258,6 +276,26 @@ class _Backward:
         if held.kind == "none" and held.axes:
             return _fault("gradient", call, words, held, self._maker(value), held.axes[0])
         return _fault("gradient", call, words, held, self._maker(value))
+
+    def _is_given_terms(self, call: Call) -> bool:
+        """Whether what a call makes gets the terms of a sum for its gradient: it passes them on."""
+        return any(self.states.gradient(one).kind == "terms" for one in call.outputs)
+
+    def _begin_of_terms(self, call: Call) -> Call:
+        """Return the call that first hands back the terms that a call passes on."""
+        seen: list[Call] = []
+        while call not in seen and self._is_given_terms(call):
+            seen.append(call)
+            readers = [reader for one in call.outputs for reader in self.lines.readers(one)]
+            terms = [reader for reader in readers if self._is_given_terms(reader)]
+            call = next(iter(terms or readers), call)
+        return call
+
+    def _terms_beside_whole(self, value: Value, call: Call) -> str:
+        """Return the axis over which a call hands back terms of a sum, where another call hands back the whole."""
+        others = [reader for reader in self.lines.readers(value) if reader is not call]
+        made = [one for reader in others for one in reader.outputs]
+        return self.states.terms_beside(value, made) if made else ""
 
     def _maker(self, value: Value) -> FrameRecord | None:
         call = self.lines.producer(value)

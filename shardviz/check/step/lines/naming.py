@@ -11,7 +11,15 @@ from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.explain.finding import Finding
-from shardviz.explain.lines import UnsummedLine, WrongLine, WrongLineBackward, WrongLines, WrongReductionLine
+from shardviz.explain.lines import (
+    RepeatedReductionLine,
+    UnsummedLine,
+    UnsummedLineBackward,
+    WrongLine,
+    WrongLineBackward,
+    WrongLines,
+    WrongReductionLine,
+)
 from shardviz.explain.modules import (
     UnexplainedBetweenModules,
     UnexplainedModule,
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.lines import FrameRecord
     from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Kind
 
 OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, UnexplainedBetweenModules)
 """Causes that say where a step goes wrong and not why: the line takes their place."""
@@ -68,7 +77,17 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     if fault.way == "between" and fault.before is not None:
         return told.because(WrongLines(place_of(fault.before), place_of(fault.line))) if is_open else told
     placed = replace(told, line=place_of(fault.line))
-    return placed.because(cause_of(fault)) if is_open else placed
+    if not is_open:
+        return placed
+    cause = cause_of(fault)
+    return replace(placed, kind=_kind_of(cause, placed.kind)).because(cause)
+
+
+def _kind_of(cause: Cause, kind: Kind) -> Kind:
+    """Return the kind of a finding whose cause is a line: a sum that is missing has one name wherever it is found."""
+    if isinstance(cause, UnsummedLine):
+        return "unreduced-output"
+    return kind if kind in cause.kinds else cause.kinds[0]
 
 
 def place_of(line: FrameRecord) -> str:
@@ -100,7 +119,7 @@ def sentence_of(fault: Fault) -> str:
         return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
-    if fault.way == "gradient":
+    if fault.way in ("gradient", "unsummed gradient"):
         given = f"is given {fault.given} of its gradient and " if fault.given else ""
         place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong{after}"
         return f"{place}: it {given}hands back {fault.held}"
@@ -114,8 +133,12 @@ def cause_of(fault: Fault) -> Cause:
     place = place_of(fault.line)
     if fault.way == "unsummed" and fault.before is not None:
         return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis)
+    if fault.way == "collective" and fault.times:
+        return RepeatedReductionLine(place, fault.function, fault.times, fault.ranks)
     if fault.way == "collective":
         return WrongReductionLine(place, fault.function, fault.ranks)
+    if fault.way == "unsummed gradient":
+        return UnsummedLineBackward(place, fault.axis)
     if fault.way == "gradient":
         return WrongLineBackward(place, fault.function, fault.axis)
     return WrongLine(place, fault.function, fault.given)

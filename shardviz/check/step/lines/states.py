@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,11 +18,12 @@ from shardviz.layout.splits import MAX_SEGMENTS
 from shardviz.relate.pair import Pair
 from shardviz.relate.relations import Filled, Located, Padded, Pending, Rounded, Scaled
 from shardviz.relate.search import relation_of
+from shardviz.relate.sums import over
 from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
 from shardviz.relate.values import error_of, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 WHOLE = ("int", "uint")
+MAX_BESIDE = 4
+"""A tensor that more readers hand back gradients of is not looked at."""
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
 
@@ -190,6 +194,36 @@ class States:
         state = _state_of(related.chain)
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         return State("right", layout) if layout is not None else state
+
+    def terms_beside(self, value: Value, others: Sequence[Value]) -> str:
+        """Return the axis over which a tensor's gradient lacks a sum beside other gradients; empty if there is none.
+
+        Each rank has what other readers hand back, which is whole, and its own term of what is left. Readers hand back
+        the gradient of what they make, as a residual does, or its sum, as the begin of another branch does.
+        """
+        wanted = self.lines.wanted.get(value)
+        if wanted is None or len(others) > MAX_BESIDE or self.gradient(value).kind != "none":
+            return ""
+        try:
+            whole = self._array("reference", 0, wanted, gradient=True)
+            held, *beside = [self._gradients(one) for one in (value, *others)]
+        except (ShardvizError, KeyError):
+            return ""
+        if any(array.shape != whole.shape for own in (held, *beside) for array in own.values()):
+            return ""
+        near = ELEMENT.get(self._dtype(wanted), EXACT)
+        for axis in (axis for axis in self.mesh.axes if self.mesh.axis_size(axis) > 1):
+            for ways in product(*((own, over(axis, "sum", own, self.mesh)) for own in beside)):
+                given = {rank: sum((own[rank] for own in ways), np.zeros(whole.shape)) for rank in held}
+                left = over(axis, "sum", {rank: held[rank] - given[rank] for rank in held}, self.mesh)
+                if len(left) == len(held) and all(error_of(left[rank] + given[rank], whole) <= near for rank in left):
+                    return axis
+        return ""
+
+    def _gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
+        """Return what each rank has of a tensor's gradient, in the unsharded model's scale."""
+        arrays = {rank: self._array("step", rank, number, gradient=True) for rank, number in value}
+        return {rank: array / (self._scales[rank] or 1.0) for rank, array in arrays.items()}
 
     def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
         """Yield the layouts that ranks have of a dim which was made of several, and is split along an inner one."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardviz.check.step.compared import ranks_by_part
 from shardviz.check.step.rules.ratios.scale import cause_of_ratio
-from shardviz.check.step.rules.reductions import Unreduced, missing_reduction, own_part, ranks_by_part, reduction_over
+from shardviz.check.step.rules.reductions import Unreduced, missing_reduction, own_part, reduction_over
 from shardviz.check.step.words import apart_text, claimed_text
 from shardviz.explain.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
 from shardviz.explain.templates import times_text

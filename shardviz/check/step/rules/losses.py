@@ -27,6 +27,7 @@ from shardviz.explain.losses import (
     MeanOfMeans,
     MiscountedExponentials,
     NormOfPart,
+    PaddingRead,
     PartialVocabularyLoss,
     ScalarNotReduced,
     ScalarOfPart,
@@ -77,6 +78,9 @@ def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
     if one.role != "scalar" or not evidence.outputs_are_right:
         return None
     logarithm = _logarithm(one) if one.name == "loss" else None
+    padded = [output for output in evidence.results if output.role == "output" and output.padded is not None]
+    if logarithm is None and padded and one.name == "loss":
+        return _of_padding(padded[0])
     batch = batch_axes(evidence.dump)
     gradients = list(evidence.gradients.values())
     others = [axis for axis in batch or () if any(splits(gradient, axis) for gradient in gradients)]
@@ -88,6 +92,14 @@ def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
     if any(one.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         return replace(unexplained_value(evidence, one), or_else=cause)
     return cause
+
+
+def _of_padding(output: Compared) -> Cause:
+    """Return the cause of a wrong loss of right outputs whose parts are padded to one size."""
+    dim, size = output.padded or (0, 0)
+    for axis in output.claimed.chains[dim] if output.claimed is not None else ():
+        size *= output.mesh.axis_size(str(axis))
+    return PaddingRead(dim, output.wanted.shape[dim], size)
 
 
 def _may_split_words(evidence: Evidence, axis: str) -> bool:

@@ -110,14 +110,6 @@ def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
     return f"each rank's own part ({', '.join(f'+{axis}{op}' for axis in axes)})"
 
 
-def ranks_by_part(one: Compared) -> list[tuple[int, ...]]:
-    """Return the ranks that hold the same part of a tensor, a group a part."""
-    groups: dict[object, list[int]] = {}
-    for rank in sorted(one.reduced):
-        groups.setdefault(one.regions[rank], []).append(rank)
-    return [tuple(ranks) for ranks in groups.values()]
-
-
 def reduction_over(one: Compared, groups: Sequence[Sequence[int]]) -> Literal["mean", "sum"] | None:
     """Return the reduction within groups of ranks that makes every rank right; None where neither does."""
     kinds: tuple[tuple[Literal["mean", "sum"], Callable[..., Any]], ...] = (("mean", np.mean), ("sum", np.sum))

@@ -113,6 +113,17 @@ def _unsummed(calls: Calls, call: Call) -> Divergence | None:
     """
     if any(other.state(OUTPUT) == "pending" for other in calls.alike(call)):
         return None
+    return _reader_of_pending(calls, call)
+
+
+def unsummed_behind(calls: Calls, call: Call, axis: str) -> Divergence | None:
+    """Return the reader that sends terms of a sum over an axis back to what a call returns; None if it gets none."""
+    point = call.point(OUTPUT, "pending")
+    return _reader_of_pending(calls, call) if point is not None and pending_axis(point) == axis else None
+
+
+def _reader_of_pending(calls: Calls, call: Call) -> Divergence | None:
+    """Return the first reader behind a call that is given the whole of a gradient, and sends back terms of it."""
     seen: list[Call] = []
     while call not in seen:
         seen.append(call)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.check.step.trace.advice import cause_at
+from shardviz.check.step.trace.backward import unsummed_behind
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
 from shardviz.check.step.trace.scale import times_in_backward
 from shardviz.explain.finding import Finding
+from shardviz.explain.sums import GradientNotReduced
 from shardviz.explain.templates import times_text
 from shardviz.text import counted
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
     """Return a step's findings with the first wrong module named in them."""
-    first = evidence.divergence if found else None
+    first = (evidence.divergence or _pending_behind(evidence, found)) if found else None
     if first is None:
         return list(found)
     results = [one for one, _ in found if one.role == "output"]
@@ -40,6 +42,25 @@ def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
             for one, finding in found
         ]
     return _of_gradients(evidence, first, found)
+
+
+def _pending_behind(evidence: Evidence, found: Sequence[Found]) -> Divergence | None:
+    """Return where the terms come from that gradients are which nothing reduced: they came back so to the module.
+
+    Weights whose gradients are summed after backward are right, so that these are not all the weights of their modules.
+    """
+    unreduced = {one.name: finding for one, finding in found if isinstance(finding.explanation, GradientNotReduced)}
+    causes = {finding.explanation for finding in unreduced.values()}
+    cause = next(iter(causes)) if len(causes) == 1 and evidence.loss_is_right else None
+    if not isinstance(cause, GradientNotReduced) or cause.op != "SUM" or len(cause.axes) != 1 or cause.rest:
+        return None
+    modules = {name.rpartition(".")[0] for name in unreduced}
+    calls = [call for call in evidence.calls.in_order if call.module in modules]
+    own = {name for name in evidence.gradients if name.rpartition(".")[0] in modules}
+    if own != set(unreduced) or {call.module for call in calls} != modules:
+        return None
+    places = [unsummed_behind(evidence.calls, call, cause.axes[0]) for call in calls]
+    return places[-1] if all(places) else None
 
 
 def with_cut(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import laid_out, rounding_of
-from shardviz.check.step.rules.reductions import ranks_by_part
+from shardviz.check.step.compared import laid_out, ranks_by_part, rounding_of
 from shardviz.check.step.update.reasons import factors_of, scaled
 from shardviz.check.step.words import apart_text, claimed_text
 from shardviz.check.values.copies import with_copies

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.rules.ratios.factors import splits
+from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
 from shardviz.check.step.words import number
+from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
 from shardviz.explain.update import (
     AnotherDecay,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
 
@@ -87,12 +91,13 @@ def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return bool(np.max(np.abs(got - other), initial=0.0) <= EXPLAINED_UPDATE * size)
 
 
-def why_weight(dump: Dump, one: Compared) -> Why | None:
+def why_weight(evidence: Evidence, one: Compared) -> Why | None:
     """Return why a weight is another after the step, where its step shows that."""
+    dump = evidence.dump
     factors = factors_of(dump, one)
     apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > EXPLAINED_UPDATE}
     if apart:
-        return _of_normed_parts(dump, one) or scaled(factors)
+        return _of_normed_parts(dump, one) or _by_norms(evidence, one, factors) or scaled(factors)
     return _decayed(dump, one) or _of_orthogonal_parts(dump, one)
 
 
@@ -114,6 +119,57 @@ def _of_normed_parts(dump: Dump, one: Compared) -> Why | None:
     if not norm or not norms or not all(_is_equal(held, norm) and not _is_equal(due, norm) for held, due in norms):
         return None
     return Why(f"each rank's step has the norm {number(norm)}, which the whole one should have", StepOfPart())
+
+
+def _by_norms(evidence: Evidence, one: Compared, factors: Mapping[int, float]) -> Why | None:
+    """Return that a step is scaled by the norm of a part where that of the whole is due, or by a norm of copies."""
+    gradients = list(evidence.gradients.values())
+    if not gradients or len(set(map(number, factors.values()))) == 1:
+        return _by_norm_of_copies(gradients, factors)
+    whole = total(gradient.wanted for gradient in gradients)
+    own = {rank: total(of.reduced[rank] for of in gradients if rank in of.reduced) for rank in factors}
+    shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
+    steps = f"ranks step it by different multiples of the unsharded model's step: {shown}"
+    if all(own.values()) and all(_is_equal(factor, whole / own[rank]) for rank, factor in factors.items()):
+        return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
+    gradient, before = (evidence.dump.find("reference", role, one.name) for role in ("grad", "param"))
+    if gradient is None or before is None:
+        return None
+    sizes = [evidence.dump.values(tensor.first, one.name) for tensor in (gradient, before)]
+    of_gradient, of_weight = (_shares(one, size.reshape(one.wanted.shape), factors) for size in sizes)
+    ways = {
+        "its gradient's norm": {rank: 1 / of_gradient[rank] for rank in of_gradient if of_gradient[rank]},
+        "its own norm": of_weight,
+        "the ratio of its norm and its gradient's": {
+            rank: of_weight[rank] / of_gradient[rank] for rank in factors if of_gradient[rank]
+        },
+    }
+    for what, due in ways.items():
+        if len(due) == len(factors) and all(_is_equal(factor, due[rank]) for rank, factor in factors.items()):
+            return Why(f"{steps}, as {what} on the rank differs from that of the whole weight", StepOfPart())
+    return None
+
+
+def _shares(one: Compared, whole: NDArray[np.float64], factors: Mapping[int, float]) -> dict[int, float]:
+    """Return the norm of each rank's part of an array, relative to that of the whole."""
+    size = float(np.linalg.norm(whole)) or 1.0
+    return {rank: float(np.linalg.norm(one.part(whole, rank))) / size for rank in factors}
+
+
+def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float]) -> Why | None:
+    """Return that all steps are divided by one norm of gradients that is not the norm of all of them."""
+    factor, whole = next(iter(factors.values())), total(gradient.wanted for gradient in gradients)
+    for what, norm in norms_of_parts(list(gradients)) if gradients else ():
+        if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
+            continue
+        times = f"the optimizer's step of it is {_times(factor)} the unsharded model's on every rank"
+        copied = [(one.name, axis) for one in gradients for axis in one.mesh.axes if not splits(one, axis)]
+        copied = [pair for pair in copied if pair[1] in what.partition("over ")[2].partition(" of ")[0].split(" and ")]
+        if "squares" in what and copied:
+            cause: Cause = NormOverWrongAxes(*copied[0], "", "")
+            return Why(f"{times}, as the norm of all gradients is to {what}", cause)
+        return Why(f"{times}, as the norm of all gradients is to {what}", ClippedByParts(what, factor * norm))
+    return None
 
 
 def _whole_step(dump: Dump, one: Compared) -> NDArray[np.float64] | None:

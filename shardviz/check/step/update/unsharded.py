@@ -50,7 +50,8 @@ def check_unsharded_update(
     seen = {} if seen is None else seen
     if "" in judged:
         return
-    all_alike = multiplied(Evidence(dump, tuple(compared(dump))))
+    evidence = Evidence(dump, tuple(compared(dump)))
+    all_alike = multiplied(evidence)
     if all_alike is not None and all_alike.clipped_to:
         why = "the weights after the optimizer's step: they were stepped by gradients that the step had clipped"
         yield NotChecked("", why, "step")
@@ -69,7 +70,7 @@ def check_unsharded_update(
             elif reference is not None and weight not in known:
                 wanted = dump.values(reference.first, name)
                 one = laid_out(dump, tensor, name, wanted, rounding)
-                found = list(_check(dump, one, splitting))
+                found = list(_check(evidence, one, splitting))
                 yield from (result.seen_in(one) if isinstance(result, Finding) else result for result in found)
                 if not any(isinstance(result, NotChecked) for result in found):
                     seen[Place("step", tensor.role, name)] = not found
@@ -111,8 +112,8 @@ def _batch_axes(dump: Dump) -> tuple[str, ...]:
     return tuple(axis for axis, _ in claimed.partial) if claimed is not None else ()
 
 
-def _check(dump: Dump, one: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
-    what = WHAT[one.role]
+def _check(evidence: Evidence, one: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
+    dump, what = evidence.dump, WHAT[one.role]
     if one.incomparable:
         yield NotChecked(one.name, f"{what} after the step: {one.incomparable}", "step")
         return
@@ -138,7 +139,7 @@ def _check(dump: Dump, one: Compared, splitting: tuple[str, ...]) -> Iterator[Fi
         why = parts if is_saved else f"{parts}, and no checkpoint has it"
         yield NotChecked(one.name, f"{what} after the step: {why}", "step")
         return
-    yield _finding(dump, one, wrong)
+    yield _finding(evidence, one, wrong)
 
 
 def _copies_of_buffer(one: Compared, axes: Sequence[str]) -> Finding:
@@ -230,11 +231,12 @@ def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
     return telling
 
 
-def _finding(dump: Dump, one: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
+def _finding(evidence: Evidence, one: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
     ranks = tuple(sorted(wrong))
     held, due = wrong[ranks[0]]
-    off = f"rank {ranks[0]} has {number(held)} where {number(due)} is due"
-    why = _why(dump, one, ranks)
+    texts = (number(held), number(due)) if number(held) != number(due) else (f"{held:.9g}", f"{due:.9g}")
+    off = f"rank {ranks[0]} has {texts[0]} where {texts[1]} is due"
+    why = _why(evidence, one, ranks)
     cause = why.cause if why else UnexplainedState() if one.role == "optim" else UnexplainedWeight()
     text = (
         f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks):,} of {len(one.reduced):,} ranks"
@@ -249,7 +251,7 @@ def _finding(dump: Dump, one: Compared, wrong: Mapping[int, tuple[float, float]]
     )
 
 
-def _why(dump: Dump, one: Compared, ranks: tuple[int, ...]) -> Why | None:
+def _why(evidence: Evidence, one: Compared, ranks: tuple[int, ...]) -> Why | None:
     """Return the most likely cause, by what ranks hold instead; None where nothing fits."""
     if one.role == "buffer":
         return Why("the buffer is not the unsharded model's after the step", UnexplainedBuffer())
@@ -257,8 +259,8 @@ def _why(dump: Dump, one: Compared, ranks: tuple[int, ...]) -> Why | None:
     if all(other is not None for other in others.values()):
         return of_others({rank: other for rank, other in others.items() if other is not None})
     if one.role != "optim":
-        return why_weight(dump, one)
-    return of_another_order(one, ranks) or why_state(dump, one)
+        return why_weight(evidence, one)
+    return of_another_order(one, ranks) or why_state(evidence.dump, one)
 
 
 def _owner(one: Compared, rank: int) -> int | None:

@@ -210,13 +210,18 @@ def _returned(call: Call, values: Sequence[torch.Tensor]) -> bool:
 
 
 def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of a model, those inside of a compiled one left out."""
+    """Yield the modules of a model by name, those inside of a compiled one left out.
+
+    A wrapper, as of FSDP1, has the name of what it wraps, whose calls are the unsharded model's.
+    """
     compiled: tuple[str, ...] = ()
+    found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if not name.startswith(compiled or "\n"):
-            yield clean_name(name), module
+            found[clean_name(name)] = module
         if is_compiled(module):
             compiled = (*compiled, f"{name}." if name else "")
+    yield from found.items()
 
 
 def _floating(tensors: Any) -> Iterable[torch.Tensor]:

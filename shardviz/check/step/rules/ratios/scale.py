@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.compared import ranks_by_part
 from shardviz.check.step.rules.ratios.factors import Over, batch_of, cause_of_axes, splits
 from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.factors import (
@@ -23,6 +24,7 @@ from shardviz.explain.factors import (
     LostContributions,
     ScaledByOwnCount,
     ScaledInStep,
+    ScaledSharedPart,
     SummedContributions,
     SummedValue,
     UnsummedValue,
@@ -67,7 +69,9 @@ def check_scale(
     size = " or ".join(over.text for over in found)
     of_all = part is not None and part.is_all
     cause = (
-        _of_value(ratio, size, is_mean=is_mean) if one.role == "scalar" else _of_gradient(ratio, found, of_all=of_all)
+        _of_value(ratio, size, is_mean=is_mean)
+        if one.role == "scalar"
+        else _of_shared(one, ratio) or _of_gradient(ratio, found, of_all=of_all)
     )
     return cause.finding(
         one.name,
@@ -89,6 +93,17 @@ def _of_gradient(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> Cau
     if found:
         return cause_of_axes(ratio, found, of_all=of_all)
     return SummedContributions(ratio, of_all) if ratio > 1 else LostContributions(ratio, 1 / ratio)
+
+
+def _of_shared(one: Compared, ratio: Fraction) -> Cause | None:
+    """Return the cause if the factor is the number of ranks that hold each part, and these are those of no axis."""
+    holders = ranks_by_part(one)
+    count = len(holders[0]) if holders else 0
+    is_shared = count > 1 and all(len(ranks) == count for ranks in holders) and len(holders) > 1
+    axes = [group for axis in one.mesh.axes for group in one.mesh.groups(axis)]
+    if not is_shared or ratio not in (count, Fraction(1, count)) or holders[0] in axes:
+        return None
+    return ScaledSharedPart(len(holders), len(one.reduced), count, tuple(holders), is_sum=ratio > 1)
 
 
 def cause_of_ratio(one: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:

@@ -1,0 +1,109 @@
+"""The unsharded model's gradient of every term of its loss, so that a check can say how often each of them counts.
+
+A loss that is a sum, as of a cross entropy and a balance term, is split at its additions, in the graph of its backward:
+the gradient of one term is that of the loss with nothing sent back to the others. Gradients and values are kept under
+the names that `dump.records.step.of_loss_term` gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from shardviz.dump.records.step import of_loss_term
+from shardviz.live.capture.locals import local_tensors, of_tensor
+from shardviz.live.step.step import gradients, loss_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+
+    from torch import nn
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.step.batch import Batch
+    from shardviz.live.step.unsharded.step import UnshardedStep
+
+MAX_TERMS = 8
+"""A loss of more terms than this is not split."""
+
+MAX_ELEMENTS = 1 << 20
+"""No more elements than this are kept of all gradients of all terms."""
+
+SUMS = ("AddBackward0", "SubBackward0")
+SCALED = ("DivBackward0", "MulBackward0", "NegBackward0")
+
+
+class _Scalars(TorchFunctionMode):
+    """Keeps the value of every number that is computed inside this context, by its place in the graph of backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[Any, torch.Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if torch.is_tensor(result) and result.ndim == 0 and result.grad_fn is not None:
+            self.values[result.grad_fn] = result.detach()
+        return result
+
+
+def gradients_of_loss_terms(
+    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, reference: UnshardedStep
+) -> list[Local]:
+    """Return the gradient of each term of the unsharded model's loss, and its value; nothing of a loss of one term."""
+    size = sum(one.numel() for one in reference.model.parameters())
+    if not hasattr(probe, "loss") or reference.has_own_loss or reference.parts > 1 or size * 2 > MAX_ELEMENTS:
+        return []
+    model = reference.mode(build())
+    torch.manual_seed(2)
+    with _Scalars() as scalars:
+        loss = loss_of(probe, model, batch)
+    terms = tuple(dict.fromkeys(_terms(loss.grad_fn)))
+    if not 1 < len(terms) <= MAX_TERMS or size * len(terms) > MAX_ELEMENTS:
+        return []
+    found = []
+    for number, term in enumerate(terms):
+        model.zero_grad()
+        _backward(loss, [other for other in terms if other is not term])
+        found += [
+            replace(one, name=of_loss_term(one.name, number), role="activation", values=one.values.clone())
+            for one in gradients(list(local_tensors(model)))
+        ]
+        if term in scalars.values:
+            found.append(of_tensor(of_loss_term("loss", number), "activation", scalars.values[term]))
+    return found
+
+
+def _terms(node: Any) -> Iterator[Any]:
+    """Yield the terms of a sum, which is scaled as a whole or not."""
+    below = [one for one, _ in node.next_functions if one is not None] if node is not None else []
+    name = type(node).__name__
+    if name in SUMS:
+        for one in below:
+            yield from _terms(one)
+    elif name in SCALED and len(below) == 1 and _is_sum(below[0]):
+        yield from _terms(below[0])
+    elif node is not None:
+        yield node
+
+
+def _is_sum(node: Any) -> bool:
+    return type(node).__name__ in SUMS
+
+
+def _backward(loss: torch.Tensor, left_out: Sequence[Any]) -> None:
+    """Run a loss's backward with nothing sent back to some of its terms."""
+    handles = [node.register_prehook(_zeros) for node in left_out]
+    try:
+        torch.autograd.backward(loss, retain_graph=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _zeros(given: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if one is None else torch.zeros_like(one) for one in given)

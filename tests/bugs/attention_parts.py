@@ -1,0 +1,189 @@
+"""Attention over a sequence that ranks share: offsets of positions and masks, exchanges of heads."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+
+CAUSAL = """
+BATCH_AXES = {"cp": 1}
+HEADS = 2
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, 2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        distributed.all_reduce(grad, group=ctx.group)
+        return grad.chunk(distributed.get_world_size(ctx.group), 2)[distributed.get_rank(ctx.group)], None
+
+
+def rotate(x, positions):
+    angles = positions[:, None] * torch.tensor([1.0, 0.1])
+    cos, sin = angles.cos(), angles.sin()
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+class Attention(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24, bias=False)
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = (part.view(b, t, HEADS, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        offset = 0
+        if self.group is not None:
+            offset = distributed.get_rank(self.group) * t
+        positions = torch.arange(t) + offset
+        q, k = rotate(q, positions), rotate(k, positions)
+        if self.group is not None:
+            k, v = Gather.apply(k, self.group), Gather.apply(v, self.group)
+        mask = positions[:, None] >= torch.arange(k.shape[2])
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return x + self.out(out.transpose(1, 2).reshape(b, t, -1))
+
+
+def build():
+    return nn.Sequential(Attention(), Attention())
+
+
+def parallelize(model, mesh):
+    for layer in model:
+        layer.group = mesh.get_group("cp")
+
+
+def batch():
+    return torch.randn(2, 16, 8)
+
+
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
+    loss = loss.detach()
+    distributed.all_reduce(loss, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
+    return loss
+
+"""
+
+EXCHANGED = '''
+BATCH_AXES = {"sp": 1}
+HEADS = 4
+
+
+class Swap(torch.autograd.Function):
+    """Split one dim over ranks and gather another."""
+
+    @staticmethod
+    def forward(ctx, x, split, gather, group):
+        ctx.args = gather, split, group
+        size = distributed.get_world_size(group)
+        sent = [part.contiguous() for part in x.chunk(size, split)]
+        received = [torch.empty_like(part) for part in sent]
+        distributed.all_to_all(received, sent, group=group) if False else exchange(received, sent, group)
+        return torch.cat(received, gather)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Swap.apply(grad, *ctx.args), None, None, None
+
+
+def exchange(received, sent, group):
+    out = torch.empty_like(torch.stack(sent))
+    distributed.all_to_all_single(out, torch.stack(sent), group=group)
+    for target, part in zip(received, out):
+        target.copy_(part)
+
+
+class Attention(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        parts = [part.view(b, t, HEADS, -1) for part in self.qkv(x).chunk(3, -1)]
+        if self.group is not None:
+            parts = [Swap.apply(part, 2, 1, self.group) for part in parts]
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        if self.group is not None:
+            out = Swap.apply(out, 1, 2, self.group)
+        return x + self.out(out.reshape(b, t, -1))
+
+
+def build():
+    return nn.Sequential(Attention(), nn.LayerNorm(16), Attention())
+
+
+def parallelize(model, mesh):
+    for layer in (model[0], model[2]):
+        layer.group = mesh.get_group("sp")
+
+
+def batch():
+    return torch.randn(2, 8, 16)
+
+
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, op=distributed.ReduceOp.AVG, group=mesh.get_group("sp"))
+    loss = loss.detach()
+    distributed.all_reduce(loss, op=distributed.ReduceOp.AVG, group=mesh.get_group("sp"))
+    return loss
+
+'''
+
+CASES = (
+    Bug(
+        "rotary positions that count from 0 on every rank",
+        "cp=2",
+        CAUSAL,
+        (
+            (
+                "q, k = rotate(q, positions), rotate(k, positions)",
+                "q, k = rotate(q, torch.arange(t)), rotate(k, torch.arange(t))",
+            ),
+        ),
+        ("wrong-value", "sequence-order"),
+        ("position|rotat|start",),
+    ),
+    Bug(
+        "a causal mask without the rank's offset",
+        "cp=2",
+        CAUSAL,
+        (("mask = positions[:, None] >=", "mask = torch.arange(t)[:, None] >="),),
+        ("wrong-value", "sequence-order"),
+        ("mask|position|start",),
+    ),
+    Bug(
+        "heads put back in another order after an exchange",
+        "sp=2",
+        EXCHANGED,
+        (
+            (
+                "out = Swap.apply(out, 1, 2, self.group)",
+                "out = Swap.apply(out, 1, 2, self.group).flatten(2).view(b, t, 2, 2, -1).transpose(2, 3)",
+            ),
+        ),
+        ("misordered", "wrong-value"),
+        ("order",),
+    ),
+)

@@ -1,0 +1,127 @@
+"""Residuals around hand-cut layers: sums missing or taken twice, forward and backward, in one block and in three."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+from tests.bugs.models import ENTER
+
+BLOCK = (
+    ENTER
+    + """
+class Block(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 12)
+        self.down = nn.Linear(12, 8, bias=False)
+
+    def forward(self, x):
+        h = self.norm(x)
+        if self.group is not None:
+            h = Enter.apply(h, self.group)
+        h = functional.silu(self.up(h))
+        h = self.down(h)
+        if self.group is not None:
+            h = Leave.apply(h, self.group)
+        return x + h
+
+
+def build():
+    return BLOCKS
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.group = mesh.get_group("tp")
+            block.up.weight = nn.Parameter(block.up.weight.detach().chunk(size)[rank].clone())
+            block.up.bias = nn.Parameter(block.up.bias.detach().chunk(size)[rank].clone())
+            block.down.weight = nn.Parameter(block.down.weight.detach().chunk(size, 1)[rank].clone())
+
+
+def batch():
+    return torch.randn(6, 8)
+
+"""
+)
+
+PLAIN = BLOCK.replace(
+    "        h = self.norm(x)\n        if self.group is not None:\n            h = Enter",
+    "        h = x\n        if self.group is not None:\n            h = Enter",
+).replace("        self.norm = nn.LayerNorm(8)\n", "")
+
+CASES = (
+    Bug(
+        "no backward sum of a block behind a norm, in three blocks",
+        "tp=2",
+        BLOCK.replace("BLOCKS", "nn.Sequential(nn.Linear(8, 8), Block(), Block(), Block(), nn.Linear(8, 4))"),
+        (("            h = Enter.apply(h, self.group)", "            pass"),),
+        ("unreduced-gradient",),
+        ("over tp", "backward"),
+    ),
+    Bug(
+        "no backward sum of a block behind a norm, in one block",
+        "tp=2",
+        BLOCK.replace("BLOCKS", "Block()"),
+        (("            h = Enter.apply(h, self.group)", "            pass"),),
+        ("unreduced-gradient",),
+        ("over tp", "where up begins"),
+    ),
+    Bug(
+        "no forward sum in three blocks with residuals",
+        "tp=2",
+        BLOCK.replace("BLOCKS", "nn.Sequential(nn.Linear(8, 8), Block(), Block(), Block(), nn.Linear(8, 4))"),
+        (("            h = Leave.apply(h, self.group)", "            pass"),),
+        ("unreduced-output",),
+        ("over tp", "case.py"),
+        with_lines=True,
+    ),
+    Bug(
+        "a sum taken twice in three blocks with residuals",
+        "tp=2",
+        BLOCK.replace("BLOCKS", "nn.Sequential(nn.Linear(8, 8), Block(), Block(), Block(), nn.Linear(8, 4))"),
+        (("h = Leave.apply(h, self.group)", "h = Leave.apply(Leave.apply(h, self.group), self.group)"),),
+        ("wrong-scale",),
+        ("the sum is taken twice", "case.py"),
+        with_lines=True,
+    ),
+    Bug(
+        "a sum taken twice in one block with a residual",
+        "tp=2",
+        BLOCK.replace("BLOCKS", "Block()"),
+        (("h = Leave.apply(h, self.group)", "h = Leave.apply(Leave.apply(h, self.group), self.group)"),),
+        ("wrong-scale",),
+        ("the sum is taken twice", "case.py"),
+        with_lines=True,
+    ),
+    Bug(
+        "no backward sum beside a residual, in two blocks",
+        "tp=2",
+        PLAIN.replace("BLOCKS", "nn.Sequential(nn.Linear(8, 8), Block(), Block(), nn.Linear(8, 4))"),
+        (("            h = Enter.apply(h, self.group)", "            pass"),),
+        ("unreduced-gradient",),
+        ("over tp", "as a residual does", "case.py"),
+        with_lines=True,
+    ),
+    Bug(
+        "no backward sum beside a residual, in one block",
+        "tp=2",
+        PLAIN.replace("BLOCKS", "nn.Sequential(nn.Linear(8, 8), Block(), nn.Linear(8, 4))"),
+        (("            h = Enter.apply(h, self.group)", "            pass"),),
+        ("unreduced-gradient",),
+        ("over tp", "as a residual does", "case.py"),
+        with_lines=True,
+    ),
+    Bug(
+        "no forward sum beside a residual, in one block",
+        "tp=2",
+        PLAIN.replace("BLOCKS", "Block()"),
+        (("            h = Leave.apply(h, self.group)", "            pass"),),
+        ("unreduced-output",),
+        ("over tp", "case.py"),
+        with_lines=True,
+    ),
+)

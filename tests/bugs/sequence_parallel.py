@@ -1,0 +1,98 @@
+"""Sequence parallel by functional collectives: biases and norms whose gradients are each rank's own."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+
+SEQUENCE = """
+from torch.distributed import _functional_collectives as funcol
+
+BATCH_AXES = {"tp": 1}
+
+
+class Block(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+
+    def forward(self, x):
+        h = self.norm(x)
+        if self.group is not None:
+            h = funcol.all_gather_tensor_autograd(h, 1, self.group)
+        out = functional.linear(functional.gelu(self.up(h)), self.down.weight)
+        if self.group is not None:
+            out = funcol.reduce_scatter_tensor_autograd(out, "sum", 1, self.group)
+        return x + out + self.down.bias
+
+
+def build():
+    model = nn.Sequential(Block(), Block())
+    for block in model:
+        nn.init.normal_(block.norm.weight, 1, 0.2)
+        nn.init.normal_(block.norm.bias)
+    return model
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    for block in model:
+        block.group = mesh.get_group("tp")
+        block.up.weight = nn.Parameter(block.up.weight.detach().chunk(size)[rank].clone())
+        block.up.bias = nn.Parameter(block.up.bias.detach().chunk(size)[rank].clone())
+        block.down.weight = nn.Parameter(block.down.weight.detach().chunk(size, 1)[rank].clone())
+
+
+def batch():
+    return torch.randn(2, 12, 16)
+
+
+def step(model, x, mesh):
+    loss = model(x).square().mean() / mesh["tp"].size()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("down.bias"):
+            distributed.all_reduce(parameter.grad, group=mesh.get_group("tp"))
+    loss = loss.detach()
+    distributed.all_reduce(loss, group=mesh.get_group("tp"))
+    return loss
+
+"""
+
+CASES = (
+    Bug(
+        "the gradient of a row-parallel bias not summed under sequence parallel",
+        "tp=2",
+        SEQUENCE,
+        (('if "norm" in name or name.endswith("down.bias"):', 'if "norm" in name:'),),
+        ("unreduced-gradient",),
+        ("down.bias", "over tp", "SUM"),
+    ),
+    Bug(
+        "a bias added before the reduce-scatter",
+        "tp=2",
+        SEQUENCE,
+        (
+            ("self.down.weight)\n", "self.down.weight, self.down.bias)\n"),
+            ("x + out + self.down.bias", "x + out"),
+        ),
+        ("wrong-scale",),
+        ("bias", "twice|2 times|on every rank|each rank"),
+    ),
+    Bug(
+        "gradients of norms averaged under sequence parallel",
+        "tp=2",
+        SEQUENCE,
+        (
+            (
+                "distributed.all_reduce(parameter.grad, group",
+                "distributed.all_reduce(parameter.grad, op=distributed.ReduceOp.AVG, group",
+            ),
+        ),
+        ("wrong-scale",),
+        ("1/2", "SUM"),
+    ),
+)

@@ -1,0 +1,194 @@
+"""Losses over a vocabulary in shards, of several terms, and gradients reduced over two axes."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+from tests.bugs.models import ENTER
+
+SMOOTHED = (
+    ENTER
+    + """
+WORDS = 12
+
+
+class Net(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, WORDS)
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        return self.head(h if self.group is None else Enter.apply(h, self.group))
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    model.group = mesh.get_group("tp")
+    model.head.weight = nn.Parameter(model.head.weight.detach().chunk(size)[rank].clone())
+    model.head.bias = nn.Parameter(model.head.bias.detach().chunk(size)[rank].clone())
+
+
+def batch():
+    return torch.randn(16, 8), torch.randint(WORDS, (16,))
+
+
+def loss(model, batch):
+    x, y = batch
+    logits = model(x)
+    if model.group is None:
+        return functional.cross_entropy(logits, y, label_smoothing=0.1)
+    top = logits.detach().amax(-1, keepdim=True)
+    distributed.all_reduce(top, op=distributed.ReduceOp.MAX, group=model.group)
+    logits = logits - top
+    log_total = Leave.apply(logits.exp().sum(-1), model.group).log()
+    first = distributed.get_rank(model.group) * logits.shape[-1]
+    own = (y >= first) & (y < first + logits.shape[-1])
+    picked = Leave.apply(logits.gather(-1, ((y - first) * own)[:, None])[:, 0] * own, model.group)
+    mean = Leave.apply(logits.sum(-1), model.group) / WORDS
+    return (log_total - 0.9 * picked - 0.1 * mean).mean()
+
+"""
+)
+
+THREE_TERMS = """
+BATCH_AXES = ("dp",)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 12)
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, x):
+        self.hidden = torch.tanh(self.body(x))
+        return self.head(self.hidden)
+
+
+def build():
+    return Net()
+
+
+def batch():
+    return torch.randn(24, 8), torch.randint(10, (24,))
+
+
+def parts(model, batch):
+    logits = model(batch[0])
+    return functional.cross_entropy(logits, batch[1]), logits.logsumexp(-1).square().mean(), model.hidden.abs().mean()
+
+
+def loss(model, batch):
+    entropy, z, size = parts(model, batch)
+    return entropy + 0.01 * z + 0.1 * size
+
+
+def step(model, batch, mesh):
+    entropy, z, size = parts(model, batch)
+    value = entropy + 0.01 * z + 0.1 * size
+    value.backward()
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, op=distributed.ReduceOp.AVG, group=mesh.get_group("dp"))
+    value = value.detach()
+    distributed.all_reduce(value, op=distributed.ReduceOp.AVG, group=mesh.get_group("dp"))
+    return value
+
+"""
+
+TWO_AXES = """
+BATCH_AXES = ("replicate", "shard")
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def batch():
+    return torch.randn(24, 8)
+
+
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        grad = parameter.grad.flatten()
+        size = mesh["shard"].size()
+        part = grad.new_empty(grad.numel() // size)
+        distributed.reduce_scatter_tensor(part, grad, group=mesh.get_group("shard"))
+        part /= size
+        distributed.all_reduce(part, group=mesh.get_group("replicate"))
+        part /= mesh["replicate"].size()
+        distributed.all_gather_into_tensor(grad, part, group=mesh.get_group("shard"))
+        parameter.grad = grad.view_as(parameter)
+    return loss.detach()
+
+"""
+
+CASES = (
+    Bug(
+        "label smoothing over each rank's own words",
+        "tp=2",
+        SMOOTHED,
+        (("mean = Leave.apply(logits.sum(-1), model.group) / WORDS", "mean = logits.mean(-1)"),),
+        ("unreduced-scalar",),
+        ("tp", "mean"),
+        never=("label it", "offset"),
+    ),
+    Bug(
+        "a third term of a loss that counts twice",
+        "dp=2",
+        THREE_TERMS,
+        (
+            (
+                "    value = entropy + 0.01 * z + 0.1 * size\n    value.backward",
+                ("    value = entropy + 0.01 * z + 0.1 * size * mesh['dp'].size()\n    value.backward"),
+            ),
+        ),
+        ("wrong-scale",),
+        ("term 3", "2 times"),
+    ),
+    Bug(
+        "a term of a loss that is detached",
+        "dp=2",
+        THREE_TERMS,
+        (
+            (
+                "    value = entropy + 0.01 * z + 0.1 * size\n    value.backward",
+                "    value = entropy + 0.01 * z.detach() + 0.1 * size\n    value.backward",
+            ),
+        ),
+        ("wrong-scale", "wrong-value"),
+        ("term 2",),
+    ),
+    Bug(
+        "a part of a gradient divided by all ranks after reduce-scatter",
+        "replicate=2,shard=2",
+        TWO_AXES,
+        (('part /= mesh["replicate"].size()', "part /= mesh.size()"),),
+        ("wrong-scale",),
+        ("1/2",),
+    ),
+    Bug(
+        "a part of a gradient not reduced over replicas",
+        "replicate=2,shard=2",
+        TWO_AXES,
+        (
+            (
+                (
+                    '        distributed.all_reduce(part, group=mesh.get_group("replicate"))\n'
+                    '        part /= mesh["replicate"].size()\n'
+                ),
+                "",
+            ),
+        ),
+        ("unreduced-gradient",),
+        ("over replicate",),
+    ),
+)

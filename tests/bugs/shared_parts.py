@@ -1,0 +1,175 @@
+"""Key heads and norms of heads that several ranks share."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+from tests.bugs.models import ENTER
+
+KEY_HEADS = (
+    ENTER
+    + """
+from torch.distributed.nn import functional as dist_nn
+HEADS, KEYS, SIZE = 4, 2, 4
+
+
+class Attention(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.wq = nn.Linear(16, HEADS * SIZE, bias=False)
+        self.wkv = nn.Linear(16, 2 * KEYS * SIZE, bias=False)
+        self.wo = nn.Linear(HEADS * SIZE, 16)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        given = x if self.group is None else Enter.apply(x, self.group)
+        q = self.wq(given).view(b, t, -1, SIZE).transpose(1, 2)
+        k, v = self.wkv(given).view(b, t, 2, -1, SIZE).permute(2, 0, 3, 1, 4)
+        repeats = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, -1)
+        out = functional.linear(out, self.wo.weight)
+        if self.group is not None:
+            out = Leave.apply(out, self.group)
+        return x + out + self.wo.bias
+
+
+def build():
+    return nn.Sequential(Attention(), nn.Linear(16, 16), Attention())
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    model.replicas = [distributed.new_group([0, 1]), distributed.new_group([2, 3])][rank // 2]
+    for layer in (model[0], model[2]):
+        layer.group = mesh.get_group("tp")
+        layer.wq.weight = nn.Parameter(layer.wq.weight.detach().chunk(size)[rank].clone())
+        layer.wo.weight = nn.Parameter(layer.wo.weight.detach().chunk(size, 1)[rank].clone())
+        both = layer.wkv.weight.detach().view(2, KEYS, SIZE, 16)
+        layer.wkv.weight = nn.Parameter(both[:, rank * KEYS // size].reshape(-1, 16).clone())
+
+
+def batch():
+    return torch.randn(2, 6, 16)
+
+
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    for layer in (model[0], model[2]):
+        distributed.all_reduce(layer.wkv.weight.grad, group=model.replicas)
+    return loss.detach()
+
+"""
+)
+
+NORMED_HEADS = (
+    ENTER
+    + """
+HEADS, SIZE = 4, 4
+
+
+class Attention(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 3 * HEADS * SIZE, bias=False)
+        self.q_norm = nn.RMSNorm(SIZE)
+        self.k_norm = nn.RMSNorm(SIZE)
+        self.wo = nn.Linear(HEADS * SIZE, 16, bias=False)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        given = x if self.group is None else Enter.apply(x, self.group)
+        q, k, v = self.qkv(given).view(b, t, 3, -1, SIZE).permute(2, 0, 3, 1, 4)
+        out = functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, is_causal=True)
+        out = self.wo(out.transpose(1, 2).reshape(b, t, -1))
+        return x + (out if self.group is None else Leave.apply(out, self.group))
+
+
+def build():
+    model = nn.Sequential(Attention(), Attention())
+    for layer in model:
+        nn.init.normal_(layer.q_norm.weight)
+        nn.init.normal_(layer.k_norm.weight)
+    return model
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    for layer in model:
+        layer.group = mesh.get_group("tp")
+        whole = layer.qkv.weight.detach().view(3, HEADS, SIZE, 16).chunk(size, 1)[rank]
+        layer.qkv.weight = nn.Parameter(whole.reshape(-1, 16).clone())
+        layer.wo.weight = nn.Parameter(layer.wo.weight.detach().chunk(size, 1)[rank].clone())
+
+
+def batch():
+    return torch.randn(2, 5, 16)
+
+
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        if "_norm" in name:
+            distributed.all_reduce(parameter.grad, group=mesh.get_group("tp"))
+    return loss.detach()
+
+"""
+)
+
+CASES = (
+    Bug(
+        "gradients of shared key heads averaged",
+        "tp=4",
+        KEY_HEADS,
+        (
+            (
+                "distributed.all_reduce(layer.wkv.weight.grad, group",
+                "distributed.all_reduce(layer.wkv.weight.grad, op=distributed.ReduceOp.AVG, group",
+            ),
+        ),
+        ("wrong-scale",),
+        ("wkv", "1/2", "SUM"),
+        never=("not the size of a mesh axis",),
+    ),
+    Bug(
+        "a bias of attention added on every rank",
+        "tp=4",
+        KEY_HEADS,
+        (
+            ("functional.linear(out, self.wo.weight)", "functional.linear(out, self.wo.weight, self.wo.bias)"),
+            ("x + out + self.wo.bias", "x + out"),
+        ),
+        ("wrong-scale",),
+        ("bias", "4 times|on every rank|each rank"),
+    ),
+    Bug(
+        "the gradient of a norm of queries not summed over heads",
+        "tp=2",
+        NORMED_HEADS,
+        (('if "_norm" in name', 'if "k_norm" in name'),),
+        ("unreduced-gradient",),
+        ("q_norm", "over tp", "SUM"),
+    ),
+    Bug(
+        "the gradient of a norm of queries summed twice",
+        "tp=2",
+        NORMED_HEADS,
+        (
+            (
+                "    return loss.detach()",
+                (
+                    "    for layer in model:\n"
+                    "        distributed.all_reduce(layer.q_norm.weight.grad, group=mesh.get_group('tp'))\n"
+                    "    return loss.detach()"
+                ),
+            ),
+        ),
+        ("wrong-scale",),
+        ("q_norm", "twice|once more|again"),
+    ),
+)

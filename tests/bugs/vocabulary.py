@@ -1,0 +1,300 @@
+"""Vocabularies in shards: logits that stay in parts, paddings, ties, words of other shards."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+from tests.bugs.models import ENTER
+
+EMBEDDED = (
+    ENTER
+    + """
+WORDS = 16
+
+
+class Net(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 8)
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        if self.group is None:
+            return self.head(torch.tanh(self.body(self.embed(ids))))
+        per = self.embed.weight.shape[0]
+        local = ids - distributed.get_rank(self.group) * per
+        outside = (local < 0) | (local >= per)
+        h = self.embed(local.masked_fill(outside, 0)).masked_fill(outside[..., None], 0.0)
+        h = torch.tanh(self.body(Leave.apply(h, self.group)))
+        return self.head(Enter.apply(h, self.group))
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    part = nn.Parameter(model.embed.weight.detach().chunk(size)[rank].clone())
+    model.embed.weight = model.head.weight = part
+    model.group = mesh.get_group("tp")
+
+
+def batch():
+    return torch.randint(WORDS, (3, 7)), torch.randint(WORDS, (3, 7))
+
+
+def loss(model, batch):
+    ids, targets = batch
+    logits = model(ids)
+    if model.group is None:
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    per = logits.shape[-1]
+    largest = logits.detach().amax(-1, keepdim=True)
+    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=model.group)
+    shifted = logits - largest
+    total = Leave.apply(shifted.exp().sum(-1), model.group)
+    local = targets - distributed.get_rank(model.group) * per
+    outside = (local < 0) | (local >= per)
+    picked = shifted.gather(-1, local.masked_fill(outside, 0)[..., None])[..., 0].masked_fill(outside, 0.0)
+    return (total.log() - Leave.apply(picked, model.group)).mean()
+
+"""
+)
+
+MASKED = (
+    ENTER
+    + """
+WORDS = 13
+
+
+class Net(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 8)
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        if self.group is None:
+            return self.head(torch.tanh(self.body(self.embed(ids))))
+        per = self.embed.weight.shape[0]
+        local = ids - distributed.get_rank(self.group) * per
+        outside = (local < 0) | (local >= per)
+        h = self.embed(local.masked_fill(outside, 0)).masked_fill(outside[..., None], 0.0)
+        h = torch.tanh(self.body(Leave.apply(h, self.group)))
+        return self.head(Enter.apply(h, self.group))
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    whole = functional.pad(model.embed.weight.detach(), (0, 0, 0, -WORDS % size))
+    part = nn.Parameter(whole.chunk(size)[rank].clone())
+    model.embed.weight = model.head.weight = part
+    model.group = mesh.get_group("tp")
+
+
+def batch():
+    return torch.randint(WORDS, (3, 7)), torch.randint(WORDS, (3, 7))
+
+
+def loss(model, batch):
+    ids, targets = batch
+    logits = model(ids)
+    if model.group is None:
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    per = logits.shape[-1]
+    real = torch.arange(per) + distributed.get_rank(model.group) * per < WORDS
+    logits = logits.masked_fill(~real, -1e30)
+    largest = logits.detach().amax(-1, keepdim=True)
+    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=model.group)
+    shifted = logits - largest
+    total = Leave.apply(shifted.exp().sum(-1), model.group)
+    local = targets - distributed.get_rank(model.group) * per
+    outside = (local < 0) | (local >= per)
+    picked = shifted.gather(-1, local.masked_fill(outside, 0)[..., None])[..., 0].masked_fill(outside, 0.0)
+    return (total.log() - Leave.apply(picked, model.group)).mean()
+
+"""
+)
+
+GATHERED = (
+    ENTER
+    + """
+WORDS = 13
+
+
+class Net(nn.Module):
+    group, words = None, WORDS
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 8)
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, WORDS, bias=False)
+
+    def forward(self, ids):
+        if self.group is None:
+            return self.head(torch.tanh(self.body(self.embed(ids))))
+        rank, size = distributed.get_rank(self.group), distributed.get_world_size(self.group)
+        per = self.embed.weight.shape[0]
+        local = ids - rank * per
+        own = (local >= 0) & (local < per)
+        h = self.embed(local.clamp(0, per - 1)) * own[:, None]
+        h = Leave.apply(h, self.group)
+        logits = self.head(Enter.apply(torch.tanh(self.body(h)), self.group))
+        return All.apply(logits, self.group)[:, :WORDS]
+
+
+class All(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, -1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        size, rank = distributed.get_world_size(ctx.group), distributed.get_rank(ctx.group)
+        return grad.chunk(size, -1)[rank], None
+
+
+def build():
+    return Net()
+
+
+def padded(weight, rank, size):
+    rows = -(-WORDS // size) * size
+    whole = torch.cat([weight.detach(), weight.new_zeros(rows - WORDS, weight.shape[1])])
+    return nn.Parameter(whole.chunk(size)[rank].clone())
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    model.embed.weight = padded(model.embed.weight, rank, size)
+    model.head.weight = padded(model.head.weight, rank, size)
+    model.group = mesh.get_group("tp")
+
+
+def batch():
+    return torch.randint(WORDS, (20,)), torch.randint(WORDS, (20,))
+
+
+def loss(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+"""
+)
+
+LABELLED = """
+WORDS = 13
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 8)
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, WORDS, bias=False)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.body(self.embed(ids))))[..., :WORDS]
+
+
+def build():
+    return Net()
+
+
+def pad(weight, size):
+    return nn.Parameter(functional.pad(weight.detach(), (0, 0, 0, -WORDS % size)))
+
+
+def parallelize(model, mesh):
+    size = mesh["tp"].size()
+    model.embed.weight = pad(model.embed.weight, size)
+    model.head.weight = pad(model.head.weight, size)
+    model.embed.num_embeddings = model.head.out_features = len(model.embed.weight)
+    parallelize_module(model, mesh["tp"], {
+        "embed": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    })
+
+
+def batch():
+    return torch.randint(WORDS, (20,)), torch.randint(WORDS, (20,))
+
+
+def loss(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+"""
+
+CASES = (
+    Bug(
+        "rows of other ranks' words that are not masked",
+        "tp=2",
+        EMBEDDED,
+        ((".masked_fill(outside[..., None], 0.0)", ""),),
+        ("wrong-value",),
+        ("embed",),
+    ),
+    Bug(
+        "a head cut apart from its embedding",
+        "tp=2",
+        EMBEDDED,
+        (
+            (
+                "model.embed.weight = model.head.weight = part",
+                "model.embed.weight, model.head.weight = part, nn.Parameter(part.detach().clone())",
+            ),
+        ),
+        ("untied",),
+        ("embed",),
+    ),
+    Bug(
+        "a softmax with each rank's own maximum",
+        "tp=2",
+        EMBEDDED,
+        (("    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=model.group)\n", ""),),
+        ("wrong-value",),
+        ("maximum",),
+        never=("label it",),
+    ),
+    Bug(
+        "padding that a softmax over shards counts",
+        "tp=2",
+        MASKED,
+        (("    logits = logits.masked_fill(~real, -1e30)\n", ""),),
+        ("wrong-value",),
+        ("padded from 13 to 14", "counts the padding"),
+        never=("label it", "mean of means"),
+    ),
+    Bug(
+        "padding that is gathered with the words",
+        "tp=2",
+        GATHERED,
+        (("[:, :WORDS]", ""),),
+        ("wrong-value", "wrong-shape"),
+        ("padded from 13 to 14", "cut"),
+    ),
+    Bug(
+        "padding of a DTensor that is not cut off",
+        "tp=2",
+        LABELLED,
+        (("[..., :WORDS]", ""),),
+        ("wrong-value", "wrong-shape"),
+        ("padded from 13 to 14", "cut"),
+        never=("from_local",),
+    ),
+)
