@@ -13,6 +13,7 @@ from shardviz.checkpoint.comparing.changed.factors import overflown
 from shardviz.checkpoint.comparing.elsewhere.contents import Contents
 from shardviz.checkpoint.comparing.elsewhere.left_over import with_left_over
 from shardviz.checkpoint.comparing.elsewhere.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.mapping import Named, with_map
 from shardviz.checkpoint.comparing.masters import with_masters
 from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
@@ -71,14 +72,23 @@ def compare_checkpoints(
     """
     rules = rules_of(names, "names") if isinstance(names, dict) else tuple(names or ())
     pairs = paired(before, after, rules)
+    named = Named(pairs) if rules else with_map(pairs, before, after)
+    pairs = named.pairs
     refuse_strangers(pairs, before, after)
     judged = _compared(pairs, (before.tensors, after.tensors), progress)
     found = with_left_over(judged, before, after, also)
-    outcomes = tuple(outcome for outcome, _ in found)
-    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes))
-    more = () if rules else hint(before, after, outcomes)
+    outcomes = tuple(_but_for_twins(outcome, named) for outcome, _ in found)
+    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or named.is_mapped))
+    more = () if rules or named.is_mapped else hint(before, after, outcomes)
     padded = {pair.name for outcome, pair in found if outcome.verdict == "padded"}
-    return Comparison((*outcomes, *objects), (*pairs.notes, *padding_notes(pairs.both, padded), *notes, *more))
+    notes = [*named.notes, *pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
+    return Comparison((*outcomes, *objects), tuple(notes), named.lines)
+
+
+def _but_for_twins(outcome: Outcome, named: Named) -> Outcome:
+    """Return an outcome; not compared where content does not say which of several tensors it should be."""
+    why = named.ambiguous.get(outcome.name) if outcome.verdict in ("missing", "added") else None
+    return outcome.became("not-compared", why) if why else outcome
 
 
 def _compared(
