@@ -332,10 +332,10 @@ def test_twins_are_told_apart_by_what_they_are_and_else_are_ambiguous(tmp_path):
     twins = {"tok_embeddings.weight": weight(16, 8), "output.weight": weight(16, 8)}
     again = {"m.wte.weight": weight(16, 8), "m.lm_head.weight": weight(16, 8)}
     found = difference(tmp_path / "embeddings", twins, again)
-    assert [line.partition("  #")[0] for line in found.map] == [
+    assert {line.partition("  #")[0] for line in found.map} == {
         "tok_embeddings.weight = m.wte.weight",
         "output.weight = m.lm_head.weight",
-    ]
+    }
     rest = {"w": weight(4, 8, seed=3)}, {"u": weight(4, 8, seed=3)}
     found = difference(
         tmp_path / "any",
