@@ -5,6 +5,11 @@ also by what ranks hold and receive; a job with a
 checkpoint by the hashes in the job's dump, and it is drawn beside it: which
 rank claims which part, and which bytes of which file have it.
 
+Two checkpoints whose names are others are compared by what is in them: whole
+tensors, several joined in one, in turns, stacked, transposed, padded or cast.
+The map that was found is printed, and --save-map keeps it for --map; what most
+layers show counts for all, so that a wrong one is a difference.
+
 Of two jobs that `shardviz run --trace` followed, on one rank or on many, their
 steps are compared, too: the weights and rows that they start from, then the
 first module, forward or backward, that is wrong in one, and why. Such jobs may
@@ -19,6 +24,7 @@ examples:
   shardviz diff before.shardviz after.shardviz
   shardviz diff checkpoints/step-1000 model.safetensors --map my.map
   shardviz diff meta/ hf/ --map llama
+  shardviz diff hf/ megatron/ --save-map my.map
   shardviz diff job.shardviz checkpoints/step-1000
   shardviz diff job.shardviz checkpoints/step-1000 -o beside.html
   shardviz diff job.shardviz checkpoints/step-1000 up.weight -o up.svg
@@ -54,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="MAP",
         help=f"how the tensors of one are made from the other's: a file, or {', '.join(families())}",
+    )
+    parser.add_argument(
+        "--save-map", type=Path, metavar="FILE", help="write the map that was found by what is in the tensors"
     )
     parser.add_argument(
         "--also",
@@ -93,9 +102,13 @@ def run(args: argparse.Namespace) -> int:
         raise ShardvizError(
             f"{args.tensor}: a tensor is named for an SVG, and this is {style}", "leave it out, or add -o FILE.svg"
         )
+    if args.save_map is not None and (args.map is not None or kinds != "checkpoints"):
+        raise ShardvizError(
+            f"--save-map {args.save_map}: a map is made of two checkpoints for which none is given", "leave it out"
+        )
     where = {"output": args.output, "strict": args.strict}
     if kinds != "dumps":
-        chosen = {"map_": args.map, "also": args.also, "tensor": args.tensor}
+        chosen = {"map_": args.map, "also": args.also, "tensor": args.tensor, "save_map": args.save_map}
         return diff_checkpoints(args.before, args.after, style, args.color, **chosen, **where)
     return compared(args.before, args.after, style, args.color, **where)
 

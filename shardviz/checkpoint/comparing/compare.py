@@ -13,6 +13,7 @@ from shardviz.checkpoint.comparing.changed.factors import overflown
 from shardviz.checkpoint.comparing.elsewhere.contents import Contents
 from shardviz.checkpoint.comparing.elsewhere.left_over import with_left_over
 from shardviz.checkpoint.comparing.elsewhere.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.mapping import Named, with_map
 from shardviz.checkpoint.comparing.masters import with_masters
 from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
@@ -71,21 +72,24 @@ def compare_checkpoints(
     """
     rules = rules_of(names, "names") if isinstance(names, dict) else tuple(names or ())
     pairs = paired(before, after, rules)
-    refuse_strangers(pairs, before, after)
-    judged = _compared(pairs, (before.tensors, after.tensors), progress)
+    named = Named(pairs) if rules else with_map(pairs, before, after)
+    pairs = named.pairs
+    refuse_strangers(pairs, before, after, "name or its values")
+    judged = _compared(named, (before.tensors, after.tensors), progress)
     found = with_left_over(judged, before, after, also)
     outcomes = tuple(outcome for outcome, _ in found)
-    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes))
-    more = () if rules else hint(before, after, outcomes)
+    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or named.is_mapped))
+    more = () if rules or named.is_mapped else hint(before, after, outcomes)
     padded = {pair.name for outcome, pair in found if outcome.verdict == "padded"}
-    return Comparison((*outcomes, *objects), (*pairs.notes, *padding_notes(pairs.both, padded), *notes, *more))
+    notes = [*named.notes, *pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
+    return Comparison((*outcomes, *objects), tuple(notes), named.lines)
 
 
 def _compared(
-    pairs: Pairs, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
+    named: Named, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
 ) -> list[tuple[Outcome, Pair]]:
     """Return what became of each tensor by itself, or beside the others of the two."""
-    sides = Contents.of(tensors[0].values()), Contents.of(tensors[1].values())
+    pairs, sides = named.pairs, (Contents.of(tensors[0].values()), Contents.of(tensors[1].values()))
     found: list[tuple[Outcome, Pair]] = []
     scales: set[str] = set()
     whole: dict[int, Pair] = {}
@@ -96,12 +100,18 @@ def _compared(
             scales.add(by_scale[1])
         found.append((unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
         whole[id(cut)] = pair
-    found += [(_lonely(pair), pair) for pair in pairs.lonely if pair.name not in scales]
+    found += [(_lonely(pair, named), pair) for pair in pairs.lonely if pair.name not in scales]
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(found)))]
 
 
-def refuse_strangers(pairs: Pairs, before: Side, after: Side) -> None:
+def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") -> None:
     """Refuse two sides that have tensors, and none in common.
+
+    Args:
+        pairs: What they have.
+        before: The first.
+        after: The second.
+        by: What of a tensor was looked for.
 
     Raises:
         ShardvizError: They are such; its message has some names of each side.
@@ -114,7 +124,7 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side) -> None:
     if adapter := next((one for one in (before, after) if all(ADAPTER in name for name in one.tensors)), None):
         hint = f"{adapter.path} is an adapter, and has nothing of a model: merge it first, or give another adapter"
     raise ShardvizError(
-        f"no tensor of {before.path} is in {after.path} by its name: the first has {some}, the second {others}",
+        f"no tensor of {before.path} is in {after.path} by its {by}: the first has {some}, the second {others}",
         f"--map {family} knows these names" if family else hint,
     )
 
@@ -130,7 +140,9 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
     return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
 
 
-def _lonely(pair: Pair) -> Outcome:
+def _lonely(pair: Pair, named: Named) -> Outcome:
+    if (several := named.ambiguous.get(pair.name)) is not None:
+        return Outcome(pair.name, "", "not-compared", several)
     verdict: Verdict = "missing" if pair.other is None else "added"
     which = "first" if pair.other is None else "second"
     more = f"; as the map says, {pair.lacking}" if pair.lacking else ""

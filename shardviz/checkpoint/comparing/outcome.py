@@ -84,10 +84,12 @@ class Comparison:
     Attributes:
         outcomes: One for each tensor, in the first checkpoint's order.
         notes: What the names were taken for, and what was left out.
+        map: The lines of a map that was found by content; empty where names or a given map say what is which.
     """
 
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...]
+    map: tuple[str, ...] = ()
 
     @property
     def counts(self) -> Counter[str]:
@@ -106,7 +108,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints."""
-        return {"schema": 1, "tensors": [one.to_json() for one in self.outcomes], "notes": list(self.notes)}
+        found = {"schema": 1, "tensors": [one.to_json() for one in self.outcomes], "notes": list(self.notes)}
+        return {**found, "map": list(self.map)} if self.map else found
 
 
 def notable(comparison: Comparison) -> str:

@@ -148,6 +148,7 @@ def diff_checkpoints(
     strict: bool = False,
     output: Path | None = None,
     tensor: str | None = None,
+    save_map: Path | None = None,
 ) -> int:
     """Print what is different between two checkpoints, or print or draw it of a job and a checkpoint.
 
@@ -161,6 +162,7 @@ def diff_checkpoints(
         strict: Whether it fails where anything was not compared, too.
         output: The file; stdout without one.
         tensor: The tensor of an SVG.
+        save_map: Where the map that was found by content is written.
 
     Returns:
         0 where nothing is, 1 where something is, or with `strict` was not compared, 2 where nothing could be compared.
@@ -180,6 +182,8 @@ def diff_checkpoints(
     sides = _side(before), _side(after)
     with progress(lambda: str(count)):
         found = _compared(*sides, rules, count, steps)
+    if save_map is not None:
+        _save_map(save_map, found, (before, after))
     if style == "json":
         write_json(found.to_json(), output)
     elif style in FORMATS:
@@ -192,6 +196,26 @@ def diff_checkpoints(
         talk(f"shardviz: error: nothing of {before} and {after} could be compared")
         return EXIT_USAGE
     return EXIT_FINDINGS if found.differs or (strict and found.counts["not-compared"]) else EXIT_CLEAN
+
+
+def _save_map(path: Path, found: Comparison, sides: tuple[Path, Path]) -> None:
+    """Write the lines of a map that was found by content, and what it leaves open.
+
+    Raises:
+        ShardvizError: No map was found, or it cannot be written.
+    """
+    if not found.map:
+        raise ShardvizError(
+            f"{path} was not written: no map was made by content, as names or a given map say which tensor is which",
+            "leave out --save-map",
+        )
+    names = " and ".join(printable(side.name) for side in sides)
+    open_ = [f"# {printable(one.name)}: {one.why}" for one in found.outcomes if one.verdict == "not-compared"]
+    lines = [f"# The tensors of {names}, found by what is in them by `shardviz diff`.", *found.map, *open_]
+    try:
+        path.write_text("".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise ShardvizError(f"cannot write {path}: {error.strerror}", "give another file") from error
 
 
 def _side(path: Path) -> Checkpoint | Job:

@@ -131,8 +131,13 @@ def checkpoint_report_lines(checkpoint: Checkpoint, report: Report, terminal: Te
 def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     """Return every tensor that is not equal, those with the same words together, then notes, then the verdict."""
     lines: list[Text] = []
+    if comparison.map:
+        lines.append(line("names by what is in the tensors; --save-map FILE keeps this map:"))
+        lines += [line(f"  {printable(one)}") for one in comparison.map]
+    groups: list[Text] = []
     for group in alike(comparison):
-        lines += _group_lines(group, terminal)
+        groups += _group_lines(group, terminal)
+    lines += [*([line("")] if lines and groups else []), *groups]
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, *([line("")] if lines else []), _sum(comparison, terminal)]

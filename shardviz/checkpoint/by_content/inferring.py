@@ -1,0 +1,318 @@
+"""The map between two checkpoints whose tensors have other names, found by what is in them.
+
+What most tensors of a family show counts for all of them, so that a wrong one is compared and not mapped around. Names
+decide nothing but which of equal contents is which, and only where those beside them are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.checkpoint.by_content.numbered import Family, families_of, links
+from shardviz.checkpoint.by_content.solving import Recipe, recipes
+from shardviz.checkpoint.by_content.strips import Strips, View, are_near, constant, fits
+from shardviz.checkpoint.findings import EMBEDDINGS, HEADS
+from shardviz.checkpoint.optimizer import state_of
+from shardviz.text import listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shardviz.checkpoint.by_content.numbered import Link, Numbers
+    from shardviz.checkpoint.tensor import Tensor
+
+MOST_ALONE = 1024
+"""Tensors that are looked for one by one, where no family has them."""
+
+MOST_RENUMBERED = 256
+"""Tensors of a family among which one is looked for under any number."""
+
+MAX_NAMES = 3
+NEARLY = "its values are nearly the same"
+BESIDE = "as that of its module"
+NUMBERED = "the same tensors under other numbers"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a family of tensors is found to be made of.
+
+    Attributes:
+        side: Which checkpoint has it: 0 or 1.
+        whole: The family.
+        recipe: How its tensors are made of the other side's.
+        why: Why, if it is not because the values are equal.
+    """
+
+    side: int
+    whole: Family
+    recipe: Recipe
+    why: str = ""
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield its lines of a map: one, or if numbers differ, one for each tensor."""
+        if all(link.is_direct for link in self.recipe.links):
+            yield self.whole.pattern, self.recipe.text()
+            return
+        for numbers, tensor in sorted(self.whole.members.items()):
+            if all(numbers in link.parts for link in self.recipe.links):
+                yield tensor.name, self.recipe.text(numbers)
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What is which.
+
+    Attributes:
+        choices: What was found.
+        ambiguous: Tensors whose content several have, by their names, each with the reason.
+    """
+
+    choices: tuple[Choice, ...]
+    ambiguous: dict[str, str]
+
+
+def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> Inferred:
+    """Find which tensors of two checkpoints are which, by what is in them.
+
+    Args:
+        first: Tensors of the first that the second lacks by their names.
+        second: Tensors of the second that the first lacks.
+    """
+    work = _Work(([], []))
+    for side, tensors in enumerate((first, second)):
+        for family in families_of(tensors):
+            (work.alike if _constants(family) else work.free)[side].append(family)
+    work.by_content()
+    work.by_other_numbers()
+    work.by_nearness()
+    if sum(len(family.members) for side in work.free for family in side) <= MOST_ALONE:
+        work.free = tuple([one for family in side for one in family.alone()] for side in work.free)  # type: ignore[assignment]
+        work.by_content()
+    work.by_modules()
+    work.by_constants()
+    return Inferred(tuple(work.choices), work.ambiguous)
+
+
+def _constants(family: Family) -> tuple[float, ...]:
+    """Return the numbers that the tensors of a family are; empty unless each of those looked at is one number."""
+    found = [constant(family.members[numbers]) for numbers in family.some]
+    return () if None in found else tuple(sorted({one for one in found if one is not None}))
+
+
+@dataclass
+class _Work:
+    """What is not yet known to be another tensor.
+
+    Attributes:
+        free: The families of both sides.
+        alike: Those of which each tensor is a single number.
+    """
+
+    free: tuple[list[Family], list[Family]]
+    alike: tuple[list[Family], list[Family]] = field(default_factory=lambda: ([], []))
+    strips: Strips = field(default_factory=Strips)
+    choices: list[Choice] = field(default_factory=list)
+    ambiguous: dict[str, str] = field(default_factory=dict)
+
+    def choose(self, side: int, whole: Family, recipe: Recipe, why: str = "") -> None:
+        """Settle a family, and those that it is made of."""
+        self.choices.append(Choice(side, whole, recipe, why))
+        parts = [link.family for link in recipe.links]
+        for some in (self.free, self.alike):
+            some[side][:] = [one for one in some[side] if one is not whole]
+            some[1 - side][:] = [one for one in some[1 - side] if one not in parts]
+
+    def by_content(self) -> None:
+        """Choose what has equal values; of several that have them, the one that is left when the others are known."""
+        options: dict[tuple[int, Family], list[Recipe]] = {}
+        for side in (0, 1):
+            for whole in self.free[side]:
+                if found := self._recipes(side, whole):
+                    options[side, whole] = found
+        while options:
+            key, recipe, why = self._clearest(options)
+            if recipe is None:
+                self._say_ambiguous(options)
+                return
+            self.choose(*key, recipe, why)
+            options = self._left(options)
+
+    def _left(self, options: dict[tuple[int, Family], list[Recipe]]) -> dict[tuple[int, Family], list[Recipe]]:
+        """Return the options whose tensors are all free."""
+        left = {}
+        for (side, whole), every in options.items():
+            free = {*self.free[1 - side], *self.alike[1 - side]}
+            ok = [one for one in every if all(link.family in free for link in one.links)]
+            if ok and whole in self.free[side]:
+                left[side, whole] = ok
+        return left
+
+    def _clearest(
+        self, options: dict[tuple[int, Family], list[Recipe]]
+    ) -> tuple[tuple[int, Family], Recipe | None, str]:
+        """Return what has only one option, or one that its name tells from the others; no recipe if nothing has."""
+        single = [key for key, every in options.items() if len(every) == 1]
+        if single:
+            key = min(single, key=lambda key: key[1].pattern.endswith(HEADS))
+            return key, options[key][0], ""
+        for key, every in options.items():
+            for endings in (EMBEDDINGS, HEADS):
+                same = [one for one in every if one.links[0].family.pattern.endswith(endings)]
+                if key[1].pattern.endswith(endings) and len(same) == 1:
+                    return key, same[0], "by its name, of several with its values"
+        key = next(iter(options))
+        names = {one.links[0].family.pattern for one in options[key]}
+        if not any(
+            names & {link.family.pattern for one in every for link in one.links}
+            for other, every in options.items()
+            if other != key
+        ):
+            return key, options[key][0], f"or any of {_named(sorted(names))}: all have its values"
+        return key, None, ""
+
+    def _say_ambiguous(self, options: dict[tuple[int, Family], list[Recipe]]) -> None:
+        for (side, whole), every in options.items():
+            others = [link.family for one in every for link in one.links]
+            why = f"{_named(one.pattern for one in others)} of the {_other(side)} have its values, each of them"
+            twins = [other for key, each in options.items() for other in (key[1],) if key[0] == side and each]
+            back = f"{_named(one.pattern for one in twins)} of the {_other(1 - side)} have its values, each of them"
+            self._set_aside(side, [whole], why)
+            self._set_aside(1 - side, others, back)
+
+    def _set_aside(self, side: int, families: Sequence[Family], why: str) -> None:
+        for family in families:
+            for tensor in family.members.values():
+                self.ambiguous.setdefault(tensor.name, f"which tensor it is: {why}")
+            for some in (self.free, self.alike):
+                some[side][:] = [one for one in some[side] if one is not family]
+
+    def _recipes(self, side: int, whole: Family) -> list[Recipe]:
+        """Return how most tensors of a family are made: several recipes if different tensors have the same values."""
+        size = math.prod(whole.shape)
+        near = [one for one in (*self.free[1 - side], *self.alike[1 - side]) if math.prod(one.shape) <= size]
+        sources = [link for part in near if _may_be_part(whole, part) for link in links(whole, part)]
+        votes: Counter[Recipe] = Counter()
+        for numbers in whole.some if sources else ():
+            votes.update(set(recipes(whole.members[numbers], numbers, sources, self.strips)))
+        most = max(votes.values(), default=0)
+        found: dict[frozenset[Family], Recipe] = {}
+        for recipe in _in_order(votes):
+            is_renamed = len(recipe.links) == 1 and not (recipe.padded or recipe.joined or recipe.stacks)
+            if votes[recipe] == most and not (side and is_renamed):  # the first side has found that
+                found.setdefault(frozenset(link.family for link in recipe.links), recipe)
+        return list(found.values())
+
+    def by_other_numbers(self) -> None:
+        """Choose families of which the same tensors stand under other numbers: the comparison says so."""
+        for whole, link, turned in list(self._alike_pairs()):
+            members = [one for parts in link.parts.values() for one in parts.values()]
+            some = [whole.members[numbers] for numbers in whole.some]
+            if len(members) <= MOST_RENUMBERED and any(self._is(one, it, turned) for one in some for it in members):
+                self._choose_pair(whole, link, turned, NUMBERED)
+
+    def by_nearness(self) -> None:
+        """Choose families of nearly the same values, such as those of another step, if only one has such."""
+        found: dict[Family, list[tuple[Link, bool]]] = {}
+        for whole, link, turned in self._alike_pairs():
+            if state_of(whole.pattern) or state_of(link.family.pattern):
+                continue  # the states of different weights may be alike
+            some = [numbers for numbers in whole.some if numbers in link.parts]
+            near = [are_near(View(whole.members[at], (), turned), View(link.parts[at][()])) for at in some]
+            if 2 * sum(near) > len(near):
+                found.setdefault(whole, []).append((link, turned))
+        for whole, every in found.items():
+            if len({link.family for link, _ in every}) == 1:
+                self._choose_pair(whole, *every[0], NEARLY)
+
+    def _alike_pairs(self) -> Iterator[tuple[Family, Link, bool]]:
+        """Yield families of both sides that have one shape, or that of the other turned."""
+        for whole in self.free[0]:
+            for part in self.free[1]:
+                for turned in (False, True)[: len(whole.shape)]:
+                    shape = part.shape if not turned else (*part.shape[:-2], *part.shape[:-3:-1])
+                    for link in links(whole, part) if shape == whole.shape else ():
+                        if not link.extra:
+                            yield whole, link, turned
+
+    def _choose_pair(self, whole: Family, link: Link, turned: bool, why: str) -> None:
+        if whole in self.free[0] and link.family in self.free[1]:
+            self.choose(0, whole, Recipe((link,), turned=turned), why)
+
+    def _is(self, one: Tensor, other: Tensor, turned: bool) -> bool:
+        places = self.strips.places(View(other), View(one, (), turned), 0)
+        return places is not None and fits(places, np.arange(other.shape[0]))
+
+    def by_modules(self) -> None:
+        """Choose what belongs to modules that are known, by the last words of names: a bias as its weight."""
+        for choice in list(self.choices):
+            module, dot, leaf = choice.whole.pattern.rpartition(".")
+            for whole in [*self.free[choice.side], *self.alike[choice.side]] if dot else ():
+                other, _, own = whole.pattern.rpartition(".")
+                if other == module and own != leaf and (recipe := self._as_beside(choice, whole, own)) is not None:
+                    self.choose(choice.side, whole, recipe, BESIDE)
+
+    def _as_beside(self, choice: Choice, whole: Family, leaf: str) -> Recipe | None:
+        """Return how a family is made, as another one of its module is."""
+        there = {one.pattern: one for some in (self.free, self.alike) for one in some[1 - choice.side]}
+        found: list[Link] = []
+        for link in choice.recipe.links:
+            part = there.get(f"{link.family.pattern.rpartition('.')[0]}.{leaf}")
+            every = links(whole, part) if part is not None else iter(())
+            same = next((one for one in every if one.extra == link.extra and one.is_direct == link.is_direct), None)
+            if same is None:
+                return None
+            found.append(same)
+        recipe = replace(choice.recipe, links=tuple(found))
+        ndim = len(whole.shape) - recipe.stacks
+        if ndim < 2:
+            recipe = replace(recipe, turned=False)
+        if ndim < 1 or recipe.dim >= ndim or any(len(one.family.shape) != ndim for one in found):
+            return None
+        size = whole.shape[recipe.stacks + recipe.dim]
+        sizes = [one.family.shape[recipe.dim] * _count(one, recipe) for one in found]
+        return replace(recipe, padded=size if recipe.padded else 0) if recipe.padded or sum(sizes) == size else None
+
+    def by_constants(self) -> None:
+        """Choose what is a single number and alone of its shape and numbers; say of the rest that it is ambiguous."""
+        classes: dict[tuple[object, ...], tuple[list[Family], list[Family]]] = {}
+        for side in (0, 1):
+            for family in self.alike[side]:
+                key = _constants(family), family.shape, tuple(sorted(family.members))
+                classes.setdefault(key, ([], []))[side].append(family)
+        for (values, *_), (mine, theirs) in classes.items():
+            what = f"all {'or '.join(f'{one:g} ' for one in values)}".rstrip()  # type: ignore[attr-defined]
+            if len(mine) == len(theirs) == 1:
+                link = next(iter(links(mine[0], theirs[0])))
+                self.choose(0, mine[0], Recipe((link,)), f"{what}, the only one of its shape and numbers")
+            elif mine and theirs:
+                self._set_aside(0, mine, f"it is {what}, and so are {_named(one.pattern for one in theirs)}")
+                self._set_aside(1, theirs, f"it is {what}, and so are {_named(one.pattern for one in mine)}")
+
+
+def _may_be_part(whole: Family, part: Family) -> bool:
+    """Whether shapes allow that one is part of the other: the sizes of all dims but one are there."""
+    sizes = Counter(part.shape) - Counter(whole.shape)
+    return sum(sizes.values()) <= 1 and len(part.shape) <= len(whole.shape)
+
+
+def _in_order(votes: Counter[Recipe]) -> list[Recipe]:
+    return sorted(votes, key=lambda recipe: -votes[recipe])
+
+
+def _count(link: Link, recipe: Recipe) -> int:
+    parts: dict[Numbers, Tensor] = dict(next(iter(link.parts.values())))
+    return len({key[recipe.stacks :] for key in parts}) if recipe.joined else 1
+
+
+def _named(patterns: Iterable[str]) -> str:
+    return listed(map(printable, dict.fromkeys(patterns)), MAX_NAMES)
+
+
+def _other(side: int) -> str:
+    return ("second", "first")[side]
