@@ -1,24 +1,22 @@
 """Compare two dumps, two checkpoints, or a job with a checkpoint.
 
-Two dumps are compared by their layouts, contents and findings, two plans
-also by what ranks hold and receive; a job with a
-checkpoint by the hashes in the job's dump, and it is drawn beside it: which
-rank claims which part, and which bytes of which file have it.
+Two dumps are compared by layout, content and findings; two plans also by what
+ranks hold and receive. A job is compared with a checkpoint by the hashes in
+the job's dump, and drawn next to it: which rank claims which part, and which
+bytes of which file have it.
 
-Two checkpoints whose names are others are compared by what is in them: whole
-tensors, several joined in one, in turns, stacked, transposed, padded or cast.
-The map that was found is printed, and --save-map keeps it for --map; what most
-layers show counts for all, so that a wrong one is a difference.
+If two checkpoints have different names, tensors are matched by their values:
+whole, joined, interleaved, stacked, transposed, padded or cast. diff prints
+the map that it found, and --save-map keeps it for --map. The map is what most
+layers show, so a layer that is wrong is still reported.
 
-Of two jobs that `shardviz run --trace` followed, on one rank or on many, their
-steps are compared, too: the weights and rows that they start from, then the
-first module, forward or backward, that is wrong in one, and why. Such jobs may
-lay their weights out differently; that is no difference. The page of
--o FILE.html has the step as a tree, with that module opened.
+Of two jobs that `shardviz run --trace` recorded, the steps are compared, too:
+the weights and rows that they start from, then the first module that differs,
+forward or backward, and why. The jobs may shard their weights differently.
+-o FILE.html shows the step as a tree, opened at that module.
 
-Exits with 1 where they differ or a rank's file is missing or damaged, with
---strict also where a tensor could not be compared, with 2 where nothing in
-them could be compared.
+Exits with 1 if they differ or a rank's file is missing or damaged, with
+--strict also if a tensor could not be compared, and with 2 if nothing could.
 
 examples:
   shardviz diff before.shardviz after.shardviz
@@ -62,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how the tensors of one are made from the other's: a file, or {', '.join(families())}",
     )
     parser.add_argument(
-        "--save-map", type=Path, metavar="FILE", help="write the map that was found by what is in the tensors"
+        "--save-map", type=Path, metavar="FILE", help="write the map that was found by the tensors' values"
     )
     parser.add_argument(
         "--also",
