@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tests.contract.changed_dumps import of_dump
 from tests.contract.changed_files import is_safetensors, of_bytes, of_safetensors
 from tests.contract.changes import small_change
+from tests.contract.gaps import GAP, of_gap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,9 @@ def variant(case: Case, blobs: Mapping[str, bytes], seed: str) -> tuple[str, lis
     which = rng.randrange(len(inputs))
     files = inputs[which]
     change = small_change(rng, float(size)) if size else None
-    if any(name.endswith("run.json") for name in files):
+    if seed.startswith(GAP):
+        done = of_gap(rng, files)
+    elif any(name.endswith("run.json") for name in files):
         done = of_dump(rng, files, change)
     elif tensors := [name for name, content in files.items() if is_safetensors(content)]:
         done = of_safetensors(rng, files, rng.choice(tensors), change)
