@@ -40,6 +40,8 @@ KEPT = 2
 """Variants that are kept of those that notice it."""
 MOST_TAKERS = 6
 """Variants that take a branch, of which one may depend on it."""
+SMALLEST = 30
+"""Cases of which one is varied for a branch."""
 LARGEST = 120_000
 """Bytes of a case that is varied."""
 
@@ -95,14 +97,17 @@ def _dropped(node: ast.If) -> str:
 def hunt_branches(run: Reached, number: int, seed: int) -> None:
     """Look for variants that take the branches which no case takes, and keep those whose verdict depends on that."""
     branches = untaken(run)
-    drawn = [one for mutant in branches.values() for one in _drawn(run, mutant, seed, number)]
+    drawn = [one for mutant in branches.values() for one in _gaps(run, mutant, seed, number)]
     takers: dict[tuple[str, int], list[vary.Variant]] = {}
     with get_context("fork").Pool(PROCESSES) as pool:
         for found in pool.imap_unordered(_judged, drawn, chunksize=8):
             for variant_ in found:
                 for branch in variant_.lines & branches.keys():
                     takers.setdefault(branch, []).append(variant_)
-    tried = [(branch, sorted(found, key=_size)[:MOST_TAKERS]) for branch, found in sorted(takers.items())]
+    tried = [
+        (branch, sorted(found, key=lambda one: _size(one.key))[:MOST_TAKERS])
+        for branch, found in sorted(takers.items())
+    ]
     jobs = [(branches[branch], [(*one.key, one.seed) for one in found]) for branch, found in tried]
     with get_context("fork").Pool(PROCESSES, maxtasksperchild=1) as pool:
         for (branch, found), wrong in zip(tried, pool.imap(_verdicts, jobs), strict=True):
@@ -121,8 +126,8 @@ def _judged(drawn: Drawn) -> list[vary.Variant]:
     return []
 
 
-def _size(made: vary.Variant) -> int:
-    return vary.rooms[made.key[0]].size(made.key[1])
+def _size(key: Key) -> int:
+    return vary.rooms[key[0]].size(key[1])
 
 
 def _survivors(recorded: Recorded, run: Reached, number: int, seed: int) -> Iterator[Mutant]:
@@ -132,11 +137,21 @@ def _survivors(recorded: Recorded, run: Reached, number: int, seed: int) -> Iter
             yield mutant
 
 
-def _drawn(run: Reached, mutant: Mutant, seed: int, tries: int = TRIES) -> Iterator[Drawn]:
+def _gaps(run: Reached, mutant: Mutant, seed: int, tries: int) -> Iterator[Drawn]:
+    """Yield variants of the smallest cases that run a mutant's line: two gaps, then any other change."""
+    rng = random.Random(f"{seed} {mutant.file} {mutant.line}")
+    keys = sorted(filter(_is_small, run.lines[mutant.file][mutant.line]), key=lambda key: (_size(key), key))
+    for number in range(tries if keys else 0):
+        room, case = rng.choice(keys[:SMALLEST])
+        text = f"{seed}.{mutant.line}.{number}"
+        yield room, case, text if number % 3 == 2 else f"{GAP}{text}"
+
+
+def _drawn(run: Reached, mutant: Mutant, seed: int) -> Iterator[Drawn]:
     """Yield variants of cases that run a mutant's line: a small change, a gap and any other in turn."""
     rng = random.Random(f"{seed} {mutant.file} {mutant.line}")
     keys = [key for key in run.lines[mutant.file][mutant.line] if _is_small(key)]
-    for number in range(tries if keys else 0):
+    for number in range(TRIES if keys else 0):
         room, case = rng.choice(sorted(keys))
         text = f"{seed}.{mutant.line}.{number}"
         edge = f"{text}{EDGE}{10 ** rng.uniform(-12, 0):.3g}"
