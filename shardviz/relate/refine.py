@@ -16,7 +16,7 @@ from shardviz.relate import factors
 from shardviz.relate.contexts import MAX_LINKS, SMALL
 from shardviz.relate.orders import orders_along
 from shardviz.relate.regions import sources_of
-from shardviz.relate.relations import Chain, Offset, Permuted, Reassigned
+from shardviz.relate.relations import Chain, Offset, Permuted, Plus, Reassigned
 from shardviz.relate.sums import coefficient_of
 from shardviz.relate.tolerance import COARSE
 from shardviz.relate.values import part_of
@@ -70,22 +70,28 @@ def reassign(search: Search, context: Context, layout: Layout, odd: Collection[i
 
 
 def add(search: Search, context: Context, layout: Layout, odd: Collection[int]) -> None:
-    """Place the source plus the number that fits all odd ranks together, or most."""
+    """Place the source plus a number or a candidate, with the factor that fits all odd ranks together, or most."""
     regions = dict(layout.regions())
     fitting = [rank for rank in sorted(odd) if context.actual[rank].shape == regions[rank].shape]
     few = fitting[:: 1 + len(fitting) // FEW_RANKS]
-    whole = np.broadcast_to(np.ones(()), search.shape)
-    parts = (
-        (context.actual[rank], part_of(context.source, regions[rank]), part_of(whole, regions[rank])) for rank in few
-    )
-    sides = [tuple(side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in part) for part in parts]
-    for number in _coefficients(sides) if few else ():
-        summed = replace(context, links=(*context.links, Offset(number)), source=context.source + number)
-        left = search.place(summed, layout, probes=FEW_PROBES) - search.filled.keys()
-        if not left:
-            return
-        if len(left) < len(odd):
-            reassign(search, summed, layout, left)
+    added: list[tuple[str, Values]] = [("", np.ones(()))]
+    added += [(name, whole) for name, whole in search.pair.candidates.items() if whole.shape == search.shape]
+    for name, whole in added if few else ():
+        whole = np.broadcast_to(whole, search.shape)
+        parts = (
+            (context.actual[rank], part_of(context.source, regions[rank]), part_of(whole, regions[rank]))
+            for rank in few
+        )
+        sides = [tuple(side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in part) for part in parts]
+        for factor in _coefficients(sides):
+            link = Plus(factor, name) if name else Offset(factor)
+            source = context.source + factor * whole
+            summed = replace(context, links=(*context.links, link), source=source)
+            left = search.place(summed, layout, probes=FEW_PROBES) - search.filled.keys()
+            if not left:
+                return
+            if len(left) < len(odd):
+                reassign(search, summed, layout, left)
 
 
 def _coefficients(sides: list[tuple[Values, ...]]) -> Iterator[float]:
@@ -106,6 +112,10 @@ def permute(search: Search, context: Context, layout: Layout) -> None:
             place = np.ix_(*map(indices, regions[rank].dims))
             whole[place], known[place] = np.nan_to_num(actual), True
     _find_orders(search, context, layout, whole, known)
+    for candidate in search.pair.candidates.values() if not context.stated and whole.size <= SMALL else ():
+        for sign in (1, -1) if candidate.shape == search.shape else ():
+            if search.best() is None:  # it may have been added behind
+                _find_orders(search, context, layout, whole - sign * candidate, known)
 
 
 def _find_orders(search: Search, context: Context, layout: Layout, whole: Values, known: NDArray[np.bool_]) -> None:

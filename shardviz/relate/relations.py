@@ -8,7 +8,7 @@ the only relation that looks at what other ranks hold, so `replay` applies it to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from shardviz.relate.casts import rounded
 from shardviz.relate.values import padded, part_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from shardviz.layout.layout import Layout
@@ -26,17 +28,33 @@ if TYPE_CHECKING:
 class Relation:
     """One link of a chain."""
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return what the values of a rank become.
 
         Args:
             values: The values so far: the whole tensor until `Located`, then the rank's part.
             rank: The rank.
+            candidates: Other tensors by name.
         """
         raise NotImplementedError
 
 
 Chain = tuple[Relation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class From(Relation):
+    """The values are those of another tensor, layer or phase.
+
+    Attributes:
+        name: Its name among the pair's candidates.
+    """
+
+    name: str
+
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
+        """Return the other tensor."""
+        return np.asarray(candidates[self.name], np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +67,7 @@ class Transposed(Relation):
 
     dims: tuple[int, ...]
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the values with their dims permuted."""
         turned: Values = values.transpose(self.dims)
         return turned
@@ -67,7 +85,7 @@ class Permuted(Relation):
     dim: int
     order: tuple[int, ...] = field(repr=False)
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the slices in their order."""
         return values.take(self.order, self.dim)
 
@@ -84,9 +102,26 @@ class Padded(Relation):
     dim: int
     size: int
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the values with zeros behind them."""
         return padded(values, self.dim, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Plus(Relation):
+    """Another tensor, multiplied by a number, is added to the whole tensor.
+
+    Attributes:
+        factor: The number.
+        name: The name of the other tensor among the pair's candidates.
+    """
+
+    factor: float
+    name: str
+
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
+        """Return the sum."""
+        return values + self.factor * candidates[self.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +138,7 @@ class Reassigned(Relation):
         """Return the rank whose region a rank holds."""
         return dict(self.sources).get(rank, rank)
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the values: only the rank changes, for the `Located` behind."""
         return values
 
@@ -118,7 +153,7 @@ class Located(Relation):
 
     layout: Layout
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the rank's part."""
         region = self.layout.region(self.layout.mesh.coord_of(rank))
         return part_of(values.reshape(self.layout.index_shape), region)
@@ -136,7 +171,7 @@ class Pending(Relation):
     axis: str
     op: str = "sum"
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the values: what is held is reduced instead."""
         return values
 
@@ -151,7 +186,7 @@ class Scaled(Relation):
 
     factor: float
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the product."""
         return values * self.factor
 
@@ -166,7 +201,7 @@ class Offset(Relation):
 
     number: float
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the sum."""
         return values + self.number
 
@@ -181,7 +216,7 @@ class Rounded(Relation):
 
     dtype: str
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return the values rounded to the nearest, ties to even."""
         return rounded(values, self.dtype)
 
@@ -196,10 +231,10 @@ class Filled(Relation):
 
     value: float
 
-    def apply(self, values: Values, rank: int) -> Values:
+    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
         """Return an array of the number."""
         return np.full(values.shape, self.value)
 
 
-SURPRISE = (Located, Reassigned, Rounded, Scaled, Permuted, Pending, Padded, Transposed, Offset, Filled)
+SURPRISE = (*(Located, Reassigned, Rounded, Scaled, Permuted, Pending, Padded, Transposed, Offset, Filled, Plus, From),)
 """The relations, least surprising first: of chains with as few links, the one whose links come first is meant."""

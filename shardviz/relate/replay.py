@@ -32,6 +32,7 @@ def replay(chain: Chain, pair: Pair, rank: int) -> tuple[NDArray[np.float64], ND
     """
     shape = index_shape_of(pair)
     is_flat = pair.claimed is not None and pair.claimed.flat is not None
+    candidates = {name: whole.reshape(shape) if is_flat else whole for name, whole in pair.candidates.items()}
     values = np.asarray(pair.wanted.reshape(shape) if is_flat else pair.wanted, np.float64)
     source, pending = rank, list[Pending]()
     for link in chain:
@@ -42,7 +43,7 @@ def replay(chain: Chain, pair: Pair, rank: int) -> tuple[NDArray[np.float64], ND
         elif isinstance(link, Filled):
             values = np.full(pair.held[rank].shape, link.value)
         else:
-            values = link.apply(values, source)
+            values = link.apply(values, source, candidates)
     return values, _reduced(pair, rank, pending)
 
 

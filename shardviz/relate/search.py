@@ -30,7 +30,7 @@ from shardviz.relate.tolerance import COARSE, EPSILON, EXACT, SAFETY
 from shardviz.relate.values import constant_of, error_of, farthest, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -150,7 +150,7 @@ class Search:
         chain = context.chain((*moved, Located(layout)), links)
         actual, part = sides
         for link in links:
-            part = link.apply(part, rank)
+            part = link.apply(part, rank, {})
         scale = math.prod(link.factor for link in links if isinstance(link, Scaled))
         error = error_within(self.pair.bound, actual, part, (context.sizes.get(rank, 0.0), scale))
         if error <= self.limit and self.num_links(chain) <= MAX_LINKS:
@@ -184,9 +184,15 @@ class Search:
             ranks = left & self.explained[chain].keys() if chain is not None else set()
             if chain is None or not ranks:
                 return Related((*groups, Group(tuple(sorted(left)), None)))
-            groups.append(Group(tuple(sorted(ranks)), chain))
+            is_certain = all(self.explained[chain][rank] <= self.pair.bound.floor for rank in ranks)
+            groups.append(Group(tuple(sorted(ranks)), chain, is_certain, self._alternatives(chain, ranks)))
             left -= ranks
         return Related(tuple(groups))
+
+    def _alternatives(self, chain: Chain, ranks: Collection[int]) -> tuple[Chain, ...]:
+        same = [other for other in self.explained if other != chain and set(ranks) <= self.explained[other].keys()]
+        few = [other for other in same if self.num_links(other) <= self.num_links(chain)]
+        return tuple(sorted(few, key=self.cost))
 
 
 def error_within(bound: Bound, actual: Values, wanted: Values, sizes: tuple[float, float]) -> float:
