@@ -17,12 +17,14 @@ import numpy as np
 from msgspec import structs
 
 from shardviz.dump.read import read_files
+from shardviz.dump.records.files import RankRecord
 from shardviz.dump.write import write_rank
-from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse
+from tests.check.records import change_rank, change_run
 from tests.contract import store
 from tests.contract.changed_files import write_tensors
-from tests.contract.judge import judge_cases
+from tests.contract.judge import IN_MEMORY, judge_cases
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
@@ -30,12 +32,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.layout.mesh import Mesh
-
     Array = NDArray[Any]
     Held = dict[int, Array]
 
-MESHES = ("x=2,y=3", "x=2,y=4", "x=4", "x=2,y=2,z=2")
+MESHES = {text: parse_mesh(text) for text in ("x=2,y=3", "x=2,y=4", "x=4", "x=2,y=2,z=2")}
+ODD_MESHES = {
+    "x=2,y=3 backwards": Mesh(("x", "y"), (2, 3), (5, 4, 3, 2, 1, 0)),
+    "x=2,y=2 by columns": Mesh(("x", "y"), (2, 2), (0, 2, 1, 3)),
+    "x=2,y=2 of 8 ranks": Mesh(("x", "y"), (2, 2), (1, 3, 5, 7)),
+}
+"""Meshes whose ranks do not count up from 0."""
+ODD_LAYOUTS = ("[12/x/y, 5]", "[12/x, 4/y]", "[12/y]")
+FLAT = {1: ("[flat(5, 6)/x]",), 2: ("[flat(5, 6)/x/y]", "[flat(5, 6)/y/x]", "[flat(4, 6)/y]"), 3: ("[flat(5, 6)/z/x]",)}
+"""Layouts of FSDP1's parameters, which are parts of a flattened tensor."""
 LAYOUTS = {
     1: ("[24/x, 6]", "[24, 6/x]", "[24, 6]", "[5/x, 4]", "[12/x]"),
     2: ("[24/x/y, 6]", "[24/y/x, 6]", "[24/x, 6/y]", "[24/y, 6/x]", "[24/y, 6]", "[5/y/x, 4]", "[24/x]"),
@@ -50,8 +59,8 @@ LAYOUTS = {
 def regions(mesh: Mesh, text: str) -> tuple[Held, tuple[int, ...]]:
     """Return each rank's ids, from 1, and the tensor's shape."""
     layout = parse(text).layout(mesh)
-    shape = layout.tensor_shape
-    return {rank: layout.region(mesh.coord_of(rank)).flat_ids(shape) + 1 for rank in mesh.ranks}, shape
+    shape = layout.index_shape
+    return {rank: layout.region(mesh.coord_of(rank)).flat_ids(shape) + 1 for rank in mesh.ranks}, layout.tensor_shape
 
 
 def loads(mesh: Mesh, right: Held, size: int) -> Iterator[tuple[str, Held]]:
@@ -62,9 +71,11 @@ def loads(mesh: Mesh, right: Held, size: int) -> Iterator[tuple[str, Held]]:
     yield "rows of all shifted by one", {rank: np.roll(ids, 1, 0) for rank, ids in right.items()}
     yield "rows interleaved", {rank: np.concatenate([ids[::2], ids[1::2]]) for rank, ids in right.items()}
     yield "halves of rows exchanged", {rank: np.roll(ids, len(ids) // 2, 0) for rank, ids in right.items()}
-    yield "first rank's on the last", right | {last: right[0].copy()} if right[0].shape == right[last].shape else right
+    first = min(right)
+    if right[first].shape == right[last].shape:
+        yield "first rank's on the last", right | {last: right[first].copy()}
     if len({ids.shape for ids in right.values()}) == 1:
-        yield "first rank's on all", dict.fromkeys(right, right[0])
+        yield "first rank's on all", dict.fromkeys(right, right[first])
         ranks = list(right)
         yield "ranks reversed", {rank: right[other] for rank, other in zip(ranks, ranks[::-1], strict=True)}
         yield "ranks shifted", {rank: right[other] for rank, other in zip(ranks, [*ranks[1:], ranks[0]], strict=True)}
@@ -79,6 +90,10 @@ def loads(mesh: Mesh, right: Held, size: int) -> Iterator[tuple[str, Held]]:
         changed[len(changed) // 2] = other
         yield f"one id {what}", right | {last: changed.reshape(right[last].shape)}
     yield "one rank's zeros", right | {last: right[last] * 0}
+    yield "nothing on the last rank", right | {last: right[last][:0]}
+    yield "a row less on the last rank", right | {last: right[last][:-1]}
+    yield "a row more on the first rank", right | {first: np.concatenate([right[first], right[first][:1]])}
+    yield "all on the first rank", right | {first: np.arange(1, size + 1)}
     if right[last].ndim > 1:
         yield "columns reversed", {rank: ids[:, ::-1] for rank, ids in right.items()}
         yield "turned", {rank: ids.swapaxes(0, 1).reshape(ids.shape) for rank, ids in right.items()}
@@ -91,21 +106,34 @@ def _group(mesh: Mesh, axis: str, rank: int) -> tuple[int, ...]:
 def dump(folder: Path, mesh: Mesh, claimed: str, held: Held, *, dense: bool) -> Path:
     """Write a dump of two tensors, the first with these ids; its ids may lie beside the JSON."""
     make_dump(folder, mesh, {"w": Made(claimed, ids=held), "v": "[12, 2]"})
+    if max(mesh.ranks) >= mesh.size:
+        _add_ranks(folder, mesh)
     if dense:
         for rank, record in read_files(folder).ranks.items():
             bodies = [structs.replace(body, runs=None, dense=True) if body.runs else body for body in record.bodies]
-            array = {"stamped/param/w": np.ascontiguousarray(held[rank])}
+            array = {"stamped/param/w": np.ascontiguousarray(held[rank])} if rank in held else {}
             write_rank(folder, structs.replace(record, bodies=tuple(bodies)), array)
     return folder
 
 
+def _add_ranks(folder: Path, mesh: Mesh) -> None:
+    """Let the run have all ranks up to the last, and those that are not on the mesh have no tensors."""
+    num_ranks = max(mesh.ranks) + 1
+    change_run(folder, num_ranks=num_ranks)
+    for rank in range(num_ranks):
+        if rank in mesh:
+            change_rank(folder, rank, num_ranks=num_ranks)
+        else:
+            write_rank(folder, RankRecord(1, rank, num_ranks, "testhost"))
+
+
 def add_dumps(room: store.Room, folder: Path) -> None:
     """Add what is claimed on each mesh, with every other layout of the same tensor and every wrong load."""
-    for text in MESHES:
-        mesh = parse_mesh(text)
-        for claimed in LAYOUTS[mesh.ndim]:
+    for text, mesh in (MESHES | ODD_MESHES).items():
+        layouts = (*LAYOUTS[mesh.ndim], *FLAT[mesh.ndim]) if text in MESHES else ODD_LAYOUTS
+        for claimed in layouts:
             right, shape = regions(mesh, claimed)
-            held = {f"held {other}": regions(mesh, other) for other in LAYOUTS[mesh.ndim] if other != claimed}
+            held = {f"held {other}": regions(mesh, other) for other in layouts if other != claimed}
             others = {name: ids for name, (ids, its_shape) in held.items() if its_shape == shape}
             for number, (name, ids) in enumerate([*others.items(), *loads(mesh, right, int(np.prod(shape)))]):
                 path = dump(folder / f"{len(room.cases)}.shardviz", mesh, claimed, ids, dense=number % 2 == 0)
@@ -217,7 +245,7 @@ def add_pairs(room: store.Room) -> None:
 def main() -> None:
     """Make both rooms, and judge them."""
     axes, roundings = store.Room("axes"), store.Room("roundings")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         add_dumps(axes, Path(folder))
     add_pairs(roundings)
     for room in (axes, roundings):

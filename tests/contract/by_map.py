@@ -147,6 +147,98 @@ def conversions() -> Iterator[Conversion]:
     )
 
 
+MISFITS = (
+    *(
+        "split(a, 5, 0)",
+        "split(a, 3, 3)",
+        "split(a, 0, 0)",
+        "split(a, 2, 0, 2)",
+        "split(a, 2, -1)",
+        "split(v, 2, 0, 1)",
+    ),
+    *("slice(a, 5, 2)", "slice(a, 0, 99)", "slice(a, -1, 2)", "slice(a, 0, 2, -3)", "slice(a, 0, 2, 5)"),
+    *("take(a, 12)", "take(a, -1)", "take(a, 0, 2)", "take(a, *)", "take(a, heads)"),
+    *(
+        "transpose(v)",
+        "transpose(a, 0, 5)",
+        "transpose(a, -3, 0)",
+        "permute(a, 0, 0)",
+        "permute(a, 1)",
+        "permute(v, 0, 1)",
+    ),
+    *("reshape(a, 7, -1)", "reshape(a, -1, -1)", "reshape(a, -2, 60)", "reshape(a, 0, -1)", "reshape(a, 12, 11)"),
+    *(
+        "stack(a, b)",
+        "stack(a, v)",
+        "stack(a, a, 3)",
+        "stack(a, a, -4)",
+        "cat(a, b)",
+        "cat(a, v)",
+        "cat(a, a, 2)",
+        "cat(v, v, 1)",
+    ),
+    *(
+        "interleave(a, b)",
+        "interleave(a, a, 0, 5)",
+        "interleave(a, a, 2)",
+        "interleave(a, v)",
+        "interleave(a, a, 0, 0)",
+    ),
+    *(
+        "pad(a, 4)",
+        "pad(a, 16, 2)",
+        "pad(v, 3)",
+        "rotary(a, 7)",
+        "rotary(a, 5)",
+        "rotary(a, 0)",
+        "unrotary(v, 3)",
+        "rotary(v, 24)",
+    ),
+    *(
+        "cat(part.*)",
+        "stack(part.*)",
+        "cat(hole.*)",
+        "stack(hole.*)",
+        "cat(none.*)",
+        "cat(late.*)",
+        "cat(a, a, a, a, b)",
+    ),
+    *(
+        "transpose(stack(a, b))",
+        "cat(split(a, 5, 0), b)",
+        "cat(split(a, 2, 0), split(a, 2, 1))",
+        "transpose(*)",
+        "none",
+        "part.*",
+    ),
+)
+"""What a map may say that does not fit: numbers out of range, shapes that differ, names that are not there."""
+
+
+def misfits() -> Iterator[tuple[str, Tensors, str]]:
+    """Yield maps that do not fit what they are of, as a line that must fit and as one that may be left out."""
+    sources = {"a": _numbers(12, 10, seed=20), "b": _numbers(8, 9, seed=21), "v": _numbers(10, seed=22)}
+    sources |= {f"part.{at}": _numbers(4, 10, seed=30 + at) for at in range(3)}
+    sources |= {f"hole.{at}": _numbers(4, 10, seed=40 + at) for at in (0, 2)}
+    sources |= {f"late.{at}": _numbers(4, 10, seed=50 + at) for at in (1, 2)}
+    for line in MISFITS:
+        yield f"w = {line}", sources, f"w = {line}\n"
+        yield f"w ?= {line}", sources, f"w ?= {line}\n"
+    rules = {
+        "taken before": "* = *\nw = a\n",
+        "taken twice": "w = a\nw = v\n",
+        "taken where it lacks something": "w ?= none\nw = a\n",
+        "lacking twice": "w ?= cat(none, a)\nw ?= cat(other, a)\n",
+        "one of a name that is not there": "x = a\n",
+        "the first with a star": "l.* = transpose(*)\n",
+        "not needed": "w = a\n- = b\n- = part.*\n",
+        "alone": "w\n",
+        "everything": "* = *\n",
+        "a word for a number": "w = split(a, heads, 0)\n",
+    }
+    yield from ((name, sources, text) for name, text in rules.items())
+
+
 def _any_slips(right: Array) -> Iterator[tuple[str, Array]]:
     """Yield what may have become of any tensor."""
     one = right.copy()
@@ -189,6 +281,15 @@ def main() -> None:
             command = ("diff", "{0}.safetensors", "{1}.safetensors", "--map", "{2}.map")
             shape = "x".join(map(str, one.right.shape))
             room.add_content(f"{number} {one.line} of {shape}: {name}", command, [*files, {"": rows}])
+    for name, sources, text in misfits():
+        first = _file({"w": sources["a"], **rest})
+        command = ("diff", "{0}.safetensors", "{1}.safetensors", "--map", "{2}.map")
+        room.add_content(
+            f"misfit: {name}", command, [{"": first}, {"": _file({**rest, **sources})}, {"": text.encode()}]
+        )
+    for family in ("llama", "lama", "no such map"):
+        files = [{"": _file({**rest, "w": rest["norm"]})}, {"": _file(rest)}]
+        room.add_content(f"the map {family}", ("diff", "{0}.safetensors", "{1}.safetensors", "--map", family), files)
     path = room.save()
     verdicts = judge_cases(room, list(room.cases.values()))
     store.write_verdicts(ROOM, verdicts)

@@ -128,13 +128,13 @@ def reached(recorded: Recorded, folders: Sequence[str]) -> Reached:
             keys = sorted(key for key in recorded.cases if key[0] == name)
             own = repr([(key, recorded.cases[key], recorded.known.get(key)) for key in keys])
             digest = hashlib.sha256(f"{code} {own}".encode()).hexdigest()[:20]
-            kept = Path(tempfile.gettempdir(), f"shardviz-reached-{os.getuid()}-{digest}")
+            kept = Path(tempfile.gettempdir(), f"shardviz-lines-{os.getuid()}-{digest}")
             if not kept.exists():
                 kept.write_bytes(pickle.dumps(list(pool.imap_unordered(_lines_of, keys, chunksize=4))))
             for key, lines, printed in pickle.loads(kept.read_bytes()):
                 found.printed[key] = printed
                 for file, line in lines:
-                    found.lines.setdefault(str(Path(file).relative_to(ROOT)), {}).setdefault(line, []).append(key)
+                    found.lines.setdefault(file, {}).setdefault(line, []).append(key)
     return found
 
 
@@ -158,7 +158,8 @@ def _lines_of(key: Key) -> tuple[Key, set[tuple[str, int]], str]:
         sys.settrace(None)
     if rows != _recorded.known.get(key):
         raise DiffersError(" ".join(key))
-    return key, _lines.taken(), printed if again == (rows, printed) else ""
+    lines = {(str(Path(file).relative_to(ROOT)), line) for file, line in _lines.taken()}
+    return key, lines, printed if again == (rows, printed) else ""
 
 
 def _digest_of_code(folders: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import __main__ as contract
-from tests.contract import mutants, store
+from tests.contract import mutants, store, vary
 from tests.contract.judge import judge_cases
 from tests.contract.store import DamagedError, Room
 from tests.contract.varied import variant
@@ -128,6 +128,20 @@ def test_a_variant_is_the_same_every_time_and_differs_from_its_case(recorded):
     done = [found for found in made if found is not None]
     assert len(done) > 10
     assert sum(inputs != [files[0]] for _, inputs in done) > len(done) // 2  # some words are changed into themselves
+
+
+def test_the_room_of_variants_is_made_again_as_it_is_recorded():
+    vary.load_rooms()
+    recorded = store.load(vary.VARIED)
+    files = {
+        (case.command, tuple(tuple(sorted(one.items())) for one in case.inputs)) for case in recorded.cases.values()
+    }
+    for name, case_name, seed in [*vary.listed()][::40]:
+        case = vary.rooms[name].cases[case_name]
+        made = variant(case, vary.rooms[name].blobs, seed)
+        assert made is not None
+        blobs = [tuple(sorted((path, recorded.blob(content)) for path, content in one.items())) for one in made[1]]
+        assert (case.command, tuple(blobs)) in files
 
 
 def test_mutants_make_one_mistake_each(tmp_path, monkeypatch):

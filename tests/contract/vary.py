@@ -213,7 +213,7 @@ def write() -> None:
     """Make the room of the list, and judge it; what its case is too different for by now is left out of the list."""
     load_rooms()
     room, kept = store.Room(VARIED), []
-    for name, case_name, seed in _listed():
+    for name, case_name, seed in listed():
         case = rooms[name].cases.get(case_name)
         made = variant(case, rooms[name].blobs, seed) if case is not None else None
         if case is not None and made is not None:
@@ -227,14 +227,15 @@ def write() -> None:
 
 def add_to_list(chosen: Iterable[tuple[str, str, str]]) -> None:
     """Add variants to the list; `write` makes them."""
-    _list({*_listed(), *chosen})
+    _list({*listed(), *chosen})
 
 
 def _list(chosen: Iterable[tuple[str, str, str]]) -> None:
     LIST.write_text("".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in sorted(chosen)))
 
 
-def _listed() -> Iterator[tuple[str, str, str]]:
+def listed() -> Iterator[tuple[str, str, str]]:
+    """Yield the variants of the list: the room, the case and the seed."""
     for line in LIST.read_text().splitlines():
         yield tuple(json.loads(line))
 

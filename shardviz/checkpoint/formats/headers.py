@@ -85,7 +85,7 @@ class Contents:
     """A folder's files and what an index says of them.
 
     Attributes:
-        sizes: The bytes of each file to read, by its name; None of those that are not there.
+        sizes: The bytes of each file to read, by its name; None of one that was asked for and is not there.
         indexed: The file that an index names for each tensor; empty without an index.
     """
 
@@ -106,8 +106,7 @@ def read_safetensors(path: Path) -> Checkpoint:
     found: dict[str, list[Chunk]] = {}
     with collector_paused():
         for name, size in contents.sizes.items():
-            if size is not None or not contents.indexed:
-                _add_chunks(found, folder / name, size)
+            _add_chunks(found, folder / name, size)
         tensors = {name: _whole(name, chunks, folder) for name, chunks in found.items()}
     tied = _tied(folder)
     return Checkpoint(path, "safetensors", tensors, indexed=contents.indexed, tied=tied, sizes=contents.sizes)
@@ -126,8 +125,7 @@ def _contents(folder: Path) -> Contents:
     index = index_in(folder)
     indexed = _read_index(index) if index is not None else {}
     names = sorted(set(indexed.values())) if index else sorted(path.name for path in folder.glob("*.safetensors"))
-    sizes = {name: file_size(folder / name) for name in names}
-    return Contents(sizes if index else {name: size for name, size in sizes.items() if size is not None}, indexed)
+    return Contents({name: size for name in names if (size := file_size(folder / name)) is not None}, indexed)
 
 
 def _read_index(index: Path) -> dict[str, str]:

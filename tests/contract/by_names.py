@@ -1,0 +1,188 @@
+"""`python -m tests.contract.by_names`: the room `names`, of checkpoints in which other things stand under some names.
+
+A small model of layers, an embedding and a head is saved twice: the second time names are exchanged, renumbered, lost,
+doubled, tied or given a prefix, tensors are joined, cut, seen in another shape, empty or not finite. And tensors of
+many shapes, those with a dim of one, of none and of many rows among them, each changed in the ways in which values go
+wrong. Each pair is compared in both directions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.contract import store
+from tests.contract.by_axes import cast, file
+from tests.contract.judge import judge_cases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+    Model = dict[str, Array]
+
+ROOM = "names"
+LAYERS = 4
+SHAPES = ((48,), (1, 8), (6, 1), (2, 3, 8), (4, 1, 6), (), (0, 4), (1, 1), (200, 3), (16, 16))
+
+
+def model(seed: int = 0) -> Model:
+    """Return the tensors of a model: an embedding, layers with a weight and a bias, a norm and a head."""
+    random = np.random.default_rng(seed)
+    made: Model = {"embed.weight": random.standard_normal((10, 6))}
+    for layer in range(LAYERS):
+        made[f"layers.{layer}.up.weight"] = random.standard_normal((8, 6))
+        made[f"layers.{layer}.up.bias"] = random.standard_normal(8)
+    return made | {"norm.weight": 1 + random.standard_normal(6) / 8, "head.weight": random.standard_normal((10, 6))}
+
+
+def renamed(made: Model, names: Mapping[str, str]) -> Model:
+    """Return a model with some tensors under other names."""
+    return {names.get(name, name): one for name, one in made.items()}
+
+
+def numbered(made: Model, numbers: Mapping[int, int]) -> Model:
+    """Return a model with its layers renumbered; a layer without a number is lost."""
+    found = {name: one for name, one in made.items() if not name.startswith("layers.")}
+    for name, one in made.items():
+        if name.startswith("layers.") and (number := int(name.split(".")[1])) in numbers:
+            found[f"layers.{numbers[number]}.{name.split('.', 2)[2]}"] = one
+    return found
+
+
+def without(made: Model, *words: str) -> Model:
+    """Return a model without the tensors that have one of some words in their names."""
+    return {name: one for name, one in made.items() if not any(word in name for word in words)}
+
+
+def of_names(made: Model) -> Iterator[tuple[str, Model]]:
+    """Yield what may have become of the names of a model."""
+    up, bias = "layers.{}.up.weight", "layers.{}.up.bias"
+    yield "the same", made
+    yield "two exchanged", renamed(made, {up.format(1): up.format(2), up.format(2): up.format(1)})
+    yield "three in a ring", renamed(made, {up.format(one): up.format((one + 1) % 3) for one in range(3)})
+    yield "embedding and head exchanged", renamed(made, {"embed.weight": "head.weight", "head.weight": "embed.weight"})
+    yield "layers counted from 1", numbered(made, {one: one + 1 for one in range(LAYERS)})
+    yield "layers reversed", numbered(made, {one: LAYERS - 1 - one for one in range(LAYERS)})
+    yield "halves of layers exchanged", numbered(made, {0: 2, 1: 3, 2: 0, 3: 1})
+    yield "every rank from 0", numbered(made, {2: 0, 3: 1})
+    yield "last layer lost", numbered(made, {0: 0, 1: 1, 2: 2})
+    yield "first layer lost", numbered(made, {1: 1, 2: 2, 3: 3})
+    yield "a layer twice", {**made, **{name.replace(".1.", ".2."): made[name] for name in made if ".1." in name}}
+    yield "one layer everywhere", {name: made.get(f"layers.0.{name[9:]}", one) for name, one in made.items()}
+    for prefix in ("model.", "module.", "_orig_mod."):
+        yield f"with {prefix}", {f"{prefix}{name}": one for name, one in made.items()}
+    yield "half with model.", {f"model.{name}" if "layers" in name else name: one for name, one in made.items()}
+    yield "biases called b", renamed(made, {bias.format(one): f"layers.{one}.up.b" for one in range(LAYERS)})
+    yield "tied", {**made, "head.weight": made["embed.weight"]}
+    yield "head lost", without(made, "head")
+    yield "embedding lost", without(made, "embed")
+    yield "tied and one lost", {**without(made, "embed"), "head.weight": made["embed.weight"]}
+    yield "norm lost", without(made, "norm")
+    yield "biases lost", without(made, "bias")
+    yield "all lost but one", {"norm.weight": made["norm.weight"]}
+    yield "one more", {**made, "rotary": np.arange(4.0)}
+    yield "one more, a copy", {**made, "head.bias": made[up.format(0)][:, 0]}
+    yield "moved and lost", {**without(made, "layers.3.up.weight"), up.format(2): made[up.format(3)]}
+    yield "a copy under a new name", {**made, "other.weight": made[up.format(0)]}
+    yield "zeros", {**made, up.format(1): made[up.format(1)] * 0}
+    yield "biases of zeros", {name: one * 0 if "bias" in name else one for name, one in made.items()}
+    yield "ones for the norm", {**made, "norm.weight": np.ones(6)}
+    yield "not finite", {**made, up.format(1): np.full((8, 6), np.nan)}
+    yield "another model", model(7)
+    yield "one layer of another model", {**made, **{name: one for name, one in model(7).items() if ".1." in name}}
+    yield "halfway to another model", {name: (one + other) / 2 for (name, one), other in _beside(made, model(7))}
+    yield "turned", {**made, up.format(1): made[up.format(1)].T}
+    yield "all turned", {name: one.T for name, one in made.items()}
+    yield "flattened", {**made, up.format(1): made[up.format(1)].ravel()}
+    yield "with a dim of one", {name: one[None] for name, one in made.items()}
+    yield "rows cut", {**made, "embed.weight": made["embed.weight"][:8]}
+    yield "rows padded", {**made, "embed.weight": np.pad(made["embed.weight"], ((0, 6), (0, 0)))}
+    yield (
+        "rows padded with ones",
+        {**made, "head.weight": np.pad(made["head.weight"], ((0, 2), (0, 0)), constant_values=1)},
+    )
+    yield (
+        "joined",
+        {**without(made, ".up.weight"), "layers.up.weight": np.stack([made[up.format(one)] for one in range(LAYERS)])},
+    )
+    yield (
+        "joined along rows",
+        {**without(made, ".up.weight"), "up.weight": np.concatenate([made[up.format(one)] for one in range(LAYERS)])},
+    )
+    yield (
+        "cut in two",
+        {**without(made, "embed"), "embed.0": made["embed.weight"][:5], "embed.1": made["embed.weight"][5:]},
+    )
+    yield "minus zero", {**made, up.format(1): np.where(made[up.format(1)] > 0, -0.0, made[up.format(1)])}
+
+
+def _beside(made: Model, other: Model) -> Iterator[tuple[tuple[str, Array], Array]]:
+    yield from (((name, one), other[name]) for name, one in made.items())
+
+
+def of_values(values: Array) -> Iterator[tuple[str, Array]]:
+    """Yield what may have become of the values of a tensor of any shape."""
+    yield "halved", values / 2
+    yield "negated", -values
+    yield "plus 1", values + 1
+    yield "zero", values * 0
+    yield "constant", values * 0 + 0.75
+    yield "not finite", np.where(values > 0.5, np.inf, values)
+    yield "rounded", np.round(values * 64) / 64
+    if values.size:
+        one = values.copy()
+        one.reshape(-1)[-1] += 0.5
+        yield "one element", one
+        yield "shuffled", np.random.default_rng(1).permutation(values.reshape(-1)).reshape(values.shape)
+        yield "half zero", np.where(np.arange(values.size).reshape(values.shape) < values.size // 2, values, 0)
+    for dim, size in enumerate(values.shape):
+        if size > 1:
+            yield f"dim {dim} reversed", np.flip(values, dim)
+            yield f"dim {dim} shifted", np.roll(values, 1, dim)
+            yield f"dim {dim} in turns", values.take([*range(0, size, 2), *range(1, size, 2)], dim)
+            yield f"dim {dim} once more", values.take([0, *range(size - 1)], dim)
+            yield (
+                f"dim {dim} scaled",
+                values * np.linspace(1, 2, size).reshape([-1 if at == dim else 1 for at in range(values.ndim)]),
+            )
+
+
+def saved(made: Model, dtype: str = "F32") -> bytes:
+    """Return a file of a model, in a dtype."""
+    return file({name: (dtype, cast(np.asarray(one, np.float64), dtype)[0]) for name, one in made.items()})
+
+
+def pairs() -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield the name of a pair of checkpoints, and both."""
+    made = model()
+    for dtype, other in (("F32", "F32"), ("BF16", "F32")):
+        for what, second in of_names(made):
+            if dtype == other or "a" in what[:3]:
+                yield f"{dtype} {what}", saved(made, dtype), saved(second, other)
+    for shape in SHAPES:
+        values = np.random.default_rng(len(shape)).standard_normal(shape)
+        rest = {"norm.weight": made["norm.weight"]}
+        for what, changed in of_values(values):
+            name = f"{'x'.join(map(str, shape)) or 'scalar'} {what}"
+            yield name, saved({"w": values, **rest}), saved({"w": changed, **rest})
+
+
+def main() -> None:
+    """Make the room, and judge it."""
+    room = store.Room(ROOM)
+    for at, (name, first, second) in enumerate(pairs()):
+        files = [{"": first}, {"": second}]
+        both = "layers" in name or not name[0].isdigit()
+        for turn in (files, files[::-1]) if both else ((files[::-1] if at % 2 else files),):
+            room.add_content(name, ("diff", "{0}.safetensors", "{1}.safetensors"), turn)
+    path = room.save()
+    store.write_verdicts(ROOM, judge_cases(room, list(room.cases.values())))
+    print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
