@@ -107,7 +107,7 @@ def test_a_loss_that_is_divided_twice_is_one_finding_with_its_gradients(tmp_path
         found.summary
         == "the value is 1/2 of the unsharded model's, 1 over the size of dp or tp, and so are 2 gradients"
     )
-    assert "mean already" in found.cause
+    assert "already a mean" in found.cause
 
 
 def test_gradients_off_by_another_ratio_than_the_loss_are_told_beside_it(tmp_path: Path) -> None:
