@@ -147,7 +147,7 @@ def test_norms_that_were_reduced_in_place_of_squares_are_named(tmp_path: Path, r
     step.add("norm", "scalar", on_all(reduce(parts)), np.sqrt(np.sum(WANTED**2)))  # type: ignore[operator]
     found = the_one(step)
     assert found.summary.startswith(f"the value is the {name} over tp of each rank's own norm")
-    assert "sum of squares" in found.fix
+    assert "all_reduce the squares" in found.fix
 
 
 def test_a_loss_off_by_the_logarithm_of_an_axis_counts_the_vocabulary_again(tmp_path: Path) -> None:

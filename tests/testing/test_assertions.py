@@ -65,7 +65,7 @@ def test_data_out_of_order_names_claimed_held_the_picture_and_the_fix(mesh):
         "",
     ]
     assert any(line.split()[:4] == ["2:4", "│", "1", "│"] and "✗ 4" in line for line in lines)
-    label = "label the local tensors by (_StridedShard(0, split_factor=4), Shard(0)), which fully_shard writes itself"
+    label = "label the local tensors by (_StridedShard(0, split_factor=4), Shard(0)), as fully_shard does, "
     assert label in lines[-2]
     assert lines[-1] == "  see       pytorch#129229, pytorch#129206, pytorch#130760"
 
