@@ -70,8 +70,8 @@ class NoWeightLoaded(Disorder):
     kinds = ("foreign", "missing")
     why = (
         (
-            "The checkpoint's keys aren't the names of this model (a prefix, for example), and strict=False skips "
-            "them. No weight was written on any rank"
+            "The weights were never loaded on any rank: the checkpoint's keys aren't this model's names (a prefix, for "
+            "example), and strict=False skips them"
         ),
         NO_EFFECT,
     )
@@ -90,7 +90,10 @@ class WeightNotLoaded(Disorder):
 
     kinds = ("foreign", "missing")
     why = (
-        "The checkpoint has no such key, or the load skips it: no rank wrote this weight, and ranks wrote others",
+        (
+            "This weight was never loaded on any rank, and other weights were: the checkpoint has no such key, or the "
+            "load skips it"
+        ),
         NO_EFFECT,
     )
     how = (
@@ -154,8 +157,8 @@ class RanksNotWritten(Disorder):
     ranks: tuple[int, ...]
     kinds = ("foreign", "missing")
     why = (
-        "A condition on the rank, or a file that these ranks didn't read, skips the load on {ranks:ranks}; the other "
-        "ranks loaded their shards"
+        "The load never wrote the shards of {ranks:ranks}: a condition on the rank skips them, or a file was not read "
+        "there"
     )
     how = "print the files that {ranks:ranks} {ranks:1?reads|read}, and remove conditions on the rank from the load"
 

@@ -206,7 +206,7 @@ FAULTS: dict[str, Fault] = {
         "c_attn.weight",
         "do not hold the elements their placements claim",
     ),
-    "an adapter added again": (_lora_again, "qkv.weight (layers.1.q.weight)", "They were computed on the way"),
+    "an adapter added again": (_lora_again, "qkv.weight (layers.1.q.weight)", "Code computed the values on the way"),
     "one more": (
         lambda one: {f"{HIT}norm.weight": one.of("norm.weight") + 1},
         "norm.weight",

@@ -34,13 +34,13 @@ RIGHT = {
     "new model": (jobs.save_dcp, jobs.load_into_new, jobs.fsdp, jobs.adam, ["fsdp=4", "fsdp=2"]),
 }
 BROKEN = {
-    jobs.nothing: ("embed.weight", "the load did not write it on 2 of 2 ranks", "into copies, under other names"),
+    jobs.nothing: ("embed.weight", "the load did not write it on 2 of 2 ranks", "wrote into copies, such as full_tensor()"),
     jobs.not_on_one_rank: ("embed.weight", "did not write it on 1 of 2 ranks", "wrong: embed.weight rank 1 rows 8-15"),
     jobs.not_one_tensor: ("mid.weight", "rank 0 rows 0-11, rank 1 rows 12-22", "a missing or renamed key"),
     jobs.not_some_rows: ("mid.weight", "did not write 92 of 529 elements", "rank 0 rows 2-3, rank 1 rows 14-15"),
     jobs.no_buffers: ("mask", "norm.running_mean", "Buffers are left out"),
     jobs.neighbours_moment: ("embed.weight exp_avg", "fsdp=i holds the shard of fsdp=1-i", "rank 0 rows 0-7"),
-    jobs.moments_exchanged: ("embed.weight exp_avg", "exp_avg_sq", "States of one parameter were exchanged"),
+    jobs.moments_exchanged: ("embed.weight exp_avg", "exp_avg_sq", "of one parameter changed places"),
     jobs.state_by_order: ("mid.weight exp_avg", "the values of other.weight exp_avg", "matched by position"),
     jobs.no_step: ("embed.weight step", "it is 0 after the load, and was saved as 1024", "bias correction"),
     jobs.no_optimizer: ("embed.weight exp_avg", "has no such state after the load", "lr"),
@@ -135,7 +135,7 @@ def test_adams_moments_are_exact_over_six_pairs_of_meshes(mesh):
 def test_an_export_and_an_import_whose_mistakes_cancel_out_are_caught_on_disk(mesh):
     text = text_of(jobs.save_turned, jobs.load_turned, jobs.fsdp, meshes=FROM_TWO_TO_TWO)
     assert text.startswith("embed.weight, head.weight: 2 tensors alike: on disk, dim 1's halves are exchanged; saved")
-    assert "a load that makes the same mistake backwards would hide it" in text
+    assert "A load with the same mistake in reverse would hide it" in text
     done = assert_checkpoint_roundtrip(
         jobs.save_turned, jobs.load_turned, jobs.fsdp, meshes=FROM_TWO_TO_TWO, of=("param", "buffer")
     )
