@@ -422,7 +422,7 @@ def test_a_step_that_differs_from_those_before_and_after_it_is_the_odd_one(tmp_p
     right = {"w": weight(8, 8, seed=1), "trained": weight(8, 8, seed=101)}
     for other in (third, save(tmp_path / "copy", right)):
         verdict, why, cause = compared(second, other)["w"]
-        assert (verdict, cause) == ("other", "Only the first has it otherwise")
+        assert (verdict, cause) == ("other", "Only the first has different values")
         assert "step-100" in why
         assert why.endswith("have the same, before and after it")
 
