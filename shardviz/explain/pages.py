@@ -70,7 +70,7 @@ def _of_kind(kind: Kind) -> Page:
     others = [name for name in possible if usual and name not in usual]
     also = [("also possible", ", ".join(others))] if others else []
     probes = [("try", f"shardviz probe bugs/{probe}") for probe in KINDS[kind].probes[:1]]
-    from_others = [("left out beside", ", ".join(other for other in KINDS if other in KINDS[kind].follows_from))]
+    from_others = [("left out next to", ", ".join(other for other in KINDS if other in KINDS[kind].follows_from))]
     return Page(kind, KINDS[kind].rule, (), (*causes, *also, *(row for row in from_others if row[1]), *probes))
 
 
