@@ -22,7 +22,7 @@ class CopiesNotClaimed(Cause):
 
 
 class UnexpectedDtype(Cause):
-    """A tensor has the layout that the test expects, and another dtype.
+    """A tensor has the layout that the test expects, and a different dtype.
 
     A mixed-precision policy, or a cast before or after the wrapper, decides in which dtype parameters are kept.
 
@@ -58,7 +58,7 @@ class UnexpectedShape(Cause):
 class UnexpectedPlainTensor(Cause):
     """A tensor is plain, and the test expects it to be sharded.
 
-    The wrapper left it out, or it is looked at while FSDP has it gathered.
+    The wrapper left it out, or the test looks at it while FSDP has it gathered.
 
     Attributes:
         held: The tensor's own shape.
@@ -75,12 +75,12 @@ class UnexpectedPlainTensor(Cause):
 
 
 class UnexpectedPlacement(Cause):
-    """A tensor has other placements than the test expects.
+    """A tensor has different placements than the test expects.
 
-    Axes in another order, another dim or a missing axis still make a valid layout, so sharding raises nothing.
+    Axes in a different order, a different dim or a missing axis still make a valid layout, so sharding raises nothing.
 
     Attributes:
-        placements: What makes the placements that are expected.
+        placements: The code that makes the expected placements.
         held: The tensor's own layout.
     """
 
@@ -103,19 +103,22 @@ class WrongLocalShape(Cause):
     """
 
     kinds = ("wrong-shape",)
-    why = "The sharded side is wrong: a local tensor does not have the shape that its placements give this rank"
-    how = "give DTensor.from_local the shape and stride of the whole, and local tensors cut as torch.chunk cuts them"
+    why = "A local tensor on the sharded side doesn't have the shape that its placements give this rank"
+    how = "pass the whole's shape and stride to DTensor.from_local, and cut the local tensors with torch.chunk"
 
 
 class UnrelatedShapes(Cause):
-    """A tensor and its reference have shapes of which neither is a part of the other.
+    """A tensor and its reference have shapes that don't fit: neither is a part of the other.
 
-    They are found under one name, and may be different tensors.
+    The two have one name, and may be different tensors.
     """
 
     kinds = ("wrong-shape",)
-    why = "Neither is a part of the other: they are not the same tensor, or one was reshaped or transposed"
-    how = "compare tensors that mean the same, in the same order of dims"
+    why = (
+        "Neither is a part of the other: the two are different tensors under one name",
+        "One of the two was reshaped or transposed",
+    )
+    how = "compare tensors that mean the same, with their dims in the same order"
 
 
 class PartWithoutPlacements(Cause):
@@ -139,14 +142,14 @@ class PartWithoutPlacements(Cause):
         "The sharded side{is_plain:?|'s whole} is smaller: dim {dim} has {size} of the reference's {wanted}, as one "
         "rank's part has"
     )
-    how = "attach placements to the local tensor with DTensor.from_local, so that its part is known"
+    how = "attach placements to the local tensor with DTensor.from_local"
 
 
 class PartAsReference(Cause):
     """A reference is smaller than the tensor in one dim.
 
-    A reference of one rank's rows, or of a part of the batch, compares equal to nothing that is whole. On the sharded
-    side, copies that are concatenated instead of added make a tensor too long.
+    A reference of one rank's rows, or of a part of the batch, never equals a whole tensor. On the sharded side, copies
+    that are concatenated instead of added make a tensor too long.
 
     Attributes:
         dim: The dim.
@@ -159,11 +162,15 @@ class PartAsReference(Cause):
     wanted: int
     kinds = ("wrong-shape",)
     why = (
-        "The reference is smaller: dim {dim} has {wanted} of the sharded side's {size}. Either the reference is one "
-        "rank's part or of a part of the batch, or copies were put one after the other on the sharded side"
+        (
+            "The reference is smaller: dim {dim} has {wanted} of the sharded side's {size}. It is one rank's part, or "
+            "a part of the batch"
+        ),
+        "The reference is whole, and the sharded side concatenates copies",
     )
     how = (
-        "give the whole as reference; where it is, label equal copies Replicate() or add them instead of concatenating"
+        "pass the whole tensor as the reference",
+        "label equal copies Replicate(), or add them instead of concatenating",
     )
 
 
@@ -171,46 +178,43 @@ class PartAsReference(Cause):
 
 
 class FewElementsDiffer(Cause):
-    """A few elements of a computed tensor are not the reference's, and the others are.
+    """A few elements of a computed tensor differ from the reference's, and the others match.
 
     The seed, the weights and most of the batch are right, so one sample, position or row differs.
     """
 
     kinds = ("wrong-value",)
-    why = (
-        "Most elements are the reference's on these ranks, too: it is only what the others are computed from that "
-        "differs"
-    )
-    how = "look at what they have in common: a sample, a position or a mask; a row of a weight or an index"
+    why = "Most elements match the reference on these ranks too, so only the inputs of the other elements differ"
+    how = "look for what they share: a sample, a position, a mask, a row of a weight or an index"
 
 
 class FewElementsZero(Cause):
-    """A few elements of a weight are zero, and the others are the reference's.
+    """A few elements of a weight are zero, and the others match the reference's.
 
     The tensor was allocated with zeros and only a part of it was written.
     """
 
     kinds = ("wrong-value",)
-    why = "Most elements are the reference's on these ranks, too, and the others are zero: nothing was written there"
-    how = "write the whole tensor, on every rank"
+    why = "Most elements match the reference on these ranks too, and nothing wrote the others: they are zero"
+    how = "write the whole tensor on every rank"
 
 
 class FewElementsChanged(Cause):
-    """A few elements of a weight are not the reference's, and the others are.
+    """A few elements of a weight differ from the reference's, and the others match.
 
-    Something wrote to a part of the tensor: to a slice, to padding, to some rows of an embedding.
+    Something wrote to a part of the tensor: to a slice, to padding, or to some rows of an embedding.
     """
 
     kinds = ("wrong-value",)
-    why = "Most elements are the reference's on these ranks, too: the others were written or changed by themselves"
-    how = "look at what writes a part of it: a slice or index that is assigned, padding, a step of an embedding's rows"
+    why = "Most elements match the reference on these ranks too. Some code wrote or changed only the others"
+    how = "look for an assignment to a slice or an index, for padding, and for a step of some rows of an embedding"
 
 
 class UnexplainedDifference(Cause):
     """Most elements of a gradient or output differ from the reference's, and no rule says why.
 
-    Other weights, another batch or another program all look like this. Comparing weights first, and then modules one by
-    one, tells which.
+    Other weights, a different batch or a different program all look like this. Compare the weights first, and then the
+    modules one by one.
 
     Attributes:
         of_all: Whether all ranks differ.
@@ -219,19 +223,22 @@ class UnexplainedDifference(Cause):
     of_all: bool
     kinds = ("wrong-value",)
     why = (
-        "On {of_all:?all|these} ranks it was computed from other weights, from another batch, or in another way than "
-        "the reference"
+        "{of_all:?All|These} ranks computed it from different weights than the reference",
+        "{of_all:?All|These} ranks computed it from a different batch, or in a different way",
     )
     how = (
-        'assert_same(model, reference, of=("param", "buffer")) before the step, and give both the same batch; if that '
-        "passes, compare the outputs of modules, first to last: the first that differs is at fault"
+        'assert_same(model, reference, of=("param", "buffer")) before the step',
+        (
+            "give both the same batch, and compare the outputs of modules, first to last: the first that differs is at "
+            "fault"
+        ),
     )
 
 
 class OnlyZeros(Cause):
     """Ranks hold only zeros where the reference has values.
 
-    The weight was allocated (to_empty, zeros_like) and not written. A write into `.data` of a temporary or into
+    Code allocated the weight (to_empty, zeros_like) and never wrote it. A write into `.data` of a temporary or into
     full_tensor() changes a copy.
 
     Attributes:
@@ -240,10 +247,13 @@ class OnlyZeros(Cause):
 
     of_all: bool
     kinds = ("wrong-value",)
-    why = "{of_all:?All|These} ranks hold only zeros: nothing was written there"
+    why = (
+        "{of_all:?All|These} ranks hold only zeros: nothing wrote to this memory",
+        "The load writes into a copy: .data of a temporary, or full_tensor()",
+    )
     how = (
-        "read every rank's file, and write with param.to_local().copy_() under torch.no_grad(): .data of a temporary "
-        "and full_tensor() are copies"
+        "read every rank's file",
+        "write with param.to_local().copy_() under torch.no_grad()",
     )
 
 
@@ -254,19 +264,22 @@ class SomeRanksDiffer(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "The other ranks have the reference's values: these ranks drew, loaded or changed theirs by themselves"
-    how = "look at what fills it on these ranks alone: their seed, their file, a broadcast that leaves them out"
+    why = "Only these ranks drew, loaded or changed the weight: the other ranks have the reference's values"
+    how = "look at the seed and the file of these ranks, and for a broadcast that leaves them out"
 
 
 class AllRanksDiffer(Cause):
-    """No rank's weights are the reference's.
+    """No rank's weights match the reference's.
 
     The two sides do not start from the same weights, or one of them has taken a step.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "No rank has the reference's values: they were drawn from another seed, loaded from another file, or one side "
-        "was stepped since"
+        "The two sides drew from different seeds or loaded different files",
+        "One side has taken a step",
     )
-    how = "load both from one state dict, and compare them before either is trained"
+    how = (
+        "load both from one state dict",
+        "compare them before either takes a step",
+    )

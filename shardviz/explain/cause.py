@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardviz.explain.finding import Finding
-from shardviz.explain.templates import each_of, filled
+from shardviz.explain.templates import filled, paired
 from shardviz.text import continued
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ class Cause:
     @property
     def ways(self) -> tuple[tuple[str, str], ...]:
         """Every cause that fits with its fix, the likeliest first; a fix is empty if the next one serves both."""
-        causes, fixes = ([filled(text, self) for text in each_of(texts)] for texts in (self.why, self.how))
-        own = list(zip(causes, [""] * (len(causes) - len(fixes)) + fixes, strict=True))
+        own = [(filled(cause, self), filled(fix, self)) for cause, fix in paired(self.why, self.how)]
         fitting = [way for way in own if way[0]] or own
         return tuple(dict.fromkeys((*fitting, *(way for rival in self.rivals for way in rival.ways))))
 

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from shardviz.explain.order import Disorder
 
-THROWN_AWAY = (
-    "the load wrote into something that is thrown away: .data of a temporary (to_local().data = x), the copy that "
-    "full_tensor() gathers, an indexed copy (t[index].copy_(x))"
+NO_EFFECT = (
+    "The load writes into a copy that is thrown away: .data of a temporary (to_local().data = x), full_tensor(), or "
+    "t[index].copy_(x)"
 )
 
-WRITE = "write by param.to_local().copy_(x) under torch.no_grad()"
+WRITE = "write with param.to_local().copy_(x) under torch.no_grad()"
 
 
 class OtherTensor(Disorder):
-    """A tensor holds the elements of another tensor of the model.
+    """A tensor holds the elements of a different tensor of the model.
 
-    Two names were exchanged by a converter, or a module was renamed. If both tensors have one shape, load_state_dict
-    accepts them.
+    A converter exchanged two names, or a module was renamed. If both tensors have one shape, load_state_dict accepts
+    them.
     """
 
     may_be_copy: bool = False
     kinds = ("foreign",)
     why = (
-        "The names were mixed up where the weights were loaded or the modules were renamed{may_be_copy:?, or the "
-        "buffer was filled with a weight on purpose}"
+        "The loader, or a rename of modules, mixed up the names",
+        "{may_be_copy:?The buffer was filled with a weight on purpose, such as an average of the weights at its start}",
     )
     how = (
-        "load each tensor under its own name; compare the keys of the two state_dicts{may_be_copy:?; if it is meant to "
-        "be a copy, as an average of the weights is at first, copy it in build() too, and give the probe a batch(): "
-        "what both were before sharding is then compared}"
+        "load each tensor under its own name: compare the keys of the two state_dicts",
+        (
+            "{may_be_copy:?copy the weight in build() too, and give the probe a batch(): shardviz then compares both "
+            "tensors before sharding}"
+        ),
     )
 
 
@@ -36,10 +38,10 @@ class LocalNumbering(Disorder):
     """Ranks or stages number their own modules from 0: one name is several tensors.
 
     With local experts, for example, rank 1 calls expert 4 its expert 0. Each rank's state_dict is consistent, and a
-    checkpoint that goes by names overwrites one rank's tensor by another's.
+    checkpoint that goes by names overwrites one rank's tensor with another rank's.
 
     Attributes:
-        what: What is numbered: `modules`, `layers`, `experts`.
+        what: The numbered things: `modules`, `layers`, `experts`.
         is_saved: Whether a checkpoint has some of them several times.
     """
 
@@ -47,9 +49,9 @@ class LocalNumbering(Disorder):
     is_saved: bool = False
     kinds = ("name-collision", "foreign")
     why = (
-        "{is_saved:?Some {what} were written several times and others not at all, as if ranks counted their own from "
-        "0|Each rank numbers its own {what} from 0, as with local experts: a checkpoint goes by the name, keeps one "
-        "rank's tensor and loses those of the others}"
+        "{is_saved:?Each rank counts its own {what} from 0, so some {what} were written several times and others "
+        "never|Each rank numbers its own {what} from 0. A checkpoint goes by the name, keeps one rank's tensor and "
+        "loses the others}"
     )
     how = (
         "{is_saved:?number {what} over all ranks|name {what} by their global number, or stack the experts into one "
@@ -61,18 +63,21 @@ class LocalNumbering(Disorder):
 class NoWeightLoaded(Disorder):
     """All weights are zero on all ranks: the load reached none of them.
 
-    With strict=False, load_state_dict skips every key that it does not know, and writing into a temporary copy leaves
+    With strict=False, load_state_dict skips every key that it doesn't know, and a write into a temporary copy leaves
     the parameter as it was. Both return without an error.
     """
 
     kinds = ("foreign", "missing")
     why = (
-        "The weights were never written on any rank, none of the model: the keys of the checkpoint are not the names "
-        f"of this model (a prefix, with strict=False), or {THROWN_AWAY}"
+        (
+            "The weights were never loaded on any rank: the checkpoint's keys aren't this model's names (a prefix, for "
+            "example), and strict=False skips them"
+        ),
+        NO_EFFECT,
     )
     how = (
-        "print what load_state_dict returns: where missing_keys lists the weights, mend the names; where it does not, "
-        f"{WRITE}"
+        "correct the names that load_state_dict(...) returns as missing_keys",
+        WRITE,
     )
 
 
@@ -85,188 +90,191 @@ class WeightNotLoaded(Disorder):
 
     kinds = ("foreign", "missing")
     why = (
-        "It was never written on any rank, where other weights were: the checkpoint has no such key, the load passes "
-        f"over it, or {THROWN_AWAY}"
+        (
+            "This weight was never loaded on any rank, and other weights were: the checkpoint has no such key, or the "
+            "load skips it"
+        ),
+        NO_EFFECT,
     )
     how = (
-        f"look for its name in missing_keys and in the checkpoint; load it and {WRITE}, or initialize it once the "
-        "model is materialized (to_empty)"
+        "look for its name in missing_keys and load it, or initialize it after to_empty",
+        WRITE,
     )
 
 
 class BufferNotWritten(Disorder):
     """A buffer is zero on all ranks: nothing filled it after it was allocated.
 
-    Materializing a model by to_empty allocates its buffers again. Those with persistent=False are in no checkpoint, so
-    a load does not fill them and does not miss them.
+    to_empty allocates the buffers of a model again. Buffers with persistent=False are in no checkpoint, so a load
+    neither fills them nor misses them.
     """
 
     kinds = ("foreign", "missing")
-    why = (
-        "It was never written on any rank: its memory is as to_empty, zeros_like or register_buffer made it, and "
-        "nothing loads it or computes it again"
-    )
-    how = (
-        "compute or load it on every rank once the model is materialized; a buffer with persistent=False is in no "
-        "checkpoint"
-    )
+    why = "No rank wrote this buffer after to_empty, zeros_like or register_buffer allocated it"
+    how = "compute or load it on every rank after to_empty; a buffer with persistent=False is in no checkpoint"
 
 
 class ZerosAmongElements(Disorder):
     """Zeros stand among the elements of a shard, and no element of the tensor is lost.
 
-    They are padding that is still in the shard, or memory that a loader skipped. Zeros are valid numbers, so nothing
-    raises.
+    The zeros are padding that is still in the shard, or memory that a loader skipped. Zeros are valid numbers, so
+    nothing raises.
     """
 
     kinds = ("foreign", "missing")
-    why = "The elements are padding, or memory that no loader wrote to"
-    how = "write every element of the local shard, and cut padding off before it is labeled"
+    why = (
+        "The zeros are padding that is still in the shard",
+        "No loader wrote to this memory",
+    )
+    how = (
+        "cut the padding off before you label the shard",
+        "write every element of the local shard",
+    )
 
 
 class PartNotWritten(Disorder):
     """A part of a shard is zero, and the elements that belong there are lost.
 
-    The tensor that was read has fewer rows than the shard, for instance because the vocabulary was padded, or the loop
-    that loads it ends early. Copying into a slice does not check that the rest is filled.
+    The source tensor has fewer rows than the shard, for instance because the vocabulary was padded, or the loop that
+    loads it ends early. A copy into a slice doesn't check that the rest is filled.
     """
 
     kinds = ("foreign", "missing")
     why = (
-        "A part of the shard was never written: what was read has fewer rows than the shard, or the load stops before "
-        "its end"
+        "The tensor that the loader read has fewer rows than the shard",
+        "The load stops before the end of the shard",
     )
-    how = "compare the shape that is read with the local shard's on these ranks, and write every element of it"
+    how = "compare the shape that you read with the local shard's shape on these ranks, and write every element"
 
 
 class RanksNotWritten(Disorder):
     """The shards of some ranks are zero, and the other ranks have theirs.
 
-    On these ranks a file was not read, or a condition on the rank skips the load. Each rank loads for itself, so the
-    others do not notice.
+    These ranks didn't read a file, or a condition on the rank skips the load. Each rank loads its own shard, so the
+    others don't notice.
     """
 
     ranks: tuple[int, ...]
     kinds = ("foreign", "missing")
     why = (
-        "The shards of {ranks:ranks} were never written, where the other ranks' were: a file was not read there, or "
-        "the load ends early"
+        "The load never wrote the shards of {ranks:ranks}: a condition on the rank skips them, or a file was not read "
+        "there"
     )
-    how = "look at which files are read on {ranks:ranks}, and at conditions on the rank in the load"
+    how = "print the files that {ranks:ranks} {ranks:1?reads|read}, and remove conditions on the rank from the load"
 
 
 class RewrittenAfterStamping(Disorder):
     """Shards, or some of their elements, hold values that are not from the stamped model.
 
     Sharding code draws, loads, computes or allocates parameters again, on all ranks or some. The shards have the right
-    shape, any number is a valid weight, and nobody compares their content with the model that was sharded.
+    shape, any number is a valid weight, and nothing compares their content with the model before sharding.
     """
 
     kinds = ("foreign",)
     why = (
-        "These values were loaded, drawn or computed after the model was stamped, or never written (torch.empty, "
-        "to_empty)"
+        "Code loaded, drew or computed these values after the model was stamped",
+        "torch.empty or to_empty allocated this memory, and it was never written",
     )
-    how = "load or initialize this tensor on these ranks as on the others, once it is materialized"
+    how = "load or initialize this tensor on these ranks as on the others, after to_empty"
 
 
 class AnotherCheckpoint(Disorder):
     """A weight's values are not in the checkpoint that it is compared with.
 
-    The job loaded another checkpoint, trained the weight since, or never loaded it. A weight of any content has the
+    The job loaded a different checkpoint, trained the weight since, or never loaded it. A weight of any content has the
     right shape.
     """
 
     reference: str
     kinds = ("foreign",)
     why = (
-        "These values are not in {reference}: the weight was loaded from another checkpoint, was trained since, or "
-        "was never loaded"
+        "The weight was loaded from a different checkpoint: its values are not in {reference}",
+        "The weight was trained since, or never loaded",
     )
-    how = "pass the checkpoint that the model was loaded from, or load this weight from {reference}"
+    how = (
+        "pass the checkpoint that the model was loaded from",
+        "load this weight from {reference}",
+    )
 
 
 class RanksNotLoaded(Disorder):
     """Some ranks have nothing of a weight that the other ranks loaded from the checkpoint.
 
-    The load did not run on these ranks, or something wrote to the weight afterwards. Each rank loads for itself, so
-    the others do not notice.
+    The load didn't run on these ranks, or something wrote to the weight afterwards. Each rank loads its own shard, so
+    the others don't notice.
     """
 
     reference: str
     ranks: tuple[int, ...]
     kinds = ("foreign",)
     why = (
-        "Other ranks have their part of what is in {reference}, and nothing of it is on {ranks:ranks}: the weight was "
-        "not loaded there, or was written afterwards"
+        "The load skipped {ranks:ranks}, or code wrote to the weight afterwards: the other ranks have their part of "
+        "{reference}"
     )
-    how = "load or initialize this weight on {ranks:ranks} as on the others, and write to it on all ranks or on none"
+    how = "load this weight on {ranks:ranks} as on the others, and write to it later on all ranks or on none"
 
 
 class LoadedOnOneRank(Disorder):
     """One rank has the loaded weights, and every other rank has values of its own.
 
-    Rank 0 reads the checkpoint to save memory or bandwidth, and the broadcast to the other ranks is missing. They
-    train from their random initialization without an error.
+    Rank 0 reads the checkpoint to save memory or bandwidth, and the broadcast to the other ranks is missing. They train
+    from their random initialization without an error.
     """
 
     rank: int
     kinds = ("foreign",)
-    why = (
-        "Only rank {rank} has the weights that it was to load, the others values of their own: it loaded or drew "
-        "them alone and did not send them"
-    )
-    how = "torch.distributed.broadcast every weight from rank {rank} before it is sharded, or load it on every rank"
+    why = "Only rank {rank} loaded the weights, and it didn't send them to the others"
+    how = "torch.distributed.broadcast every weight from rank {rank} before you shard it, or load it on every rank"
 
 
 class NeverInitialized(Disorder):
     """A parameter still has what was in its memory when to_empty allocated it.
 
-    to_empty leaves parameters uninitialized, and modules without reset_parameters are skipped by most init functions.
-    Old memory often contains plausible numbers, so the loss shows it late or never.
+    to_empty leaves parameters uninitialized, and most init functions skip modules without reset_parameters. Old memory
+    often contains plausible numbers, so the loss shows it late or never.
     """
 
     kinds = ("foreign",)
     why = (
-        "to_empty allocates memory and leaves in it what was there; no reset_parameters, init function or loaded "
-        "checkpoint has reached these parameters since"
+        "No reset_parameters, init function or checkpoint wrote these parameters after to_empty, which keeps whatever "
+        "was in memory"
     )
     how = (
-        "initialize it after to_empty: call reset_parameters of every module that has parameters of its own, or load a "
-        "checkpoint that has its name"
+        "after to_empty, call reset_parameters of every module with its own parameters, or load a checkpoint that has "
+        "the names"
     )
 
 
 class BufferMadeAgain(Disorder):
     """A buffer is zero on some ranks, and whole on the others.
 
-    A module that is built or materialized again on some ranks has new buffers, which nothing fills. Buffers are
-    neither sharded nor synchronized, so each rank computes with its own.
+    A module that is built or materialized again on some ranks has new buffers, which nothing fills. Buffers are neither
+    sharded nor synchronized, so each rank computes with its own.
     """
 
     rank: int
     kinds = ("unreplicated",)
     why = (
-        "The buffer was made again there (to_empty, zeros_like, a module built again) and never written: buffers "
-        "are neither sharded nor synchronized, and one with persistent=False is in no checkpoint"
+        "These ranks allocated the buffer again (to_empty, zeros_like or a second build of the module) and never wrote "
+        "it"
     )
-    how = (
-        "compute or load it on every rank once the model is materialized, or torch.distributed.broadcast it from "
-        "rank {rank}"
-    )
+    how = "compute or load it on every rank after to_empty, or torch.distributed.broadcast it from rank {rank}"
 
 
 class RankDependentOrder(Disorder):
-    """Some ranks hold a whole tensor in another order than the other ranks.
+    """Some ranks hold a whole tensor in a different order than the other ranks.
 
-    A permutation, a table of indices or a mask is computed from the rank. The tensor is plain, so nothing compares its
-    copies.
+    The code computes a permutation, a table of indices or a mask from the rank. The tensor is plain, so nothing
+    compares its copies.
     """
 
     ranks: tuple[int, ...]
     kinds = ("misordered",)
-    why = "The copies were not made by the same code: what made or changed these depends on the rank"
+    why = (
+        "The code that makes or changes this tensor depends on the rank, so {ranks:ranks} {ranks:1?holds|hold} a "
+        "different order"
+    )
     how = (
-        "make it alike on every rank, or torch.distributed.broadcast it; if {ranks:ranks} should read it in another "
-        "order, keep one order in the tensor and index it in forward: a checkpoint keeps one copy for all"
+        "keep one order on every rank (torch.distributed.broadcast), and index it in forward if {ranks:ranks} should "
+        "read a different order"
     )

@@ -8,7 +8,8 @@ from shardviz.explain.cause import Cause
 class ForgottenFactor(Cause):
     """All values of a tensor are those of the original times one number.
 
-    A scale that one format stores in its weights and the other applies in its code was converted twice or not at all.
+    One format stores a scale in its weights, and the other applies it in its code. The conversion applied it twice or
+    never.
 
     Attributes:
         undo: One over the factor, as it is printed.
@@ -16,7 +17,7 @@ class ForgottenFactor(Cause):
 
     undo: str
     kinds = ("wrong-value",)
-    why = "A factor was multiplied in, or left out"
+    why = "The conversion multiplies by a factor, or leaves one out"
     how = "multiply by {undo} in the conversion"
 
 
@@ -34,20 +35,20 @@ class ForgottenOffset(Cause):
     undo: str
     size: str
     kinds = ("wrong-value",)
-    why = "A number was added, or left out, as the 1 of a norm's weights that are stored around 0"
+    why = "The conversion adds a number or leaves one out, such as the 1 of a norm's weights that are stored around 0"
     how = "{undo} {size} in the conversion"
 
 
 class NarrowedOnTheWay(Cause):
-    """Values were rounded to a narrower dtype somewhere on their way, and cast back.
+    """Values were rounded to a narrower dtype on their way, and cast back.
 
     A file, a buffer for sending or a staging copy had a narrower dtype. A cast to a wider dtype succeeds without a
-    warning, and the digits that were lost are zeros. The dtype of the result is right.
+    warning, and the lost digits are zeros. The dtype of the result is right.
 
     Attributes:
-        narrow: The dtype that they went through.
-        dtype: The dtype that they had before; empty if it is the target's.
-        to: The dtype that they have now, if it is another one.
+        narrow: The narrow dtype.
+        dtype: The dtype before; empty if it is the target's.
+        to: The dtype now, if it differs.
         trip: `load` or `sync`, if a test recorded the trip.
     """
 
@@ -56,7 +57,7 @@ class NarrowedOnTheWay(Cause):
     to: str = ""
     trip: str = ""
     kinds = ("wrong-value",)
-    why = "They were saved, sent or received in {narrow}, and cast back without a word"
+    why = "The values were saved, sent or received in {narrow}, and cast back without a warning"
     how = (
         "{to:?round once, from {dtype} to {to}|{dtype:?keep {dtype} all the way|{trip:sync?send it in its own dtype, "
         "or, if {narrow} is meant, let the target be {narrow} too|save in the dtype of the model and its optimizer, "
@@ -72,7 +73,7 @@ class CutOffDigits(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "The upper half of each value was taken"
+    why = "The code takes the upper 16 bits of each value instead of rounding"
     how = "cast with Tensor.to(torch.bfloat16), which rounds"
 
 
@@ -92,37 +93,37 @@ class OverflowInFloat16(Cause):
 
 
 class CutOffEnd(Cause):
-    """One side lacks the last indices of a dim, and is equal in all others.
+    """One side lacks the last indices of a dim, and all others are equal.
 
     A vocabulary that was cut to the size of its tokenizer looks like this, and so does a last shard that was lost.
     """
 
     kinds = ("missing",)
-    why = "The end was cut off"
-    how = "keep it, unless it is padding"
+    why = "The end of the dim was cut off"
+    how = "keep the end, unless it is padding"
 
 
 class PaddedEnd(Cause):
-    """One side has more indices at the end of a dim, and is equal in all others.
+    """One side has more indices at the end of a dim, and all others are equal.
 
     Frameworks round a vocabulary up to a multiple that shards evenly. Tokens never point at the padding, so it does no
     harm until a model of the other size loads it.
 
     Attributes:
-        is_plain: Whether all that was added is one number, as padding is.
+        is_plain: Whether all added values are one number, as padding is.
     """
 
     is_plain: bool
     kinds = ("wrong-shape",)
-    why = "It was padded, as a vocabulary is that has to shard evenly{is_plain:?|, or made longer}"
+    why = "The dim was padded, as a vocabulary that must shard evenly{is_plain:?|, or extended with new rows}"
     how = "cut the padding off in the conversion, or load it into a model of that size"
 
 
 class PaddedParts(Cause):
-    """Each rank's own part of a tensor has padding at its end, and not the whole.
+    """Each rank's own part of a tensor has padding at its end, instead of the whole tensor.
 
-    Ranks padded their shards to one size. The shape is that of a tensor padded at its end, but rows behind the first
-    shard are shifted.
+    Ranks padded their shards to one size. The shape is that of a tensor with padding at its end, but rows behind the
+    first shard are shifted.
 
     Attributes:
         ranks: How many ranks padded their parts, if the parts were joined; else 0.
@@ -131,11 +132,11 @@ class PaddedParts(Cause):
     ranks: int = 0
     kinds = ("misordered",)
     why = (
-        "{ranks:?Each of {ranks} ranks padded its own part, and the padded parts were put one after the other|The "
-        "tensor was cut for the ranks before it was padded}"
+        "{ranks:?Each of {ranks} ranks padded its own part, and the padded parts were joined|The tensor was cut for "
+        "the ranks before it was padded}"
     )
     how = (
-        "pad the whole at its end, and cut that for the ranks{ranks:?; or cut each rank's padding off before the parts "
+        "pad the whole at its end, then cut it for the ranks{ranks:?; or cut each rank's padding off before the parts "
         "are joined}"
     )
 
@@ -144,7 +145,7 @@ class RepeatedHeads(Cause):
     """One side has every block of a dim several times.
 
     With grouped queries, or more ranks than heads of k and v, a framework repeats heads so that each rank has one. A
-    save that does not undo this makes the tensor longer.
+    save that doesn't undo this makes the tensor longer.
 
     Attributes:
         times: How often each part is there.
@@ -152,19 +153,22 @@ class RepeatedHeads(Cause):
 
     times: int
     kinds = ("duplicated",)
-    why = "Parts were repeated, as heads of k and v are for the ranks or queries that share them"
+    why = "The save keeps repeated parts, such as heads of k and v that several ranks or queries share"
     how = "take one of each {times}, or repeat them on load and not in the file"
 
 
 class WrongQuantizationScales(Cause):
-    """Values in eight bits are not the nearest that their scales allow to the other side's.
+    """Eight-bit values and their scales don't give the nearest numbers to the other side's.
 
     Values and scales are two tensors. If one of them comes from another step or is in another order, the product is
     wrong and nothing raises.
     """
 
     kinds = ("wrong-value",)
-    why = "Values or scales are of another tensor or step, in another order, or the scales are the inverse"
+    why = (
+        "The values or the scales belong to a different tensor or step, or are in a different order",
+        "The scales are inverted",
+    )
     how = "quantize again, and save values and scales together"
 
 
@@ -177,10 +181,12 @@ class AveragedWeights(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "It is a mean of both: checkpoints were averaged, or a change, such as a LoRA, was merged with a smaller scale"
+        "Checkpoints were averaged",
+        "A change, such as a LoRA, was merged with a smaller scale",
     )
     how = (
-        "if no mean is meant, save the weights of one step, and merge a change with the scale that it was trained with"
+        "save the weights of one step",
+        "merge the change with the scale that it was trained with",
     )
 
 
@@ -192,12 +198,18 @@ class AdapterMergedAgain(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "What was added, such as a LoRA, was merged again or with another scale"
-    how = "merge what was added once, with the scale that it was trained with, into weights that do not have it"
+    why = (
+        "The adapter (a LoRA, for example) was merged again",
+        "The adapter was merged with a different scale",
+    )
+    how = (
+        "merge it once, into weights that don't have it",
+        "merge it with the scale that it was trained with",
+    )
 
 
 class RenumberedLayers(Cause):
-    """Layers or experts have other numbers in the second checkpoint than in the first.
+    """Layers or experts have different numbers in the second checkpoint than in the first.
 
     All layers have the same shapes, so any order of them loads.
 
@@ -207,8 +219,8 @@ class RenumberedLayers(Cause):
 
     what: str
     kinds = ("foreign",)
-    why = "The numbers of {what} were changed"
-    how = "number {what} as the first does"
+    why = "The conversion renumbers the {what}"
+    how = "number {what} as the first checkpoint does"
 
 
 class OneSidedTie(Cause):
@@ -224,13 +236,10 @@ class OneSidedTie(Cause):
     of_job: bool = False
     kinds = ("untied",)
     why = (
-        "{of_job:?The two are tied in the job, and the checkpoint has one of them otherwise|The two are tied in the "
-        "first, and in the second one of them was changed alone}"
+        "{of_job:?The two are tied in the job, and the checkpoint has different values for one of them|The two are "
+        "tied in the first, and only one of them changed in the second}"
     )
-    how = (
-        "{of_job:?save both again, or leave one of them out|tie them before the save, or leave out the one that is not "
-        "used}"
-    )
+    how = "{of_job:?save both again, or leave one of them out|tie them before the save, or leave out the unused one}"
 
 
 class UnsavedHead(Cause):
@@ -241,8 +250,8 @@ class UnsavedHead(Cause):
     """
 
     kinds = ("incomplete",)
-    why = "It was left out as if it were tied to the embedding"
-    how = "write it too: a loader makes it up, or ties it to the other"
+    why = "The save leaves the head out, as if it were tied to the embedding"
+    how = "write the head too: a loader fills it at random, or ties it to the embedding"
 
 
 class MisappliedFunction(Cause):
@@ -266,9 +275,9 @@ class MisappliedFunction(Cause):
 
 
 class WrongMapNumber(Cause):
-    """A conversion applied a function of its map with another number.
+    """A conversion applied a function of its map with a different number.
 
-    The size of a head, the number of parts or an index was taken from another model's settings. Any number that divides
+    The size of a head, the number of parts or an index comes from a different model's settings. Any number that divides
     the rows gives the right shape.
 
     Attributes:
@@ -277,14 +286,14 @@ class WrongMapNumber(Cause):
 
     function: str
     kinds = ("misordered",)
-    why = "The conversion has another number in {function}"
+    why = "The conversion calls {function} with a different number than the map"
     how = "use the numbers of the map"
 
 
 class PartsJoinedOtherwise(Cause):
-    """A conversion joined the parts of a fused tensor in another way or order than its map says.
+    """A conversion joined the parts of a fused tensor in a different way than its map says.
 
-    Parts one after the other, parts in turns and parts in any order have the same shape. So have parts along another
+    Parts one after the other, interleaved parts and reordered parts have the same shape. So have parts along another
     dim if the tensor is square.
 
     Attributes:
@@ -315,8 +324,11 @@ class FusedShardsJoined(Cause):
     ranks: int
     dim: int
     kinds = ("misordered",)
-    why = "The fused shards of {ranks} ranks were put behind each other, each with its piece of every part"
-    how = "take each rank's shard apart, and join each part's pieces, before the parts, along dim {dim}"
+    why = "The conversion concatenates the fused shards of {ranks} ranks, each with its piece of every part"
+    how = (
+        "split each rank's shard into its parts, join the pieces of each part, then concatenate the parts along dim "
+        "{dim}"
+    )
 
 
 class TransposedInConversion(Cause):
@@ -326,26 +338,26 @@ class TransposedInConversion(Cause):
     """
 
     kinds = ("misordered",)
-    why = "The tensor is transposed"
+    why = "The conversion transposes the tensor, or doesn't although its map does"
     how = "transpose it in the conversion"
 
 
 class AnotherSourceTensor(Cause):
-    """A conversion made a tensor of other parts, or in another order, than its map says.
+    """A conversion made a tensor from different parts than its map says, or in another order.
 
     Tensors of different layers or projections often have the same shape, and the parts of a stack, such as experts,
     always have.
 
     Attributes:
         expression: How the map makes the tensor.
-        is_renumbered: Whether they are the same parts, such as experts, in another order.
+        is_renumbered: Whether the parts, such as experts, are the same in a different order.
     """
 
     expression: str
     is_renumbered: bool = False
     kinds = ("foreign", "misordered")
     why = (
-        "{is_renumbered:?The parts were numbered in another order|The conversion took another tensor, or joined them "
-        "in another order}"
+        "{is_renumbered:?The conversion numbers the parts in a different order|The conversion takes a different "
+        "tensor, or joins the parts in a different order}"
     )
     how = "make it as {expression}"

@@ -14,10 +14,10 @@ KNOWN = ("gpt-neox#1259",)
 
 
 class FactorOfAxes(Cause, abstract=True):
-    """A factor that is the size of axes; other causes that give the same number are printed after it.
+    """A factor that is the size of mesh axes; other causes of the same number are printed after it.
 
     Attributes:
-        or_over: The same of other axes, whose sizes multiply to the factor too.
+        or_over: The same cause over other axes, whose sizes also multiply to the factor.
         or_else: A cause that has nothing to do with axes.
     """
 
@@ -34,20 +34,22 @@ class RepeatedSum(FactorOfAxes):
     """Equal gradients of one loss are summed over ranks, so each is too large by an axis's size.
 
     Ranks that see the same batch compute the same loss. A collective whose backward is a sum, or an all_reduce after
-    backward, adds their gradients up as if each were a part. The shapes and the loss stay right, so training merely
-    runs with a larger learning rate.
+    backward, adds up their equal gradients as if each were a part. Shapes and loss stay right, so training merely runs
+    with a larger learning rate.
     """
 
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "Ranks along {axes} compute the same loss, and equal gradients were summed over it again: in backward, by "
-        "torch.distributed.nn.functional.all_reduce, whose backward is a sum over ranks too, or by an all_reduce after "
-        "it"
+        "Forward calls torch.distributed.nn.functional.all_reduce over {axes}. Its backward sums equal gradients",
+        "An all_reduce after backward sums gradients that ranks along {axes} already have whole",
     )
     how = (
-        "leave that sum out: where products are added over {axes} in forward, use RowwiseParallel or a "
-        "torch.autograd.Function that all_reduces in forward and returns the gradient as it is in backward"
+        (
+            "use RowwiseParallel, or a torch.autograd.Function that all_reduces in forward and returns the gradient "
+            "unchanged in backward"
+        ),
+        "remove the all_reduce over {axes}",
     )
     references = KNOWN
 
@@ -56,7 +58,7 @@ class FsdpSumsGradients(FactorOfAxes):
     """FSDP sums gradients over an axis that splits the batch instead of averaging them.
 
     A divide factor that was set for one module, or for all, replaces FSDP's own average. The gradients keep their
-    direction, so only their size tells.
+    direction, so only their size shows the error.
     """
 
     axes: str
@@ -64,15 +66,18 @@ class FsdpSumsGradients(FactorOfAxes):
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "FSDP averages over {axes} by itself; {of_all:?it was set to sum (set_gradient_divide_factor), or the loss "
-        "that backward ran on is multiplied by the size of {axes}|for these it was set to sum "
-        "(set_gradient_divide_factor), or a term of the loss that reaches only them, or their gradient itself, is "
-        "multiplied by the size of {axes}}"
+        "FSDP sums over {axes} instead of averaging: set_gradient_divide_factor was called{of_all:?| on these modules}",
+        (
+            "{of_all:?The loss that backward runs on|A term of the loss that reaches only these weights, or their "
+            "gradient,} is multiplied by the size of {axes}"
+        ),
     )
     how = (
-        "{of_all:?take set_gradient_divide_factor out, or pass it a factor {size} times as large; or divide the loss "
-        "by {size}|take set_gradient_divide_factor out of their modules, or pass it a factor {size} times as large; "
-        "divide only what reaches no other gradient by {size}, not the loss, which all gradients come from}"
+        "remove set_gradient_divide_factor, or pass it a factor {size} times as large",
+        (
+            "{of_all:?divide the loss by {size}|divide that term or that gradient by {size}, and leave the whole loss "
+            "as it is}"
+        ),
     )
     references = KNOWN
 
@@ -80,8 +85,9 @@ class FsdpSumsGradients(FactorOfAxes):
 class UndividedShardGradient(FactorOfAxes):
     """A shard's gradient is the sum over all ranks' rows and was never divided.
 
-    This happens to weights that are split over the axis of the batch, such as experts. Their owner receives
-    contributions of every rank's rows, and no reduction averages them, because no other rank has a copy.
+    This happens to weights that are split over the axis of the batch, such as experts. The rank that owns a shard
+    receives contributions of every rank's rows. No reduction averages them, because no other rank has a replica of the
+    shard.
     """
 
     axes: str
@@ -89,18 +95,18 @@ class UndividedShardGradient(FactorOfAxes):
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "Each rank's loss is the mean over its own rows, and the gradient of what it alone holds, which {axes} splits, "
-        "is the sum over all ranks' rows: nothing divided it"
+        "Each rank's loss is the mean over its own rows. The shard's gradient sums the rows of all ranks along {axes}, "
+        "and nothing divides it"
     )
     how = (
-        "divide the gradient{of_all:?, or the loss of each rank,} by {size}, the size of {axes}; do not reduce it over "
-        "{axes}, whose ranks hold different parts"
+        "divide the gradient{of_all:?, or each rank's loss,} by {size}, the size of {axes}; don't all_reduce it over "
+        "{axes}, whose ranks hold different shards"
     )
     references = KNOWN
 
 
 class SummedNotAveraged(FactorOfAxes):
-    """Gradients are summed over ranks although each rank's loss is a mean already.
+    """Gradients are summed over ranks although each rank's loss is already a mean.
 
     An all_reduce sums unless its op is an average. A gradient that is too large by a constant factor has the right
     direction, and an optimizer that normalizes gradients hides it.
@@ -108,8 +114,14 @@ class SummedNotAveraged(FactorOfAxes):
 
     axes: str
     kinds = ("wrong-scale",)
-    why = "Contributions were summed over {axes} that should be averaged, or were reduced over it more than once"
-    how = "reduce over {axes} with ReduceOp.AVG, and once only"
+    why = (
+        "The all_reduce over {axes} sums gradients that it should average",
+        "The gradient is reduced over {axes} more than once",
+    )
+    how = (
+        "pass op=ReduceOp.AVG to the all_reduce over {axes}",
+        "reduce over {axes} once",
+    )
     references = KNOWN
 
 
@@ -123,21 +135,21 @@ class DividedByWorldSize(FactorOfAxes):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "It was divided by the size of {axes}, too, as by the number of all ranks (world size), though ranks along "
-        "{axes} see the same batch; or parts that should be summed over {axes} were averaged"
+        "The gradient is divided by the world size, although ranks along {axes} see the same batch",
+        "The gradient is averaged over {axes}, whose ranks each have a part of the sum",
     )
     how = (
-        "divide by the sizes of the axes that split the batch only, not by get_world_size(); where each rank along "
-        "{axes} has a part of the gradient, use ReduceOp.SUM"
+        "divide by the sizes of the axes that split the batch, not by get_world_size()",
+        "reduce over {axes} with ReduceOp.SUM",
     )
     references = KNOWN
 
 
 class FsdpDividedAgain(FactorOfAxes):
-    """A gradient that FSDP averages already is divided by the axis's size once more.
+    """A gradient that FSDP already averages is divided by the axis's size once more.
 
-    Training loops that were written for manual all_reduce divide the loss or the gradients themselves. Under FSDP
-    that is one division too many, and nothing but the size of the gradient shows it.
+    Training loops that were written for a manual all_reduce divide the loss or the gradients themselves. Under FSDP
+    that is one division too many, and only the size of the gradient shows it.
     """
 
     axes: str
@@ -145,26 +157,37 @@ class FsdpDividedAgain(FactorOfAxes):
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "FSDP averages over {axes} already, and something divides by its size once more: {of_all:?the loss that "
-        "backward ran on, or the gradient after it|a divide factor of their modules, a term of the loss that reaches "
-        "only them, or the gradient after backward}"
+        (
+            "FSDP averages over {axes}, and {of_all:?the loss that backward runs on|a term of the loss that reaches "
+            "only these weights} is divided by {size} once more"
+        ),
+        (
+            "{of_all:?The training loop|A divide factor of these modules, or code after backward,} divides the "
+            "gradient by {size} once more"
+        ),
     )
-    how = "take that division by {size} out, or pass set_gradient_divide_factor one {size} times smaller"
+    how = (
+        "remove that division by {size}",
+        "remove that division, or pass set_gradient_divide_factor a factor {size} times smaller",
+    )
     references = KNOWN
 
 
 class DividedShardGradient(FactorOfAxes):
     """The gradient of a shard is divided by the size of the axis that splits the weight.
 
-    A shard's owner has the shard's whole gradient. Code that averages every gradient over the axis divides this one
-    too, although there is nothing to average.
+    The rank that owns a shard has the shard's whole gradient. Code that averages every gradient over the axis also
+    divides this one, although there is nothing to average.
     """
 
     axes: str
     size: int
     kinds = ("wrong-scale",)
-    why = "It was divided by the size of {axes}, which splits it: what each rank holds has its whole gradient already"
-    how = "take that division by {size} out; do not reduce it over {axes}, whose ranks hold different parts"
+    why = (
+        "The gradient is divided by the size of {axes}, which splits this weight. Each rank already has its shard's "
+        "whole gradient"
+    )
+    how = "remove that division by {size}; don't reduce over {axes}, whose ranks hold different shards"
     references = KNOWN
 
 
@@ -178,10 +201,10 @@ class AveragedNotSummed(FactorOfAxes):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "An average was taken over {axes} where the ranks' contributions should be summed, or where they were divided "
-        "already"
+        "Each rank has a part of the gradient, and the parts are averaged over {axes} instead of summed",
+        "The loss is already divided by the size of {axes}, and the average over {axes} divides again",
     )
-    how = "reduce over {axes} with ReduceOp.SUM, or divide once only"
+    how = "pass op=ReduceOp.SUM to the all_reduce over {axes}, or leave the division out of the loss"
     references = KNOWN
 
 
@@ -196,13 +219,16 @@ class SummedContributions(Cause):
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "{ratio} contributions, no mesh axis's size, were summed where they should be averaged, {of_all:?as of "
-        "micro-batches; or it was reduced several times|or something multiplies these: they were reduced several "
-        "times, a hook, a term of the loss that reaches only them}"
+        (
+            "{of_all:?The gradients of micro-batches add up, and their losses aren't divided by the number of "
+            "micro-batches|A hook, or a term of the loss that reaches only this weight, multiplies the gradient by "
+            "{ratio}}"
+        ),
+        "The gradient is reduced several times: it is {ratio} times too large, and no mesh axis has that size",
     )
     how = (
-        "{of_all:?divide each micro-batch's loss by their number; reduce once, after the last|look at what reduces or "
-        "multiplies these alone; reduce once, after the last backward}"
+        "{of_all:?divide each micro-batch's loss by the number of micro-batches|remove that factor of {ratio}}",
+        "all_reduce the gradient once, after the last backward",
     )
     references = KNOWN
 
@@ -210,15 +236,21 @@ class SummedContributions(Cause):
 class LostContributions(Cause):
     """A gradient is a fraction of the right one, and the fraction belongs to no axis.
 
-    It was divided by a number that has nothing to do with the mesh, or a part of what should be added up is missing.
-    A smaller gradient only slows training down, so nothing fails.
+    The gradient was divided by a number that has nothing to do with the mesh, or a part of the sum is missing. A
+    smaller gradient only slows training down, so nothing fails.
     """
 
     ratio: Fraction
     divisor: Fraction
     kinds = ("wrong-scale",)
-    why = "It was divided by {divisor}, not the size of a mesh axis, or has only {ratio} of the contributions"
-    how = "divide by the number of contributions, once; reduce over all ranks that have one"
+    why = (
+        "The gradient is divided by {divisor}, and no mesh axis has that size",
+        "The sum has only {ratio} of the contributions",
+    )
+    how = (
+        "divide once, by the number of contributions",
+        "all_reduce over all ranks that have a contribution",
+    )
     references = KNOWN
 
 
@@ -253,21 +285,21 @@ class ScaledSharedPart(Cause):
 
 
 class SummedValue(Cause):
-    """A logged number is a sum over ranks or micro-batches of what should be averaged.
+    """A logged number is a sum over ranks or micro-batches, and should be their average.
 
-    Each rank or micro-batch has the same number, for instance a mean. Adding them up multiplies it by how many
-    there are, and the curve in the log keeps its shape.
+    Each rank or micro-batch has the same number, for instance a mean. The sum multiplies it by the number of ranks or
+    micro-batches, and the curve in the log keeps its shape.
     """
 
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "Equal contributions were summed{axes:? over {axes}}, or a sum was taken where each rank's mean, or each "
-        "micro-batch's, should be averaged"
+        "Each rank logs a mean, and an all_reduce sums the means{axes:? over {axes}} instead of averaging them",
+        "The values of the micro-batches are summed, and not divided by their number",
     )
     how = (
-        "reduce{axes:? over {axes}} with ReduceOp.AVG, or reduce once only; divide the loss by the number of "
-        "micro-batches"
+        "pass op=ReduceOp.AVG to the all_reduce{axes:? over {axes}}, and call it once",
+        "divide the value by the number of micro-batches",
     )
     references = KNOWN
 
@@ -275,52 +307,60 @@ class SummedValue(Cause):
 class DividedMean(Cause):
     """A logged mean is divided by a number of ranks once more.
 
-    The loss function returns a mean, and the reduction that makes the logged number averages it. Dividing by the
-    world size afterwards makes it too small by a constant factor.
+    The loss function returns a mean, and the reduction for the log averages it. Another division by the world size
+    makes the logged number too small by a constant factor.
     """
 
     axes: str
     divisor: Fraction
     kinds = ("wrong-scale",)
-    why = "It was divided by {axes:?the size of {axes}|{divisor}} though it is a mean already"
-    how = "divide once only: the reduction takes the mean"
+    why = "The value is already a mean, and it is divided by {axes:?the size of {axes}|{divisor}} once more"
+    how = "remove that division: the reduction already takes the mean"
     references = KNOWN
 
 
 class UnsummedValue(Cause):
     """A logged number counts one rank's part only, and all parts happen to be equal.
 
-    Each rank computes the number of its own rows or shards and nothing adds them up. Because the parts are equal, the
-    ranks agree, and no comparison between ranks finds it.
+    Each rank computes the number from its own rows or shards, and nothing adds the parts up. The parts are equal, so
+    the ranks agree and no comparison between ranks finds the error.
     """
 
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "Each rank has the number of its own part, which is the same on all of them, and nothing summed it{axes:? over "
-        "{axes}}; or it is a mean that was taken twice"
+        "Each rank logs the number of its own part. Nothing sums it over {axes:?{axes}|the ranks}",
+        "The value is a mean that was averaged twice",
     )
-    how = "all_reduce it with ReduceOp.SUM{axes:? over {axes}}; a mean is taken once only"
+    how = (
+        "all_reduce the value with ReduceOp.SUM{axes:? over {axes}}",
+        "take the mean once",
+    )
     references = KNOWN
 
 
 class ScaledBackward(Cause):
-    """Backward runs on another loss than is returned, so all gradients have one factor.
+    """Backward runs on a different loss than the step returns, so all gradients have one factor.
 
-    A loss scale that nobody takes out, a weight of the loss or micro-batches that are not divided all do it. The
-    logged loss is right, and the gradients differ from the right ones by one number only.
+    A loss scale that is never taken out, a weight of the loss, or micro-batches that are not divided all do this. The
+    logged loss is right, and all gradients differ from the right ones by the same factor.
     """
 
     factor: Fraction | float
     kinds = ("wrong-scale",)
     why = (
-        "Backward ran on another loss than the one that is returned, {factor:times} it: a loss scale that was never "
-        "taken out of the gradients, a weight of the loss, {is_larger:?or micro-batches whose losses were not divided "
-        "by their number|or the number of micro-batches was divided by twice}"
+        (
+            "Backward runs on {factor:times} the returned loss{is_larger:?: a loss scale or a weight of the loss stays "
+            "in the gradients}"
+        ),
+        (
+            "{is_larger:?The losses of the micro-batches aren't divided by the number of micro-batches|The loss is "
+            "divided by the number of micro-batches twice}"
+        ),
     )
     how = (
-        "call backward() on the loss that is returned, divided by the number of micro-batches; where a loss scale is "
-        "meant, divide every gradient by it before the optimizer's step"
+        "call backward() on the returned loss, or divide every gradient by the loss scale before optimizer.step()",
+        "divide each micro-batch's loss by the number of micro-batches{is_larger:?|, once}",
     )
     references = KNOWN
 
@@ -331,11 +371,11 @@ class ScaledBackward(Cause):
 
 
 class ClippedByParts(Cause):
-    """Gradients are clipped by another number than the norm of all of them.
+    """Gradients are clipped by a number that isn't the norm of all gradients.
 
-    Clipping by hand over `.grad` sees local tensors only, and norms of parts cannot be summed or averaged; only their
+    Clipping by hand over `.grad` sees local tensors only, and norms of parts can't be summed or averaged; only their
     squares add up. If every rank divides by its own norm, the parts of one gradient no longer fit each other. If all
-    have the same wrong norm, the step looks like an ordinary clipped one.
+    ranks have the same wrong norm, the step looks like an ordinary clipped step.
 
     Attributes:
         norm: How the norm was put together: `the mean over dp of each rank's own`; empty if each rank has its own.
@@ -346,13 +386,12 @@ class ClippedByParts(Cause):
     left: float = 0.0
     kinds = ("wrong-scale", "wrong-value")
     why = (
-        "{norm:?The gradients were clipped to {left:.5g} by {norm}, which is not the norm of all gradients|Each rank "
-        "scaled its gradients by a number that it computed from its own part, as the norm of its shards in clipping by "
-        "hand}"
+        "{norm:?The gradients are clipped to {left:.5g} by {norm}, not by the norm of all gradients|Each rank scales "
+        "its gradients by a number of its own, as when it clips by the norm of its own shards}"
     )
     how = (
-        "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares, each part once, "
-        "before the root"
+        "call torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares, with each shard "
+        "counted once, before the square root"
     )
     references = KNOWN
 
@@ -360,13 +399,13 @@ class ClippedByParts(Cause):
 class ScaledByOwnCount(Cause):
     """Each rank multiplies or divides a result by a number that it counted in its own part.
 
-    Token counts, norms and means differ between ranks whenever their parts do. Code that is right on one process then
-    normalizes every rank's result differently.
+    Token counts, norms and means differ between ranks whenever their parts differ. Code that is right on one process
+    then normalizes every rank's result differently.
     """
 
     kinds = ("wrong-scale",)
-    why = "Each rank multiplies or divides by a number of its own part: a count of tokens, a norm, a mean"
-    how = "compute that number over all ranks: all_reduce what it is made of before it is used"
+    why = "Each rank multiplies or divides by a number of its own part: a count of tokens, a norm or a mean"
+    how = "all_reduce the count, the sum or the squares behind that number before it is used"
 
 
 class LossScaleLeft(Cause):
@@ -378,21 +417,18 @@ class LossScaleLeft(Cause):
 
     kinds = ("wrong-scale",)
     why = (
-        "The loss was scaled before backward, as GradScaler does, and only the other ranks took the scale out of their "
-        "gradients; or these ranks scaled theirs by a number of their own"
-    )
-    how = (
-        "unscale on every rank, scaler.unscale_(optimizer) under no condition on the rank, before anything reads the "
+        "The loss was scaled before backward (GradScaler), and only the other ranks took the scale out of their "
         "gradients"
     )
+    how = "call scaler.unscale_(optimizer) on every rank, before anything reads the gradients"
 
 
 class ScaledInStep(Cause):
     """A result has the same factor on every rank, which is not a ratio of small numbers.
 
-    The sharded step scales something that the unsharded model's does not. Clipping, a loss scale or a weight in the
-    loss does so on purpose; anything else is an error. If other gradients are right, it is not the loss, which all
-    gradients come from.
+    The sharded step scales something that the unsharded step doesn't. Clipping, a loss scale or a weight in the loss
+    does this on purpose; anything else is an error. If other gradients are right, the loss is right too, because all
+    gradients come from it.
 
     Attributes:
         of_all: Whether all gradients have the factor; true for results that are not gradients.
@@ -401,41 +437,52 @@ class ScaledInStep(Cause):
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "The sharded step scales this and the unsharded model's does not{of_all:?: clipping by its own norm, a loss "
-        "scale, a weight of its own in the loss|, and other gradients are right: clipping of some gradients only, a "
-        "hook, a term of the loss that reaches only these and has a weight of its own}"
+        (
+            "{of_all:?Only the sharded step clips by a norm|A hook, or clipping of some gradients, scales this "
+            "gradient; other gradients are right}"
+        ),
+        (
+            "{of_all:?Only the sharded step has a loss scale or a weight of the loss|A term of the loss that reaches "
+            "only this weight is scaled}"
+        ),
     )
     how = (
-        "{of_all:?scale in loss() or not at all in the step that is compared; clip in optimizer(); where it is not "
-        "yours, look for what scales it|look for what scales these alone; clip in optimizer()}"
+        "{of_all:?clip in optimizer(), not in the step|remove what scales this gradient alone, or clip in optimizer()}",
+        "{of_all:?scale in loss(), which both models run, or not at all|give that term the same weight in both models}",
     )
 
 
 class SmallFactor(Cause):
     """A gradient is off by a factor close to 1 from what its module's activations give.
 
-    In narrow dtypes such a factor hides in the rounding between two steps. It shows only when the gradient is computed
+    In narrow dtypes such a factor hides in the rounding between two steps. It shows only if the gradient is computed
     again from the module's own input and output gradient.
     """
 
     kinds = ("wrong-scale",)
     why = (
-        "It is multiplied or divided after its module made it: by a count of rows or tokens that ranks do not share, "
-        "by a loss scale, a divide factor or clipping"
+        "Ranks divide by different counts of rows or tokens",
+        "A loss scale, a divide factor or clipping scales the gradient after its module's backward",
     )
-    how = "look at what scales this gradient between its module's backward and the optimizer, and at the reduction's op"
+    how = (
+        "all_reduce the count before anything divides by it",
+        (
+            "print this gradient after its module's backward and before optimizer.step(), and check the op of its "
+            "reduction"
+        ),
+    )
 
 
 class NormOverWrongAxes(Cause):
     """The squares of a gradient norm are summed over axes that do not split the gradients.
 
-    Summed over an axis that keeps copies, each copy counts; not summed over an axis that splits, a part is left out.
-    One group for all gradients does one or the other as soon as they are split differently.
+    A sum over an axis that keeps replicas counts each replica; without a sum over an axis that splits, a shard is left
+    out. One group for all gradients does one or the other as soon as gradients are split differently.
 
     Attributes:
-        copied: A gradient whose copies were counted; empty if there is none.
-        copied_along: The axis along which they are.
-        left: A gradient whose other parts were left out; empty if there is none.
+        copied: A gradient whose replicas were counted; empty if there is none.
+        copied_along: The axis along which the replicas are.
+        left: A gradient whose other shards were left out; empty if there is none.
         left_along: The axis that splits it.
     """
 
@@ -445,11 +492,11 @@ class NormOverWrongAxes(Cause):
     left_along: str
     kinds = ("wrong-scale", "wrong-value")
     why = (
-        "{copied:?Ranks along {copied_along} have copies of the gradient of {copied}, and each copy was "
-        "counted{left:?; }}{left:?{left_along} splits the gradient of {left}, and the other parts were left out}"
+        "{copied:?Ranks along {copied_along} have copies of the gradient of {copied}, and the norm counts each "
+        "copy{left:?. }}{left:?{left_along} splits the gradient of {left}, and the norm leaves out the other shards}"
     )
     how = (
-        "for each gradient all_reduce the squares over the axes that split it, and no others, before the root; "
-        "torch.nn.utils.get_total_norm does so for DTensors"
+        "call torch.nn.utils.get_total_norm on the DTensors, or all_reduce each gradient's squares over the axes that "
+        "split it, before the square root"
     )
     references = ("RLinf#1558", "torchtune#2420")

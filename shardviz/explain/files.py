@@ -15,8 +15,8 @@ OF_DEEPSPEED = "copy the checkpoint again, all of its files; or save it again wi
 class UnreadableFile(Cause):
     """A file of a checkpoint is missing, shorter than its metadata says, or damaged.
 
-    A copy that was interrupted, a disk that was full or bytes that were lost leave such a file. Whoever lists the
-    folder sees nothing wrong; only a load of the tensors in question raises.
+    An interrupted copy, a full disk or lost bytes leave such a file. The folder's listing looks right; only a load of
+    these tensors raises.
 
     Attributes:
         is_whole: Whether the file is long enough.
@@ -29,10 +29,10 @@ class UnreadableFile(Cause):
 
 
 class StaleFileIndex(Cause):
-    """The index of a sharded checkpoint does not name the files in which the tensors are.
+    """The index of a sharded checkpoint names the wrong files for its tensors.
 
-    The index (`model.safetensors.index.json`) is a file of its own, so one of another save fits in the folder. Loaders
-    go by it alone: a tensor that it does not name is left out.
+    The index (`model.safetensors.index.json`) is a file of its own, so the index of an earlier save fits in the folder.
+    Loaders read only the index, and leave out a tensor that it doesn't name.
     """
 
     kinds = ("incomplete",)
@@ -48,7 +48,7 @@ class ChunkOutOfBounds(Cause):
     """
 
     kinds = ("wrong-shape",)
-    why = "Ranks saved shards of another global shape, such as a padded one"
+    why = "Ranks saved shards of a different global shape, such as a padded one"
     how = SAVE_AGAIN
 
 
@@ -80,8 +80,8 @@ class UnknownPickledType(Cause):
     """
 
     kinds = ("incomplete",)
-    why = "It was not written by torch.distributed.checkpoint alone, or was made to run code"
-    how = "nothing in it was run; write the checkpoint again with torch.distributed.checkpoint or safetensors"
+    why = "Code other than torch.distributed.checkpoint wrote it, or it was made to run code"
+    how = "write the checkpoint again with torch.distributed.checkpoint or safetensors; shardviz ran nothing in it"
 
 
 class UnlistedChunk(Cause):
@@ -92,7 +92,7 @@ class UnlistedChunk(Cause):
     """
 
     kinds = ("incomplete",)
-    why = "A save that ended early"
+    why = "The save ended early"
     how = SAVE_AGAIN
 
 
@@ -125,7 +125,7 @@ class UntiedCheckpointHead(Cause):
 
 
 class ForeignFile(Cause):
-    """A file of the checkpoint is not the one that the metadata describes.
+    """A file of the checkpoint differs from the file that the metadata describes.
 
     Two saves into one folder, or a copy that mixes two, leave a file under the right name with other shards in it. It
     is long enough, so a check of sizes passes.
@@ -136,8 +136,11 @@ class ForeignFile(Cause):
 
     file: str
     kinds = ("incomplete",)
-    why = "The file is of another save, with other shards: two saves are in one folder, or files were mixed in a copy"
-    how = "take {file} from the save that the metadata is of; write each save to a folder of its own"
+    why = (
+        "Two saves are in one folder, and the file belongs to the other save",
+        "A copy mixed the files of two saves",
+    )
+    how = "take {file} from the save of this metadata; write each save to a folder of its own"
 
 
 class DamagedHeader(Cause):
@@ -148,12 +151,12 @@ class DamagedHeader(Cause):
     """
 
     kinds = ("duplicated", "incomplete")
-    why = "A header that was damaged, or written by hand"
-    how = "write the file again with safetensors, which opens none like this"
+    why = "The header is damaged, or was written by hand"
+    how = "write the file again with safetensors, which refuses to open this one"
 
 
 class MixedZeroFiles(Cause):
-    """DeepSpeed's files are of several saves: buffers or numbers of ranks do not fit each other.
+    """DeepSpeed's files belong to several saves: buffers or numbers of ranks don't match.
 
     The files of a save have fixed names, so those of an earlier save with another model or more ranks stay beside the
     new ones.
@@ -177,18 +180,21 @@ class MissingZeroFile(Cause):
 
 
 class RoundRobinGradients(Cause):
-    """DeepSpeed linked parameters to places in its buffers at which other parameters are.
+    """DeepSpeed linked parameters to places in its buffers that hold other parameters.
 
-    With round_robin_gradients the buffers are laid out in another order than the links are computed for. All sizes
-    add up, so the conversion to a universal checkpoint succeeds with exchanged weights.
+    With round_robin_gradients DeepSpeed lays the buffers out in a different order than it computes the links for. All
+    sizes add up, so the conversion to a universal checkpoint succeeds with exchanged weights.
     """
 
     kinds = ("misordered",)
     why = (
-        "It was saved with round_robin_gradients: DeepSpeed 0.19.8 links fragments in the model's order, and lays "
-        "buffers out in another. ds_to_universal.py goes by the links, and writes other parameters' elements"
+        "The save used round_robin_gradients: DeepSpeed 0.19.8 links fragments in the model's order and lays buffers "
+        "out in another. ds_to_universal.py follows the links to the wrong elements"
     )
-    how = "save without round_robin_gradients before it is converted; zero_to_fp32.py reads this one right"
+    how = (
+        "save without round_robin_gradients before you convert, or use zero_to_fp32.py, which reads this checkpoint "
+        "correctly"
+    )
 
 
 class UnfinishedUniversalCheckpoint(Cause):
@@ -357,12 +363,12 @@ class OutlierCheckpoint(Cause):
     The tensor is frozen, or training had ended for it, so this one checkpoint has it wrong.
 
     Attributes:
-        side: Which side has it otherwise.
+        side: The side with the different values.
     """
 
     side: str
     kinds = ("wrong-value",)
-    why = "Only the {side} has it otherwise"
+    why = "Only the {side} has different values"
     how = "take it from the checkpoint before or after this one"
 
 
@@ -375,10 +381,10 @@ class NeverLoaded(Cause):
 
     kinds = ("write-not-applied",)
     why = (
-        "It was never loaded, or was filled afterwards; or the job's dump is of before training, and the checkpoint of "
-        "after"
+        "The weight was never loaded, or was filled again after the load",
+        "The job's dump dates from before training, and the checkpoint from after",
     )
     how = (
-        "load it after it is made and filled; if the job did not load this checkpoint, compare with the one that it "
-        "loaded"
+        "load it after it is made and filled",
+        "compare with the checkpoint that the job loaded",
     )

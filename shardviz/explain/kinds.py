@@ -62,14 +62,14 @@ KINDS: Mapping[Kind, KindPage] = {
         follows_from=LABELS,
     ),
     "misordered-within-shard": KindPage(
-        "the right elements on each rank, in another order inside",
+        "the right elements on each rank, in a different order inside",
         page="tests/check/test_misordered.py",
         follows_from=LABELS,
     ),
     "duplicated": KindPage("an element too often", ("first_shard_everywhere",), follows_from=SEQUENCES),
     "missing": KindPage("an element that no rank holds", ("first_shard_everywhere",), follows_from=SEQUENCES),
     "foreign": KindPage(
-        "values that are not this tensor's: another's, padding, memory that nothing wrote to after `to_empty`",
+        "values of a different tensor, padding, or memory that nothing wrote to after `to_empty`",
         page="tests/check/test_counts.py",
         follows_from=SEQUENCES,
         unexplained_from=VALUES,
@@ -92,13 +92,13 @@ KINDS: Mapping[Kind, KindPage] = {
         "different shards, bitwise the same: one seed everywhere", ("one_seed_on_every_shard",), follows_from=UNCOMPARED
     ),
     "unreduced-gradient": KindPage(
-        "each rank has its own part of a gradient where the sum belongs",
+        "each rank has its own part of a gradient instead of the sum",
         ("hybrid_shard_of_one", "sequence_parallel_norm"),
     ),
     "unreduced-output": KindPage(
-        "each rank has its own part of an output where the sum belongs", page="tests/check/test_step.py"
+        "each rank has its own part of an output instead of the sum", page="tests/check/test_step.py"
     ),
-    "unreduced-scalar": KindPage("each rank logs its own part where the sum belongs", ("item_of_partial",)),
+    "unreduced-scalar": KindPage("each rank logs its own part instead of the sum", ("item_of_partial",)),
     "wrong-scale": KindPage(
         "an axis's size too many or too few, a bias added twice, a number of each rank's own",
         ("row_bias_on_every_rank", "average_for_sum"),

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.step import UNEXPLAINED
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -15,11 +14,11 @@ if TYPE_CHECKING:
 class UnexplainedLoss(Cause):
     """The loss is wrong although the outputs are right, and no rule explains it.
 
-    Between outputs and loss there are only labels, masks and means. Ranks that count different numbers of tokens, and
-    labels that were shifted after the cut, are the usual reasons.
+    Between outputs and loss there are only labels, masks and means. Usually ranks count different numbers of tokens, or
+    the labels were shifted after the cut.
 
     Attributes:
-        reordered: A module whose tokens have an order of their own; the labels may lack it.
+        reordered: A module whose tokens have an order of their own; the labels may lack this order.
         or_else: A second cause that fits.
     """
 
@@ -27,13 +26,17 @@ class UnexplainedLoss(Cause):
     or_else: Cause | None = None
     kinds = ("wrong-value",)
     why = (
-        f"{UNEXPLAINED}, although the outputs are right: a mean of means where ranks or micro-batches count unequal "
-        "numbers of tokens or rows, or labels or masks that were shifted or padded after they were cut"
-        "{reordered:?; or labels in another order than the tokens, which {reordered} has in an order of their own}"
+        "{reordered:?Tokens are in an order of their own at {reordered}, and the labels are in a different order}",
+        (
+            "The outputs are right. Ranks or micro-batches count unequal numbers of tokens or rows, and the loss is "
+            "the mean of their means"
+        ),
+        "Labels or masks were shifted or padded after they were cut",
     )
     how = (
-        "{reordered:?cut and order the labels with the same positions as the tokens; }divide each sum by the number of "
-        "tokens of all ranks, all_reduced, or of all micro-batches; shift labels before they are cut"
+        "cut and order the labels with the same positions as the tokens",
+        "divide each sum by the number of tokens of all ranks and micro-batches, all_reduced",
+        "shift and pad labels before you cut them",
     )
 
     @property
@@ -98,7 +101,7 @@ class TermOfPart(Cause):
 class UnexplainedValue(Cause):
     """A logged value is wrong although the outputs are right, and no rule explains it.
 
-    The value is put together from the ranks' parts. A part that counts twice or not at all changes the number only.
+    The value is put together from the ranks' parts. A part that counts twice or never changes only the number.
 
     Attributes:
         or_else: A second cause that fits.
@@ -106,8 +109,8 @@ class UnexplainedValue(Cause):
 
     or_else: Cause | None = None
     kinds = ("wrong-value",)
-    why = UNEXPLAINED + ", although the outputs are right"
-    how = "look at the parts it is computed from: each counts once, over the axes that split it and no others"
+    why = "The outputs are right, so the step puts the value together wrongly from the ranks' parts"
+    how = "all_reduce each part once, over the axes that split it and no other axis"
 
     @property
     def rivals(self) -> tuple[Cause, ...]:
@@ -118,13 +121,13 @@ class UnexplainedValue(Cause):
 class MiscountedExponentials(Cause):
     """A cross entropy over a split vocabulary repeats or averages its exponentials.
 
-    Each rank has the exponentials of its own words, and they are added once. A sum over ranks that have all words, a
-    second sum or an average makes the loss wrong by a constant, which training curves do not show.
+    Each rank has the exponentials of its own words, and one sum adds them. A sum over ranks that have all words, a
+    second sum or an average makes the loss wrong by a constant, which training curves don't show.
 
     Attributes:
-        size: How many ranks were summed or averaged over.
+        size: How many ranks the sum or the average runs over.
         axes: The axes of this size.
-        is_repeated: Whether each part counts several times; else the sum was averaged.
+        is_repeated: Whether each part counts several times; if not, the sum was averaged.
     """
 
     size: int
@@ -132,13 +135,13 @@ class MiscountedExponentials(Cause):
     is_repeated: bool
     kinds = ("wrong-value",)
     why = (
-        "The loss is too {is_repeated:?large|small} by log({size}) = {log:.5g}, and {size} is the size of {axes}: the "
-        "sum of exponentials of the softmax {is_repeated:?counts every part of the vocabulary {size} times|is divided "
-        "by {size}: averaged over ranks, not summed}"
+        "The softmax {is_repeated:?counts every part of the vocabulary {size} times|averages its exponentials over "
+        "{size} ranks instead of summing them}. The loss is too {is_repeated:?large|small} by log({size}) = {log:.5g}, "
+        "and {size} is the size of {axes}"
     )
     how = (
-        "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, where each rank has its own words; "
-        "leave the sum out where each rank has all of them"
+        "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once; leave it out if each rank has all "
+        "words"
     )
 
     @property
@@ -185,69 +188,71 @@ class PartialVocabularyLoss(Cause):
     axes: str
     kinds = ("wrong-value",)
     why = (
-        "Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
-        "outputs: labels that were not moved to a shard's own words, words of other shards that are not masked, or a "
-        "maximum, a sum or a mean over a rank's own part only"
+        (
+            "Ranks along {axes} see the same batch and may split the vocabulary. The loss takes a maximum, a sum or a "
+            "mean over one shard only"
+        ),
+        "Labels aren't moved to a shard's own words, or labels outside the shard aren't masked",
     )
     how = (
-        "subtract the first word of the rank's shard from the labels and mask those outside it; all_reduce the "
-        "maximum, the sum of exponentials and the chosen logit; or use loss_parallel()"
+        "use loss_parallel(), or all_reduce the maximum, the sum of exponentials and the chosen logit over {axes}",
+        "subtract the shard's first word from the labels, and mask labels outside the shard",
     )
 
 
 class FunctionBeforeMean(Cause):
     """A function of the loss, such as its exponential, is averaged instead of the loss.
 
-    Perplexity is the exponential of the mean loss. The mean of the ranks' perplexities is another number, close enough
-    to go unnoticed.
+    Perplexity is the exponential of the mean loss. The mean of the ranks' perplexities is a different number, and close
+    enough to go unnoticed.
     """
 
     function: str
     axes: str
     kinds = ("wrong-value",)
-    why = "{function} was taken before the losses were averaged: the mean of {function} is not {function} of the mean"
+    why = "The step takes {function} before it averages the losses. The mean of {function} isn't {function} of the mean"
     how = "average the losses over {axes} first, then take {function}"
 
 
 class MeanOfMeans(Cause):
     """The loss is the mean of the ranks' means, which is not the mean over the whole batch.
 
-    Ranks whose parts have fewer counted labels weigh each of them more, in the loss and in the averaged gradients.
-    Every number is finite and nearly right.
+    A rank with fewer counted labels gives each of them more weight, in the loss and in the averaged gradients. Every
+    number is finite and nearly right.
     """
 
     kinds = ("wrong-value", "wrong-scale")
     why = (
-        "The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels that "
-        "are not ignored, tokens, weights), and these counts are unequal"
+        "The loss is a mean of means. Each rank divides by the labels, tokens or weights that it counts in its own "
+        "part, and the counts differ"
     )
     how = (
-        "divide each rank's sum by the count of all ranks, all_reduced, and multiply by the number of ranks over which "
-        "gradients are averaged"
+        "divide each rank's sum by the all_reduced count, and multiply by the number of ranks over which gradients are "
+        "averaged"
     )
 
 
 class ScalarNotReduced(Cause):
     """Ranks log their own part of a value, and a reduction over an axis is missing.
 
-    `.item()` of a DTensor with a Partial placement reads the local term and asks nobody. Rank 0's log then shows one
-    rank's contribution, which looks plausible.
+    `.item()` of a DTensor with a Partial placement reads the local term and asks no other rank. Rank 0's log then shows
+    one rank's contribution, which looks plausible.
 
     Attributes:
         axes: The axes over which a reduction is missing.
-        op: The reduction, as torch calls it; empty if it is not known.
+        op: The reduction's name in torch; empty if it is not known.
     """
 
     axes: str
     op: str = ""
     kinds = ("unreduced-scalar",)
     why = (
-        ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part "
-        "only{op:?|; or the number is each rank's own by nature}"
+        "The step logs .item() or float() of a Partial DTensor or of a local tensor, which reads this rank's part only",
+        "{op:?|The value is meant to differ between ranks}",
     )
     how = (
-        "all_reduce the value over {axes}{op:? with ReduceOp.{op}} before it is logged; of a DTensor, log "
-        "full_tensor().item(){op:?|; leave out of the step's log what is meant to differ}"
+        "log full_tensor().item() of a DTensor, or all_reduce the value over {axes}{op:? with ReduceOp.{op}}",
+        "{op:?|leave the value out of the step's log}",
     )
     references = ("pytorch#144054",)
 
@@ -259,7 +264,7 @@ class ScalarOfPart(Cause):
     number.
 
     Attributes:
-        axes: The axes that split, or may split, what it is computed from.
+        axes: The axes that split, or may split, the tensor behind the value.
         is_same_batch: Whether ranks along them have the same batch, so that parts may also be copies.
     """
 
@@ -267,14 +272,19 @@ class ScalarOfPart(Cause):
     is_same_batch: bool = False
     kinds = ("unreduced-scalar", "wrong-value")
     why = (
-        "{is_same_batch:?Ranks along {axes} have the same batch, and what they may split is the vocabulary or another "
-        "dim of the outputs: the value is of a rank's own part only, as an argmax, a maximum or a count over a shard "
-        "is, or counts parts that are copies more than once|Each rank computes it from its own part, and no sum or "
-        "mean makes up for that: a softmax or an accuracy over a shard; or .item() of a DTensor that is not whole}"
+        (
+            "{is_same_batch:?Ranks along {axes} see the same batch, and the value comes from one shard of the outputs, "
+            "such as an argmax over part of the vocabulary|Each rank computes the value from its own part, such as a "
+            "softmax or an accuracy over a shard, and no sum or mean of these is right}"
+        ),
+        (
+            "{is_same_batch:?The value counts parts that are copies more than once|.item() reads only the local part "
+            "of a DTensor}"
+        ),
     )
     how = (
-        "compute it of the whole: gather the shards over {axes} first, or {is_same_batch:?reduce what is computed of "
-        "each part|use loss_parallel() and full_tensor()}"
+        "gather the shards over {axes} before you compute the value{is_same_batch:?|, or use loss_parallel()}",
+        "{is_same_batch:?count each part on one rank only|log full_tensor().item()}",
     )
     references = ("pytorch#144054",)
 
@@ -283,10 +293,10 @@ class NormOfPart(Cause):
     """A logged norm is that of a rank's part, or a sum or mean of such norms.
 
     Each rank takes the root of its own squares. Norms do not add up, only squares do. A rank's own norm is a plausible
-    number, only smaller; if the roots are reduced, all ranks log the same wrong one.
+    number, only smaller. If the roots are reduced, all ranks log the same wrong number.
 
     Attributes:
-        axes: The axes that split what the norm is of.
+        axes: The axes that split the tensors of the norm.
         is_reduced: Whether the roots were reduced over them.
     """
 
@@ -294,11 +304,11 @@ class NormOfPart(Cause):
     is_reduced: bool = False
     kinds = ("unreduced-scalar", "wrong-scale")
     why = (
-        "{is_reduced:?Each rank took the root of the squares of its own parts, and the roots were reduced over "
-        "{axes}|A norm was taken of what each rank holds only}"
+        "{is_reduced:?Each rank takes the square root of its own squares, and the roots are reduced over {axes}|Each "
+        "rank logs the norm of its own shard. Nothing sums the squares over {axes}}"
     )
     how = (
-        "all_reduce the sum of squares over {axes} with ReduceOp.SUM, and take the root once, after it; "
-        "torch.nn.utils.get_total_norm does so for DTensors"
+        "all_reduce the squares over {axes} with ReduceOp.SUM before the square root, or call "
+        "torch.nn.utils.get_total_norm on the DTensors"
     )
     references = ("pytorch#144054", "RLinf#1558")

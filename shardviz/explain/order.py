@@ -51,66 +51,66 @@ class Disorder(Cause, abstract=True):
 class ReversedDim(Disorder):
     """The indices of a dim run backwards.
 
-    A flip, a sort in falling order or a negative step reached the whole tensor before it was split. Every shard has
+    A flip, a sort in descending order or a negative step reached the whole tensor before it was split. Every shard has
     the right shape and the right number of elements, so nothing raises.
     """
 
     dim: int
-    why = "The dim was reversed before it was split"
-    how = "undo it: full_tensor().flip({dim}) is the tensor in order"
+    why = "A flip, or a sort in descending order, reversed the dim before it was split"
+    how = "remove it, or restore the order with full_tensor().flip({dim})"
 
 
 class RotatedDim(Disorder):
     """The indices of a dim are rolled: those that leave at one end come in at the other.
 
-    torch.roll, or two stretches that were concatenated in the wrong order, does this to the whole tensor before it is
+    torch.roll, or a concatenation of two stretches in the wrong order, does this to the whole tensor before it is
     split. Shapes stay as they are, so nothing raises.
     """
 
     undo: int
     dim: int
-    why = "The dim was rolled before it was split"
-    how = "undo it: full_tensor().roll({undo}, {dim}) is the tensor in order"
+    why = "torch.roll, or a concatenation in the wrong order, rolled the dim before it was split"
+    how = "remove it, or restore the order with full_tensor().roll({undo}, {dim})"
 
 
 class Interleaved(Disorder):
     """The rows of segments, or of shards, alternate instead of following each other.
 
-    Checkpoints keep gate and up, or q, k and v, either one after the other or in turns. A loader that reads the other
-    convention reorders rows of equal length: every shape fits, and the model computes something else.
+    Some checkpoints store gate and up (or q, k and v) one after the other, others interleave their rows. A loader that
+    expects the other convention reorders rows of equal length: every shape fits, and the model computes something else.
     """
 
     undo: str
-    why = "The segments of a fused weight (gate/up, q/k/v) or of shards were interleaved on load"
-    how = "undo it where the weight is loaded: {undo}"
+    why = "The loader interleaves the rows of segments (gate/up, q/k/v or heads) or of shards"
+    how = "restore the order where the weight is loaded: {undo}"
     references = SWIGLU
 
 
 class Rotary(Disorder):
     """The rows of each head are in the rotary order that the model does not read.
 
-    One convention rotates the two halves of a head, the other one neighboring pairs. Converters permute the rows of q
-    and k between the two; a permutation that is missing, or was made twice, changes no shape.
+    One convention rotates the two halves of a head, the other one rotates neighboring pairs. Converters permute the
+    rows of q and k between the two. A permutation that is missing, or that ran twice, changes no shape.
     """
 
     undo: str
     why = (
-        "The weight has the rotary order of the other convention: Hugging Face's halves where the model reads "
-        "interleaved pairs, or the other way around: permuted on load"
+        "The loader permutes q and k for the wrong rotary convention: halves (Hugging Face) instead of interleaved "
+        "pairs, or the reverse"
     )
-    how = "undo it where the weight is loaded: {undo}"
+    how = "restore the order where the weight is loaded: {undo}"
     references = ("torchtitan#1483",)
 
 
 class Blocks(Disorder):
-    """A few segments of a dim stand in another order than the model reads.
+    """A few segments of a dim are in a different order than the model reads.
 
-    Gate and up, or q, k and v, or experts were concatenated in the order of another model. Segments of equal size can
-    be exchanged without any change of shape, so nothing raises.
+    Gate and up, or q, k and v, or experts were concatenated in the order of a different model. Segments of equal size
+    can change places without any change of shape, so nothing raises.
     """
 
-    why = "Segments of the dim (gate and up; q, k, v; experts) were put together in another order than the model reads"
-    how = "put the segments together in the order that the model reads"
+    why = "The loader joins the segments (gate/up, q/k/v or experts) in a different order than the model reads"
+    how = "concatenate the segments in the order that the model reads"
 
 
 class AsText(Disorder):
@@ -120,26 +120,23 @@ class AsText(Disorder):
     right shape, and only its place is wrong.
     """
 
-    why = (
-        "Names that end in numbers were sorted as text, where 10 comes before 2: sorted(names), glob and os.listdir "
-        "put experts, layers and files of shards in that order"
-    )
+    why = "The loader sorts names that end in numbers as text (sorted(names), glob or os.listdir), so 10 comes before 2"
     how = "sort by the number: sorted(names, key=lambda name: int(re.findall(r'\\d+', name)[-1]))"
 
 
 class Grouped(Disorder):
-    """Every group of so many indices is in one and the same order that is not its own.
+    """Every group of indices of one size has the same wrong order inside.
 
-    A permutation of the rows of one head or one expert was applied to all of them, or every rank reordered its shard
-    in the same way. The groups keep their places and their shapes.
+    A permutation of the rows of one head or one expert was applied to all of them, or every rank reordered its shard in
+    the same way. The groups keep their places and their shapes.
     """
 
     undo: str
     why = (
-        "All groups of this size were reordered by one and the same index: the rows of a head, of an expert or of a "
-        "block where it was before the split, or those of every shard where it was after it"
+        "One index reordered the rows of every head, expert or block before the split",
+        "Every rank reordered its own shard by the same index after the split",
     )
-    how = "undo it where the weight is loaded: {undo}"
+    how = "restore the order where the weight is loaded: {undo}"
 
 
 class WithinShards(Disorder):
@@ -149,35 +146,37 @@ class WithinShards(Disorder):
     checksums over a shard are right.
 
     Attributes:
-        is_alike: Whether all that are out of order follow one rule.
+        is_alike: Whether all shards that are out of order follow one rule.
     """
 
     is_alike: bool
     kinds = usually("misordered-within-shard")
     why = (
-        "Shards were reordered after the split, {is_alike:?each one that is out of order by the same rule; or these "
-        "stretches of the dim were before it|by an index that is not the same on all ranks: one that was drawn, sorted "
-        "or computed on each rank by itself}"
+        (
+            "{is_alike:?An index, a flip or a sort reordered the local shards by one rule after the split|Each rank "
+            "reordered its shard by an index of its own, which the rank drew, sorted or computed}"
+        ),
+        "{is_alike:?An index reordered these stretches of the dim before the split}",
     )
-    how = "look for the index, flip or sort that runs on the local shard, and leave its elements in order"
+    how = (
+        "remove the index, flip or sort that runs on the local shard",
+        "remove the index that reorders the dim",
+    )
 
 
 class OneShard(Disorder):
     """One shard is out of order inside, and all others are in order.
 
-    Only one rank, or the ranks of one shard, ran the code or read the file that reorders. The shard has the right
-    shape and the right elements, so nothing raises.
+    Only one rank, or the ranks of one shard, ran the code or read the file that reorders. The shard has the right shape
+    and the right elements, so nothing raises.
     """
 
     kinds = usually("misordered-within-shard")
     why = (
-        "One shard was reordered after the split: by what only its ranks run or read, or by a sort that finds others "
-        "in order; or this stretch of the dim was before it"
+        "Code that only this shard's ranks run, or a file that only they read, reordered the shard after the split",
+        "A sort runs on every rank, and the other shards were already in order",
     )
-    how = (
-        "look for the index, flip or sort that runs on this shard, or the file that it was read from, and leave its "
-        "elements in order"
-    )
+    how = "remove the index, flip or sort that runs on the local shard, or replace the file that it was read from"
 
 
 class PermutedDim(Disorder):
@@ -187,12 +186,12 @@ class PermutedDim(Disorder):
     right, so nothing raises.
     """
 
-    why = "The dim was reordered before it was split, and no simple rule fits the order"
-    how = "look for the index or gather that reorders this dim where the weight is loaded"
+    why = "An index or a gather reordered the dim before it was split. The order follows no simple rule"
+    how = "remove the index or gather that reorders this dim where the weight is loaded"
 
 
 class Transposed(Disorder):
-    """The whole weight is transposed, and was split after that.
+    """The whole weight was transposed and then split.
 
     Frameworks store weights as [in, out] or as [out, in]. If both sizes are equal, or the weight was reshaped, a
     transposed weight has the expected shape and loads without an error.
@@ -201,7 +200,7 @@ class Transposed(Disorder):
     first: int
     second: int
     kinds = usually("misordered", "foreign")
-    why = "The weight was transposed before it was split: Conv1D and Linear store theirs the other way around"
+    why = "The weight was transposed before it was split: Conv1D stores [in, out], Linear stores [out, in]"
     how = "transpose it where it is loaded: weight.transpose({first}, {second})"
 
 
@@ -209,35 +208,35 @@ class TransposedShards(Disorder):
     """Every shard is the transpose of the right one.
 
     Each rank transposed its local tensor after the weight was split. Square shards keep their shape, and from_local
-    does not check others.
+    doesn't check the shape of others.
     """
 
     kinds = usually("misordered-within-shard", "foreign")
-    why = "Each local shard was transposed after the split"
-    how = "give DTensor.from_local the local tensor transposed back"
+    why = "Each rank transposed its local shard after the split"
+    how = "remove the transpose, or transpose the local tensor back before DTensor.from_local"
 
 
 class WithoutStrides(Disorder):
     """Elements lie in the order of a transposed tensor's memory, under the right shape.
 
-    Code that copies raw memory (data_ptr, numpy buffers, a file) ignores strides. A transposed tensor then comes out
-    with its shape and its elements, in another order.
+    Code that copies raw memory (data_ptr, numpy buffers, a file) ignores strides. A transposed tensor then arrives with
+    its shape and its elements, in a different order.
     """
 
     kinds = usually("misordered-within-shard", "foreign")
-    why = "The memory of a transposed tensor was read or written as if it were contiguous, without its strides"
-    how = "call .contiguous() on the tensor before its memory is read, or copy it by Tensor.copy_, which heeds strides"
+    why = "Code read or wrote the memory of a transposed tensor (data_ptr, numpy or a file) and ignored its strides"
+    how = "call .contiguous() before the memory is read, or copy with Tensor.copy_, which follows strides"
 
 
 class Padded(Disorder):
     """Zeros come first along a dim, and every element after them stands too far back.
 
-    The padding that makes a dim divisible was put in front instead of at the end. The padded shape is the expected
-    one, and what no longer fits is cut off.
+    The padding that makes a dim divisible was put in front instead of at the end. The padded shape is the expected one,
+    and elements that no longer fit are cut off.
     """
 
     kinds = usually("foreign")
-    why = "Padding was put before the content, so that every index moved up"
+    why = "The padding was put before the content, so every index moved up"
     how = "pad at the end of the dim, and cut the padding off before the tensor is labeled"
 
 
@@ -251,53 +250,50 @@ class Slices(Disorder):
     undo: str
     kinds = usually("misordered", "foreign")
     why = (
-        "Some slices of a stack (experts, heads, layers) were loaded in another way than the rest: from a file of "
-        "another convention, or through code that only they go through"
+        "These slices (experts, heads or layers) come from a file with a different convention than the rest",
+        "Code that only these slices go through reordered them",
     )
-    how = "look for code that treats these slices differently where they are loaded; to undo it for them alone: {undo}"
+    how = "load these slices as the others are loaded, or correct them alone: {undo}"
 
 
 class OddCopies(Disorder):
-    """Copies at some positions of an axis hold other elements than the copies elsewhere.
+    """Copies at some positions of an axis hold different elements than the copies elsewhere.
 
-    The tensor is replicated along the axis, so the position on it should change nothing. A loader or a permutation
-    that depends on the position does, and no collective compares copies.
+    The tensor is replicated along the axis, so the position on it should change nothing. A loader or a permutation that
+    depends on the position changes the elements, and no collective compares copies.
     """
 
     axis: str
     right: int
     why = (
-        "Copies of one shard were not made by the same code: what loaded or changed these depends on the coordinate "
-        "along an axis that does not split the tensor"
+        "The code that loads or changes this tensor depends on the coordinate along {axis}, which doesn't split the "
+        "tensor"
     )
     how = (
-        "choose and load each shard by the axes that split the tensor alone, or torch.distributed.broadcast it along "
-        "{axis} from {axis}={right}"
+        "choose the shard only by the axes that split the tensor, or torch.distributed.broadcast it along {axis} from "
+        "{axis}={right}"
     )
 
 
 class SequenceOrderDiffers(Disorder):
     """Two tensors of one sequence are split in different orders: tokens meet wrong labels.
 
-    Context parallel reorders its buffers to balance causal attention. A tensor that was left out of it, or was cut by
-    hand, has the same shape and other positions.
+    Context parallel reorders its buffers to balance causal attention. A tensor that was left out, or was cut by hand,
+    has the same shape and different positions.
     """
 
     tensor: str
     other: str
     kinds = ("sequence-order",)
-    why = (
-        "Context parallel reorders what it is given to balance causal attention (head and tail): one of them went "
-        "through it, the other was cut by itself"
-    )
+    why = "Context parallel reorders its buffers (head and tail), and only one of {tensor} and {other} went through it"
     how = (
-        "give {tensor} and {other} to one context_parallel(mesh, buffers=[...], buffer_seq_dims=[...]), or index both "
+        "pass {tensor} and {other} to one context_parallel(mesh, buffers=[...], buffer_seq_dims=[...]), or index both "
         "by the same positions"
     )
 
 
 class SequenceRestart(Disorder):
-    """Every rank has the first positions of a sequence for its own part of it.
+    """Every rank has the first positions of a sequence for its own part of the sequence.
 
     Position ids or rotary tables are computed from the local length. They have the right size on every rank, and only
     the first rank's are right.
@@ -306,27 +302,29 @@ class SequenceRestart(Disorder):
     tensor: str
     other: str
     kinds = ("sequence-order",)
-    why = "Every rank counts its own part of the sequence from the start, as by arange(local_length) or freqs[:length]"
-    how = "take {tensor} at the global positions that {other} has on this rank, or give both to context_parallel"
+    why = (
+        "Every rank counts its own part of the sequence from 0, for example with arange(local_length) or freqs[:length]"
+    )
+    how = "compute {tensor} from the global positions that {other} has on this rank, or pass both to context_parallel"
 
 
 class SequenceShift(Disorder):
     """A tensor of a sequence is shifted against the others, by one number on every rank.
 
-    Labels are the next tokens, so they are compared with their declared offset. A shift by one more or one less keeps
-    every shape, and the loss still falls.
+    Labels are the next tokens, so shardviz compares them at their declared offset. A shift by one more or one less
+    keeps every shape, and the loss still falls.
     """
 
     tensor: str
     shift: int
     kinds = ("sequence-order",)
     why = (
-        "Every rank has the right stretch of it, moved along the sequence: it was shifted more or less often than the "
-        "probe's sequence() says, as when labels are shifted both by the data loader and by the model"
+        "The code shifts {tensor} more or less often than the probe's sequence() says, for example both in the data "
+        "loader and in the model"
     )
     how = (
-        "shift {tensor} by {back:+d} positions, where it is made; if it is meant so, add {shift:+d} to its offset in "
-        "sequence()"
+        "shift {tensor} by {back:+d} positions where it is made; if the shift is meant, add {shift:+d} to its offset "
+        "in sequence()"
     )
 
     @property
@@ -338,35 +336,32 @@ class SequenceShift(Disorder):
 class OrderNotApplied(Disorder):
     """A tensor that is meant to be reordered is still in the unsharded model's order.
 
-    The layout that is expected for it names an order of a dim, and the code that makes this order never ran for this
-    tensor. It has the right shape either way.
+    The expected layout names an order of a dim, and the code that makes this order never ran for this tensor. The
+    tensor has the right shape either way.
     """
 
     dim: int
-    why = "It is in the unsharded model's own order: nothing put dim {dim} into the one that is expected"
-    how = "reorder it where the others are, or leave the order out of what is expected of it"
+    why = "Dim {dim} is still in the unsharded model's order: no code put it into the expected order"
+    how = "reorder dim {dim} where the other tensors are reordered, or leave the order out of the expected layout"
 
 
 class UnreadOrder(Disorder):
     """Ranks hold elements that they do not claim, and too few files were read to say why.
 
     Files of some ranks are missing from the dump. An order, or the rule by which ranks exchange shards, usually shows
-    only if all of them are there.
+    only if all files are there.
     """
 
-    why = "No rule shows in what was read: most orders are seen only with the files of all ranks"
-    how = (
-        "check again with the files of all ranks, or start from the first differences above: which code wrote these "
-        "elements?"
-    )
+    why = "No rule fits the files that were read: most orders show only with the files of all ranks"
+    how = "check again with the files of all ranks, or find the code that wrote the first differences above"
 
 
 class Scrambled(Disorder):
     """Ranks hold elements that they do not claim, by no rule that shardviz knows.
 
-    Several bugs together, or an order that was drawn at random, leave no pattern. The number of elements and the
-    shapes can still be right, so nothing raises.
+    Several bugs together, or an order that was drawn at random, leave no pattern. The number of elements and the shapes
+    can still be right, so nothing raises.
     """
 
-    why = "Nothing that shardviz knows fits: shards were written by ranks or in an order that follow no simple rule"
-    how = "start from the first differences above: which code wrote these elements?"
+    why = "No known rule fits: the ranks' shards, or the elements in them, follow no simple rule"
+    how = "find the code that wrote the first differences above"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ShardvizError
 from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.kinds import KINDS
-from shardviz.explain.templates import each_of, shown
+from shardviz.explain.templates import paired, shown
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _of_kind(kind: Kind) -> Page:
     others = [name for name in possible if usual and name not in usual]
     also = [("also possible", ", ".join(others))] if others else []
     probes = [("try", f"shardviz probe bugs/{probe}") for probe in KINDS[kind].probes[:1]]
-    from_others = [("left out beside", ", ".join(other for other in KINDS if other in KINDS[kind].follows_from))]
+    from_others = [("left out next to", ", ".join(other for other in KINDS if other in KINDS[kind].follows_from))]
     return Page(kind, KINDS[kind].rule, (), (*causes, *also, *(row for row in from_others if row[1]), *probes))
 
 
@@ -78,8 +78,7 @@ def _of_cause(cause: type[Cause]) -> Page:
     paragraphs = inspect.cleandoc(cause.__doc__ or "").split("\n\n")[1:]
     rows = (
         ("kind", ", ".join(cause.kinds)),
-        *_titled("cause", cause.why),
-        *_titled("fix", cause.how),
+        *_advice(cause),
         ("see", ", ".join(cause.references)),
     )
     texts = tuple(" ".join(text.split()) for text in paragraphs if not text.startswith("Attributes:"))
@@ -90,10 +89,18 @@ def _title(cause: type[Cause]) -> str:
     return (cause.__doc__ or "").strip().partition("\n")[0]
 
 
-def _titled(title: str, templates: str | tuple[str, ...]) -> list[tuple[str, str]]:
-    wordings = [text for template in each_of(templates) for text in shown(template)]
-    told = [text for text in wordings if not re.fullmatch("<[^>]*>", text)]
-    return [("or" if at else title, text) for at, text in enumerate(told)]
+def _advice(cause: type[Cause]) -> list[tuple[str, str]]:
+    """Return each cause that fits, followed by its fix, in every wording that depends on a field."""
+    rows: list[tuple[str, str]] = []
+    for why, how in paired(cause.why, cause.how):
+        rows += [("or" if rows or at else "cause", text) for at, text in enumerate(_wordings(why))]
+        rows += [("or" if at else "fix", text) for at, text in enumerate(_wordings(how))]
+    return rows
+
+
+def _wordings(template: str) -> list[str]:
+    """Return the wordings of a template, but none that is only another cause's words."""
+    return [text for text in shown(template) if text and not re.fullmatch("<[^>]*>", text)]
 
 
 def table() -> Iterator[str]:

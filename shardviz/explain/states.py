@@ -14,17 +14,23 @@ class StaleMaster(Cause):
 
     kinds = ("foreign",)
     why = (
-        "The weight was written after its master copy was made, as by load_state_dict, or the master copy was loaded "
-        "without the weight: the optimizer's next step writes the master copy over the weight"
+        (
+            "Code wrote the weight after its master copy was made (load_state_dict, for example). The optimizer's next "
+            "step writes the old master copy over it"
+        ),
+        "The master copy was loaded without the weight",
     )
     how = (
-        "load before deepspeed.initialize or by engine.load_checkpoint on every rank; or make the master copies again: "
-        "engine.optimizer.refresh_fp32_params()"
+        (
+            "load before deepspeed.initialize or by engine.load_checkpoint on every rank, or call "
+            "engine.optimizer.refresh_fp32_params()"
+        ),
+        "load the weight and its master copy from one checkpoint",
     )
 
 
 class MisplacedMaster(Cause):
-    """A rank's part of the master copies belongs to other elements than it says.
+    """A rank's part of the master copies belongs to different elements than it says.
 
     Ranks loaded each other's optimizer files, or the recorded offsets into the flat buffer are wrong. Buffers of all
     ranks have one size, so nothing raises.
@@ -32,12 +38,15 @@ class MisplacedMaster(Cause):
 
     kinds = ("misordered", "foreign")
     why = (
-        "Ranks loaded each other's optimizer files, or the fragment's address (_hp_mapping) is not where its elements "
-        "are in the flat buffer, as with round_robin_gradients in DeepSpeed 0.19.8"
+        "Ranks loaded each other's optimizer files",
+        (
+            "The fragment's address (_hp_mapping) isn't the place of its elements in the flat buffer; DeepSpeed 0.19.8 "
+            "does this with round_robin_gradients"
+        ),
     )
     how = (
-        "load each rank's own zero_pp_rank_* file, with the number of ranks that saved it; while addresses are wrong, "
-        "leave out round_robin_gradients, or read no master by name (safe_get_full_fp32_param)"
+        "load each rank's own zero_pp_rank_* file, with the number of ranks that saved it",
+        "leave out round_robin_gradients, or don't read masters by name (safe_get_full_fp32_param)",
     )
 
 
@@ -49,23 +58,26 @@ class RankDependentOffsets(Cause):
     """
 
     kinds = ("wrong-placement",)
-    why = "The offsets of fragments were computed by a rule that depends on the rank, or were changed on it"
+    why = "Code computes or changes the offsets of fragments by a rule that depends on the rank"
     how = "use the addresses that deepspeed.initialize made (param._hp_mapping.lp_fragment_address), on every rank"
 
 
 class StateOfAnotherLayout(Cause):
-    """An optimizer's state is laid out in another way than intended.
+    """An optimizer's state has a different layout than intended.
 
     The optimizer was made before sharding, or shards its states itself. States follow the parameter that the optimizer
-    saw, and nothing compares them with the model's.
+    got, and nothing compares them with the model's.
     """
 
     kinds = ("wrong-placement",)
     why = (
-        "The state was made of a parameter that is laid out in another way: before sharding, or by an optimizer "
-        "that shards what it keeps, or that does not"
+        "The optimizer was made before sharding",
+        "The optimizer has sharding rules of its own for its states",
     )
-    how = "make the optimizer once the model is sharded; where this layout is meant, expect it"
+    how = (
+        "make the optimizer after sharding",
+        "expect the layout of this optimizer",
+    )
 
 
 class SameOptimizerFile(Cause):
@@ -82,36 +94,33 @@ class SameOptimizerFile(Cause):
 class StateNotLoaded(Cause):
     """An optimizer's state started from zeros, although the unsharded model's did not.
 
-    The state was not loaded, or was loaded into tensors that the optimizer no longer uses. The optimizer then makes
-    new states without a word.
+    The state was not loaded, or was loaded into tensors that the optimizer no longer uses. The optimizer then makes new
+    states without a warning.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "The state started from zeros where the unsharded model's did not: it was never loaded, or it was loaded into "
-        "tensors that the optimizer does not use"
+        "The state started from zeros: it was never loaded, and the unsharded model's was",
+        "The load wrote into tensors that the optimizer doesn't use",
     )
     how = (
-        "load the state into the optimizer of the sharded model, as torch.distributed.checkpoint.state_dict."
-        "set_optimizer_state_dict does, and check that it took"
+        "call torch.distributed.checkpoint.state_dict.set_optimizer_state_dict with the optimizer of the sharded model"
     )
 
 
 class StateInAnotherOrder(Cause):
-    """A rank has the right elements of an optimizer's state, in another order than its weight.
+    """A rank has the right elements of a state, in a different order than its weight.
 
-    The weight was permuted, cut or flattened in one way and its state in another. Both have the same size, so each
-    element is stepped with a neighbor's moments.
+    The weight was permuted, cut or flattened in one way and its state in another. Both have the same size, so the
+    optimizer steps each element with a neighbor's moments.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "The state was cut, joined or flattened in another order than its weight: rows of another layout, or a "
-        "permutation of the weight that its state did not go through"
+        "The state was cut, joined or flattened in a different order than its weight",
+        "The weight was permuted or transposed, and its state was not",
     )
-    how = (
-        "do with the state what was done with the weight: the same permutation, the same split, the same transposition"
-    )
+    how = "give the state the same split, permutation and transposition as the weight"
 
 
 class StateOfAnotherRank(Cause):
@@ -127,27 +136,30 @@ class StateOfAnotherRank(Cause):
     is_one: bool = False
     kinds = ("wrong-value",)
     why = (
-        "The part of the state was chosen {is_one:?without the coordinate on the axis that splits its weight|by "
-        "another coordinate or offset than that of its weight}"
+        "The code cuts the state {is_one:?without the coordinate on the axis that splits its weight|by a different "
+        "coordinate or offset than its weight}"
     )
-    how = "cut the state as its weight: by mesh.get_local_rank() on the axis that splits the weight"
+    how = "cut the state like its weight: by mesh.get_local_rank() on the axis that splits the weight"
 
 
 class UnexplainedState(Cause):
     """An optimizer's state differs from the unsharded model's after the step, by no known rule.
 
-    All gradients of the step are right, so the difference was there before it or is made by the optimizer. A state of
+    All gradients of the step are right, so the difference was there before it or comes from the optimizer. A state of
     any content has the right shape.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "The gradients are right, but what they are added to is not the unsharded model's state: it was loaded in "
-        "another order or for another weight, or has other betas; or the gradients were clipped by another norm"
+        "The gradients are right. The state was loaded in another order or for another weight",
+        "The gradients are right. The sharded optimizer has other betas, or clips by another norm",
     )
     how = (
-        "load the state by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, or cut it by the weight's "
-        "own placements, as distribute_tensor does; compare betas and clipping with the unsharded model's"
+        (
+            "call torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, or cut the state with "
+            "distribute_tensor by the weight's placements"
+        ),
+        "compare betas and clipping with the unsharded model's",
     )
 
 
@@ -165,8 +177,11 @@ class StateLostInLoad(Cause):
 
     kinds = ("incomplete",)
     why = (
-        "The optimizer's state was not loaded, or what was loaded has none of this parameter: saved by number, under "
-        "another name, or of another stage"
+        "The load skipped the optimizer's state",
+        (
+            "The saved state has no entry of this parameter: it was saved by number, under a different name, or by a "
+            "different stage"
+        ),
     )
     how = TO_LOAD
 
@@ -174,11 +189,11 @@ class StateLostInLoad(Cause):
 class StepLostInLoad(Cause):
     """The optimizer's number of steps is not the saved one after a load.
 
-    The step is a number beside the moments. A save of tensors alone leaves it out.
+    The step is a number next to the moments. A save of tensors alone leaves it out.
     """
 
     kinds = ("write-not-applied",)
-    why = "The step is not among what was saved, or the load left the one that was there: bias correction starts again"
+    why = "The save leaves out the step, or the load keeps the old one, so bias correction starts again"
     how = "save the whole state of each parameter, with its numbers, and load all of it"
 
 
@@ -189,8 +204,11 @@ class SettingLostInLoad(Cause):
     """
 
     kinds = ("write-not-applied",)
-    why = "The groups' hyperparameters were not saved, or the load kept those that the optimizer was built with"
-    how = "save and load param_groups beside the state; if the new run is to set its own, leave 'setting' out of `of`"
+    why = (
+        "The save leaves out the groups' hyperparameters",
+        "The load keeps the hyperparameters that the optimizer was built with",
+    )
+    how = "save and load param_groups with the state; if the new run should set its own, leave 'setting' out of `of`"
 
 
 class TieLostInLoad(Cause):
@@ -200,43 +218,41 @@ class TieLostInLoad(Cause):
     """
 
     kinds = ("untied",)
-    why = "The load put a new tensor in the place of one of them (assign=True, setattr): they drift apart from now on"
+    why = "The load replaces one of the two tensors (assign=True, setattr), so they drift apart from now on"
     how = "load in place, or tie them again after the load, before the optimizer is made"
 
 
 class ReplacedParameters(Cause):
-    """The optimizer steps tensors that are not the model's any more.
+    """The optimizer steps tensors that are no longer the model's.
 
     It keeps the parameters that it was built with. After a load that replaces them it updates the old ones, and the
     model never changes.
     """
 
     kinds = ("wrong-value",)
-    why = (
-        "The load put new parameters into the model (assign=True, setattr), and the optimizer still steps the old ones"
-    )
-    how = "load the model before the optimizer is made, or load in place: copy_ into the parameters that are there"
+    why = "The load replaces the model's parameters (assign=True, setattr), and the optimizer still steps the old ones"
+    how = "load the model before you make the optimizer, or load in place: copy_ into the existing parameters"
 
 
 class ThawedByLoad(Cause):
     """A parameter is trained after a load and was frozen before, or the other way around.
 
-    A new nn.Parameter has requires_grad=True, whatever it replaces.
+    A new nn.Parameter has requires_grad=True, whatever parameter it replaces.
     """
 
     kinds = ("wrong-value",)
-    why = "The load put a new parameter in its place, or set requires_grad: a new nn.Parameter is always trained"
-    how = "load in place, or set requires_grad again after the load, before the optimizer is made"
+    why = "The load puts a new nn.Parameter in its place, which always has requires_grad=True, or sets requires_grad"
+    how = "load in place, or set requires_grad again after the load, before you make the optimizer"
 
 
 class NameLostInLoad(Cause):
     """The model lacks a tensor after a load that it had before.
 
-    The load made a new model, or replaced a module, and that one has other names.
+    The load made a new model, or replaced a module, and the new one has different names.
     """
 
     kinds = ("incomplete",)
-    why = "The load replaced the model by one that lacks it, or renamed it"
+    why = "The load replaced the model by one without this tensor, or renamed it"
     how = "load into a model with the same modules"
 
 
@@ -248,7 +264,10 @@ class OrphanState(Cause):
     """
 
     kinds = ("foreign",)
-    why = "The model and its optimizer were saved at different times, or the parameter was renamed"
+    why = (
+        "The model and its optimizer were saved at different times",
+        "The parameter was renamed",
+    )
     how = "save both from one state dict, with torch.distributed.checkpoint.state_dict.get_state_dict"
 
 
@@ -260,8 +279,11 @@ class MisshapenState(Cause):
     """
 
     kinds = ("wrong-shape",)
-    why = "The state is of another parameter, or a shard of it was saved as the whole"
-    how = "save both as DTensors"
+    why = (
+        "A rank's shard of the state was saved as the whole",
+        "The state belongs to a different parameter",
+    )
+    how = "save the parameter and its state as DTensors"
 
 
 class LostParamGroup(Cause):
@@ -272,7 +294,7 @@ class LostParamGroup(Cause):
     """
 
     kinds = ("incomplete",)
-    why = "A group was lost, with its learning rate and weight decay"
+    why = "The save lost a group, with its learning rate and weight decay"
     how = "save all of optimizer.state_dict()['param_groups'], as get_state_dict does"
 
 
@@ -284,23 +306,32 @@ class PartialState(Cause):
     """
 
     kinds = ("incomplete",)
-    why = "Its state was saved only in part, or was put together from another checkpoint"
+    why = (
+        "The save or a conversion left out a part of the state",
+        "The state comes from a different checkpoint",
+    )
     how = (
-        "save the whole state of each parameter (torch.distributed.checkpoint.state_dict.get_state_dict); where it was "
-        "saved whole, copy all files of the checkpoint again, or convert it again from them"
+        "save the whole state of each parameter: torch.distributed.checkpoint.state_dict.get_state_dict",
+        "copy all files of the checkpoint again, or convert it again",
     )
 
 
 class AbsentState(Cause):
-    """A parameter group names a parameter of which the checkpoint has no optimizer state.
+    """A parameter group names a parameter whose optimizer state isn't in the checkpoint.
 
     Optimizers make the state of a parameter when it first has a gradient, so an unused parameter has none. If it was
     trained, a rank failed to save, and its moments restart from zero.
     """
 
     kinds = ("incomplete",)
-    why = "A rank did not save its states, or the parameter never had a gradient"
-    how = "load with care: the optimizer starts this parameter from nothing"
+    why = (
+        "The parameter never had a gradient",
+        "A rank did not save its states",
+    )
+    how = (
+        "load as it is: the optimizer starts this parameter from nothing",
+        "save the checkpoint again on every rank",
+    )
 
 
 class NotFiniteState(Cause):
@@ -311,20 +342,26 @@ class NotFiniteState(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "A gradient was nan or infinite, or memory was saved that nothing was written to"
+    why = (
+        "A gradient was nan or infinite",
+        "The save wrote memory that nothing had written to",
+    )
     how = "resume from an earlier step; skip steps whose gradients are not finite"
 
 
 class NegativeSquares(Cause):
     """A mean of squares has negative values.
 
-    Squares cannot be negative, so these values are another tensor's: the first moment has the same shape and dtype, and
-    nothing in a load notices the exchange.
+    Squares cannot be negative, so these values belong to a different tensor: the first moment has the same shape and
+    dtype, and no load notices the exchange.
     """
 
     kinds = ("wrong-value",)
-    why = "First and second moments were exchanged, or another tensor was written here"
-    how = "find out which tensor it is: `shardviz diff` with the step before; do not resume from this one"
+    why = (
+        "The first and second moments changed places",
+        "A different tensor was written here",
+    )
+    how = "compare with the checkpoint of the step before by `shardviz diff`; don't resume from this one"
 
 
 class LostStepCounter(Cause):
@@ -335,29 +372,41 @@ class LostStepCounter(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "The counter was lost or set back, by a conversion or by a save that left it out"
-    how = "write the counter of the step that the moments are of: Adam divides by 1 - beta**step"
+    why = "A conversion, or a save that left it out, set the step counter back"
+    how = "write the step of the moments into the counter: Adam divides by 1 - beta**step"
 
 
 class EmptyMoments(Cause):
     """All moments of the optimizer are zero, although it has taken steps.
 
-    A save that does not gather the moments writes the zeros they were allocated with. The load succeeds, and training
-    goes on as if the optimizer had never seen a gradient.
+    A save that doesn't gather the moments writes the zeros that they were allocated with. The load succeeds, and
+    training goes on as if the optimizer had never seen a gradient.
     """
 
     kinds = ("wrong-value",)
-    why = "The moments were not gathered or not loaded before this save, or no parameter had a gradient"
-    how = "save them as they are during training, with torch.distributed.checkpoint.state_dict.get_state_dict"
+    why = (
+        "The save doesn't gather the moments, or they were not loaded before it",
+        "No parameter had a gradient",
+    )
+    how = (
+        "save them with torch.distributed.checkpoint.state_dict.get_state_dict",
+        "check requires_grad, and that backward runs before step()",
+    )
 
 
 class MixedStepFiles(Cause):
-    """The optimizer's steps in one file are different from those in all other files.
+    """The optimizer's steps in one file differ from those in all other files.
 
-    All ranks take the same number of steps. A file that was left in the folder, or copied, from another save of the
+    All ranks take the same number of steps. A file that was left in the folder, or copied, from an earlier save of the
     same job has the right shapes and the wrong step.
     """
 
     kinds = ("wrong-value",)
-    why = "The file is of another save, or has a stage whose training began later"
-    how = "lay the checkpoint beside another step's: `shardviz diff` shows whether all that is odd is in this file"
+    why = (
+        "The file belongs to a different save",
+        "A stage's training began later than the others'",
+    )
+    how = (
+        "compare with another step's checkpoint by `shardviz diff`, which shows whether all differences are in this "
+        "file"
+    )

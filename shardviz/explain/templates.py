@@ -101,6 +101,12 @@ def each_of(texts: str | tuple[str, ...]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else texts
 
 
+def paired(why: str | tuple[str, ...], how: str | tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the templates of each cause and its fix; a fix is empty if the next one serves both causes."""
+    causes, fixes = each_of(why), each_of(how)
+    return list(zip(causes, [""] * (len(causes) - len(fixes)) + [*fixes], strict=True))
+
+
 def filled(template: str, source: object) -> str:
     """Return a template with the attributes of an object in the place of its fields.
 

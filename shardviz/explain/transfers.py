@@ -1,4 +1,4 @@
-"""Values that a trip (a checkpoint's load, a sync of weights) did not bring, changed, or put in the wrong places.
+"""Causes of values that a trip (a checkpoint's load, a sync of weights) lost, changed or misplaced.
 
 The field `trip` of these causes is the word for what should have written the values: `load` or `sync`.
 """
@@ -25,18 +25,21 @@ TO_MATCH = "match by name, and move each name with its tensor; never by position
 class PartialWrite(Cause):
     """Only some elements of a rank's shard were written.
 
-    Tensors travel in pieces. If pieces are computed for another size or offset than the receiver has, the rest of the
-    shard keeps what was there before.
+    Tensors travel in pieces. If the sender computes the pieces for a different size or offset than the receiver has,
+    the rest of the shard keeps its old values.
     """
 
     trip: str
     kinds = ("write-not-applied",)
-    why = "Only a part of these ranks' shards is written: the pieces that arrive are fewer or smaller than the shard"
+    why = (
+        "The {trip} writes only a part of these ranks' shards: the pieces that arrive are fewer or smaller than the "
+        "shard"
+    )
     how = "compare the offsets and lengths of the pieces that arrive with the rows named here; " + TO_PLACE
 
 
 class MisplacedByTrip(Cause):
-    """A trip put values in the wrong places; which order they are in has a cause of its own.
+    """A trip put values in the wrong places; the name of the cause is that of their order.
 
     The sender and the receiver cut the tensor by different layouts. Shapes agree, so nothing raises. A finding keeps
     the name of the order, and its fix is the trip's.
@@ -61,31 +64,37 @@ class MisplacedByTrip(Cause):
 class SkippedRanks(Cause):
     """A tensor was written on some ranks and not on the others.
 
-    The write ran under a condition on the rank, or a rank had other keys. Each rank by itself sees no error.
+    The write ran under a condition on the rank, or a rank had different keys. No rank sees an error on its own.
     """
 
     trip: str
     kinds = ("write-not-applied",)
-    why = "The {trip} left it alone on these ranks, and wrote it on the others"
-    how = "run the {trip} on every rank, with the same keys, or broadcast from a rank that did"
+    why = "The {trip} wrote this tensor on the other ranks and skipped these"
+    how = (
+        "run the {trip} on every rank with the same keys, or torch.distributed.broadcast from a rank that has the "
+        "values"
+    )
 
 
 class WriteIntoCopies(Cause):
-    """No tensor of the model has what it should have been given.
+    """No tensor of the model has the values that it should have received.
 
     `full_tensor()`, `.to(...)` and a state_dict of another wrapper return copies. A write into them succeeds and
     reaches no parameter.
 
     Attributes:
-        is_reset: Whether tensors are one number throughout, as they are made or reset for the write.
+        is_reset: Whether each tensor is one number throughout, as after a reset.
     """
 
     trip: str
     is_reset: bool = False
     kinds = ("write-not-applied", "foreign")
     why = (
-        "{is_reset:?It was made or reset, and never written|The {trip} wrote into copies, under other names, or not at "
-        "all}"
+        (
+            "{is_reset:?The tensors were made or reset, and never written|The {trip} wrote into copies, such as "
+            "full_tensor() or .to(...)}"
+        ),
+        "{is_reset:?|The {trip} used different names, or never ran}",
     )
     how = TO_WRITE
 
@@ -104,8 +113,8 @@ class SkippedRole(Cause):
     role: str
     kinds = ("write-not-applied",)
     why = (
-        "{role:param?Parameters are|{role:buffer?Buffers are|The optimizer's state is}} left out: none of them was "
-        "written"
+        "The {trip} leaves out {role:param?the parameters|{role:buffer?the buffers|the optimizer's state}}: none of "
+        "them was written"
     )
     how = (
         "{role:buffer?{trip:sync?send|save and load} model.state_dict(), which has persistent buffers too, not "
@@ -116,74 +125,83 @@ class SkippedRole(Cause):
 class SkippedKey(Cause):
     """One tensor was not written, and others of its role were.
 
-    Its key was filtered out or renamed. load_state_dict with strict=False reports that only in what it returns.
+    A filter or a rename changed its key. load_state_dict with strict=False reports that only in its return value.
     """
 
     kinds = ("write-not-applied",)
-    why = "It is not among what was written: a filter, a missing or renamed key with strict=False, or it was not sent"
+    why = (
+        "A filter leaves out the key, or strict=False skips it because it is missing or renamed",
+        "The sender never sent it",
+    )
     how = (
-        "list the keys that were missing or unexpected (load_state_dict returns them; strict=True raises), and send it"
+        "load with strict=True, which raises and lists missing and unexpected keys",
+        "send it with the others",
     )
 
 
 class ReplacedDtype(Cause):
-    """A tensor has another dtype than before.
+    """A tensor has a different dtype than before.
 
-    assign=True and setattr put the tensor that arrived in the place of the model's, with the dtype that it was sent in.
+    assign=True and setattr put the arriving tensor in the place of the model's, with the dtype in which it was sent.
     """
 
     trip: str
     kinds = ("wrong-value",)
-    why = "The {trip} put a tensor of another dtype in its place"
-    how = "load into tensors of the dtype that was saved: copy_ into those that are there, or cast what is put there"
+    why = "The {trip} replaced the tensor by one of a different dtype (assign=True or setattr)"
+    how = "copy_ into the tensors that are there, or cast the new tensor to the saved dtype"
 
 
 class PartTakenForWhole(Cause):
-    """A tensor does not have the shape of what was sent.
+    """A tensor does not have the shape that was sent.
 
-    One side has a rank's shard and the other the whole, or one of them is padded. With assign=True, or by hand, nothing
-    compares the shapes.
+    One side has a rank's shard and the other has the whole, or one of them is padded. With assign=True, or by hand,
+    nothing compares the shapes.
     """
 
     trip: str
     kinds = ("wrong-shape",)
     why = (
-        "One rank's part was taken for the whole, another tensor has its name, or one of them is padded{trip:sync?, "
-        'which a map says: "pad(NAME, rows)" where the target is, "slice(NAME, 0, rows)" where the source is}'
+        "The {trip} takes one rank's part for the whole",
+        "A different tensor has its name",
+        (
+            'One side is padded{trip:sync?; a map says so with "pad(NAME, rows)" if it is the target, "slice(NAME, 0, '
+            'rows)" if it is the source}'
+        ),
     )
     how = TO_PLACE
 
 
 class FileOfAnotherRank(Cause):
-    """A rank has the values that another rank saved under this name.
+    """A rank has the values that a different rank saved under this name.
 
-    Some tensors are each rank's own, such as the state of a random generator. If files are numbered otherwise after a
-    restart, ranks read each other's.
+    Some tensors are each rank's own, such as the state of a random generator. If files are numbered differently after a
+    restart, ranks read each other's files.
     """
 
     kinds = ("foreign",)
-    why = "Every rank has values of its own under this name, and these ranks have another's"
-    how = "give each rank the file that it saved itself"
+    why = "Every rank saves its own values under this name, and these ranks read the file of another rank"
+    how = "let each rank load the file that it saved"
 
 
 class ChangedInTransfer(Cause):
     """A tensor has values that are neither what was sent nor what was there before.
 
-    Something computed them on the way or afterwards, or they come from elsewhere.
+    Something computed the values on the way or afterwards, or they come from elsewhere.
 
     Attributes:
-        is_padded: Whether a map pads the tensor, so that they may be padding.
+        is_padded: Whether a map pads the tensor, so that the values may be padding.
     """
 
     is_padded: bool = False
     kinds = ("foreign", "name-collision")
     why = (
-        "{is_padded:?It is padding in the place of rows. If not: they|They} were computed on the way, come from "
-        "elsewhere, or were changed since"
+        "{is_padded:?The values are padding in the place of rows}",
+        "Code computed the values on the way or changed them since",
+        "The values come from a different tensor or file",
     )
     how = (
-        "{is_padded:?put the padding where the map says that it is, and compare which rows each rank cuts from the "
-        "whole|find what computes or writes it on the way or afterwards, and leave the values as they were sent}"
+        "{is_padded:?put the padding at the place in the map, and compare the rows that each rank cuts from the whole}",
+        "remove the code that writes this tensor on the way or afterwards",
     )
 
 
@@ -191,69 +209,72 @@ class FusedCutOtherwise(Cause):
     """A fused tensor was cut in one piece, or with its parts interleaved or reordered.
 
     A rank of a tensor-parallel layer needs a piece of each part (of q, k and v), in the order in which the model reads
-    them. A plain chunk of the fused tensor, blocks of parts in turns and parts in another order have the same shape.
+    them. A plain chunk of the fused tensor, interleaved parts and reordered parts have the same shape.
 
     Attributes:
-        manner: What the rank's rows show: `piece`, `turns` or `order`; empty if a piece and another order would fit.
+        manner: What the rank's rows show: `piece`, `turns` or `order`; empty if both a piece and a different order fit.
     """
 
     manner: str = ""
     kinds = ("foreign", "misordered", "name-collision")
     why = (
-        "{manner:turns?The parts were interleaved|{manner:order?Its parts were joined in another order|The fused "
-        "tensor is cut in one piece{manner:?|, or its parts are in another order}}}"
+        (
+            "{manner:turns?The sender interleaves the parts|{manner:order?The sender joins the parts in a different "
+            "order|The sender cuts the fused tensor in one piece}}"
+        ),
+        "{manner:?|The sender joins the parts in a different order}",
     )
-    how = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
+    how = "cut each part alone, and join this rank's pieces in the order of the fused tensor"
 
 
 class StateByNumber(Cause):
-    """A parameter has the optimizer state of another one, or a state that it should not have.
+    """A parameter has a different parameter's optimizer state, or one that it should not have.
 
-    torch.optim numbers parameters in the order in which they were passed. After a reshard, a freeze or another grouping
-    the numbers mean other parameters, and equal shapes load. A parameter without gradients has no state, so the next
-    one's moves up to it.
+    torch.optim numbers parameters in the order in which they were passed. After a reshard, a freeze or a new grouping
+    the numbers mean different parameters, and equal shapes load. A parameter without gradients has no state, so the
+    next one's state moves up to it.
     """
 
     kinds = ("foreign", "name-collision")
     why = (
-        "The optimizer's state is matched by position: its numbers are of parameters in another order, or of others "
-        "that are left out or had no state when it was saved"
+        "The load matches states by position, and the parameters come in a different order",
+        "The load matches states by position, and some parameters are left out or had no state in the save",
     )
-    how = (
-        "match states by the parameter's name, never by position, as "
-        "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict does"
-    )
+    how = "match states by the parameter's name: torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
 
 
 class SwappedTensors(Cause):
-    """A tensor has the values of another tensor, or two states of a parameter are exchanged.
+    """A tensor has a different tensor's values, or two states of a parameter are exchanged.
 
-    Lists of tensors and lists of names were walked side by side and were not in one order. Equal shapes and dtypes
-    load, as those of Adam's two moments.
+    The code walks a list of tensors and a list of names side by side, and the lists have different orders. Equal shapes
+    and dtypes load, such as Adam's two moments.
 
     Attributes:
-        states: The keys of the states that were exchanged, if they are one parameter's.
+        states: The keys of the exchanged states, if they are one parameter's.
     """
 
     states: tuple[str, ...] = ()
     kinds = ("foreign", "name-collision")
     why = (
-        "{states:?States of one parameter were exchanged: {states}|Another tensor was written under this name: names "
-        "were matched by position, or two exchanged}"
+        "{states:?The states {states} of one parameter changed places|The names are matched by position, or two names "
+        "changed places}"
     )
     how = TO_MATCH
 
 
 class WrongOnDisk(Cause):
-    """A save wrote other values than the model has.
+    """A save wrote different values than the model has.
 
     A load with the same mistake in reverse restores the model, so a test that only compares before and after passes.
-    Anyone else who reads the checkpoint gets wrong weights.
+    Every other reader of the checkpoint gets wrong weights.
     """
 
     kinds = ("wrong-value", "misordered", "foreign")
-    why = "The save wrote it so; a load that makes the same mistake backwards would hide it from every round trip"
+    why = (
+        "The save itself writes these values. A load with the same mistake in reverse would hide it from every round "
+        "trip"
+    )
     how = (
-        "save every tensor under its own name, whole, or cut and labeled by its placements; where the format is meant "
-        "to have it in another order, say so with names={{...}}"
+        "save every tensor under its own name, whole or as a DTensor; if the format has a different order, pass "
+        "names={{...}}"
     )

@@ -14,12 +14,12 @@ class RankDependentStep(Cause):
 
     kinds = ("wrong-value", "unreplicated")
     why = (
-        "Each rank has a learning rate of its own, or divides or clips the gradients by a number of its own before "
-        "the step"
+        "Each rank has a learning rate of its own",
+        "Each rank divides or clips the gradients by a number of its own before the step",
     )
     how = (
-        "give all ranks the same learning rate and the same factor: print param_groups on two ranks, and clip by "
-        "torch.nn.utils.clip_grad_norm_ on the DTensors"
+        "print param_groups on two ranks, and set the same learning rate on all",
+        "clip with torch.nn.utils.clip_grad_norm_ on the DTensors, and divide by the same number on all ranks",
     )
 
 
@@ -27,16 +27,19 @@ class RepeatedStep(Cause):
     """Every rank steps a weight by a whole multiple of the unsharded model's step.
 
     step() runs several times for one batch, for instance in a hook and in the training loop, or the learning rate was
-    multiplied. Training only looks as if its rate were higher.
+    multiplied. Training only looks as if its learning rate were higher.
     """
 
     times: int
     kinds = ("wrong-value",)
     why = (
-        "The optimizer stepped {times} times on the same gradient, as where a hook or a wrapper steps too, or its "
-        "learning rate is {times} times as large once the model is sharded"
+        "The optimizer stepped {times} times on the same gradient: a hook or a wrapper steps too",
+        "The learning rate is {times} times as large once the model is sharded",
     )
-    how = "call step() once per batch; where it is called once, compare the learning rates in param_groups"
+    how = (
+        "call step() once per batch",
+        "compare the learning rates in param_groups before and after sharding",
+    )
 
 
 class StepOfPart(Cause):
@@ -66,12 +69,12 @@ class AnotherLearningRate(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "The learning rate differs once the model is sharded, or the optimizer scales or clips gradients "
-        "by a different number, such as a norm that is not the whole model's"
+        "The learning rate differs once the model is sharded",
+        "The optimizer scales or clips gradients by a different number, such as a norm that isn't the whole model's",
     )
     how = (
-        "compare the learning rates in param_groups, and the norm that gradients are clipped by, with the unsharded "
-        "model's"
+        "compare the learning rates in param_groups with the unsharded model's",
+        "clip by the norm of all gradients: torch.nn.utils.clip_grad_norm_ on the DTensors",
     )
 
 
@@ -83,42 +86,43 @@ class RankDependentDecay(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "Weight decay, or the parameter group, depends on the rank"
-    how = "give every rank's optimizer the same groups and the same weight_decay: print param_groups on two ranks"
+    why = "weight_decay, or the parameter group, depends on the rank"
+    how = "print param_groups on two ranks, and give every rank's optimizer the same groups and the same weight_decay"
 
 
 class AnotherDecay(Cause):
     """All ranks decay a weight more or less than the unsharded model does.
 
-    Groups are often chosen by the number of dims or by the type of a parameter, and flat or wrapped parameters have
-    others. The parameter then falls into the wrong group without an error.
+    Groups are often chosen by the number of dims or by the type of a parameter, and sharding can change both. The
+    parameter then falls into the wrong group without an error.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "Weight decay differs from the unsharded model's: the parameter is in another group, because groups were "
-        "chosen by a shape, a number of dims, a type or a name that sharding changes (shards of FSDP keep their ndim, "
-        "flat parameters do not)"
+        "The parameter is in a different group than the unsharded model's, so its weight decay differs. Sharding "
+        "changed the shape, ndim, type or name that chooses the group"
     )
-    how = "choose the groups of the optimizer before sharding, by name, or by what sharding leaves alone"
+    how = "choose the optimizer's groups by name, before sharding"
 
 
 class UnexplainedWeight(Cause):
     """A weight differs from the unsharded model's after the step, by no known rule.
 
-    The gradients of the step are right, so the optimizer does something else with them. Each rank's optimizer runs by
-    itself, and nothing compares its result.
+    The gradients of the step are right, so the optimizer does something else with them. Each rank's optimizer runs on
+    its own, and nothing compares its result.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "The gradients are right, but the sharded optimizer steps differently: another "
-        "learning rate, another parameter group, clipping by another norm, another count of steps, or a state that is "
-        "not its own"
+        (
+            "The gradients are right. The sharded optimizer has a different learning rate, parameter group, clipping "
+            "norm or count of steps"
+        ),
+        "The gradients are right. The optimizer uses the state of a different parameter",
     )
     how = (
-        "make the optimizer from model.parameters() once the model is sharded, with the same groups and options, and "
-        "compare state[parameter]['step'] where a state is loaded"
+        "make the optimizer from model.parameters() after sharding, with the unsharded model's groups and options",
+        "compare state[parameter]['step'] with the unsharded model's after the state is loaded",
     )
 
 
@@ -131,17 +135,17 @@ class LeftOutOfOptimizer(Cause):
 
     kinds = ("write-not-applied",)
     why = (
-        "Parameters were collected before the model was sharded, or chosen by a rank, a name or a type that "
-        "sharding changed"
+        "The optimizer has the parameters from before sharding",
+        "A filter by rank, name or type leaves the parameter out, because sharding changed its name or type",
     )
-    how = "make the optimizer of model.parameters() once the model is sharded, with the same groups on every rank"
+    how = "make the optimizer from model.parameters() after sharding, with the same groups on every rank"
 
 
 class AverageNotWritten(Cause):
     """A weight that code writes after the step, such as a moving average, keeps its old value.
 
-    It has no gradient and is in no group of the optimizer. The code that writes it was skipped, or wrote into a copy;
-    neither raises.
+    The weight has no gradient and is in no group of the optimizer. The code that writes it was skipped, or wrote into a
+    copy; neither raises.
 
     Attributes:
         on_some: Whether it was written on other ranks.
@@ -150,17 +154,22 @@ class AverageNotWritten(Cause):
     on_some: bool
     kinds = ("write-not-applied",)
     why = (
-        "The code that writes it after the step (a moving average) {on_some:?ran on some ranks only|did not run once "
-        "the model was sharded}, or wrote into a copy{on_some:?|: a gathered tensor, or the parameters from before "
-        "sharding}"
+        (
+            "The code that writes this weight after the step (a moving average) {on_some:?ran on some ranks only|did "
+            "not run once the model was sharded}"
+        ),
+        "The code wrote into a copy{on_some:?|: a gathered tensor, or the parameters from before sharding}",
     )
-    how = "run it on every rank, and write into the local shards: average.to_local().lerp_(weight.to_local(), rate)"
+    how = (
+        "run this code on every rank",
+        "write into the local shards: average.to_local().lerp_(weight.to_local(), rate)",
+    )
 
 
 class CopiesSteppedApart(Cause):
     """Copies of a weight were equal with equal gradients, and differ after the step.
 
-    Each copy's optimizer has a state of its own, or one rank steps for all and its result is not sent. No collective
+    Each copy's optimizer has a state of its own, or one rank steps for all and doesn't send its result. No collective
     compares copies afterwards.
 
     Attributes:
@@ -172,12 +181,12 @@ class CopiesSteppedApart(Cause):
     states: str = ""
     kinds = ("unreplicated",)
     why = (
-        "Each copy is stepped from an optimizer state of its own{states:?: {states} differs along {axes} too|, or only "
-        "some ranks step it and none of these sends it to the others}"
+        "Each copy's optimizer has a state of its own{states:?: {states} also differs along {axes}}",
+        "{states:?|Only some ranks step this weight, and none of them sends it to the others}",
     )
     how = (
-        "give all ranks along {axes} the same optimizer state, or torch.distributed.broadcast every weight from "
-        "the rank that steps it"
+        "give all ranks along {axes} the same optimizer state",
+        "{states:?|torch.distributed.broadcast every weight from the rank that steps it}",
     )
 
 
@@ -190,10 +199,13 @@ class OptimizerOfOtherParameters(Cause):
 
     kinds = ("write-not-applied",)
     why = (
-        "The optimizer does not step the model's parameters, but those from before it was sharded, or copies of them; "
-        "or its result was overwritten, as by a broadcast from a rank that stepped nothing"
+        "The optimizer steps the parameters from before sharding, or copies of them, not the model's parameters",
+        "Something overwrites the result, such as a broadcast from a rank that stepped nothing",
     )
-    how = "make the optimizer of model.parameters() once the model is sharded; broadcast from the rank that stepped"
+    how = (
+        "make the optimizer from model.parameters() after sharding",
+        "broadcast from the rank that stepped",
+    )
 
 
 class StepNotKept(Cause):
@@ -204,15 +216,21 @@ class StepNotKept(Cause):
     """
 
     kinds = ("write-not-applied",)
-    why = "The rank that stepped it is not the one whose copy was kept or sent to the others, or none did"
-    how = "broadcast every weight from the rank that steps it, and step each on one at least"
+    why = (
+        "The broadcast sends a copy from the wrong rank, not from the rank that stepped the weight",
+        "No rank steps this weight",
+    )
+    how = (
+        "broadcast every weight from the rank that steps it",
+        "give each weight to one rank at least",
+    )
 
 
 class BufferOfParts(Cause):
     """Copies of a buffer differ along an axis whose ranks see the same rows of the batch.
 
-    Its module sees a part of the features, or a term of a sum that is still pending, and updates the buffer from that.
-    Buffers are not synchronized, so each rank keeps its own.
+    Its module sees a part of the features, or a term of a sum that is still pending, and updates the buffer from it.
+    Nothing synchronizes buffers, so each rank keeps its own.
 
     Attributes:
         along: The axes, in words.
@@ -220,8 +238,11 @@ class BufferOfParts(Cause):
 
     along: str
     kinds = ("unreplicated",)
-    why = "It is updated from activations that differ along {along}: parts of the features, or terms of a sum"
-    how = "update it from what is equal along {along}, or all_reduce what it is updated from"
+    why = (
+        "The module updates the buffer from activations that differ along {along}: parts of the features, or terms of "
+        "a sum"
+    )
+    how = "all_reduce those activations or their statistics over {along} before the update"
 
 
 class UnreducedStatistics(Cause):
@@ -238,8 +259,11 @@ class UnreducedStatistics(Cause):
     along: str
     op: str
     kinds = ("unreplicated",)
-    why = "It is updated from each rank's own part of the batch, which {along} splits, and never reduced"
-    how = "all_reduce what it is updated from over {along} with ReduceOp.{op:upper}"
+    why = (
+        "The module updates the buffer from each rank's own part of the batch, which {along} splits. Nothing reduces "
+        "the statistics"
+    )
+    how = "all_reduce the statistics over {along} with ReduceOp.{op:upper} before the update"
 
 
 class UnexplainedBuffer(Cause):
@@ -250,5 +274,5 @@ class UnexplainedBuffer(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "The buffer is updated from something else than the unsharded model's activations"
-    how = "compute it from the whole batch and all features, or reduce it over the axes that split them"
+    why = "The module updates the buffer from different activations than the unsharded model's"
+    how = "compute it from the whole batch and all features, or all_reduce it over the axes that split them"

@@ -18,12 +18,12 @@ class RankDependentSeed(Cause):
 
     kinds = ("unreplicated",)
     why = (
-        "Each replica drew or loaded its own values, by a seed or a file that depends on the rank, and nothing makes "
-        "them agree: gradients are averaged, weights are not"
+        "Each replica draws its own values from a seed that depends on the rank, or loads a file of its own. Gradients "
+        "are averaged, weights are not"
     )
     how = (
-        "give all ranks {axes:?along {axes} |}one seed before the weights are drawn, or torch.distributed.broadcast "
-        "the weights from the first of these ranks before training"
+        "set one seed on all ranks{axes:? along {axes}} before the weights are drawn, or torch.distributed.broadcast "
+        "the weights from one of these ranks"
     )
     references = OF_REPLICAS
 
@@ -38,10 +38,10 @@ class UnsynchronizedBuffer(Cause):
     axes: tuple[str, ...]
 
     kinds = ("unreplicated",)
-    why = "Buffers are neither sharded nor synchronized: each rank computes with its own"
+    why = "FSDP2 and tensor parallel neither shard nor synchronize buffers, so each rank computes with its own"
     how = (
-        "torch.distributed.broadcast it {axes:?along {axes}|on all ranks} once it is made, or give all ranks one seed "
-        "before"
+        "torch.distributed.broadcast it {axes:?along {axes}|on all ranks} after it is made, or set one seed on all "
+        "ranks first"
     )
     references = ("LlamaFactory#10820",)
 
@@ -49,42 +49,42 @@ class UnsynchronizedBuffer(Cause):
 class PlainAmongShards(Cause):
     """A plain parameter of a sharded model has different values on each rank.
 
-    What fully_shard ignores stays an ordinary tensor. No broadcast makes its copies equal and no reduction touches
-    its gradient, so each rank trains its own.
+    A parameter that fully_shard ignores stays an ordinary tensor. No broadcast makes its copies equal and no reduction
+    touches its gradient, so each rank trains its own.
     """
 
     axes: tuple[str, ...]
 
     kinds = ("unreplicated",)
     why = (
-        "It is a plain tensor beside sharded ones, as FSDP's ignored_params are, and what no fully_shard takes: "
-        "nothing broadcasts it and nothing reduces its gradient, so each rank keeps its own values"
+        "No fully_shard takes this plain parameter (ignored_params), so nothing broadcasts it, nothing reduces its "
+        "gradient, and each rank keeps its own values"
     )
     how = (
-        "where ranks should have copies, torch.distributed.broadcast it {axes:?along {axes}|on all ranks} before "
-        "training and all_reduce its gradient; where each should have its own, make it a DTensor that is split{axes:? "
-        "over {axes}}: of plain copies a checkpoint keeps one"
+        "torch.distributed.broadcast it {axes:?along {axes}|on all ranks} before training and all_reduce its gradient, "
+        "or, if values should differ, make it a split DTensor{axes:? over {axes}}"
     )
 
 
 class ShardedOnSomeRanks(Cause):
     """A tensor is a DTensor on some ranks and a plain tensor on the others.
 
-    The code that shards it ran under a condition on the rank. Each rank computes with what it has, and their values
-    are no longer copies.
+    The code that shards it ran under a condition on the rank. Each rank computes with its own form of the tensor, and
+    their values are no longer copies.
     """
 
     sharded: tuple[int, ...]
     plain: tuple[int, ...]
     kinds = ("unreplicated",)
     why = (
-        "It is a DTensor on {sharded:ranks} and a plain tensor on {plain:ranks}: what shards it ran on some ranks only"
+        "The code that shards this tensor ran on some ranks only: it is a DTensor on {sharded:ranks} and a plain "
+        "tensor on {plain:ranks}"
     )
-    how = "shard it on all ranks alike (distribute_tensor, parallelize_module, fully_shard), or on none"
+    how = "shard it on all ranks (distribute_tensor, parallelize_module or fully_shard), or on none"
 
 
 class FirstRankAlone(Cause):
-    """The first ranks that have a part hold other values than all other copies of it.
+    """The first ranks of a part hold different values than all other copies of it.
 
     Rank 0 reads the checkpoint or has another seed, and the broadcast to the other ranks is missing. Copies are never
     compared in training.
@@ -96,18 +96,18 @@ class FirstRankAlone(Cause):
     odd: str
     kinds = ("unreplicated",)
     why = (
-        "Only {odd} loaded, drew or changed it, as where the first rank reads a checkpoint or has another seed, and "
-        "nothing sent it on"
+        "Only {odd} reads a checkpoint, or draws from a seed of its own, and nothing sends the values to the other "
+        "ranks"
     )
     how = "torch.distributed.broadcast it from {odd} to the ranks with the same part, or load it on every rank"
     references = OF_REPLICAS
 
 
 class OddRanksAlone(Cause):
-    """A few ranks hold other values than all other copies of a tensor.
+    """A few ranks hold different values than all other copies of a tensor.
 
-    Something runs or is read on these ranks only: a seed, a branch, a file of that machine, or a broadcast that leaves
-    them out. Copies are never compared in training.
+    Something runs, or is read, on these ranks only: a seed, a branch, a file of that machine, or a broadcast that
+    leaves them out. Training never compares copies.
 
     Attributes:
         odd: These ranks, in words.
@@ -116,12 +116,15 @@ class OddRanksAlone(Cause):
     odd: str
     kinds = ("unreplicated",)
     why = (
-        "All other copies agree, so {odd} alone loaded, drew or changed it: another seed there, code that runs only "
-        "there, another file on that machine, or a broadcast without it"
+        (
+            "Only {odd} loaded, drew or changed the tensor, with a different seed, file or branch of the code: all "
+            "other copies agree"
+        ),
+        "A broadcast leaves out {odd}",
     )
     how = (
-        "look for what runs or is read only on {odd}, and the random state there; torch.distributed.broadcast from a "
-        "rank that has the same part and agrees with the others makes the copies equal"
+        "look for code, files and random state that only {odd} use",
+        "torch.distributed.broadcast from a rank with the same part that agrees with the others",
     )
     references = OF_REPLICAS
 
@@ -134,21 +137,25 @@ class RepeatedDraw(Cause):
 
     Attributes:
         along: The axes along which shards repeat, in words.
-        is_on_cpu: Whether CPUs hold them: there torch does not give each shard its own stream.
+        is_on_cpu: Whether CPUs hold the shards: on CPUs torch doesn't give each shard its own stream.
     """
 
     along: str
     is_on_cpu: bool
     kinds = ("identical-shards",)
     why = (
-        "Every rank drew its own shard, with one seed on all of them, or all of them loaded the same shard; where "
-        "parts of the weight are meant to start alike, as experts that are copied from one network, it is right"
+        "Every rank drew its own shard with one seed",
+        "All ranks loaded the same shard",
+        "Parts of the weight are meant to start alike, such as experts copied from one network",
     )
     how = (
-        "{is_on_cpu:?draw the weights before they are sharded, or seed each rank by its coordinate along {along}: on "
-        "CPUs torch draws every shard from one stream|initialize the DTensors themselves, not their local tensors, "
-        "after torch.manual_seed: each shard then has its own stream; or seed each rank by its coordinate along "
-        "{along}}; or load the file or the slice of the rank's own coordinate"
+        (
+            "{is_on_cpu:?draw the weights before you shard them, or seed each rank by its coordinate along "
+            "{along}|initialize the DTensors, not their local tensors, after torch.manual_seed, or seed each rank by "
+            "its coordinate along {along}}"
+        ),
+        "load the slice of the rank's own coordinate along {along}",
+        "leave the weight as it is",
     )
     references = ("OLMo-core#307", "torchtitan#3106")
 
@@ -156,13 +163,13 @@ class RepeatedDraw(Cause):
 class BrokenTie(Cause):
     """Two names that shared one storage, or should share it, are two tensors after sharding.
 
-    Sharding, materializing or copying modules one by one gives each name its own parameter. They start equal and drift
-    apart, as each gets a part of the gradient.
+    A shard, to_empty or copy of modules one by one gives each name its own parameter. They start equal and drift apart,
+    as each gets a part of the gradient.
 
     Attributes:
         tensor: The name that follows, or several of them.
         tied_to: The name whose storage it should share.
-        was_tied: Whether the unsharded model has the tie; else a test asserts it.
+        was_tied: Whether the unsharded model has the tie; if not, a test asserts it.
     """
 
     tensor: str
@@ -170,12 +177,15 @@ class BrokenTie(Cause):
     was_tied: bool = True
     kinds = ("untied",)
     why = (
-        "{was_tied:?Something gave|They were never tied; or they were, and then something gave} the names parameters "
-        "of their own: sharding or to_empty() module by module, load_state_dict(assign=True), a copy of one module"
+        "{was_tied:?|The names were never tied}",
+        (
+            "Sharding or to_empty() of one module after the other, load_state_dict(assign=True), or a copy of a module "
+            "broke the tie"
+        ),
     )
     how = (
-        "tie them{was_tied:? again} after the model is sharded, under one layout{was_tied:?, or shard the module that "
-        "owns both as one unit}: model.{is_one:?{tensor}|NAME} = model.{tied_to}{is_one:?|, for each NAME of {tensor}}"
+        "tie them{was_tied:? again} after the model is sharded{was_tied:?, or shard the module that owns both as one "
+        "unit}: model.{is_one:?{tensor}|NAME} = model.{tied_to}{is_one:?|, for each NAME of {tensor}}"
     )
     references = ("foundation-model-stack#331",)
 
@@ -193,5 +203,5 @@ class LostWrite(Cause):
     """
 
     kinds = ("write-not-applied",)
-    why = "The tensor is a view or a subclass whose copy_ writes elsewhere than its elements are read from"
-    how = "load through the parameter that owns the memory, or make the tensor contiguous before it is filled"
+    why = "The tensor is a view or a subclass, and its copy_ writes elsewhere than reads come from"
+    how = "load through the parameter that owns the memory, or call .contiguous() on the tensor before you fill it"

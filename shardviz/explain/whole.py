@@ -12,7 +12,10 @@ class DamagedFile(Cause):
     """
 
     kinds = ("incomplete",)
-    why = "It was copied before it was complete, or cut off by a full disk"
+    why = (
+        "The file was copied before it was complete",
+        "A full disk cut the file off",
+    )
     how = "copy the rank's files again, or write the dump again"
 
 
@@ -24,8 +27,14 @@ class RankWithoutFile(Cause):
     """
 
     kinds = ("incomplete",)
-    why = "A rank died, hung or wrote to a disk that was not collected"
-    how = "copy the rank_* files of every rank into the folder, or run again"
+    why = (
+        "A rank died or hung",
+        "A rank wrote to a disk that was not collected",
+    )
+    how = (
+        "run again",
+        "copy the rank_* files of every rank into the folder",
+    )
 
 
 class ModuleAbsentOnRanks(Cause):
@@ -36,7 +45,7 @@ class ModuleAbsentOnRanks(Cause):
     """
 
     kinds = ("incomplete",)
-    why = "The module was dropped or renamed on these ranks"
+    why = "The code drops or renames the module on these ranks"
     how = "build the same modules on every rank"
 
 
@@ -47,47 +56,44 @@ class TensorAbsentEverywhere(Cause):
     """
 
     kinds = ("incomplete",)
-    why = "The module was renamed, replaced or dropped when the model was sharded"
-    how = "keep the module's name, or leave it out of the model that is stamped"
+    why = "The code renames, replaces or drops the module when it shards the model"
+    how = "keep the module's name, or leave the module out of the stamped model"
 
 
 class MeshNotRising(Cause):
     """The mesh lists its ranks in an order that does not rise; process groups go by rank.
 
-    Placements count along the mesh, and collectives count along the group. If both differ, every gather along the axis
-    comes back permuted, with the right shape.
+    Placements count along the mesh, and collectives count along the group. If the two orders differ, every gather along
+    the axis returns permuted shards, with the right shape.
     """
 
     kinds = ("rank-order",)
-    why = "The mesh was built from ranks that do not rise, and process groups number their ranks by rank"
-    how = "build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis"
+    why = "The mesh lists its ranks in an order that doesn't rise, and process groups number their ranks by rank"
+    how = "build the mesh with init_device_mesh, or pass DeviceMesh ranks that rise along every axis"
 
 
 class GroupAgainstMesh(Cause):
-    """A process group was made by hand, with its ranks in another order than the mesh has them.
+    """A hand-made process group has its ranks in a different order than the mesh.
 
-    Placements count along the mesh, and collectives count along the group. If both differ, every gather along the axis
-    comes back permuted, with the right shape.
+    Placements count along the mesh, and collectives count along the group. If the two orders differ, every gather along
+    the axis returns permuted shards, with the right shape.
     """
 
     axis: str
     kinds = ("rank-order",)
     why = (
-        "The process group along {axis} was made from its ranks in another order than the mesh has them, as by "
-        "new_group with sort_ranks=False or a group that was handed to DeviceMesh.from_group"
+        "The process group along {axis} lists its ranks in a different order than the mesh (new_group with "
+        "sort_ranks=False, or DeviceMesh.from_group)"
     )
-    how = (
-        "build the mesh by init_device_mesh, which makes its groups itself, or make the group along {axis} from its "
-        "ranks in the order of the mesh"
-    )
+    how = "build the mesh with init_device_mesh, or make the group along {axis} from its ranks in the mesh's order"
 
 
 class GatheredOutOfOrder(Cause):
     """The shards are right, and torch gathers them in the wrong order.
 
-    The ranks of a process group are in another order than those of the mesh, or torch's collective is wrong for this
-    layout: uneven shards are padded before it, and the padding is cut off in the wrong place. The result has the right
-    shape.
+    The ranks of a process group are in a different order than those of the mesh, or torch's collective is wrong for
+    this layout: torch pads uneven shards before it, and cuts the padding off in the wrong place. The result has the
+    right shape.
 
     Attributes:
         is_uneven: Whether the shards differ in size.
@@ -96,13 +102,21 @@ class GatheredOutOfOrder(Cause):
     is_uneven: bool
     kinds = ("collective-mismatch",)
     why = (
-        "{is_uneven:?torch's own collective is wrong for shards of different sizes in this layout, or the process "
-        "groups are not in the mesh's order|The process groups are not in the mesh's order, or torch's own collective "
-        "is wrong for this layout}"
+        (
+            "{is_uneven:?torch's collective is wrong for shards of different sizes in this layout|The process groups "
+            "aren't in the mesh's order}"
+        ),
+        "{is_uneven:?The process groups aren't in the mesh's order|torch's collective is wrong for this layout}",
     )
     how = (
-        "{is_uneven:?choose sizes that the axes divide|build the mesh by init_device_mesh, which makes its groups "
-        "itself}, or redistribute one axis at a time; shardviz audit gives a repro to report"
+        (
+            "{is_uneven:?choose sizes that the axes divide, or redistribute one axis at a time; shardviz audit gives a "
+            "repro to report|build the mesh with init_device_mesh}"
+        ),
+        (
+            "{is_uneven:?build the mesh with init_device_mesh|redistribute one axis at a time; shardviz audit gives a "
+            "repro to report}"
+        ),
     )
 
 
@@ -114,14 +128,14 @@ class UncheckedWeights(Cause):
 
     Attributes:
         odd: For each of these weights its name, what is odd about it, and what to compare.
-        step: The cause of the step's finding by itself.
+        step: The cause of the step's finding.
     """
 
     odd: tuple[tuple[str, str, str], ...]
     step: Cause
     kinds = ("wrong-value",)
-    why = "{step.cause}, of weights that could not all be checked: {odd_weights:3}"
-    how = "compare first {to_compare:3}; where that is right, {step.fix}"
+    why = "{step.cause}. Some of its weights could not be checked: {odd_weights:3}"
+    how = "compare first {to_compare:3}; if that is right, {step.fix}"
 
     @property
     def odd_weights(self) -> tuple[str, ...]:

@@ -200,7 +200,7 @@ CASES = (
         (("parts[rank].clone()", "parts[(rank + 1) % size].clone()"),),
         ("misordered",),
         ("average_up", "get_local_rank"),
-        ("names were mixed up",),
+        ("mixed up the names",),
     ),
     Bug(
         "averages of the weights under each other's names",
@@ -208,7 +208,7 @@ CASES = (
         AVERAGED,
         (('("up", model.up), ("down", model.down)', '("up", model.down), ("down", model.up)'),),
         ("foreign",),
-        ("average_up", "names were mixed up"),
+        ("average_up", "mixed up the names"),
     ),
     Bug(
         "a buffer of zeros on all ranks but the first",

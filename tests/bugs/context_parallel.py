@@ -153,7 +153,7 @@ CASES = (
         SAID,
         ((OF_TOKENS, RESTARTED),),
         ("sequence-order",),
-        ("positions", "start"),
+        ("positions", "from 0"),
     ),
     Bug(
         "positions that start again, of which nothing is said",
@@ -212,7 +212,7 @@ CASES = (
         ((OF_TOKENS, OF_TOKENS.replace("own_positions(mesh)", "(own_positions(mesh) + 1).clamp(max=TOKENS - 1)")),),
         ("sequence-order",),
         ("positions", "offset|off by|by 1|by one"),
-        ("Context parallel reorders what it is given",),
+        ("Context parallel reorders its buffers",),
     ),
     Bug(
         "keys that were not gathered",

@@ -179,7 +179,7 @@ CASES = (
         ((".chunk(2)[rank % 2]", ".chunk(2)[0]"),),
         ("duplicated", "missing", "misordered"),
         ("twice|same part|2 times|of 4 ranks|duplicat",),
-        ("numbers the ranks in another order",),
+        ("numbers the ranks in a different order",),
     ),
     Bug(
         "weights loaded on rank 0 alone and never sent",

@@ -73,7 +73,7 @@ CASES = (
         ((CHUNK, "whole.chunk(size)[[0, 2, 1, 3][rank]]"),),
         ORDER,
         ("rank",),
-        ("no simple rule", "nothing that shardviz knows"),
+        ("no simple rule", "No known rule fits"),
     ),
     Bug(
         "shards counted from the last rank",

@@ -175,7 +175,7 @@ CASES = (
         REORDERED,
         (("        model.up.bias.copy_(model.up.bias[index].clone())\n", ""),),
         (*ORDER, "misordered-within-shard"),
-        ("up.bias", "order that is expected", "nothing put dim 0"),
+        ("up.bias", "order that is expected", "Dim 0 is still in"),
         ("down.weight", "up.weight", "rotary"),
     ),
     Healthy("a weight kept whole beside one that is split", "tp=4", VOCABULARY + "expect = {'weight': '[20/tp, 6]'}\n"),

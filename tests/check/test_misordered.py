@@ -34,7 +34,7 @@ def test_parts_in_the_order_of_ranks_under_fsdp_over_tps_label_are_no_fault_of_t
     found = only(check_made(tmp_path, MESH, {"w": Made("[12/tp/fsdp, 12]", held="[12/fsdp/tp, 12]")}))
     assert found.kind == "misordered"
     assert "the axes split the dim in the order of the mesh" in found.summary
-    assert found.cause.startswith("The parts were cut, read or put together by the rank's number")
+    assert found.cause.startswith("The loader cuts over the mesh's first axis first")
     assert found.fix.endswith("label the local tensors by (Shard(0), Shard(0))")
     assert "upgrade" not in found.fix
 
@@ -133,7 +133,7 @@ def test_halves_exchanged_on_two_ranks_are_told_with_the_fix_of_both_explanation
     found = only(check_made(tmp_path, "tp=2", {"w": made}))
     assert found.also == ("dim 0's halves are exchanged",)
     assert "mesh.get_local_rank('tp')" in found.fix
-    assert "put the segments together in the order" in found.fix
+    assert "concatenate the segments in the order" in found.fix
 
 
 def test_what_is_claimed_and_held_stands_beneath_and_not_in_the_sentence(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_fused_weight_under_fsdp_is_told_what_fsdp_can_be_made_to_do(tmp_path:
     mesh = "dp=2,tp=2" if "3/tp)" in held else "dp=3,tp=2"
     found = only(check_made(tmp_path, mesh, {"wqkv": Made(claimed, held=held)}))
     assert (found.kind, found.held) == ("misordered", held)
-    assert "FSDP2 splits what each rank has of a fused weight" in found.cause
+    assert "FSDP2 cuts each rank's rows of a fused weight" in found.cause
     assert "shard_placement_fn=lambda param: Shard(1)" in found.fix
     assert "label the local tensors" not in found.fix
 
@@ -277,7 +277,7 @@ def test_interleaved_rows_are_not_blamed_on_a_mesh_of_other_sizes(tmp_path: Path
     several = only(
         check_made(tmp_path / "a", "fsdp=8,tp=2", {"w": reordered(content, "[16/tp/fsdp, 2]", "fsdp=8,tp=2")})
     )
-    assert "interleaved" in several.cause
+    assert "interleaves" in several.cause
     one = only(check_made(tmp_path / "b", "tp=16", {"w": reordered(content, "[16/tp, 2]", "tp=16")}))
     assert "numbers the ranks" in one.cause, "two nodes of eight ranks may be numbered so"
     assert "view(1, 2, 8, 1)" in one.also[0]
@@ -334,7 +334,7 @@ def test_an_axis_of_one_rank_is_no_other_axis(tmp_path: Path) -> None:
     made = Made("[4/ep/efsdp, 8]", held="[4/2/ep, 8]")
     found = only(check_made(tmp_path, "efsdp=1,ep=2", {"w": made}))
     assert (found.kind, found.held) == ("misordered", "[4/2/ep, 8]")
-    assert "dealt out in turn" in found.cause
+    assert "deals the rows out in turn" in found.cause
 
 
 def test_what_nothing_fits_is_scrambled_with_its_first_differences(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_ranks_counted_in_another_order_are_one_finding_over_all_layouts(tmp_pat
     found = only(check_made(tmp_path, MESH, {**made, "copies": "[6, 6]"}))
     assert (found.kind, found.tensors) == ("misordered", ("w0", "w1", "w2"))
     assert "rows and columns of a 2x2 mesh are exchanged" in found.held
-    assert "numbers the ranks in another order than the mesh" in found.cause
+    assert "numbers the ranks in a different order than the mesh" in found.cause
     assert "mesh.get_coordinate()" in found.fix
 
 
@@ -51,4 +51,4 @@ def test_two_exchanged_ranks_are_no_order_of_all(tmp_path: Path) -> None:
     found = only(check_made(tmp_path, mesh, made))
     assert (found.ranks, found.tensors) == ((1, 6), ("w0", "w1", "w2"))
     assert found.held == "rank 1 holds the shard of rank 6 and rank 6 holds the shard of rank 1"
-    assert "files or hosts were exchanged" in found.cause
+    assert "changed places" in found.cause

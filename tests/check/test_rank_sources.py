@@ -78,7 +78,7 @@ def test_a_rank_that_was_wrapped_or_divided_is_a_rule_on_any_mesh(
         ([0, 1, 1, 3], "tp=2 holds the shard of tp=1; all other positions hold their own", "clamped"),
         ([0, 1, 2, 3, 4, 5, 6, 6], "tp=7 holds the shard of tp=6; all other positions hold their own", "clamped"),
         ([0, 1, 2, 3, 4, 5, 6, 0], "tp=7 holds the shard of tp=0; all other positions hold their own", "clamped"),
-        ([0, 5, 2, 3, 4, 1, 6, 7], "tp=1 holds the shard of tp=5 and tp=5 holds the shard of tp=1", "exchanged"),
+        ([0, 5, 2, 3, 4, 1, 6, 7], "tp=1 holds the shard of tp=5 and tp=5 holds the shard of tp=1", "changed places"),
     ],
 )
 def test_few_ranks_with_anothers_shard_are_named_and_the_others_are_not_blamed(
@@ -97,7 +97,7 @@ def test_few_ranks_with_anothers_shard_are_named_and_the_others_are_not_blamed(
         ("tp=8", [1, 1, 2, 3, 4, 5, 6, 7], (5,), "; all other positions that were read hold", "clamped"),
         ("tp=8", [0, 6, 2, 3, 4, 5, 1, 7], (6,), "; all other positions that were read hold", "that were not read"),
         ("dp=2,tp=4", [0, 6, 2, 3, 4, 5, 1, 7], (7,), "; all other ranks that were read hold", "have each other's"),
-        ("tp=8", [3] * 8, (5,), "every rank along tp that was read holds the shard of tp=3", "without the rank's"),
+        ("tp=8", [3] * 8, (5,), "every rank along tp that was read holds the shard of tp=3", "ignores the rank's"),
         ("tp=8", [0, 1, 2, 3, 4, 5, 0, 1], (0, 1), "[?, ?, 2, 3, 4, 5, 0, 1]: tp=i holds", "Several ranks"),
     ],
 )

@@ -83,7 +83,7 @@ def test_positions_that_start_anew_on_every_rank_are_one_finding_with_its_own_ca
     anew = dict.fromkeys(range(4), whole[:4])
     found = only(along(tmp_path, tokens=plain(whole), labels=plain(whole), positions=anew))
     assert (found.kind, found.ranks, found.held) == ("sequence-order", (1, 2, 3), "every rank [0:4]")
-    assert "from the start" in found.cause
+    assert "from 0" in found.cause
 
 
 def test_tokens_that_are_on_no_rank_are_missing_though_all_are_ordered_alike(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_loss_that_is_divided_twice_is_one_finding_with_its_gradients(tmp_path
         found.summary
         == "the value is 1/2 of the unsharded model's, 1 over the size of dp or tp, and so are 2 gradients"
     )
-    assert "mean already" in found.cause
+    assert "already a mean" in found.cause
 
 
 def test_gradients_off_by_another_ratio_than_the_loss_are_told_beside_it(tmp_path: Path) -> None:
@@ -121,13 +121,13 @@ def test_a_norm_of_each_ranks_own_shards_is_told_how_to_be_summed(tmp_path: Path
     (found,), _ = Step(tmp_path).add("norm", "scalar", parts, 5.0).check()
     assert found.kind == "unreduced-scalar"
     assert found.summary.endswith("their norm over tp is the unsharded model's value")
-    assert "sum of squares over tp" in found.fix
+    assert "all_reduce the squares over tp" in found.fix
 
 
 def test_a_value_that_no_reduction_makes_right_is_not_called_a_part_of_a_sum(tmp_path: Path) -> None:
     (found,), _ = Step(tmp_path).add("accuracy", "scalar", {0: 0.3, 1: 0.9, 2: 0.3, 3: 0.9}, 0.45).check()
     assert (found.kind, found.held) == ("unreduced-scalar", "a value of each rank's own")
-    assert "no sum or mean makes up for that" in found.cause
+    assert "no sum or mean of these is right" in found.cause
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_norm_that_counts_copies_is_named_with_the_axes_and_a_weight(tmp_path:
     (found,), _ = norm_logged(tmp_path, np.sqrt(3 * np.sum(WANTED**2))).check()
     assert (found.kind, found.tensor) == ("wrong-scale", "grad_norm")
     assert found.summary.endswith("with the squares of each rank's summed over tp")
-    assert found.cause == "Ranks along tp have copies of the gradient of v, and each copy was counted"
+    assert found.cause == "Ranks along tp have copies of the gradient of v, and the norm counts each copy"
 
 
 def test_a_norm_that_counts_each_part_once_is_right(tmp_path: Path) -> None:

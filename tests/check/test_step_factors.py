@@ -60,13 +60,13 @@ def test_a_factor_of_a_part_is_not_said_to_come_of_the_loss_that_all_come_from(t
     found, _ = step.check()
     assert all("2 of 4 gradients have this factor: all those of a" in one.summary for one in found)
     assert "divide the loss" not in found[0].fix
-    assert "or the loss that" not in found[0].cause
+    assert "the loss that backward runs on" not in found[0].cause
     step = with_loss(tmp_path / "axis").add("a.w", "grad", halves_over_dp(WANTED / 2), claim=ROWS_OVER_DP)
     for name in ("b.w", "a.v"):
         step.add(name, "grad", on_all(WANTED))
     split = the_one(step)
     assert "1 of 3 gradients has this factor: all that dp splits" in split.summary
-    assert "the loss that backward ran on" not in split.cause
+    assert "the loss that backward runs on" not in split.cause
     step = with_loss(tmp_path / "names")
     for name, factor in (("a.bias", 3), ("a.w", 1), ("b.bias", 3), ("b.w", 1)):
         step.add(name, "grad", on_all(WANTED * factor))
@@ -84,9 +84,9 @@ def test_a_factor_besides_a_missing_reduction_has_its_own_cause_and_fix(tmp_path
     assert found.kind == "unreduced-gradient"
     assert "their mean over dp is 2 times the unsharded model's" in found.summary
     assert "Even then it is 2 times what is due: " in found.cause
-    assert "equal gradients were summed over it again" in found.cause
+    assert "Its backward sums equal gradients" in found.cause
     assert "get_group('dp')" in found.fix
-    assert "leave that sum out" in found.fix
+    assert "remove the all_reduce over tp" in found.fix
     alone = the_one(with_loss(tmp_path / "one").add("v", "grad", {rank: one / 2 for rank, one in apart.items()}))
     assert alone.kind == "unreduced-gradient"
     assert "Even then" not in alone.cause
@@ -96,8 +96,8 @@ def test_a_factor_besides_copies_that_are_apart_is_not_of_the_axis_along_which_t
     apart = {rank: part * (1 + 2 * (rank % 2)) for rank, part in halves_over_dp(WANTED).items()}
     found = the_one(with_loss(tmp_path).add("v", "grad", apart, claim=ROWS_OVER_DP))
     assert "their mean over tp is 2 times" in found.summary
-    assert "Even then it is 2 times what is due: FSDP averages over dp by itself" in found.cause
-    assert "summed over it again" not in found.cause
+    assert "Even then it is 2 times what is due: FSDP sums over dp instead of averaging" in found.cause
+    assert "sums equal gradients" not in found.cause
 
 
 def test_a_factor_of_all_gradients_may_come_of_the_loss(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_a_factor_of_all_gradients_may_come_of_the_loss(tmp_path: Path) -> None:
 
 def test_gradients_of_copies_over_the_batch_are_averaged_and_fsdp_is_told_so(tmp_path: Path) -> None:
     copies = the_one(with_loss(tmp_path / "a").add("v", "grad", on_all(WANTED * 2)))
-    assert "reduce over dp with ReduceOp.AVG" in copies.fix
+    assert "op=ReduceOp.AVG to the all_reduce over dp" in copies.fix
     shards = the_one(with_loss(tmp_path / "b").add("v", "grad", halves_over_dp(WANTED * 2), claim=ROWS_OVER_DP))
     assert "set_gradient_divide_factor" in shards.fix
-    assert "over dp with ReduceOp.AVG" not in shards.fix
+    assert "ReduceOp.AVG" not in shards.fix
 
 
 def test_clipping_to_a_round_norm_is_no_error_and_to_another_one_is(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_clipping_to_a_round_norm_is_no_error_and_to_another_one_is(tmp_path: Pa
     assert findings == []
     assert said.why.startswith("the size of the gradients: the step clips them to a norm of 0.5")
     odd = with_loss(tmp_path / "b").add("w", "grad", rows_over_tp(WANTED * 0.512345 / norm), claim=ROWS_OVER_TP)
-    assert "Backward ran on another loss" in the_one(odd).cause
+    assert "Backward runs on 0." in the_one(odd).cause
 
 
 def test_clipping_by_the_mean_of_the_ranks_norms_is_named(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_norms_that_were_reduced_in_place_of_squares_are_named(tmp_path: Path, r
     step.add("norm", "scalar", on_all(reduce(parts)), np.sqrt(np.sum(WANTED**2)))  # type: ignore[operator]
     found = the_one(step)
     assert found.summary.startswith(f"the value is the {name} over tp of each rank's own norm")
-    assert "sum of squares" in found.fix
+    assert "all_reduce the squares" in found.fix
 
 
 def test_a_loss_off_by_the_logarithm_of_an_axis_counts_the_vocabulary_again(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_count_of_one_ranks_rows_is_summed_and_a_mean_is_divided_once(tmp_path
     step = with_loss(tmp_path).add("rows", "scalar", on_all(12.0), 24.0).add("logged", "scalar", on_all(2.0), 4.0)
     (logged, rows), _ = step.check()
     assert "ReduceOp.SUM" in rows.fix
-    assert logged.fix == "divide once only: the reduction takes the mean"
+    assert logged.fix == "remove that division: the reduction already takes the mean"
 
 
 def of_micro_batches(path: Path, first: float, second: float, parts: int = 2) -> Step:
@@ -280,7 +280,7 @@ def test_ranks_that_see_one_batch_and_sum_again_are_not_told_to_average(tmp_path
     step = Step(tmp_path).add("output", "output", on_all(WANTED)).add("loss", "scalar", on_all(4.0), 4.0)
     step.add("v", "grad", on_all(WANTED)).add("w", "grad", rows_over_tp(WANTED * 2), claim=ROWS_OVER_TP)
     found = the_one(step)
-    assert "whose backward is a sum over ranks too" in found.cause
+    assert "Its backward sums equal gradients" in found.cause
     assert "AVG" not in found.fix
 
 

@@ -60,7 +60,7 @@ def test_a_weight_of_which_no_start_is_known_is_not_called_right(tmp_path: Path,
     ("role", "name", "says", "never"),
     [
         ("optim", "w.exp_avg", "loaded in another order", "learning rate"),
-        ("param", "w", "another count of steps", "loaded in another order"),
+        ("param", "w", "count of steps", "loaded in another order"),
     ],
 )
 def test_a_learning_rate_is_a_cause_of_a_wrong_weight_and_not_of_a_wrong_state(

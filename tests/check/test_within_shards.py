@@ -37,17 +37,22 @@ def test_a_shard_whose_rows_are_reversed_is_named_so(tmp_path: Path, odd: list[i
             {14: 15, 15: 14},
             "tp=2",
             "shard [0:16], one of 2, dim 0's indices come in the order 0 ... 13 15 14",
-            "One shard",
+            "this shard's ranks",
         ),
-        ({3: 5, 5: 3}, "tp=8", "within shard [0:8], one of 8, dim 0's indices come in the order 0 1 2 5", "One shard"),
+        (
+            {3: 5, 5: 3},
+            "tp=8",
+            "within shard [0:8], one of 8, dim 0's indices come in the order 0 1 2 5",
+            "this shard's ranks",
+        ),
         (
             {5: 7, 7: 5, 26: 27, 27: 26},
             "dp=2,tp=2",
             "shards [0:8], [24:32], 2 of 4, dim 0 is reordered",
-            "not the same",
+            "an index of its own",
         ),
-        ({1: 2, 2: 1, 9: 10, 10: 9}, "tp=8", "within shards [0:4], [8:12], 2 of 8, dim 0", "by the same rule"),
-        ({1: 2, 2: 1, 17: 18, 18: 17}, "tp=2", "within every 16 indices (the shard of a rank)", "one and the same"),
+        ({1: 2, 2: 1, 9: 10, 10: 9}, "tp=8", "within shards [0:4], [8:12], 2 of 8, dim 0", "by one rule"),
+        ({1: 2, 2: 1, 17: 18, 18: 17}, "tp=2", "within every 16 indices (the shard of a rank)", "by the same index"),
     ],
 )
 def test_shards_in_order_beside_odd_ones_are_not_called_reordered(

@@ -73,7 +73,7 @@ def test_heads_that_were_repeated_are_not_padding_and_padding_is(tmp_path):
     assert tiled.fix.startswith("take one of each 4")
     assert only(tmp_path, {"k": k}, {"k": torch.cat([k, torch.zeros(48, 8)])}).verdict == "padded"
     longer = only(tmp_path, {"k": k}, {"k": torch.cat([k, weight(48, 8, seed=1)])})
-    assert longer.cause.endswith("or made longer")
+    assert longer.cause.endswith("or extended with new rows")
 
 
 def test_a_cast_that_made_values_infinite_says_so(tmp_path):
@@ -121,7 +121,7 @@ def test_fused_shards_put_behind_each_other_are_named_with_the_number_of_ranks(t
     own = {"q": weight(32, 8), "k": weight(8, 8, seed=1), "v": weight(8, 8, seed=2)}
     shards = [torch.cat([one.chunk(ranks)[rank] for one in own.values()]) for rank in range(ranks)]
     found = only(tmp_path, own, {"qkv": torch.cat(shards)}, FUSED)
-    assert found.cause.startswith(f"The fused shards of {ranks} ranks were put behind each other")
+    assert found.cause.startswith(f"The conversion concatenates the fused shards of {ranks} ranks")
     assert not became(tmp_path, own, {"qkv": torch.cat([*own.values()])}, FUSED)
 
 
@@ -136,7 +136,7 @@ def layers(order, names=("up", "down")):
 def test_layers_that_are_numbered_otherwise_are_one_finding(tmp_path):
     found = became(tmp_path, layers([0, 1, 2]), layers([1, 2, 0]))
     assert {one.why for one in found.values()} == {"h 0 1 2 of the second are h 1 2 0 of the first"}
-    assert {one.fix for one in found.values()} == {"number h as the first does"}
+    assert {one.fix for one in found.values()} == {"number h as the first checkpoint does"}
 
 
 def test_a_single_tensor_of_another_layer_is_no_numbering(tmp_path):

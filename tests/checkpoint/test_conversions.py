@@ -76,13 +76,13 @@ SLIPS = {
     ),
     "rotary with other heads": (
         lambda: in_all(Q, lambda hf, at: permuted(meta()[f"layers.{at}.attention.wq.weight"], HEADS // 2)),
-        Q, "permuted", "it is rotary(layers.*.attention.wq.weight, 16)", "another number in rotary",
+        Q, "permuted", "it is rotary(layers.*.attention.wq.weight, 16)", "rotary with a different number",
     ),
     "a layer's v for its k": (
         lambda: changed(**{K.format(1): permuted(meta()["layers.1.attention.wv.weight"], KV)}),
         K.replace("{}", "1"), "permuted",
         "it has layers.*.attention.wv.weight where the map puts layers.*.attention.wk",
-        "another tensor",
+        "a different tensor",
     ),
     "a layer's v for its k, as it is": (
         lambda: changed(**{K.format(1): meta()["layers.1.attention.wv.weight"]}),
@@ -92,7 +92,7 @@ SLIPS = {
         lambda: changed(**{Q.format(1): to_hf(meta())[Q.format(2)]}),
         Q.replace("{}", "1"), "permuted",
         "it has layers.2.attention.wq.weight where the map puts layers.1.attention.wq",
-        "another tensor",
+        "a different tensor",
     ),
 }  # fmt: skip
 
@@ -153,7 +153,7 @@ def test_an_end_that_was_cut_off_is_named(tmp_path):
     one, other = both(tmp_path, {"w": weight(8, 4)}, {"w": weight(8, 4)[:6]})
     assert compared(one, other)["w"][1:] == (
         "equal in the first 6 indices of dim 0; the first has 2 more, not alike",
-        "The end was cut off",
+        "The end of the dim was cut off",
     )
 
 
@@ -430,7 +430,7 @@ def test_a_step_that_differs_from_those_before_and_after_it_is_the_odd_one(tmp_p
     right = {"w": weight(8, 8, seed=1), "trained": weight(8, 8, seed=101)}
     for other in (third, save(tmp_path / "copy", right)):
         verdict, why, cause = compared(second, other)["w"]
-        assert (verdict, cause) == ("other", "Only the first has it otherwise")
+        assert (verdict, cause) == ("other", "Only the first has different values")
         assert "step-100" in why
         assert why.endswith("have the same, before and after it")
 

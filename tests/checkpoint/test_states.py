@@ -138,7 +138,7 @@ def test_a_file_of_another_save_is_one_finding(tmp_path):
     (finding,) = found(small)
     assert finding.summary.startswith("__0_0.distcp has ")
     assert "nothing is where it says: 3 of its 6 parts of tensors were tried" in finding.summary
-    assert finding.cause.startswith("The file is of another save")
+    assert finding.cause.startswith("Two saves are in one folder")
 
 
 def test_shards_that_ranks_saved_by_themselves_are_refused_by_what_they_are(saved, capsys):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.finding import Kind
-from shardviz.explain.templates import fields_of
+from shardviz.explain.templates import each_of, fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,9 @@ def test_every_cause_has_kinds_and_words_with_its_own_fields():
         assert set(cause.kinds) <= set(get_args(Kind)), name
         assert cause.kinds, f"a finding needs a kind: {name}"
         known = {field.name for field in fields(cause)} | {key for key in dir(cause) if not key.startswith("_")}
-        for text in (cause.why, cause.how):
+        causes, fixes = each_of(cause.why), each_of(cause.how)
+        assert len(fixes) <= len(causes) <= 3, f"a fix belongs to a cause, and nobody reads more than three: {name}"
+        for text in (*causes, *fixes):
             used = set(fields_of(text))
             assert used <= known, f"{text!r} has fields that {name} has not"
 

@@ -176,7 +176,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "k and v of rank 0": (_kv_of_rank_0, "qkv.weight", "every rank along tp holds the shard of tp=0"),
     "heads dealt out": (_heads_dealt_out, "qkv.weight (layers.1.q.weight)", "its blocks of 4 come as 0 4 1 5"),
-    "rotary": (_rotary, "qkv.weight (layers.1.q.weight)", "rotary order of the other convention"),
+    "rotary": (_rotary, "qkv.weight (layers.1.q.weight)", "the wrong rotary convention"),
     "the other rank's heads": (
         lambda one: {f"{HIT}o.weight": one.of("o.weight").chunk(one.size, 1)[one.size - 1 - one.at]},
         "o.weight",
@@ -199,14 +199,14 @@ FAULTS: dict[str, Fault] = {
     "not transposed": (
         lambda one: {f"{HIT}c_attn.weight": one.cut(one.of("conv.weight"), 1)},
         "c_attn.weight",
-        "Conv1D and Linear store theirs the other way around",
+        "Conv1D stores [in, out], Linear stores [out, in]",
     ),
     "cut along the other dim": (
         lambda one: {f"{HIT}c_attn.weight": one.cut(one.of("conv.weight").T).reshape(WIDTH, -1)},
         "c_attn.weight",
         "do not hold the elements their placements claim",
     ),
-    "an adapter added again": (_lora_again, "qkv.weight (layers.1.q.weight)", "They were computed on the way"),
+    "an adapter added again": (_lora_again, "qkv.weight (layers.1.q.weight)", "Code computed the values on the way"),
     "one more": (
         lambda one: {f"{HIT}norm.weight": one.of("norm.weight") + 1},
         "norm.weight",

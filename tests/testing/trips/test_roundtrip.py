@@ -34,20 +34,20 @@ RIGHT = {
     "new model": (jobs.save_dcp, jobs.load_into_new, jobs.fsdp, jobs.adam, ["fsdp=4", "fsdp=2"]),
 }
 BROKEN = {
-    jobs.nothing: ("embed.weight", "the load did not write it on 2 of 2 ranks", "into copies, under other names"),
+    jobs.nothing: ("embed.weight", "the load did not write it on 2 of 2 ranks", "wrote into copies"),
     jobs.not_on_one_rank: ("embed.weight", "did not write it on 1 of 2 ranks", "wrong: embed.weight rank 1 rows 8-15"),
-    jobs.not_one_tensor: ("mid.weight", "rank 0 rows 0-11, rank 1 rows 12-22", "a missing or renamed key"),
+    jobs.not_one_tensor: ("mid.weight", "rank 0 rows 0-11, rank 1 rows 12-22", "missing or renamed"),
     jobs.not_some_rows: ("mid.weight", "did not write 92 of 529 elements", "rank 0 rows 2-3, rank 1 rows 14-15"),
-    jobs.no_buffers: ("mask", "norm.running_mean", "Buffers are left out"),
+    jobs.no_buffers: ("mask", "norm.running_mean", "leaves out the buffers"),
     jobs.neighbours_moment: ("embed.weight exp_avg", "fsdp=i holds the shard of fsdp=1-i", "rank 0 rows 0-7"),
-    jobs.moments_exchanged: ("embed.weight exp_avg", "exp_avg_sq", "States of one parameter were exchanged"),
-    jobs.state_by_order: ("mid.weight exp_avg", "the values of other.weight exp_avg", "matched by position"),
+    jobs.moments_exchanged: ("embed.weight exp_avg", "exp_avg_sq", "of one parameter changed places"),
+    jobs.state_by_order: ("mid.weight exp_avg", "the values of other.weight exp_avg", "by position"),
     jobs.no_step: ("embed.weight step", "it is 0 after the load, and was saved as 1024", "bias correction"),
     jobs.no_optimizer: ("embed.weight exp_avg", "has no such state after the load", "lr"),
     jobs.no_settings: ("embed.weight lr", "it is 0.001 after the load, and was saved as 0.00096875", "setting"),
     jobs.untied: ("head.weight", "it shared storage with embed.weight before the load", "assign=True"),
     jobs.assigned: ("param_groups[0][0]", "steps 11 tensors that are not the model's", "head.weight"),
-    jobs.through_bfloat16: ("embed.weight", "rounded to bfloat16", "in bfloat16 and cast back without a word"),
+    jobs.through_bfloat16: ("embed.weight", "rounded to bfloat16", "in bfloat16, and cast back"),
     jobs.moments_in_bfloat16: ("embed.weight exp_avg", "it is bfloat16 on 2 of 2 ranks after the load", "cast"),
     jobs.no_second_moment: ("embed.weight exp_avg_sq", "it has zeros on 2 of 2 ranks", "made or reset"),
     jobs.first_rank_everywhere: ("embed.weight", "every rank along fsdp holds the shard of fsdp=0", "rank 1 rows 8-15"),
@@ -63,7 +63,7 @@ BROKEN |= {
     jobs.roots_of_squares: (
         "embed.weight exp_avg_sq",
         "160 values that are not in what was sent",
-        "computed on the way",
+        "computed the values on the way",
     ),
     jobs.one_step_less: ("embed.weight step", "it is 1023 after the load, and was saved as 1024", "bias correction"),
     jobs.other_betas: ("embed.weight betas[0]", "it is 0.9 after the load", "leave 'setting' out"),
@@ -71,7 +71,7 @@ BROKEN |= {
     jobs.count_reset: ("norm.num_batches_tracked", "it has zeros on 2 of 2 ranks", "made or reset"),
     jobs.one_nan: ("mid.weight", "1 values that are not in what was sent", "rank 0 rows 0, columns 0"),
     jobs.thawed: ("other.bias", "it was frozen before the load, and is not now", "requires_grad"),
-    jobs.through_float16: ("embed.weight", "rounded to float16", "in float16 and cast back without a word"),
+    jobs.through_float16: ("embed.weight", "rounded to float16", "in float16, and cast back"),
     jobs.state_of_one_lost: ("embed.weight exp_avg", "has no such state after the load", "by parameter"),
 }
 OFTEN = (jobs.not_some_rows, jobs.moments_exchanged, jobs.no_step)
@@ -135,7 +135,7 @@ def test_adams_moments_are_exact_over_six_pairs_of_meshes(mesh):
 def test_an_export_and_an_import_whose_mistakes_cancel_out_are_caught_on_disk(mesh):
     text = text_of(jobs.save_turned, jobs.load_turned, jobs.fsdp, meshes=FROM_TWO_TO_TWO)
     assert text.startswith("embed.weight, head.weight: 2 tensors alike: on disk, dim 1's halves are exchanged; saved")
-    assert "a load that makes the same mistake backwards would hide it" in text
+    assert "A load with the same mistake in reverse would hide it" in text
     done = assert_checkpoint_roundtrip(
         jobs.save_turned, jobs.load_turned, jobs.fsdp, meshes=FROM_TWO_TO_TWO, of=("param", "buffer")
     )
