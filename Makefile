@@ -33,7 +33,7 @@ wheel:
 
 # Needs `pip install -e ".[dev,docs]"`; nothing is fetched. Pages are in site/.
 docs:
-	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet -f tests/docs/mkdocs.yml
 
 bench:
 	for bench in tests/benchmarks/bench_*.py; do $(PYTHON) $$bench || exit 1; done

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Picture = tuple[Lines, dict[str, str]]
     """The lines for a terminal, and the MIME types for a notebook."""
 
+
 def display(picture: Picture) -> None:
     """Show a picture: in a notebook its markup, in IPython's terminal its text; else it is printed."""
     lines, markup = picture

@@ -31,7 +31,7 @@ def type_of(what: str) -> Any:
 
 
 def _answer() -> Any:
-    hints = get_type_hints(Finding, localns={"Cause": object})
+    hints = get_type_hints(Finding, localns={"Cause": object, "RankPair": object})
     fields = [(name, hints.get(name, COMPUTED.get(name))) for name in FOR_MACHINES]
     finding = msgspec.defstruct("Finding", fields, forbid_unknown_fields=True)
     answer = [

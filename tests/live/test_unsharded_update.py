@@ -64,7 +64,7 @@ def optimizer(model, mesh):
     return torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5 if sharded else 0.1)
 """,
         "wrong-value",
-        "Weight decay",
+        "weight decay",
     ),
     "moments of no checkpoint": (
         """
@@ -105,7 +105,7 @@ class Neighbours(torch.optim.SGD):
 def optimizer(model, mesh): return Neighbours(model.parameters(), 0.1, momentum=0.9)
 """,
         "wrong-value",
-        "another coordinate",
+        "a different coordinate",
     ),
 }
 

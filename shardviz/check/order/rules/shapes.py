@@ -28,17 +28,20 @@ from shardviz.explain.labels import (
 from shardviz.explain.order import Scrambled
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
-from shardviz.relate.values import padded_to, part_of
+from shardviz.layout.region import indices
 from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Tensor
     from shardviz.explain.finding import Finding
     from shardviz.explain.order import Disorder
+    from shardviz.layout.region import Region
 
 MOST_SHAPES = 3
 """So many wrong shapes are named, each with its ranks; of more, how many more there are."""
@@ -114,15 +117,28 @@ def is_padded_in_place(laid_out: LaidOut, tensor: Tensor, name: str) -> bool:
     is_one = stamp is not None and claimed is not None and len(shapes) == len(claims) == 1 and claimed.flat is None
     if not is_one or stamp is None or claimed is None or claimed.partial or len(shape) != len(stamp.shape):
         return False
+    if shape == stamp.shape or any(own < size for own, size in zip(shape, stamp.shape, strict=True)):
+        return False
     try:
         case = next(iter(laid_out.cases(tensor, name, claims=False)))
-        own = np.arange(1, case.numel + 1, dtype=np.int64).reshape(stamp.shape)
-        whole = padded_to(own, shape)
-        held = {coord: (case.local_ids(coord), part_of(whole, claimed.region(coord))) for coord in case.shards}
+        held = {coord: (case.local_ids(coord), claimed.region(coord)) for coord in case.shards}
     except ShardvizError:
         return False
-    is_larger = whole.shape == shape and whole.size > own.size
-    return is_larger and all(ids.shape == due.shape and np.array_equal(ids, due) for ids, due in held.values())
+    return all(
+        ids.shape == region.shape and np.array_equal(ids, _padded_ids(region, stamp.shape))
+        for ids, region in held.values()
+    )
+
+
+def _padded_ids(region: Region, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the ids of a part of a tensor that zeros follow along its dims: 0 for padding."""
+    places = np.ix_(*map(indices, region.dims))
+    within = np.ones(region.shape, bool)
+    ids = np.zeros(region.shape, np.int64)
+    for place, size in zip(places, shape, strict=True):
+        within &= place < size
+        ids = ids * size + place
+    return np.where(within, ids + 1, 0)
 
 
 def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
