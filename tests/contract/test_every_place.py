@@ -6,8 +6,9 @@ something that nobody compared is an error of the first rank.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pytest
@@ -96,11 +97,23 @@ def misplaced(dump: Dump, tensor: Tensor, name: str) -> Iterator[str]:
         layout = shard.layout
         if layout is None or layout.partial or layout.flat or rank not in layout.mesh:
             continue
-        own, due = dump.local_ids(shard, name), layout.region(layout.mesh.coord_of(rank)).flat_ids(layout.shape)
+        own, region = dump.local_ids(shard, name), layout.region(layout.mesh.coord_of(rank))
+        due = region.flat_ids(layout.shape)
         # An average of weights is a copy of them: it holds the same part of a weight of its own shape.
         others = [due + stamp.first for stamp in dump.stamps.values() if stamp.shape == layout.shape]
-        if not (np.array_equal(own, due + 1) or any(np.array_equal(-1 - own, other) for other in others)):
+        stamp = dump.stamps.get(name)
+        padded = part_of(with_padding(stamp.shape, layout.shape), region.dims) if stamp is not None else due + 1
+        is_due = any(np.array_equal(own, ids) for ids in (due + 1, padded, *(-1 - other for other in others)))
+        if not (is_due or own.size == due.size == 0):
             yield f"rank {rank} does not hold the region that it claims"
+
+
+def with_padding(shape: tuple[int, ...], larger: tuple[int, ...]) -> NDArray[Any]:
+    """Return the ids of a tensor with zeros behind them along its dims, as much as a larger shape has."""
+    ids = np.arange(1, math.prod(shape) + 1).reshape(shape)
+    if len(shape) != len(larger) or any(size > own for size, own in zip(shape, larger, strict=True)):
+        return np.zeros(larger, np.int64)
+    return np.pad(ids, [(0, own - size) for size, own in zip(shape, larger, strict=True)]) if shape else ids
 
 
 def far_off(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64]) -> Iterator[str]:
@@ -113,13 +126,24 @@ def far_off(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64]) 
         values = np.asarray(dump.values(shard, name), np.float64)
         due = wanted
         if claimed is not None and not claimed.flat and rank in claimed.mesh:
-            due = part_of(wanted.reshape(claimed.shape), claimed.region(claimed.mesh.coord_of(rank)).dims)
+            whole = laid_out(wanted, claimed.shape)
+            due = wanted if whole is None else part_of(whole, claimed.region(claimed.mesh.coord_of(rank)).dims)
         if due.shape == values.shape:
-            apart = float(np.max(np.abs(values - due), initial=0.0))
+            apart = float(np.max(np.abs(values - due)[~np.isnan(due)], initial=0.0))
         else:
             apart = max((float(np.min(np.abs(wanted - value))) for value in values.ravel()), default=0.0)
         if not (apart < size or apart == 0.0):
             yield f"rank {rank} is off by {apart:.3g}, and the reference has at most {size:.3g}"
+
+
+def laid_out(wanted: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64] | None:
+    """Return values in a claimed shape: NaN where it has padding, which nothing is compared with; None if none fits."""
+    if wanted.size == math.prod(shape):
+        return wanted.reshape(shape)
+    if wanted.ndim != len(shape) or any(size > own for size, own in zip(wanted.shape, shape, strict=True)):
+        return None  # an output that is laid out by its values, not as a part of the batch's rows
+    more = [(0, own - size) for size, own in zip(wanted.shape, shape, strict=True)]
+    return np.pad(wanted, more, constant_values=np.nan)
 
 
 def part_of(whole: NDArray[np.float64], dims: tuple[tuple[tuple[int, int], ...], ...]) -> NDArray[np.float64]:
