@@ -166,7 +166,7 @@ def test_a_tensor_that_one_side_has_in_parts_is_put_together(tmp_path, turned):
     parts = {name: weight(rows, 16, seed=rows) for name, rows in (("q", 8), ("k", 4), ("v", 2))}
     parts |= {f"{name}.bias": weight(rows, seed=rows + 1) for name, rows in (("q", 8), ("k", 4))}
     whole = {"qkv": torch.cat([parts[name] for name in "qkv"]), "bias": torch.cat([parts["q.bias"], parts["k.bias"]])}
-    same = {"w": weight(4)}
+    same = {"w": weight(4), "x": weight(5)}
     sides = [{**parts, **same}, {**whole, **same}]
     found = compared(*files(tmp_path, *sides[:: -1 if turned else 1]))
     assert {name: verdict for name, (verdict, _) in found.items()} == {"qkv": "moved", "bias": "moved"}
@@ -229,9 +229,10 @@ def test_a_map_renames(tmp_path, capsys):
     one, other = {"h.0.q": weight(4, 8), "h.1.q": weight(4, 8, seed=1)}, {}
     other = {"layers.0.wq": one["h.0.q"], "layers.1.wq": one["h.1.q"].flip(0)}
     paths = files(tmp_path, one, other)
-    with pytest.raises(ShardvizError, match=r"no tensor of .* by its name") as caught:
-        compared(*paths)
+    with pytest.raises(ShardvizError, match=r"no tensor of .* by its name or its values") as caught:
+        compared(*files(tmp_path, one, {name: value + 100 for name, value in other.items()}))
     assert "--map FILE" in caught.value.hint
+    paths = files(tmp_path, one, other)
     (tmp_path / "map").write_text("h.*.q = layers.*.wq\n")
     assert main(["diff", *map(str, paths), "--map", str(tmp_path / "map")]) == 1
     out = capsys.readouterr().out

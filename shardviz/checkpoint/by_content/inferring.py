@@ -147,7 +147,8 @@ class _Work:
         """Return the options whose tensors are all free."""
         left = {}
         for (side, whole), every in options.items():
-            ok = [one for one in every if all(link.family in self.free[1 - side] for link in one.links)]
+            free = {*self.free[1 - side], *self.alike[1 - side]}
+            ok = [one for one in every if all(link.family in free for link in one.links)]
             if ok and whole in self.free[side]:
                 left[side, whole] = ok
         return left
@@ -194,7 +195,7 @@ class _Work:
     def _recipes(self, side: int, whole: Family) -> list[Recipe]:
         """Return how most tensors of a family are made: several recipes if different tensors have the same values."""
         size = math.prod(whole.shape)
-        near = [one for one in self.free[1 - side] if math.prod(one.shape) <= size]
+        near = [one for one in (*self.free[1 - side], *self.alike[1 - side]) if math.prod(one.shape) <= size]
         sources = [link for part in near if _may_be_part(whole, part) for link in links(whole, part)]
         votes: Counter[Recipe] = Counter()
         for numbers in whole.some if sources else ():

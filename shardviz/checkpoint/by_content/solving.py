@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.checkpoint.by_content.strips import LEAST_PART, MISSING, View, fits, share
+from shardviz.checkpoint.by_content.strips import LEAST_PART, MISSING, UNKNOWN, View, fits, share
 from shardviz.checkpoint.maps.functions import FUNCTIONS
 from shardviz.relate.values import is_alike
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MOST_PARTS = 16
 """Tensors of other names that one is made of."""
+
+MOST_PADDING = 4
+"""Padding that is not all alike is at most one in this many slices."""
 
 SMALLEST_HEAD = 4
 LARGEST_HEAD = 1024
@@ -92,6 +95,11 @@ class _Part:
     size: int
     count: int
     places: Places
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether its values do not tell where it is: they are all one number."""
+        return bool((self.places == UNKNOWN).all())
 
     @property
     def start(self) -> int:
@@ -170,19 +178,24 @@ def _parts(
         if len(members) > 1 and sorted(members) != [(at,) for at in range(len(members))]:
             continue
         places = strips.places(View(members[min(members)]), view, dim)
-        if places is not None and fits(np.where(places >= 0, 0, places), np.zeros(len(places), np.int64)):
-            yield _Part(link, shape[dim], len(members), places)
+        if places is None:
+            continue
+        part = _Part(link, shape[dim], len(members), places)
+        if part.is_alike or fits(np.where(places >= 0, 0, places), np.zeros(len(places), np.int64)):
+            yield part
 
 
 def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -> Iterator[Recipe]:
     """Yield how parts make up a tensor: each of them all of it, or all of them together; at last with padding."""
     size = view.shape[dim]
     plain = Recipe((), dim, turned=turned, stacks=stacks)
-    whole = [part for part in parts if part.size == size and part.count == 1]
+    whole = [part for part in parts if part.size == size and part.count == 1 and not part.is_alike]
     for part in whole:
         if (rotary := _rotary(part, 0, dim, turned)) is not None:
             yield Recipe((part.link,), rotary=(rotary,), turned=turned, stacks=stacks)
     few = sorted((part for part in parts if part.size < size), key=lambda part: part.start)
+    fillers = [part for part in few if part.is_alike]
+    few = [part for part in few if not part.is_alike]
     few = [part for at, part in enumerate(few) if all(part.places.tolist() != one.places.tolist() for one in few[:at])]
     if whole or not few or len(few) > MOST_PARTS:
         return
@@ -190,6 +203,7 @@ def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -
         if fits(few[0].places, np.arange(size)):
             yield replace(plain, links=(few[0].link,), joined=True)
         return
+    few = _filled(few, fillers, size)
     links = tuple(part.link for part in few)
     if any(part.count > 1 for part in few):
         return
@@ -202,16 +216,30 @@ def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -
         yield replace(plain, links=links, padded=size)
 
 
+def _filled(parts: Sequence[_Part], fillers: Sequence[_Part], size: int) -> list[_Part]:
+    """Return parts with what is all one number, such as a bias at first, in each gap that only one such part fits."""
+    found: list[_Part] = []
+    start = 0
+    for stop, part in [*((part.start, part) for part in parts), (size, None)]:
+        fits_gap = [one for one in fillers if one.size == stop - start and one.count == 1 and one not in found]
+        found += fits_gap if len(fits_gap) == 1 else []
+        if part is not None:
+            found.append(part)
+            start = stop + part.size
+    return found
+
+
 def _is_padded(view: View, part: _Part, dim: int) -> bool:
     """Whether what is behind a part may be padding: all alike; of a vocabulary, which no number counts, anything."""
     behind = np.moveaxis(view.bits, dim, 0)[part.size :]
-    return is_alike(behind) or (dim == 0 and "*" not in part.link.family.pattern)
+    is_few = MOST_PADDING * len(behind) <= view.shape[dim]
+    return is_alike(behind) or (dim == 0 and is_few and "*" not in part.link.family.pattern)
 
 
 def _one_after_the_other(parts: Sequence[_Part], dim: int, turned: bool) -> tuple[tuple[str, int], ...] | None:
     kinds, start = [], 0
     for part in parts:
-        kind = _rotary(part, start, dim, turned)
+        kind = ("", 0) if part.is_alike else _rotary(part, start, dim, turned)
         if kind is None:
             return None
         kinds.append(kind)
@@ -248,6 +276,8 @@ def _blocks(parts: Sequence[_Part]) -> int:
     for blocks in range(2, common + 1):
         if common % blocks == 0:
             expected = views(np.arange(total), [(part.size,) for part in parts], (0, blocks))
-            if all(fits(part.places, view.reshape(-1)) for part, view in zip(parts, expected, strict=True)):
+            if all(
+                part.is_alike or fits(part.places, view.reshape(-1)) for part, view in zip(parts, expected, strict=True)
+            ):
                 return blocks
     return 0

@@ -74,7 +74,7 @@ def compare_checkpoints(
     pairs = paired(before, after, rules)
     named = Named(pairs) if rules else with_map(pairs, before, after)
     pairs = named.pairs
-    refuse_strangers(pairs, before, after)
+    refuse_strangers(pairs, before, after, "name or its values")
     judged = _compared(pairs, (before.tensors, after.tensors), progress)
     found = with_left_over(judged, before, after, also)
     outcomes = tuple(_but_for_twins(outcome, named) for outcome, _ in found)
@@ -110,8 +110,14 @@ def _compared(
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(found)))]
 
 
-def refuse_strangers(pairs: Pairs, before: Side, after: Side) -> None:
+def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") -> None:
     """Refuse two sides that have tensors, and none in common.
+
+    Args:
+        pairs: What they have.
+        before: The first.
+        after: The second.
+        by: What of a tensor was looked for.
 
     Raises:
         ShardvizError: They are such; its message has some names of each side.
@@ -124,7 +130,7 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side) -> None:
     if adapter := next((one for one in (before, after) if all(ADAPTER in name for name in one.tensors)), None):
         hint = f"{adapter.path} is an adapter, and has nothing of a model: merge it first, or give another adapter"
     raise ShardvizError(
-        f"no tensor of {before.path} is in {after.path} by its name: the first has {some}, the second {others}",
+        f"no tensor of {before.path} is in {after.path} by its {by}: the first has {some}, the second {others}",
         f"--map {family} knows these names" if family else hint,
     )
 

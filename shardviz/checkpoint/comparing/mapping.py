@@ -9,15 +9,13 @@ from shardviz.checkpoint.by_content.inferring import inferred
 from shardviz.checkpoint.by_content.writing import lines_of, rules_from
 from shardviz.checkpoint.comparing.pairs import paired
 from shardviz.checkpoint.maps.families import family_of, find_map
+from shardviz.checkpoint.optimizer import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardviz.checkpoint.comparing.pairs import Pairs
     from shardviz.checkpoint.records import Checkpoint
-
-LONELY = 4
-"""Where one in this many tensors is in one checkpoint only, or under another name, a map is looked for."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,11 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Named:
     """
     sides = [pair.one for pair in pairs.lonely], [pair.other for pair in pairs.lonely]
     first, second = ([one for one in side if one is not None] for side in sides)
-    if not first or not second or LONELY * (len(first) + len(second)) <= len(pairs.lonely) + len(pairs.both):
-        return Named(pairs)
+    num_named = sum(state_of(pair.name) is None for pair in pairs.both)
+    if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
+        return Named(pairs)  # most have one name: another name is a difference
     if family := family_of(before.tensors, after.tensors):
-        note = f"names: those of --map {family}, which is used"
+        note = f"names: --map {family} knows them, and is used"
         return Named(paired(before, after, find_map(family)), (note,), is_mapped=True)
     found = inferred(first, second)
     lines = lines_of(found.choices, (before.tensors, after.tensors))
