@@ -77,18 +77,12 @@ def compare_checkpoints(
     refuse_strangers(pairs, before, after, "name or its values")
     judged = _compared(pairs, (before.tensors, after.tensors), progress)
     found = with_left_over(judged, before, after, also)
-    outcomes = tuple(_but_for_twins(outcome, named) for outcome, _ in found)
+    outcomes = (*(outcome for outcome, _ in found), *named.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or named.is_mapped))
     more = () if rules or named.is_mapped else hint(before, after, outcomes)
     padded = {pair.name for outcome, pair in found if outcome.verdict == "padded"}
     notes = [*named.notes, *pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
     return Comparison((*outcomes, *objects), tuple(notes), named.lines)
-
-
-def _but_for_twins(outcome: Outcome, named: Named) -> Outcome:
-    """Return an outcome; not compared where content does not say which of several tensors it should be."""
-    why = named.ambiguous.get(outcome.name) if outcome.verdict in ("missing", "added") else None
-    return outcome.became("not-compared", why) if why else outcome
 
 
 def _compared(
