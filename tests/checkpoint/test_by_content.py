@@ -7,13 +7,14 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from tests.checkpoint.maps import HEADS, KV, LAYERS, both, meta, permuted, weight
+from tests.lanes import cases
 from tests.picture.golden import check_golden
 
 
@@ -405,7 +406,7 @@ def conversions(draw):
     return one, other, rng.choice(sorted(other))
 
 
-@settings(max_examples=40, deadline=None)
+@cases(150)
 @given(conversions(), st.sampled_from(["none", "value", "rows", "scale"]), st.booleans())
 def test_whatever_was_renamed_and_joined_is_found_and_one_wrong_tensor_is_named(tmp_path_factory, case, change, turned):
     one, other, name = case

@@ -75,9 +75,9 @@ def compare_checkpoints(
     named = Named(pairs) if rules else with_map(pairs, before, after)
     pairs = named.pairs
     refuse_strangers(pairs, before, after, "name or its values")
-    judged = _compared(named, (before.tensors, after.tensors), progress)
+    judged = _compared(pairs, (before.tensors, after.tensors), progress)
     found = with_left_over(judged, before, after, also)
-    outcomes = tuple(outcome for outcome, _ in found)
+    outcomes = (*(outcome for outcome, _ in found), *named.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or named.is_mapped))
     more = () if rules or named.is_mapped else hint(before, after, outcomes)
     padded = {pair.name for outcome, pair in found if outcome.verdict == "padded"}
@@ -86,10 +86,10 @@ def compare_checkpoints(
 
 
 def _compared(
-    named: Named, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
+    pairs: Pairs, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
 ) -> list[tuple[Outcome, Pair]]:
     """Return what became of each tensor by itself, or beside the others of the two."""
-    pairs, sides = named.pairs, (Contents.of(tensors[0].values()), Contents.of(tensors[1].values()))
+    sides = Contents.of(tensors[0].values()), Contents.of(tensors[1].values())
     found: list[tuple[Outcome, Pair]] = []
     scales: set[str] = set()
     whole: dict[int, Pair] = {}
@@ -100,7 +100,7 @@ def _compared(
             scales.add(by_scale[1])
         found.append((unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
         whole[id(cut)] = pair
-    found += [(_lonely(pair, named), pair) for pair in pairs.lonely if pair.name not in scales]
+    found += [(_lonely(pair), pair) for pair in pairs.lonely if pair.name not in scales]
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(found)))]
 
 
@@ -140,9 +140,7 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
     return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
 
 
-def _lonely(pair: Pair, named: Named) -> Outcome:
-    if (several := named.ambiguous.get(pair.name)) is not None:
-        return Outcome(pair.name, "", "not-compared", several)
+def _lonely(pair: Pair) -> Outcome:
     verdict: Verdict = "missing" if pair.other is None else "added"
     which = "first" if pair.other is None else "second"
     more = f"; as the map says, {pair.lacking}" if pair.lacking else ""

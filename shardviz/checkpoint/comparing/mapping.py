@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.by_content.inferring import inferred
 from shardviz.checkpoint.by_content.writing import lines_of, rules_from
+from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.comparing.pairs import paired
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.optimizer import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shardviz.checkpoint.comparing.pairs import Pairs
     from shardviz.checkpoint.records import Checkpoint
 
@@ -26,14 +25,14 @@ class Named:
         pairs: Them.
         notes: The map that knows the names, or how many lines were found by content.
         lines: The lines of a map that were found by content.
-        ambiguous: Tensors whose content several have, by their names, each with the reason.
+        open: What became of tensors whose content several have, so that none is compared with one of them.
         is_mapped: Whether a map was found.
     """
 
     pairs: Pairs
     notes: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
-    ambiguous: Mapping[str, str] = field(default_factory=dict)
+    open: tuple[Outcome, ...] = ()
     is_mapped: bool = False
 
 
@@ -55,7 +54,9 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Named:
         return Named(paired(before, after, find_map(family)), (note,), is_mapped=True)
     found = inferred(first, second)
     lines = lines_of(found.choices, (before.tensors, after.tensors))
-    if not lines:
-        return Named(pairs, ambiguous=found.ambiguous)
-    again = paired(before, after, rules_from(lines))
-    return Named(again, (), tuple(map(str, lines)), found.ambiguous, is_mapped=True)
+    again = paired(before, after, rules_from(lines)) if lines else pairs
+    is_open = [pair.name in found.ambiguous for pair in again.lonely]
+    left = tuple(pair for pair, one in zip(again.lonely, is_open, strict=True) if not one)
+    open_ = [pair.name for pair, one in zip(again.lonely, is_open, strict=True) if one]
+    outcomes = tuple(Outcome(name, "", "not-compared", found.ambiguous[name]) for name in open_)
+    return Named(replace(again, lonely=left), (), tuple(map(str, lines)), outcomes, is_mapped=bool(lines))
