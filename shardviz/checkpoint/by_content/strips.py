@@ -10,6 +10,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.agreement import can_cast, narrower
 from shardviz.errors import DumpError
+from shardviz.reference.windows import line_hashes
 from shardviz.relate.casts import cast, values_of
 
 if TYPE_CHECKING:
@@ -85,12 +86,11 @@ class Strips:
         mine, theirs = self._of(part, dim, narrow), self._of(whole, dim, narrow)
         if mine is None or theirs is None or mine.shape[1] != theirs.shape[1]:
             return None
-        known: dict[bytes, int] = {}
-        for at, row in enumerate(theirs):
-            key = row.tobytes()
-            known[key] = UNKNOWN if key in known else at
-        places = [UNKNOWN if (row == row[0]).all() else known.get(row.tobytes(), MISSING) for row in mine]
-        return np.array(places, np.int64)
+        keys, first, counts = np.unique(line_hashes(theirs), return_index=True, return_counts=True)
+        own = line_hashes(mine)
+        at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
+        places = np.where(keys[at] == own, np.where(counts[at] > 1, UNKNOWN, first[at]), MISSING)
+        return np.where((mine == mine[:, :1]).all(1), UNKNOWN, places)
 
     def _of(self, view: View, dim: int, dtype: str) -> NDArray[Any] | None:
         key = id(view.tensor), view.index, view.turned, dim, dtype
