@@ -46,21 +46,25 @@ def show(what: object, tensor: str | None = None, *, mesh: Mesh | str | None = N
     """Display a picture in a notebook; elsewhere print it, once: only rank 0 prints, whatever ranks call this.
 
     Args:
-        what: What `shardviz.load` gives, a tensor, a report or a finding of it; a dump, or the path of one; a
-            `shardviz.Layout`, or one in the notation, `"[12/tp/fsdp, 12]"`; a mesh; a DTensor; or a module, whose
-            parameters and buffers are listed.
+        what: What `shardviz.load` gives, a tensor, a report or a finding of it; a dump, or the path of one or of a
+            checkpoint; a `shardviz.Layout`, or one in the notation, `"[12/tp/fsdp, 12]"`; a mesh; a DTensor; or a
+            module, whose parameters and buffers are listed.
         tensor: The name of the one tensor to draw, for a run, a dump or a module.
         mesh: The mesh of a layout in the notation, `"fsdp=2,tp=4"`.
 
     Raises:
         ShardvizError: It is none of these, or the dump or the tensor is not there.
     """
+    from shardviz.checkpoint.open import is_checkpoint
+    from shardviz.notebook.load import load
     from shardviz.picture.display import display, picture_of
 
     if _rank() != 0:
         return
     if isinstance(what, str) and _LAYOUT.match(what) and not Path(what).exists():
         what = _layout(what, mesh)
+    if isinstance(what, (str, Path)) and is_checkpoint(Path(what)):
+        what = load(what)
     display(_of_torch(what, tensor) or picture_of(what, tensor))
 
 

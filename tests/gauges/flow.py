@@ -38,7 +38,7 @@ ARROWS: Mapping[str, tuple[str, ...]] = {
     "tui": (*OFFLINE, "picture"),
     "live": ("layout", "dump", "relate", "plan", *FILES, "probe_files"),
     "testing": (*OFFLINE, "picture", "live", "probe_files"),
-    "commands": (*OFFLINE, "picture", "live", "testing", "probe_files", "tui", "cli"),
+    "commands": (*OFFLINE, "picture", "notebook", "live", "testing", "probe_files", "tui", "cli"),
     "probes": ("shardviz", "layout", "live", "testing"),
     # What stands in no folder.
     "shardviz": ("live",),

@@ -43,6 +43,16 @@ def test_a_checkpoint_has_its_tensors_by_name(tmp_path: Path) -> None:
         run["nrom"]
 
 
+def test_show_takes_a_checkpoints_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"up.weight": np.zeros((4, 3), np.float32)}, tmp_path / "model.safetensors")
+    shardviz.show(tmp_path / "model.safetensors")
+    assert "up.weight" in capsys.readouterr().out
+    shardviz.show(str(tmp_path / "model.safetensors"), "up.weight")
+    assert "float32[4, 3]" in capsys.readouterr().out
+    with pytest.raises(DumpError, match="does not exist"):
+        shardviz.show(tmp_path / "nothing")
+
+
 def test_a_checkpoint_that_is_cut_short_says_which_bytes_are_missing(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"w": WHOLE}, path)
