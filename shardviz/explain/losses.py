@@ -312,3 +312,58 @@ class NormOfPart(Cause):
         "torch.nn.utils.get_total_norm on the DTensors"
     )
     references = ("pytorch#144054", "RLinf#1558")
+
+
+class SummedValue(Cause):
+    """A logged number is a sum over ranks or micro-batches, and should be their average.
+
+    Each rank or micro-batch has the same number, for instance a mean. The sum multiplies it by the number of ranks or
+    micro-batches, and the curve in the log keeps its shape.
+    """
+
+    axes: str
+    kinds = ("wrong-scale",)
+    why = (
+        "Each rank logs a mean, and an all_reduce sums the means{axes:? over {axes}} instead of averaging them",
+        "The values of the micro-batches are summed, and not divided by their number",
+    )
+    how = (
+        "pass op=ReduceOp.AVG to the all_reduce{axes:? over {axes}}, and call it once",
+        "divide the value by the number of micro-batches",
+    )
+    references = ("gpt-neox#1259",)
+
+
+class DividedMean(Cause):
+    """A logged mean is divided by a number of ranks once more.
+
+    The loss function returns a mean, and the reduction for the log averages it. Another division by the world size
+    makes the logged number too small by a constant factor.
+    """
+
+    axes: str
+    divisor: Fraction
+    kinds = ("wrong-scale",)
+    why = "The value is already a mean, and it is divided by {axes:?the size of {axes}|{divisor}} once more"
+    how = "remove that division: the reduction already takes the mean"
+    references = ("gpt-neox#1259",)
+
+
+class UnsummedValue(Cause):
+    """A logged number counts one rank's part only, and all parts happen to be equal.
+
+    Each rank computes the number from its own rows or shards, and nothing adds the parts up. The parts are equal, so
+    the ranks agree and no comparison between ranks finds the error.
+    """
+
+    axes: str
+    kinds = ("wrong-scale",)
+    why = (
+        "Each rank logs the number of its own part. Nothing sums it over {axes:?{axes}|the ranks}",
+        "The value is a mean that was averaged twice",
+    )
+    how = (
+        "all_reduce the value with ReduceOp.SUM{axes:? over {axes}}",
+        "take the mean once",
+    )
+    references = ("gpt-neox#1259",)

@@ -132,7 +132,7 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     """Return every tensor that is not equal, those with the same words together, then notes, then the verdict."""
     lines: list[Text] = []
     if comparison.map:
-        lines.append(line("names by what is in the tensors; --save-map FILE keeps this map:"))
+        lines.append(line("tensors matched by their values; --save-map FILE keeps this map:"))
         lines += [line(f"  {printable(one)}") for one in comparison.map]
     groups: list[Text] = []
     for group in alike(comparison):

@@ -19,16 +19,14 @@ from shardviz.check.step.rules.ratios.factors import Over, batch_of, cause_of_ax
 from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.factors import (
     ClippedByParts,
-    DividedMean,
     LossScaleLeft,
     LostContributions,
     ScaledByOwnCount,
     ScaledInStep,
     ScaledSharedPart,
     SummedContributions,
-    SummedValue,
-    UnsummedValue,
 )
+from shardviz.explain.losses import DividedMean, SummedValue, UnsummedValue
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import factor_of, ratio_near
 from shardviz.relate.tolerance import EXPLAINED, SINGLE, least_factor, near_ratio
