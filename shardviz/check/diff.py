@@ -63,7 +63,7 @@ class Difference:
     Attributes:
         changes: Tensor by tensor, in the first dump's order.
         sizes: Bytes of two plans, whether or not they changed.
-        relaid: Layouts that two jobs claim differently, as they may where their steps are what is compared.
+        relaid: Layouts that two jobs claim differently, as they may if their steps are what is compared.
         gained: Findings that only the second has.
         lost: Findings that only the first has.
         not_compared: What could not be compared, and why.
@@ -89,7 +89,7 @@ class Difference:
 
     @property
     def nothing_compared(self) -> str:
-        """That nothing was compared, and why, in a line; empty where something was."""
+        """That nothing was compared, and why, in a line; empty if something was."""
         if self or self.num_compared or self.step.num_compared:
             return ""
         reasons = [one.why for one in self.not_compared] or ["neither dump has a weight or a buffer"]
@@ -120,23 +120,26 @@ def compare(
         reports: What they say, if they are checked already.
         plans: The bytes of both, if they are plans.
     """
-    one, other = reports or (report_on(before), report_on(after))
-    laid_out = (one.laid_out or LaidOut(before), other.laid_out or LaidOut(after))
+    first, second = reports or (report_on(before), report_on(after))
+    laid_out = (first.laid_out or LaidOut(before), second.laid_out or LaidOut(after))
     results = [result for moment, role in KEPT for result in _moment_changes(laid_out, moment, role)]
-    step = compare_steps(before, after, (one, other))
+    step = compare_steps(before, after, (first, second))
     if _is_trace_alone(before) or _is_trace_alone(after):
         which = "first" if _is_trace_alone(before) else "second"
         results = [NotChecked("", f"layouts: the {which} dump has a step's trace and no weights", "order")]
     elif not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
         results += [result for role in ROLES for result in _layout_changes(before, after, role)]
-    results = [_unless_unread(one, before, after) if isinstance(one, Change) else one for one in results]
+    results = [_unless_unread(result, before, after) if isinstance(result, Change) else result for result in results]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     relaid = [change for change in changes if step.is_of_jobs and _is_of_layout(change, before, after)]
     left = [result for result in results if isinstance(result, NotChecked)]
-    not_compared = (*(one for one in left if not (_is_of_values(one) and step.is_of_jobs)), *step.not_compared)
+    not_compared = (
+        *(unchecked for unchecked in left if not (_is_of_values(unchecked) and step.is_of_jobs)),
+        *step.not_compared,
+    )
     without = [NotChecked("", plans.not_compared, "step")] if plans is not None and plans.not_compared else []
-    gained, not_in_first = told(_only_in(other, one, after), before, "first")
-    lost, not_in_second = told(_only_in(one, other, before), after, "second")
+    gained, not_in_first = told(_only_in(second, first, after), before, "first")
+    lost, not_in_second = told(_only_in(first, second, before), after, "second")
     unread = (*unread_parts(before, "first"), *unread_parts(after, "second"), *not_in_first, *not_in_second)
     return Difference(
         tuple(change for change in changes if change not in relaid),
@@ -161,12 +164,12 @@ def _is_of_layout(change: Change, before: Dump, after: Dump) -> bool:
     if change.aspect != "shape":
         return change.aspect == "claimed"
     both = (_kept(dump, role).get(change.tensor) for dump in (before, after) for role in ROLES)
-    return any(one is not None and one.claimed is None for one in both)
+    return any(tensor is not None and tensor.claimed is None for tensor in both)
 
 
-def _is_of_values(one: NotChecked) -> bool:
-    """Whether a tensor's values could not be compared; where two jobs' steps are, their traces compare the values."""
-    return bool(one.tensor) and one.about == "values"
+def _is_of_values(unchecked: NotChecked) -> bool:
+    """Whether a tensor's values could not be compared; if two jobs' steps are, their traces compare the values."""
+    return bool(unchecked.tensor) and unchecked.about == "values"
 
 
 def _only_in(report: Report, other: Report, dump: Dump) -> tuple[Finding, ...]:
@@ -177,14 +180,14 @@ def _only_in(report: Report, other: Report, dump: Dump) -> tuple[Finding, ...]:
 
 
 def _unless_unread(change: Change, before: Dump, after: Dump) -> Change | NotChecked:
-    """Return a change; that it is none for certain where ranks that were not read may have the tensor."""
+    """Return a change; that it is none for certain if ranks that were not read may have the tensor."""
     if change.aspect != "presence":
         return change
     dumps = (("first", before, after), ("second", after, before))
     for which, dump, other in dumps:
-        own, theirs = ([_kept(one, role).get(change.tensor) for role in ROLES] for one in (dump, other))
-        for has, tensor in zip(own, theirs, strict=True):
-            if has is None and tensor is not None and may_have(dump, other, tensor):
+        ours, theirs = ([_kept(each, role).get(change.tensor) for role in ROLES] for each in (dump, other))
+        for present, tensor in zip(ours, theirs, strict=True):
+            if present is None and tensor is not None and may_have(dump, other, tensor):
                 ranks = named_ranks(unread_ranks(dump))
                 return NotChecked(change.tensor, f"the {which} dump may have it on {ranks}, not read", "run")
     return change
@@ -198,26 +201,27 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
         return
     ours, theirs = before.by_name(moment, role), after.by_name(moment, role)
     for name in dict.fromkeys([*ours, *theirs]):
-        one, other = ours.get(name), theirs.get(name)
-        if one is None or other is None:
-            yield from _only_one_has(name, one or _kept(before, role).get(name), other or _kept(after, role).get(name))
+        first, second = ours.get(name), theirs.get(name)
+        if first is None or second is None:
+            kept = (tensor or _kept(dump, role).get(name) for tensor, dump in ((first, before), (second, after)))
+            yield from _only_one_has(name, *kept)
             continue
-        yield from _tensor_changes(name, one, other)
+        yield from _tensor_changes(name, first, second)
         if moment == "stamped":
-            was, now = held_text(laid_out[0], one, name), held_text(laid_out[1], other, name)
-            if (was, now) != (_claimed(one), _claimed(other)):
+            was, now = held_text(laid_out[0], first, name), held_text(laid_out[1], second, name)
+            if (was, now) != (_claimed(first), _claimed(second)):
                 yield from _change(name, "held", was, now)
         elif before.files.planned is None and after.files.planned is None:
-            yield from _value_changes(name, (before, one), (after, other))
+            yield from _value_changes(name, (before, first), (after, second))
 
 
-def _only_one_has(name: str, one: Tensor | None, other: Tensor | None) -> Iterator[Change | NotChecked]:
+def _only_one_has(name: str, ours: Tensor | None, theirs: Tensor | None) -> Iterator[Change | NotChecked]:
     """Yield how a tensor compares that one dump has at a moment, and the other at another or not at all."""
-    if one is None or other is None:
-        yield Change(name, "presence", _present(one), _present(other))
+    if ours is None or theirs is None:
+        yield Change(name, "presence", _present(ours), _present(theirs))
         return
-    yield from _tensor_changes(name, one, other)
-    which = "first" if one.moment == "stamped" else "second"
+    yield from _tensor_changes(name, ours, theirs)
+    which = "first" if ours.moment == "stamped" else "second"
     yield NotChecked(name, f"where its elements are: only the {which} dump has them", "values")
 
 
@@ -230,12 +234,12 @@ def _layout_changes(before: Dump, after: Dump, role: str) -> Iterator[Change]:
     """Yield what differs in the layouts alone: only one dump has ids, which may have another element type."""
     ours, theirs = _kept(before, role), _kept(after, role)
     for name in dict.fromkeys([*ours, *theirs]):
-        one, other = ours.get(name), theirs.get(name)
-        if one is None or other is None:
-            yield Change(name, "presence", _present(one), _present(other))
+        tensor, counterpart = ours.get(name), theirs.get(name)
+        if tensor is None or counterpart is None:
+            yield Change(name, "presence", _present(tensor), _present(counterpart))
             continue
-        yield from _change(name, "shape", str(list(one.shape)), str(list(other.shape)))
-        yield from _change(name, "claimed", _claimed(one), _claimed(other))
+        yield from _change(name, "shape", str(list(tensor.shape)), str(list(counterpart.shape)))
+        yield from _change(name, "claimed", _claimed(tensor), _claimed(counterpart))
 
 
 def _present(tensor: Tensor | None) -> str:
@@ -247,10 +251,10 @@ def _change(name: str, aspect: Aspect, before: str, after: str) -> Iterator[Chan
         yield Change(name, aspect, before, after)
 
 
-def _tensor_changes(name: str, one: Tensor, other: Tensor) -> Iterator[Change]:
-    yield from _change(name, "shape", str(list(one.shape)), str(list(other.shape)))
-    yield from _change(name, "dtype", one.dtype, other.dtype)
-    yield from _change(name, "claimed", _claimed(one), _claimed(other))
+def _tensor_changes(name: str, before: Tensor, after: Tensor) -> Iterator[Change]:
+    yield from _change(name, "shape", str(list(before.shape)), str(list(after.shape)))
+    yield from _change(name, "dtype", before.dtype, after.dtype)
+    yield from _change(name, "claimed", _claimed(before), _claimed(after))
 
 
 def _claimed(tensor: Tensor) -> str:
@@ -258,7 +262,7 @@ def _claimed(tensor: Tensor) -> str:
 
 
 def held_text(laid_out: LaidOut, tensor: Tensor, name: str) -> str:
-    """Return what ranks hold of a stamped tensor, in the notation where it has a form for it."""
+    """Return what ranks hold of a stamped tensor, in the notation if it has a form for it."""
     try:
         cases = laid_out.cases(tensor, name)
     except ShardvizError as error:
@@ -274,31 +278,31 @@ def _value_changes(name: str, ours: tuple[Dump, Tensor], theirs: tuple[Dump, Ten
     if _same_digests(name, ours[1], theirs[1], unread):
         return
     try:
-        (one, in_one), (other, in_other) = values_and_places(*ours, name), values_and_places(*theirs, name)
+        (was, known), (now, known_now) = values_and_places(*ours, name), values_and_places(*theirs, name)
     except ShardvizError as error:
         why = f"its values differ or are laid out differently, and cannot be compared as a whole: {error.message}"
         yield NotChecked(name, why, "values")
         return
-    if one.shape != other.shape:
+    if was.shape != now.shape:
         return
-    both = in_one & in_other
+    both = known & known_now
     if not (unread or both.all()):
         count = f"{int((~both).sum()):,} of {both.size:,} elements"
         yield NotChecked(name, f"{count}: no rank of one of the dumps has them", "values")
-    different = both & ~((one == other) | (np.isnan(one) & np.isnan(other)))
+    different = both & ~((was == now) | (np.isnan(was) & np.isnan(now)))
     if not different.any():
         return
     index = index_of(int(np.argmax(different)), different.shape)
     count = f"{int(different.sum()):,} of {int(both.sum()):,} elements differ, the first at {index}"
-    yield Change(name, "values", f"{one[tuple(index)]:.6g}", f"{other[tuple(index)]:.6g} ({count})")
+    yield Change(name, "values", f"{was[tuple(index)]:.6g}", f"{now[tuple(index)]:.6g} ({count})")
 
 
-def _same_digests(name: str, one: Tensor, other: Tensor, unread: Collection[int]) -> bool:
+def _same_digests(name: str, before: Tensor, after: Tensor, unread: Collection[int]) -> bool:
     """Whether all ranks hold the same bytes, those apart that were not read in one of the dumps."""
 
     def digests(tensor: Tensor) -> dict[int, str]:
         index = tensor.index(name)
         return {rank: shard.digest(index) for rank, shard in tensor.shards.items() if rank not in unread}
 
-    ours = digests(one)
-    return bool(ours) and all(ours.values()) and ours == digests(other)
+    ours = digests(before)
+    return bool(ours) and all(ours.values()) and ours == digests(after)

@@ -41,13 +41,13 @@ def grouped(findings: Sequence[Finding], ranks_of: Mapping[str, frozenset[int]] 
 
 def ranks_by_name(dump: Dump) -> dict[str, frozenset[int]]:
     """Return the ranks of the run that have each tensor, in whatever role."""
-    found: dict[str, frozenset[int]] = {}
+    by_name: dict[str, frozenset[int]] = {}
     for tensor in dump.tensors:
         # Rank 0 writes the unsharded model's tensors, whoever has them in the run.
         if tensor.moment not in ("reference", "updated"):
             ranks = frozenset(tensor.shards)
-            found.update((name, found.get(name, frozenset()) | ranks) for name in tensor.names)
-    return found
+            by_name.update((name, by_name.get(name, frozenset()) | ranks) for name in tensor.names)
+    return by_name
 
 
 def _key(finding: Finding, ranks_of: Mapping[str, frozenset[int]]) -> Hashable:

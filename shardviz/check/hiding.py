@@ -1,7 +1,7 @@
 """A finding that is a consequence of others is left out: `KINDS` of `explain.kinds` says of which.
 
-A check asks with `unhidden` what is left of its results beside those of the checks before it. So a kind may follow from
-itself: the later check only found it again.
+A check asks with `unhidden` what is left of its results, given those of the checks before it. So a kind may follow
+from itself: the later check only found it again.
 """
 
 from __future__ import annotations

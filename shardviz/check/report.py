@@ -27,7 +27,7 @@ class NotChecked:
     """A check that could not run, and why: silence never means 'not looked at'.
 
     Attributes:
-        tensor: The tensor's name; empty where it is about the whole dump.
+        tensor: The tensor's name; empty if it is about the whole dump.
         why: Why not, with what was not looked at.
         about: What was not looked at, for programs.
     """
@@ -60,7 +60,7 @@ class Report:
         num_tensors: Distinct tensor names.
         findings: Worst first.
         not_checked: What could not be looked at.
-        compared: Which results of the step were laid beside the unsharded model's, and whether each is that, so that
+        compared: Which results of the step were compared with the unsharded model's, and whether each is that, so that
             another number would have been noticed.
         laid_out: The stamped tensors as the checks laid them out, for pictures and comparisons.
     """
@@ -75,11 +75,11 @@ class Report:
     @cached_property
     def findings_of(self) -> Mapping[str, tuple[Finding, ...]]:
         """The findings of each tensor that has any, worst first, with its own numbers."""
-        found: dict[str, list[Finding]] = {}
+        by_name: dict[str, list[Finding]] = {}
         for finding in self.findings:
             for one in finding.each:
-                found.setdefault(one.tensor, []).append(one)
-        return {name: tuple(findings) for name, findings in found.items()}
+                by_name.setdefault(one.tensor, []).append(one)
+        return {name: tuple(findings) for name, findings in by_name.items()}
 
     @cached_property
     def named_ranks(self) -> frozenset[int]:
@@ -88,11 +88,11 @@ class Report:
 
     @cached_property
     def why_not_checked(self) -> Mapping[str, tuple[str, ...]]:
-        """Why a check of a tensor could not be made, by the names of the tensors where one could not."""
-        found: dict[str, list[str]] = {}
+        """Why a check of a tensor could not be made, by the names of the tensors."""
+        by_name: dict[str, list[str]] = {}
         for unchecked in self.not_checked:
-            found.setdefault(unchecked.tensor, []).append(unchecked.why)
-        return {name: tuple(reasons) for name, reasons in found.items()}
+            by_name.setdefault(unchecked.tensor, []).append(unchecked.why)
+        return {name: tuple(reasons) for name, reasons in by_name.items()}
 
     @cached_property
     def reasons(self) -> list[str]:
@@ -114,14 +114,14 @@ class Report:
 
 
 def _names_of(folds: Sequence[Fold]) -> str:
-    """Return the names of folds, with the number of tensors where there is no room for all of them."""
+    """Return the names of folds, with the number of tensors if there is no room for all of them."""
     names = listed(folds, MOST_NAMES)
     tensors = sum(1 for one in folds for _ in one.names())
     return f"{counted(tensors, 'tensor')} ({names})" if len(folds) > MOST_NAMES else names
 
 
 def named_ranks(findings: Iterable[Finding], num_ranks: int) -> frozenset[int]:
-    """Return the ranks that findings name, where any names some: one that names every rank points at none of them.
+    """Return the ranks that findings name, if any names some: one that names every rank points at none of them.
 
     Args:
         findings: The findings.

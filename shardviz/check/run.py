@@ -161,18 +161,18 @@ def _dtypes(dump: Dump) -> Iterator[Finding]:
 
 def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
     """Yield the checks that ranks could not make, once for all of them."""
-    said: dict[tuple[str, str], list[int]] = {}
+    ranks_by_reason: dict[tuple[str, str], list[int]] = {}
     for rank, record in dump.files.ranks.items():
         for pair in dict.fromkeys(record.not_checked):
-            said.setdefault(pair, []).append(rank)
+            ranks_by_reason.setdefault(pair, []).append(rank)
     num_ranks = dump.files.run.num_ranks
-    for (name, why), ranks in said.items():
+    for (name, why), ranks in ranks_by_reason.items():
         where = "" if len(ranks) == num_ranks else f" (on {len(ranks):,} of {num_ranks:,} ranks)"
         yield NotChecked(name, why + where, _about(dump, name, ranks))
 
 
 def _about(dump: Dump, name: str, ranks: list[int]) -> About:
-    """Return the subject of a check that ranks could not make; not the order, if they wrote the ids all the same."""
+    """Return the subject of a check that ranks could not make; not the order, if they wrote the ids anyway."""
     if not name:
         return "run"
     if any(name in dump.files.ranks[rank].without_ids for rank in ranks):
@@ -205,29 +205,29 @@ def _check_stamped(laid_out: LaidOut, tensor: Tensor) -> Iterator[Result]:
 def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> list[Result]:
     """Check one name, and say with every finding what was intended."""
     try:
-        found: list[Result] = [*check_global_shape(laid_out, tensor, name)]
-        if found and is_padded_in_place(laid_out, tensor, name):
+        of_name: list[Result] = [*check_global_shape(laid_out, tensor, name)]
+        if of_name and is_padded_in_place(laid_out, tensor, name):
             return []
         order = split_order(intended)[1]
-        for own in laid_out.cases(tensor, name) if not found else ():
-            case = own if order is None else own.in_order(order)
-            results, wanted = _not_reordered(own, _check_case(case), order), own.claimed
+        for laid in laid_out.cases(tensor, name) if not of_name else ():
+            case = laid if order is None else laid.in_order(order)
+            results, wanted = _not_reordered(laid, _check_case(case), order), laid.claimed
             if not results and intended:
                 results, wanted = list(check_intent(case, intended)), wanted_layout(case, intended)
-            pair = PairOfIds(laid_out, tensor, name, own.mesh, wanted if results else own.claimed, order)
-            results += check_zeros(case) if not (found or results) else ()
-            found += (result.seen_in(pair) if isinstance(result, Finding) else result for result in results)
+            pair = PairOfIds(laid_out, tensor, name, laid.mesh, wanted if results else laid.claimed, order)
+            results += check_zeros(case) if not (of_name or results) else ()
+            of_name += (result.seen_in(pair) if isinstance(result, Finding) else result for result in results)
     except ShardvizError as error:
         return [NotChecked(name, error.message, "order")]
-    return [_as_intended(result, intended) if isinstance(result, Finding) else result for result in found]
+    return [_as_intended(result, intended) if isinstance(result, Finding) else result for result in of_name]
 
 
-def _not_reordered(own: Case, found: list[Result], order: DimOrder | None) -> list[Result]:
-    """Give findings their cause where an order is expected of a tensor that is still in its own."""
-    if order is None or not own.as_claimed:
-        return found
+def _not_reordered(case: Case, results: list[Result], order: DimOrder | None) -> list[Result]:
+    """Give findings their cause if an order is expected of a tensor that is still in its own."""
+    if order is None or not case.as_claimed:
+        return results
     cause = OrderNotApplied(order.dim)
-    return [result.because(cause) if isinstance(result, Finding) else result for result in found]
+    return [result.because(cause) if isinstance(result, Finding) else result for result in results]
 
 
 def _as_intended(finding: Finding, intended: str) -> Finding:

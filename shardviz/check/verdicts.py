@@ -32,7 +32,7 @@ WORDS: dict[Verdict, str] = {
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst verdict; "good" where there is none."""
+    """Return the worst verdict; "good" if there is none."""
     return min(verdicts, key=list(WORDS).index, default="good")
 
 
@@ -54,7 +54,7 @@ def state_of(dump: Dump, tensor: Tensor, name: str, report: Report) -> State:
 
 
 def recorded(dump: Dump) -> Iterator[tuple[Tensor, str]]:
-    """Yield every tensor of a run at each moment, with each of its names; not the unsharded model's beside it."""
+    """Yield every tensor of a run at each moment, with each of its names; not the unsharded model's."""
     own = (tensor for tensor in dump.tensors if tensor.moment not in ("reference", "updated"))
     yield from ((tensor, name) for tensor in own for name in tensor.names)
 
@@ -62,13 +62,13 @@ def recorded(dump: Dump) -> Iterator[tuple[Tensor, str]]:
 def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report) -> Verdict:
     """Return the worst that a report says of a tensor, or of some names of a fold.
 
-    Without a finding it is "not checked" unless something that it should be was laid beside it.
+    Without a finding it is "not checked" unless something that it should be compared was compared.
     """
     known = list(names)
-    found: list[Verdict] = [one.severity for name in known for one in report.findings_of.get(name, ())]
+    verdicts: list[Verdict] = [one.severity for name in known for one in report.findings_of.get(name, ())]
     if any(state_of(dump, tensor, name, report) in ("not checked", "cannot tell") for name in known):
-        found.append("unknown")
-    return worst(found)
+        verdicts.append("unknown")
+    return worst(verdicts)
 
 
 def captured(dump: Dump) -> list[Tensor]:
@@ -105,8 +105,8 @@ def is_of_model(tensor: Tensor) -> bool:
 def not_compared(dump: Dump) -> list[str]:
     """Return what of a training run nothing was compared with, in words: no fault of the run, and no reason to fail.
 
-    Without an unsharded step beside it, that is the whole step. With one, activations only serve to find where a wrong
-    output begins, and what the optimizer keeps is compared where the unsharded model has been stepped too. A plan has
+    Without an unsharded step, that is the whole step. With one, activations only serve to find where a wrong
+    output begins, and what the optimizer keeps is compared if the unsharded model has been stepped too. A plan has
     no values to compare.
     """
     if dump.files.planned is not None:
@@ -117,7 +117,7 @@ def not_compared(dump: Dump) -> list[str]:
 
 
 def nothing_checked(dump: Dump, report: Report) -> str:
-    """Say in a line that no tensor of a dump could be checked, and why; empty where some were."""
+    """Say in a line that no tensor of a dump could be checked, and why; empty if some were."""
     if report.findings:
         return ""
     if not dump.tensors:

@@ -41,7 +41,7 @@ def by_source(tmp_path: Path, claimed: str, mesh: str, source: list[int], absent
         ([0, 1, 1, 2], "the shards [0, 1, 1, 2], some of them more than once"),
         ([0, 1, 2, 3, 4, 5, 0, 1], "tp=i holds the shard of tp=i%6: the first 6 come again"),
         ([0, 1, 2, 3, 0, 1, 2], "tp=i holds the shard of tp=i%4: the first 4 come again"),
-        ([0, 0, 2, 2, 4], "tp=i holds the shard of tp=2*(i//2): 2 neighbours have the first shard of theirs"),
+        ([0, 0, 2, 2, 4], "tp=i holds the shard of tp=2*(i//2): 2 neighbors have the first shard of theirs"),
     ],
 )
 def test_ranks_that_share_a_shard_are_no_other_order_of_ranks(tmp_path: Path, source: list[int], words: str) -> None:

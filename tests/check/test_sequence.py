@@ -48,7 +48,7 @@ def test_positions_cut_in_plain_order_beside_tokens_in_head_tail_order_are_found
     whole = arange(LENGTH)
     found = only(along(tmp_path, tokens=head_and_tail(whole), labels=head_and_tail(whole), positions=plain(whole)))
     assert (found.kind, found.tensor, found.ranks) == ("sequence-order", "positions", (0, 1, 2, 3))
-    assert found.summary.endswith("rank 0 has [0:4] where tokens has [0:2+14:16]")
+    assert found.summary.endswith("rank 0 has [0:4], tokens has [0:2+14:16]")
     assert found.held == "[16/cp]"
     assert found.intended == "as tokens: cp=i of 4 holds chunks i and 7-i of 8 along dim 0"
     assert "context_parallel" in found.fix

@@ -1,1 +1,1 @@
-"""Where elements are: one tensor at a time, what its ranks hold beside what they claim and what the author intends."""
+"""Where elements are: one tensor at a time, what its ranks hold, what they claim, and what the author intends."""

@@ -40,10 +40,10 @@ def claimed_dims(layout: Layout) -> dict[int, tuple[Ranges, ...]]:
     mesh = layout.mesh
     tables: list[list[Ranges]] = []
     for dim, chain in enumerate(layout.chains):
-        one = Layout(mesh, (layout.shape[dim],), (chain,))
-        columns = [mesh.axis_index(axis) for axis in one.split_axes]
+        alone = Layout(mesh, (layout.shape[dim],), (chain,))
+        columns = [mesh.axis_index(axis) for axis in alone.split_axes]
         by_place = {
-            place: one.region(_coord(columns, place, mesh.ndim)).dims[0]
+            place: alone.region(_coord(columns, place, mesh.ndim)).dims[0]
             for place in product(*(range(mesh.shape[column]) for column in columns))
         }
         tables.append([by_place[tuple(coord[column] for column in columns)] for coord in mesh.coords()])

@@ -1,4 +1,4 @@
-"""A case: one stamped tensor on one mesh, with each rank's claim beside the elements that it holds.
+"""A case: one stamped tensor on one mesh, with each rank's claim and the elements that it holds.
 
 The families of checks and the inference look at cases; they do not read the dump's records.
 """
@@ -41,7 +41,7 @@ class Case:
         mesh: The mesh that it claims; the run's for a plain tensor.
         claimed: What most ranks claim; None for a plain tensor.
         shards: The records, by coordinate on the mesh.
-        regions: What a coordinate holds, where that is a product of index ranges of this tensor.
+        regions: What a coordinate holds, if that is a product of index ranges of this tensor.
         ids: What it holds otherwise: ids from 1 within the tensor, 0 for zero, `-1` for no id, `-1 - id` for an id of
             another tensor.
     """
@@ -72,7 +72,7 @@ class Case:
 
     @cached_property
     def held(self) -> Layout | None:
-        """The held layout; None where the notation has none for it."""
+        """The held layout; None if the notation has none for it."""
         if self.ids or not self.regions:
             return None
         return infer_layout(self.mesh, self.shape, self.regions, self.claimed)
@@ -104,10 +104,10 @@ class Case:
         """
         shape = _own_shape(self.dump, self.tensor, self.name)
         placed = {coord: order.places(self.local_ids(coord), shape) for coord in self.shards}
-        found = {coord: region_of(ids, self.shape) for coord, ids in placed.items() if ids.size}
-        regions = {coord: region for coord, region in found.items() if region is not None}
+        by_coord = {coord: region_of(ids, self.shape) for coord, ids in placed.items() if ids.size}
+        regions = {coord: region for coord, region in by_coord.items() if region is not None}
         empty = {coord: region for coord, region in self.regions.items() if not region.size}
-        ids = {coord: placed[coord] for coord, region in found.items() if region is None}
+        ids = {coord: placed[coord] for coord, region in by_coord.items() if region is None}
         return replace(self, regions={**regions, **empty}, ids=ids)
 
     def rank(self, coord: Coord) -> int:
@@ -142,7 +142,7 @@ def cases_of(dump: Dump, tensor: Tensor, name: str, *, claims: bool = True) -> I
         dump: The dump.
         tensor: The tensor, or the fold that it is in.
         name: Its name.
-        claims: Whether what the placements say is taken up; where even the global shape is wrong, it cannot be.
+        claims: Whether what the placements say is taken up. If even the global shape is wrong, it cannot be.
 
     Raises:
         DumpError: The dump does not have the ids, or they are too many to lay out.
@@ -169,13 +169,13 @@ def _case(
     ids: dict[Coord, NDArray[np.int64]] = {}
     for coord, shard in shards.items():
         region = _region(dump, shard, name, shape)
-        own = as_own(dump, name, dump.local_ids(shard, name)) if region is None else None
-        if own is not None and shard.body.runs is not None:
-            region = region_of(own, shape)
+        owned = as_own(dump, name, dump.local_ids(shard, name)) if region is None else None
+        if owned is not None and shard.body.runs is not None:
+            region = region_of(owned, shape)
         if region is not None:
             regions[coord] = region
-        elif own is not None:
-            ids[coord] = own
+        elif owned is not None:
+            ids[coord] = owned
     return Case(dump, tensor, name, mesh, claimed, shards, regions, ids)
 
 

@@ -61,7 +61,7 @@ def _has_own(dump: Dump, weight: Tensor, name: str) -> bool:
 
 
 def _digest_before(dump: Dump, role: str, name: str) -> str:
-    """Return the digest of what the unsharded model had; empty where it was not captured, or is one number."""
+    """Return the digest of what the unsharded model had; empty if it was not captured, or is one number."""
     tensor = dump.find("reference", role, name)
     if tensor is None or tensor.first.body.constant:
         return ""

@@ -23,7 +23,7 @@ MAX_KEPT = 1 << 24
 """Numbers that are kept of all cases together; past that, a tensor is laid out again when it is asked for."""
 
 KEPT_PER_SHARD = 32
-"""What a shard takes beside its ids, in numbers."""
+"""What a shard takes in addition to its ids, in numbers."""
 
 
 class LaidOut:
@@ -40,12 +40,12 @@ class LaidOut:
         self._room = MAX_KEPT
 
     def cases(self, tensor: Tensor, name: str, *, claims: bool = True) -> tuple[Case, ...]:
-        """Return a tensor's cases, one for each mesh that its ranks are on; none where it was not stamped.
+        """Return a tensor's cases, one for each mesh that its ranks are on; none if it was not stamped.
 
         Args:
             tensor: The tensor, or the fold that it is in.
             name: Its name.
-            claims: Whether the placements are used; they cannot be where even the global shape is wrong.
+            claims: Whether the placements are used; they cannot be if even the global shape is wrong.
 
         Raises:
             DumpError: The dump does not have the ids, or there are too many to lay out.

@@ -44,14 +44,14 @@ def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -
 
 def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:
     """Return every tensor with a claim, on each of its meshes."""
-    found: list[tuple[str, Case]] = []
+    named_cases: list[tuple[str, Case]] = []
     for tensor in laid_out.dump.at("stamped"):
         for name in tensor.names if tensor.claimed is not None else ():
             try:
-                found += [(name, case) for case in laid_out.cases(tensor, name) if case.claimed is not None]
+                named_cases += [(name, case) for case in laid_out.cases(tensor, name) if case.claimed is not None]
             except ShardvizError:  # not laid out: it is not checked for that reason already
                 continue
-    return found
+    return named_cases
 
 
 def _common_order(wrong: Sequence[Case]) -> Order | None:
@@ -61,7 +61,7 @@ def _common_order(wrong: Sequence[Case]) -> Order | None:
 
 
 def _order_of(case: Case) -> Order | None:
-    """Return whose part each rank holds; None where parts are not all there, or not of one rank each."""
+    """Return whose part each rank holds; None if parts are not all there, or not of one rank each."""
     claimed = case.claimed
     if claimed is None or case.ids or case.absent:
         return None

@@ -1,4 +1,4 @@
-"""Weights that nobody could check, or that are on no rank, beside a step that is wrong for no reason that a rule knows.
+"""Weights that nobody could check, or that are on no rank, if a step is wrong for no reason that a rule knows.
 
 They are the first thing to look at: what is wrong with them shows in the output, which names the first odd module
 instead. As long as the step is right, they are right.
@@ -24,16 +24,16 @@ MAX_LISTED = 3
 
 
 def with_suspects(
-    found: Iterable[Finding | NotChecked], laid_out: LaidOut, weights: Iterable[Finding]
+    of_step: Iterable[Finding | NotChecked], laid_out: LaidOut, weights: Iterable[Finding]
 ) -> list[Finding | NotChecked]:
     """Return a step's results with the weights to look at first in those that no rule explains.
 
     Args:
-        found: What was found of the step.
+        of_step: What was found of the step.
         laid_out: The stamped tensors.
         weights: What was found of the weights: the step of a model that lacks some shows nothing.
     """
-    results = list(found)
+    results = list(of_step)
     if not any(map(_is_unexplained, results)):
         return results
     absent = [one.tensor for one in weights if one.kind == "incomplete" and one.tensor and not one.ranks]

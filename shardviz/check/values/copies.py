@@ -1,8 +1,8 @@
-"""`unreplicated`: copies of the model's own values that differ where they must be equal, from the very start.
+"""`unreplicated`: copies of the model's own values that differ but must be equal, from the very start.
 
 Ranks that held the same ids when the tensor was stamped hold copies, at the same place of any pending sum. Where it was
 not stamped, or has no ids left, what the placements claim decides; of a plain tensor, all ranks have copies. They are
-compared by digests, a whole fold of layers at a time, and shown in numbers where the dump has values. Shards without
+compared by digests, a whole fold of layers at a time, and shown in numbers if the dump has values. Shards without
 elements, plain tensors whose shapes differ between ranks, and tensors of different element types (a finding of their
 own) are not compared.
 """
@@ -108,7 +108,7 @@ class _About:
 
 def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield parameters and buffers of the model before stamping whose copies differ."""
-    said = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
+    unchecked = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
     for tensor in dump.at("initial"):
         for ids, numbers in _by_stamped(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
@@ -117,16 +117,16 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
             elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
                 why = "its copies have no digests to compare"
                 names = [tensor.names[number] for number in numbers]
-                yield from (NotChecked(name, why, "values") for name in names if name not in said)
+                yield from (NotChecked(name, why, "values") for name in names if name not in unchecked)
 
 
 def _by_stamped(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:
     """Yield the stamped tensors that a fold's names belong to, with the numbers of those names in the fold."""
-    found: dict[int, tuple[Tensor | None, list[int]]] = {}
+    by_ids: dict[int, tuple[Tensor | None, list[int]]] = {}
     for number, name in enumerate(tensor.names):
         ids = stamped.get(name)
-        found.setdefault(id(ids), (ids, []))[1].append(number)
-    yield from found.values()
+        by_ids.setdefault(id(ids), (ids, []))[1].append(number)
+    yield from by_ids.values()
 
 
 def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
@@ -232,7 +232,7 @@ def _are_first(mesh: Mesh, differing: Groups, others: Groups) -> bool:
 
 
 def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> _About:
-    """Say what is wrong where most copies agree."""
+    """Say what is wrong if most copies agree."""
     count = len(_ranks(others))
     apart = _apart(*pair) if count == 1 else ""
     verb = "has" if count == 1 else "have"
@@ -242,7 +242,7 @@ def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bo
 
 
 def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index: int) -> _About:
-    """Say what is wrong where copies differ from one position of an axis to the next."""
+    """Say what is wrong if copies differ from one position of an axis to the next."""
     axes = _axes(mesh, differing, index)
     sentence = f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {_count(differing, index)}"
     held = f"different values along {' and '.join(axes)}" if axes else "different values"
@@ -266,7 +266,7 @@ def _count(differing: Groups, index: int) -> str:
 
 
 def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
-    """Name the ranks whose copies are others than those of most, which agree; empty where there is no such most."""
+    """Name the ranks whose copies are others than those of most, which agree; empty if there is no such most."""
     if any(2 * len(odd) >= len(group) for odd, group in zip(others, differing, strict=True)):
         return ""
     ranks = sorted(shard.rank for shards in others for shard in shards)
@@ -283,7 +283,7 @@ def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
 
 
 def _apart(right: Shard, wrong: Shard) -> str:
-    """Say by how much all elements of an odd copy differ, where it is by one number or factor."""
+    """Say by how much all elements of an odd copy differ, if it is by one number or factor."""
     by, factor = same_step(right, wrong)
     if by:
         return f": every element differs by {by:+.6g}"
@@ -292,13 +292,13 @@ def _apart(right: Shard, wrong: Shard) -> str:
 
 def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
     """Return the axes along which copies differ: two coordinates that are equal on all other axes have other values."""
-    found = []
+    axes = []
     for column, axis in enumerate(mesh.axes):
         for group in differing:
             seen: dict[Hashable, str] = {}
             coords = ((mesh.coord_of(shard.rank), shard) for shard in group if shard.rank in mesh)
             lines = (((*at[:column], *at[column + 1 :]), shard.digest(index)) for at, shard in coords)
             if any(seen.setdefault(line, digest) != digest for line, digest in lines):
-                found.append(axis)
+                axes.append(axis)
                 break
-    return found
+    return axes

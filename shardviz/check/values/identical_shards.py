@@ -75,24 +75,24 @@ def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
     """Return the shards along an axis, all else equal: those of the first one's shape that hold different parts."""
     mesh, column = layout.mesh, layout.mesh.axis_index(axis)
     wanted = claimed_dims(layout)
-    found: dict[Coord, dict[object, Shard]] = {}
+    lines: dict[Coord, dict[object, Shard]] = {}
     for coord, rank in zip(mesh.coords(), mesh.ranks, strict=True):
         shard = tensor.shards.get(rank)
         if shard is None or not shard.digests or 0 in shard.body.local_shape:
             continue
-        line = found.setdefault((*coord[:column], *coord[column + 1 :]), {})
+        line = lines.setdefault((*coord[:column], *coord[column + 1 :]), {})
         first = next(iter(line.values()), shard)
         if shard.body.local_shape == first.body.local_shape:
             line.setdefault(wanted[rank], shard)
-    return [list(line.values()) for line in found.values() if len(line) > 1]
+    return [list(line.values()) for line in lines.values() if len(line) > 1]
 
 
 def _alike(lines: Lines, num_names: int) -> Iterator[int]:
     """Yield the fold's names whose shards have one digest along every line; most differ in the first two shards."""
-    one, other = lines[0][:2]
+    first, second = lines[0][:2]
     for index in range(num_names):
-        digest = one.digest(index)
-        if digest != other.digest(index) or digest == hash_of_nan(one.body.dtype, one.body.local_shape):
+        digest = first.digest(index)
+        if digest != second.digest(index) or digest == hash_of_nan(first.body.dtype, first.body.local_shape):
             continue
         if all(len({shard.digest(index) for shard in line}) == 1 for line in lines):
             yield index

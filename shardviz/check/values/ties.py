@@ -2,7 +2,7 @@
 
 They start equal and drift apart, each with a part of the gradient. A name that is gone is not a finding (torch lists a
 shared parameter once), and neither are empty shards, which have no storage to share. Stages of a pipeline cannot share
-storage: where no rank has both names, the check says that it could not be made.
+storage: if no rank has both names, the check says that it could not be made.
 """
 
 from __future__ import annotations

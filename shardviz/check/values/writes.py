@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def check_writes(dump: Dump) -> Iterator[Finding]:
     """Yield every tensor that did not read back as it was filled."""
-    said: dict[tuple[str, str], list[int]] = {}
+    ranks_of: dict[tuple[str, str], list[int]] = {}
     for rank, record in sorted(dump.files.ranks.items()):
         for name, reason in record.not_applied:
-            said.setdefault((name, reason), []).append(rank)
-    for (name, reason), ranks in said.items():
+            ranks_of.setdefault((name, reason), []).append(rank)
+    for (name, reason), ranks in ranks_of.items():
         yield LostWrite().finding(name, tuple(ranks), f"an in-place fill did not take: {reason}")
 
 

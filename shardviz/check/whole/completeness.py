@@ -85,12 +85,12 @@ def _absent_tensors(dump: Dump) -> Iterator[Finding]:
     unseen = {stamp.name: stamp for stamp in dump.files.run.stamps if stamp.name not in stamped}
     if not stamped or not unseen:
         return
-    said = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
+    unchecked = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
     present = {dump.stamps[name].first for name in stamped if name in dump.stamps}
     elsewhere = _ids_elsewhere(dump, unseen.values())
     for name, stamp in unseen.items():
-        if name not in said and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
-            what = f"no rank has it, where the unsharded model has {list(stamp.shape)}"
+        if name not in unchecked and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
+            what = f"no rank has it; the unsharded model has {list(stamp.shape)}"
             yield TensorAbsentEverywhere().finding(name, (), what, severity="warning")
 
 

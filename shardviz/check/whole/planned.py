@@ -1,4 +1,4 @@
-"""A plan beside what its author wants: its layouts are known, and that is all there is.
+"""A plan compared with what its author wants: its layouts are known, and that is all there is.
 
 Layouts that are not the intended ones are findings, and so are shapes that the placements of a rank that was asked do
 not give. Where elements really go no plan shows, so that no tensor of one is called in order.
@@ -58,7 +58,7 @@ def _of_shape(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
     assert shard.layout is not None
     claimed = shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).shape
     found, given = list(shard.body.local_shape), list(claimed)
-    what = f"rank {shard.rank} would hold {found}, where its placements give {given}"
+    what = f"rank {shard.rank} would hold {found}, but its placements give {given}"
     return UnevenPlan().finding(name, tuple(wrong), what, claimed=write(shard.layout))
 
 

@@ -85,7 +85,7 @@ def _is_by_rank(record: MeshRecord, axis: int, ranks: dict[int, tuple[int, int]]
 
 def differing(dump: Dump) -> Places:
     """Return the ranks whose number in a group is not their coordinate, by the mesh and the axis of the group."""
-    found: Places = {}
+    ranks: Places = {}
     for rank, record in dump.files.ranks.items():
         for position in record.positions:
             if position.coord == position.group_ranks:
@@ -93,5 +93,5 @@ def differing(dump: Dump) -> Places:
             pairs = zip(position.coord, position.group_ranks, strict=False)
             for axis, (coordinate, in_group) in enumerate(pairs):
                 if coordinate != in_group:
-                    found.setdefault((record.meshes[position.mesh], axis), {})[rank] = (coordinate, in_group)
-    return found
+                    ranks.setdefault((record.meshes[position.mesh], axis), {})[rank] = (coordinate, in_group)
+    return ranks

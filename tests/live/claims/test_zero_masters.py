@@ -170,7 +170,7 @@ def test_fragments_that_begin_one_element_late_are_named(mesh, shard_dump):
             mapping.hp_fragment = mapping.hp_fragment._base.narrow(0, at.start + 1, at.numel)
     report = report_of(engine, shard_dump)
     assert found_in(report) == {("misordered", "0.weight.fp32")}
-    assert "rank 1 has element 227 of it where it says that it has element 226" in report.findings[0].sentence
+    assert "rank 1 has element 227 of it but says that it has element 226" in report.findings[0].sentence
 
 
 @spmd(mesh={"dp": 2})

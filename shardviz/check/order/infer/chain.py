@@ -1,7 +1,7 @@
 """One dim's chain of splits, derived from the index ranges that each coordinate holds.
 
 The chain is peeled from the outside. Taken over all other axes, the ranges of one position of the outermost axis are
-one chunk of the whole dim; where they are several intervals instead, the distance between them is the size of the
+one chunk of the whole dim; if they are several intervals instead, the distance between them is the size of the
 segments that a number cut before. Each link is proved against the ranges before the next one is looked for, so that
 nothing is enumerated but orders that fit so far.
 """
@@ -25,9 +25,9 @@ Table = dict[Place, Ranges]
 
 MAX_CHAINS = 64
 MAX_STEPS = 300
-"""Links that are tried where missing positions leave so much open that dead ends have no end."""
+"""Links that are tried if missing positions leave so much open that dead ends have no end."""
 MAX_NUMBERS = 8
-"""Numbers tried where uneven segments leave several that give the same step."""
+"""Numbers tried if uneven segments leave several that give the same step."""
 
 
 Try = tuple[bool, bool]
@@ -60,7 +60,7 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
         prefer: The chain that is claimed: it wins over others as simple.
 
     Returns:
-        The chain without trailing numbers; None where no chain fits.
+        The chain without trailing numbers; None if no chain fits.
     """
     if any(start < stop for ranges in table.values() for (_, stop), (start, _) in pairwise(ranges)):
         return None
@@ -75,7 +75,7 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
 def fitting_chains(size: int, axes: Mapping[str, int], table: Table, prefer: Chain, kind: Try) -> list[Chain]:
     """Return the chains of one kind over just these axes that give every known position what it holds.
 
-    Where positions are unknown several may fit; another dim, or empty shards, may rule some of them out.
+    If positions are unknown, several may fit; another dim, or empty shards, may rule some of them out.
     """
     start = _Peeled((), (), {(): (((0, size),) if size else (),)})
     found = set(islice(_peel(start, _Wanted(axes, table, *kind, most_steps=MAX_STEPS)), MAX_CHAINS))
@@ -113,7 +113,7 @@ class _Wanted:
         return self._unions[axes]
 
     def fits(self, held: Ranges, segments: Iterable[Ranges], *, last: bool) -> bool:
-        """Whether the segments hold just that; before the last axis, and where positions are unknown, at least that."""
+        """Whether the segments hold just that; before the last axis, and if positions are unknown, at least that."""
         covered = merged(range_ for segment in segments for range_ in segment)
         return held == covered if self.complete or last else _union([held, covered]) == _union([covered])
 
@@ -156,7 +156,7 @@ def _peel_axis(peeled: _Peeled, axis: str, wanted: _Wanted) -> Iterator[Chain]:
 def _numbers(peeled: _Peeled, held: Table, parts: int, *, complete: bool) -> list[int]:
     """Read the size of the segments off the distance between the first two intervals that a position holds.
 
-    Where positions are unknown, what lies between may be theirs: small numbers are tried too.
+    If positions are unknown, what lies between may be theirs: small numbers are tried too.
     """
     longest = max((length(segment) for segments in peeled.segments.values() for segment in segments), default=0)
     more = () if complete else range(2, min(longest, MAX_NUMBERS) + 1)
@@ -186,12 +186,12 @@ def _cut(segments: Sequence[Ranges], number: int) -> tuple[Ranges, ...]:
 
 def _within(segment: Ranges, ranges: Ranges) -> Ranges:
     """Count the part of `ranges` inside `segment` from the segment's own start."""
-    found, before = [], 0
+    inside, before = [], 0
     for start, stop in segment:
         cut = ((max(start, low), min(stop, high)) for low, high in ranges)
-        found += [(before + low - start, before + high - start) for low, high in cut if low < high]
+        inside += [(before + low - start, before + high - start) for low, high in cut if low < high]
         before += stop - start
-    return merged(found)
+    return merged(inside)
 
 
 def _union(parts: Iterable[Ranges]) -> Ranges:

@@ -28,7 +28,7 @@ FEW_SEGMENTS = 3
 """Whole shards that are exchanged are blocks of a dim in another order too; as few as q, k and v may be just that."""
 
 SHARDS_OR_ROWS = (PermutedRanks, Segments)
-"""What rows in another order look like where a shard, or a rank's part of a segment, is a single row."""
+"""What rows in another order look like if a shard, or a rank's part of a segment, is a single row."""
 
 LEAST_HEAD = 8
 """In an order that repeats after fewer rows than this, four ranks or segments may as well stand in another order."""
@@ -43,10 +43,10 @@ def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequ
     Args:
         claimed: What the placements say.
         held: What each known coordinate holds.
-        besides: What explains the same by shards that moved. Then a dim's order is only given where it is one that
+        besides: What explains the same by shards that moved. Then a dim's order is only given if it is one that
             loaders make: a few segments exchanged, or single rows dealt out in twos.
     """
-    found = []
+    named = []
     for dim, size in enumerate(claimed.index_shape):
         pairs = _pairs(claimed, held, dim)
         if _in_order(pairs, size):
@@ -57,21 +57,21 @@ def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequ
         if not np.array_equal(order, np.arange(size)):
             if besides and not _is_made_by_loaders(order, besides[0].cause):
                 return
-            found.append(name_order(order, dim, _shards(pairs)))
-    if not found:
+            named.append(name_order(order, dim, _shards(pairs)))
+    if not named:
         return
-    words = " and ".join(words for _, words in found)
-    yield Fit(found[0][0], words, words)
+    words = " and ".join(words for _, words in named)
+    yield Fit(named[0][0], words, words)
 
 
-def _is_made_by_loaders(order: NDArray[np.int64], beside: Disorder) -> bool:
+def _is_made_by_loaders(order: NDArray[np.int64], rival: Disorder) -> bool:
     """Whether an order is that of a few segments, or of rows that the rotary conventions or fused halves deal out."""
     if len(blocks_of(order)[1]) <= FEW_SEGMENTS:
         return True
     outer, rows, columns, inner = transposed_digits(order) or (0, 0, 0, 0)
-    if not isinstance(beside, SHARDS_OR_ROWS) or inner != 1 or 2 not in (rows, columns) or rows * columns < LEAST_HEAD:
+    if not isinstance(rival, SHARDS_OR_ROWS) or inner != 1 or 2 not in (rows, columns) or rows * columns < LEAST_HEAD:
         return False
-    return outer > 1 or isinstance(beside, PermutedRanks)
+    return outer > 1 or isinstance(rival, PermutedRanks)
 
 
 def _pairs(claimed: Layout, held: Mapping[Coord, Region], dim: int) -> Pairs:
@@ -90,25 +90,25 @@ def _in_order(pairs: Pairs, size: int) -> bool:
 
 
 def _order_of_dim(pairs: Pairs, size: int) -> NDArray[np.int64] | None:
-    """Return the index that each place of a dim holds; None where ranks disagree or an index comes twice.
+    """Return the index that each place of a dim holds; None if ranks disagree or an index comes twice.
 
-    Where all shards that were read have their own indices, the places of the others count as in order.
+    If all shards that were read have their own indices, the places of the others count as in order.
     """
     order = np.full(size, -1, np.int64)
     for places, contents in pairs:
         if length(places) != length(contents):
             return None
-        at, found = indices(places), indices(contents)
-        if np.any((order[at] >= 0) & (order[at] != found)):
+        at, contained = indices(places), indices(contents)
+        if np.any((order[at] >= 0) & (order[at] != contained)):
             return None
-        order[at] = found
+        order[at] = contained
     if all(np.array_equal(np.sort(indices(places)), np.sort(indices(contents))) for places, contents in pairs):
         order = np.where(order < 0, np.arange(size), order)
     return order if np.array_equal(np.sort(order), np.arange(size)) else None
 
 
 def _shards(pairs: Pairs) -> list[tuple[int, int]]:
-    """Return the stretches of a dim that ranks claim; empty where one claims several."""
+    """Return the stretches of a dim that ranks claim; empty if one claims several."""
     if any(len(places) > 1 for places, _ in pairs):
         return []
     return sorted({places[0] for places, _ in pairs if places})

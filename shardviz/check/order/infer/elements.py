@@ -28,11 +28,11 @@ SAMPLE = 64
 
 def explain_elements(case: Case) -> Iterator[Fit]:
     """Yield transpositions and paddings that give every rank the ids it holds."""
-    found = False
+    is_moved = False
     for fit in _moved(case):
-        found = True
+        is_moved = True
         yield fit
-    if not found:
+    if not is_moved:
         yield from _without_strides(case)
 
 
@@ -48,10 +48,10 @@ def _moved(case: Case) -> Iterator[Fit]:
 
 
 def _transposed(case: Case) -> Iterator[Fit]:
-    for one, other, text, content in transpositions(case.shape):
+    for first, second, text, content in transpositions(case.shape):
         if _everywhere(case, content):
             words = f"the tensor's own {text}"
-            yield Fit(Transposed(one, other), f"the shards are those of {words}", words)
+            yield Fit(Transposed(first, second), f"the shards are those of {words}", words)
             return
 
 

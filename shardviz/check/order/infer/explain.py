@@ -39,29 +39,29 @@ def explain(case: Case) -> list[Fit]:
         At least one fit: `Scrambled`, with the first differences, if nothing else fits.
     """
     assert case.claimed is not None, "a plain tensor claims nothing"
-    found = _by_ranges(case)
-    if not found or isinstance(found[0].cause, PermutedRanks):
-        found = list(_odd_copies(case)) or found
-    if not found and _num_held(case) <= MAX_ELEMENTS:
-        found = list(explain_elements(case))
-    return found or [_scrambled(case)]
+    fits = _by_ranges(case)
+    if not fits or isinstance(fits[0].cause, PermutedRanks):
+        fits = list(_odd_copies(case)) or fits
+    if not fits and _num_held(case) <= MAX_ELEMENTS:
+        fits = list(explain_elements(case))
+    return fits or [_scrambled(case)]
 
 
 def _by_ranges(case: Case) -> list[Fit]:
     assert case.claimed is not None
-    found = []
+    fits = []
     if case.held is not None:
-        found.append(explain_label(case.claimed, case.held, case.dump.files.run.torch))
+        fits.append(explain_label(case.claimed, case.held, case.dump.files.run.torch))
     elif not case.ids:
-        found += explain_flattened(case.claimed, case.regions, case.dump.files.mesh)
-        if found:
-            return found
+        fits += explain_flattened(case.claimed, case.regions, case.dump.files.mesh)
+        if fits:
+            return fits
     if not case.ids:
-        found += explain_ranks(case.claimed, case.regions)
-        found += explain_splits(case.claimed, case.regions)
-        by_dims = list(explain_dims(case.claimed, case.regions, besides=found))
-        found = by_dims + found if _are_rows(by_dims, found, case.claimed) else found + by_dims
-    return found
+        fits += explain_ranks(case.claimed, case.regions)
+        fits += explain_splits(case.claimed, case.regions)
+        by_dims = list(explain_dims(case.claimed, case.regions, besides=fits))
+        fits = by_dims + fits if _are_rows(by_dims, fits, case.claimed) else fits + by_dims
+    return fits
 
 
 def _are_rows(by_dims: list[Fit], by_shards: list[Fit], claimed: Layout) -> bool:
@@ -77,7 +77,7 @@ def _are_rows(by_dims: list[Fit], by_shards: list[Fit], claimed: Layout) -> bool
 
 
 def _odd_copies(case: Case) -> Iterator[Fit]:
-    """Yield what the copies at some positions of an axis hold, where those at the others are as claimed."""
+    """Yield what the copies at some positions of an axis hold, if those at the others are as claimed."""
     assert case.claimed is not None
     claimed = case.claimed
     right = {
@@ -117,20 +117,20 @@ def first_differences(case: Case) -> list[str]:
     Shards too large to be laid out are passed over.
     """
     assert case.claimed is not None
-    found: list[str] = []
+    lines: list[str] = []
     for coord, shard in sorted(case.shards.items(), key=lambda item: item[1].rank):
         size, own_size = case.claimed.region(coord).size, math.prod(shard.body.local_shape)
         if size != own_size:
-            found.append(f"rank {shard.rank} holds {own_size:,} elements of {size:,}")
+            lines.append(f"rank {shard.rank} holds {own_size:,} elements of {size:,}")
         elif size <= MAX_LAID_OUT:
-            wanted, own = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
-            if len(wrong := np.flatnonzero(wanted != own)):
+            wanted, held_ids = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
+            if len(wrong := np.flatnonzero(wanted != held_ids)):
                 at = int(wrong[0])
-                claimed, held = case.index(int(wanted[at]) - 1), _said(case, int(own[at]))
-                found.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
-        if len(found) == MAX_DIFFERENCES:
+                claimed, held = case.index(int(wanted[at]) - 1), _said(case, int(held_ids[at]))
+                lines.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
+        if len(lines) == MAX_DIFFERENCES:
             break
-    return found
+    return lines
 
 
 def _said(case: Case, element: int) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) -> Iterator[Fit]:
-    """Yield the layout over the run's own axes that is held where one is claimed over an axis flattened from several.
+    """Yield the layout over the run's own axes that is held while one is claimed over an axis flattened from several.
 
     Args:
         claimed: What the placements say.

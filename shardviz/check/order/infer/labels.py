@@ -46,7 +46,7 @@ def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Fit:
     Args:
         claimed: What the placements say.
         held: What the ranks hold.
-        torch: The version of torch that wrote the placements; empty where it is not known.
+        torch: The version of torch that wrote the placements; empty if it is not known.
     """
     kind = disorder_between(claimed, held)
     if kind is AnotherOrder and _version(torch) >= LABELS_FSDP_OVER_TP:
@@ -66,7 +66,7 @@ def _cause(kind: type[Disorder], claimed: Layout, held: Layout) -> Disorder:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """Return the major and minor version; (0, 0) where the text is none."""
+    """Return the major and minor version; (0, 0) if the text is none."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return tuple(map(int, found.groups())) if found else (0, 0)
 
@@ -87,8 +87,8 @@ _SENTENCES: dict[type[Disorder], str] = {
     OneFactor: "the label has one split_factor for several splits, which is right only for equal parts",
     AnotherDim: "another dim is split",
     AnotherAxis: "the dim is split over another axis",
-    Replicated: "copies are held where shards are claimed",
-    Split: "shards are held where copies are claimed",
+    Replicated: "the ranks hold copies, the label says shards",
+    Split: "the ranks hold shards, the label says copies",
     AnotherLayout: "the tensor is split in another way",
 }
 
@@ -156,14 +156,14 @@ def _is_split_again(chain: Chain) -> bool:
 
 def _is_dealt_out(held: Layout) -> bool:
     """Whether every dim that has a number is cut so small that each piece has one index: `8/2/ep` on four ranks."""
-    found = [(size, chain) for size, chain in zip(held.shape, held.chains, strict=True) if chain in _numbers(held)]
-    return bool(found) and all(
+    numbered = [(size, chain) for size, chain in zip(held.shape, held.chains, strict=True) if chain in _numbers(held)]
+    return bool(numbered) and all(
         len(chain) == 2
         and isinstance(chain[0], int)
         and isinstance(chain[1], str)
         and chain[1] != JOIN
         and size <= chain[0] * held.mesh.axis_size(chain[1])
-        for size, chain in found
+        for size, chain in numbered
     )
 
 

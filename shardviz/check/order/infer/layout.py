@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_AXIS_SETS = 64
 MAX_LAYOUTS = 4096
-"""Sets of axes of a dim, and layouts, that are tried where what is known leaves several open."""
+"""Sets of axes of a dim, and layouts, that are tried if what is known leaves several open."""
 
 
 def infer_layout(
@@ -31,10 +31,10 @@ def infer_layout(
         mesh: The mesh.
         shape: The tensor's global shape; its number of elements as the one size for a flat view.
         held: What each known coordinate holds, in `shape`.
-        claimed: What the placements say; it wins where it fits, and breaks ties.
+        claimed: What the placements say; it wins if it fits, and breaks ties.
 
     Returns:
-        The simplest layout that fits every known coordinate exactly; None where the notation has none.
+        The simplest layout that fits every known coordinate exactly; None if the notation has none.
     """
     if claimed is not None and holds(claimed, held):
         return claimed
@@ -90,7 +90,7 @@ def _searched(
     tables: Sequence[Mapping[Coord, Ranges]],
     prefer: Sequence[Chain],
 ) -> Layout | None:
-    """Find a layout where missing or empty shards leave open which axes split a dim: all that may are tried."""
+    """Find a layout if missing or empty shards leave open which axes split a dim: all that may are tried."""
     for kind in TRIES:
         chains = [_open_chains(mesh, *dim, kind) for dim in zip(shape, tables, prefer, strict=True)]
         several = (found for found in islice(product(*chains), MAX_LAYOUTS) if _each_axis_once(found))
@@ -105,11 +105,11 @@ def _open_chains(mesh: Mesh, size: int, table: Mapping[Coord, Ranges], prefer: C
     seen = _axes_that_matter(mesh, table)
     maybe = [axis for axis in _axes_that_may_matter(mesh, table) if axis not in seen]
     sets = [{*seen, *more} for count in range(len(maybe) + 1) for more in combinations(maybe, count)]
-    found: list[Chain] = []
+    chains: list[Chain] = []
     for axes in sets[:MAX_AXIS_SETS]:
         places = _on_axes(mesh, [axis for axis in mesh.axes if axis in axes], table)
-        found += fitting_chains(size, *places, prefer, kind)
-    return found
+        chains += fitting_chains(size, *places, prefer, kind)
+    return chains
 
 
 def _each_axis_once(chains: Sequence[Chain]) -> bool:
@@ -139,14 +139,14 @@ def _known(region: Region, dim: int) -> Ranges | None:
 
 def _axes_that_matter(mesh: Mesh, table: Mapping[Coord, Ranges]) -> list[str]:
     """Return the axes along which two coordinates that differ in nothing else hold something else."""
-    found = []
+    axes = []
     for index, axis in enumerate(mesh.axes):
         seen: dict[Coord, Ranges] = {}
         for coord, ranges in table.items():
             if seen.setdefault((*coord[:index], *coord[index + 1 :]), ranges) != ranges:
-                found.append(axis)
+                axes.append(axis)
                 break
-    return found
+    return axes
 
 
 def _axes_that_may_matter(mesh: Mesh, table: Mapping[Coord, Ranges]) -> list[str]:
@@ -154,12 +154,12 @@ def _axes_that_may_matter(mesh: Mesh, table: Mapping[Coord, Ranges]) -> list[str
 
     Chunks of a dim have no element in common: an axis that keeps a part does not split the dim.
     """
-    found = []
+    axes = []
     for index, axis in enumerate(mesh.axes):
         known = [(*coord[:index], *coord[index + 1 :]) for coord, ranges in table.items() if ranges]
         if mesh.axis_size(axis) > 1 and len(set(known)) == len(known):
-            found.append(axis)
-    return found
+            axes.append(axis)
+    return axes
 
 
 def _flat_layout(claimed: Layout, held: Mapping[Coord, Region]) -> Layout | None:

@@ -54,7 +54,7 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
     Args:
         order: The index that each place of the dim holds: all of them once, not in order.
         dim: Which dim.
-        shards: The stretches of the dim that ranks claim; empty where they claim several each.
+        shards: The stretches of the dim that ranks claim; empty if they claim several each.
     """
     regular = _regular(order, dim)
     if regular is not None:
@@ -96,7 +96,7 @@ def _name_rotation(first: int, size: int, dim: int) -> Named:
 
 
 def as_text(order: Order) -> int | None:
-    """Return the size of the blocks whose numbers, from 0 or from 1, were sorted as text; None where none were."""
+    """Return the size of the blocks whose numbers, from 0 or from 1, were sorted as text; None if none were."""
     bends = np.flatnonzero(np.diff(order) != 1)
     if order[0] != 0 or not len(bends):
         return None
@@ -111,7 +111,7 @@ def as_text(order: Order) -> int | None:
 
 
 def period_of(order: Order) -> int:
-    """Return the smallest number of places after which an order repeats itself; all of them where it does not."""
+    """Return the smallest number of places after which an order repeats itself; all of them if it does not."""
     size = len(order)
     for count in range(size // 2, 1, -1):
         period, rest = divmod(size, count)
@@ -142,10 +142,10 @@ def _is_within(order: Order, shards: Sequence[tuple[int, int]]) -> bool:
 def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> Named:
     """Name an order that leaves every shard its own indices: by one rule for all that are odd, if there is one."""
     odd = [(start, stop) for start, stop in shards if np.any(np.diff(order[start:stop]) != 1)]
-    own = sorted((order[start:stop] - start for start, stop in odd), key=len, reverse=True)
+    inner_orders = sorted((order[start:stop] - start for start, stop in odd), key=len, reverse=True)
     which = f"shard{'s' * (len(odd) > 1)} {listed((f'[{start}:{stop}]' for start, stop in odd), MAX_LISTED)}"
     cause: Disorder = OneShard() if len(odd) == 1 else WithinShards(is_alike=True)
-    words = _rule_of_all(own, dim)
+    words = _rule_of_all(inner_orders, dim)
     if not words:
         cause = WithinShards(is_alike=False)
         words = f"dim {dim} is reordered, by another order on each: {_listed(order[slice(*odd[0])])} in the first"
@@ -158,15 +158,15 @@ def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
     return cause, f"within {which}, {words}; {others}"
 
 
-def _rule_of_all(own: Sequence[Order], dim: int) -> str:
-    """Say by which one rule shards, the largest first, are all out of order; empty where there is none.
+def _rule_of_all(orders: Sequence[Order], dim: int) -> str:
+    """Say by which one rule shards, the largest first, are all out of order; empty if there is none.
 
     A shard of two indices that are exchanged is reversed, rolled, and has its halves exchanged; an odd one has none.
     """
-    named = {name_order(one, dim)[1] for one in own}
+    named = {name_order(one, dim)[1] for one in orders}
     if len(named) == 1:
         return named.pop()
-    first, size = int(own[0][0]), len(own[0])
+    first, size = int(orders[0][0]), len(orders[0])
     rules: dict[str, Callable[[Order], Order]] = {
         f"dim {dim} is reversed": lambda at: at[::-1],
         f"dim {dim}'s halves are exchanged": lambda at: np.roll(at, 0 if len(at) % 2 else len(at) // 2),
@@ -174,7 +174,7 @@ def _rule_of_all(own: Sequence[Order], dim: int) -> str:
     for count in sorted((-first, size - first), key=abs):
         rules[f"dim {dim} is rolled by {count}"] = partial(np.roll, shift=count)
     for words, rule in rules.items():
-        if all(np.array_equal(rule(np.arange(len(one))), one) for one in own):
+        if all(np.array_equal(rule(np.arange(len(one))), one) for one in orders):
             return words
     return ""
 
@@ -184,7 +184,7 @@ def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
 
     Returns:
         (a, b, c, d), read off the order: d is how long the first run is, c the step to the next one in runs, b how
-        many steps it takes to come back; None where the whole order is not so.
+        many steps it takes to come back; None if the whole order is not so.
     """
     size = len(order)
     bends = np.flatnonzero(np.diff(order) != 1)
@@ -211,7 +211,7 @@ def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | N
     are read off from the inside to the outside; sorted, they must be those of a view.
 
     Returns:
-        The shape of the view and the order of its dims; None where the order is not so.
+        The shape of the view and the order of its dims; None if the order is not so.
     """
     digits: list[tuple[int, int]] = []  # how many, and the step
     left = order
@@ -252,7 +252,7 @@ def _pieces(block: int) -> str:
 
 
 def _listed(order: Order, between: str = " ") -> str:
-    """Write an order's first indices, or where those are in order, the first and those from where the order ends."""
+    """Write an order's first indices, or if those are in order, the first and those from where the order ends."""
     bends = np.flatnonzero(np.diff(order) != 1)
     start = int(bends[0]) if len(bends) and bends[0] >= MAX_LISTED - 1 else 0
     shown = [*([order[0], "..."] if start else []), *order[start : start + MAX_LISTED].tolist()]

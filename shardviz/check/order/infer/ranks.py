@@ -39,8 +39,8 @@ FEW = 3
 """So many ranks out of order are named, with what they hold; of more, the order of all is."""
 
 REPEATING: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
-    "{count}*(i//{count}): {count} neighbours have the first shard of theirs": lambda i, count: i // count * count,
-    "i//{count}: {count} neighbours have the same": lambda i, count: i // count,
+    "{count}*(i//{count}): {count} neighbors have the first shard of theirs": lambda i, count: i // count * count,
+    "i//{count}: {count} neighbors have the same": lambda i, count: i // count,
     "i%{count}: the first {count} come again": lambda i, count: i % count,
 }
 """How ranks come to share a shard: whose a number i has."""
@@ -88,7 +88,7 @@ Maps = dict[str, dict[int, int]]
 
 
 def _by_axis(claimed: Layout, sources: Mapping[Coord, Coord]) -> Maps | None:
-    """Return, for each axis, its map of positions; None where a position depends on another axis too."""
+    """Return, for each axis, its map of positions; None if a position depends on another axis too."""
     maps: Maps = {}
     for column, axis in enumerate(claimed.mesh.axes):
         seen: dict[int, int] = {}
@@ -168,37 +168,37 @@ def few_of(seen: Mapping[int, int]) -> Disorder | None:
     return SharedShards() if sources <= seen.keys() else ExchangedRanks(is_unread=True)
 
 
-def _repeated(own: Numbers, seen: Mapping[int, int]) -> str:
-    """Say by which rule of its number i several share a shard; empty where none fits, or just one shows it.
+def _repeated(first_claimants: Numbers, seen: Mapping[int, int]) -> str:
+    """Say by which rule of its number i several share a shard; empty if none fits, or just one shows it.
 
     Args:
-        own: For each number, the first that claims the same part.
+        first_claimants: For each number, the first that claims the same part.
         seen: The first that claims what each holds.
     """
     positions, sources = np.array(list(seen)), np.array(list(seen.values()))
-    if np.count_nonzero(own[positions] != sources) < 2:
+    if np.count_nonzero(first_claimants[positions] != sources) < 2:
         return ""
-    counts = {text: _least_count(own, positions, sources, rule) for text, rule in REPEATING.items()}
+    counts = {text: _least_count(first_claimants, positions, sources, rule) for text, rule in REPEATING.items()}
     fitting = [(count, text) for text, count in counts.items() if count]
     count, text = min(fitting, key=lambda one: one[0], default=(0, ""))
     return text.format(count=count)
 
 
 def _least_count(
-    own: Numbers, positions: Numbers, sources: Numbers, rule: Callable[[Numbers, Numbers], Numbers]
+    first_claimants: Numbers, positions: Numbers, sources: Numbers, rule: Callable[[Numbers, Numbers], Numbers]
 ) -> int:
-    """Return the least count with which a rule gives every position its source; 0 where none does.
+    """Return the least count with which a rule gives every position its source; 0 if none does.
 
     Some of the positions that one count is wrong about rule nearly all other counts out, so that few are tried.
     """
-    counts, least = np.arange(2, len(own)), 0
+    counts, least = np.arange(2, len(first_claimants)), 0
     while len(counts):
         count = counts[len(counts) // 2]
-        wrong = np.flatnonzero(own[rule(positions, count)] != sources)
+        wrong = np.flatnonzero(first_claimants[rule(positions, count)] != sources)
         if not len(wrong):
             counts, least = counts[counts < count], int(count)
         for at in wrong[:: max(len(wrong) // MAX_LISTED, 1)]:
-            counts = counts[own[rule(positions[at], counts)] == sources[at]]
+            counts = counts[first_claimants[rule(positions[at], counts)] == sources[at]]
     return least
 
 
@@ -222,7 +222,7 @@ def _of_rank(size: int, others: int) -> Iterator[tuple[str, Callable[[int], int]
 
 
 def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
-    """Yield whose shard each rank holds, where a position along one axis does not tell."""
+    """Yield whose shard each rank holds, if a position along one axis does not tell."""
     mesh = claimed.mesh
     seen = dict(sorted((mesh.rank_at(coord), mesh.rank_at(source)) for coord, source in sources.items()))
     ranks = sorted(mesh.ranks)
@@ -242,7 +242,7 @@ def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
 
 
 def _repeated_by_rank(claimed: Layout, seen: Mapping[int, int]) -> str:
-    """Say by which rule of their numbers ranks share shards, equal copies being one; empty where none fits."""
+    """Say by which rule of their numbers ranks share shards, equal copies being one; empty if none fits."""
     mesh = claimed.mesh
     if sorted(mesh.ranks) != list(range(mesh.size)):
         return ""
@@ -252,7 +252,7 @@ def _repeated_by_rank(claimed: Layout, seen: Mapping[int, int]) -> str:
 
 
 def permutation_in_words(ranks: list[int], permutation: list[int]) -> str:
-    """Say which rank's shard each rank holds, by a rule where there is one, else as a list."""
+    """Say which rank's shard each rank holds, by a rule if there is one, else as a list."""
     order = {rank: index for index, rank in enumerate(ranks)}
     images = [order[source] for source in permutation]
     size, shown = len(images), listed(permutation, MAX_LISTED)

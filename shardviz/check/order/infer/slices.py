@@ -29,15 +29,15 @@ MAX_LISTED = 6
 
 
 def explain_slices(case: Case) -> Iterator[Fit]:
-    """Yield what happened to the slices of a dim that are out of order, where other slices are in order."""
+    """Yield what happened to the slices of a dim that are out of order, if other slices are in order."""
     shape = case.shape
     if len(shape) < 2 or any(np.any(ids <= 0) for ids in case.ids.values()):
         return
     wanted = np.concatenate([case.claimed_ids(coord).ravel() for coord in case.shards]) - 1
-    own = np.concatenate([case.local_ids(coord).ravel() for coord in case.shards]) - 1
-    places, held = np.unravel_index(wanted, shape), np.unravel_index(own, shape)
+    present = np.concatenate([case.local_ids(coord).ravel() for coord in case.shards]) - 1
+    places, held = np.unravel_index(wanted, shape), np.unravel_index(present, shape)
     for dim, size in enumerate(shape):
-        wrong = np.unique(places[dim][wanted != own])
+        wrong = np.unique(places[dim][wanted != present])
         if not np.array_equal(places[dim], held[dim]) or not 0 < len(wrong) < size:
             continue
         inside = np.isin(places[dim], wrong)
@@ -50,7 +50,7 @@ def explain_slices(case: Case) -> Iterator[Fit]:
 
 
 def _named(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tuple[str, str] | None:
-    """Return what every slice went through and what undoes it for one; None where nothing known fits all of them."""
+    """Return what every slice went through and what undoes it for one; None if nothing known fits all of them."""
     inner = tuple(size for other, size in enumerate(shape) if other != dim)
     rest = tuple(other for other in range(len(shape)) if other != dim)
     wanted, own = (np.ravel_multi_index([at[other] for other in rest], inner) for at in (places, held))

@@ -1,5 +1,5 @@
 """Splits that are not one torch.chunk: the head-tail order of context parallel, the even split of array_split, and
-segments of different sizes, each split by itself."""
+segments of different sizes, each split separately."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def _fits(
     mesh, chain = claimed.mesh, claimed.chains[dim]
     sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
     for coord, region in held.items():
-        own = claimed.region(coord)
+        claimed_region = claimed.region(coord)
         position = dict(zip(mesh.axes, coord, strict=True))
         ranges = followed(claimed.shape[dim], bound(chain, position, sizes), {chain.index(axis): split})
-        if not same_region(Region((*own.dims[:dim], ranges, *own.dims[dim + 1 :])), region):
+        if not same_region(Region((*claimed_region.dims[:dim], ranges, *claimed_region.dims[dim + 1 :])), region):
             return False
     return True

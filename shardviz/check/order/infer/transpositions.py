@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 def transpositions(shape: tuple[int, ...]) -> Iterator[tuple[int, int, str, Callable[[Ids], Ids]]]:
     """Yield pairs of dims with the words for how they were exchanged, and what then stands at given places."""
-    for one, other in combinations(range(len(shape)), 2):
+    for first, second in combinations(range(len(shape)), 2):
         swapped = list(shape)
-        swapped[one], swapped[other] = swapped[other], swapped[one]
-        text = f"view({_listed(swapped)}).transpose({one}, {other})"
-        yield one, other, text, partial(_swap, read=shape, stored=tuple(swapped), dims=(one, other))
-        text = f"transpose({one}, {other}).reshape({_listed(shape)})"
-        yield one, other, text, partial(_swap, read=tuple(swapped), stored=shape, dims=(one, other))
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+        text = f"view({_listed(swapped)}).transpose({first}, {second})"
+        yield first, second, text, partial(_swap, read=shape, stored=tuple(swapped), dims=(first, second))
+        text = f"transpose({first}, {second}).reshape({_listed(shape)})"
+        yield first, second, text, partial(_swap, read=tuple(swapped), stored=shape, dims=(first, second))
 
 
 def _swap(at: Ids, read: tuple[int, ...], stored: tuple[int, ...], dims: tuple[int, int]) -> Ids:
     """Return where the element at `at` of a tensor of shape `read` stands in one of shape `stored`, dims exchanged."""
-    one, other = dims
+    first, second = dims
     index = list(np.unravel_index(at, read))
-    index[one], index[other] = index[other], index[one]
+    index[first], index[second] = index[second], index[first]
     return np.ravel_multi_index(tuple(index), stored).astype(np.int64)
 
 

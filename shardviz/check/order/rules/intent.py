@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:
-    """Return the layout that is wanted for a name, in the notation; empty where no layout is expected."""
+    """Return the layout that is wanted for a name, in the notation; empty if no layout is expected."""
     return next((text for pattern, text in intended.items() if fits(name, pattern)), "")
 
 
@@ -47,14 +47,14 @@ def unmatched(dump: Dump, of_states: Mapping[str, str]) -> Iterator[NotChecked]:
 
 
 def order_of(dump: Dump, name: str) -> DimOrder | None:
-    """Return the order that a dim of a tensor is meant to have; None where it is its own, or one that does not fit."""
+    """Return the order that a dim of a tensor is meant to have; None if it is its own, or one that does not fit."""
     order = split_order(intended_text(dump.files.run.intended, name))[1] if dump.files.run.intended else None
     stamp = dump.stamps.get(name)
     return order if order is not None and stamp is not None and order.fits(stamp.shape) else None
 
 
 def is_intended(tensor: Tensor, text: str) -> bool:
-    """Whether a tensor that holds what it claims claims what is wanted, or nothing is; False where that is unclear."""
+    """Whether a tensor that holds what it claims claims what is wanted, or nothing is; False if that is unclear."""
     if not text:
         return True
     try:
@@ -98,7 +98,7 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
 
 
 def wanted_layout(case: Case, text: str) -> Layout | None:
-    """Return the layout that a text of the notation gives a case; None where it says an order, or does not fit."""
+    """Return the layout that a text of the notation gives a case; None if it says an order, or does not fit."""
     try:
         layout, order = split_order(text)
         return _layout(case, parse_intended(layout)) if order is None else None

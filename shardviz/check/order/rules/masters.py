@@ -41,11 +41,11 @@ def check_master(case: Case) -> Iterator[Finding]:
     if not wrong:
         return
     texts = {case.rank(coord): _held(case, coord, ids) for coord, ids in wrong.items()}
-    found = {rank: text for rank, text in texts.items() if text}
+    elsewhere = {rank: text for rank, text in texts.items() if text}
     ranks = tuple(sorted(texts))
     of = f"{len(ranks):,} of {len(case.shards):,} ranks"
-    if found:
-        sentence = "; ".join(f"rank {rank} has {text}" for rank, text in sorted(found.items())[:MAX_LISTED])
+    if elsewhere:
+        sentence = "; ".join(f"rank {rank} has {text}" for rank, text in sorted(elsewhere.items())[:MAX_LISTED])
         yield MisplacedMaster().finding(
             case.name,
             ranks,
@@ -64,37 +64,37 @@ def check_master(case: Case) -> Iterator[Finding]:
 
 
 def _differing(case: Case, coord: Coord) -> NDArray[np.int64] | None:
-    """Return what a coordinate holds where that is not what it claims."""
+    """Return what a coordinate holds; None if that is what it claims."""
     ids = case.local_ids(coord).ravel()
     return None if np.array_equal(ids, _wanted(case, coord)) else ids
 
 
 def _wanted(case: Case, coord: Coord) -> NDArray[np.int64]:
-    """Return the ids that a coordinate claims; where it claims nothing, or another number, as many from 1."""
+    """Return the ids that a coordinate claims; if it claims nothing, or another number, as many from 1."""
     size = case.local_ids(coord).size
     claimed = case.claimed_ids(coord).ravel() if case.claimed is not None else np.arange(1, size + 1)
     return claimed if claimed.size == size else np.resize(claimed, size)
 
 
 def _held(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
-    """Say what most of a shard's wrong elements are, where they are the weight's or another weight's in a row."""
+    """Say what most of a shard's wrong elements are, if they are the weight's or another weight's in a row."""
     wanted = _wanted(case, coord)
     moved = (ids != wanted) & (ids > 0)
     others = ids < -1
     if 2 * moved.sum() >= (ids != wanted).sum() and moved.any():
         at = int(np.argmax(moved))
-        return f"element {ids[at] - 1} of it where it says that it has element {wanted[at] - 1}"
+        return f"element {ids[at] - 1} of it but says that it has element {wanted[at] - 1}"
     if 2 * others.sum() >= (ids != wanted).sum() and others.any():
         at = int(np.argmax(others))
         name, element = case.owner(-1 - int(ids[at]))
-        return f"element {element} of {name} where it says that it has element {wanted[at] - 1} of this one"
+        return f"element {element} of {name} but says that it has element {wanted[at] - 1} of this one"
     return ""
 
 
 def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding | NotChecked]:
     """Return what was found, without master copies whose weights are wrong themselves.
 
-    On ranks where some are found elsewhere, those that are not found are taken to be elsewhere too: they are in the
+    On ranks that have some elsewhere, those that are not found are taken to be elsewhere too: they are in the
     same buffers, and cut where the buffers end.
     """
     found = [one for one in results if isinstance(one, Finding)]
@@ -107,17 +107,17 @@ def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding 
     ]
 
 
-def _is_stale(one: Finding | NotChecked) -> TypeGuard[Finding]:
-    return isinstance(one, Finding) and isinstance(one.explanation, StaleMaster)
+def _is_stale(result: Finding | NotChecked) -> TypeGuard[Finding]:
+    return isinstance(result, Finding) and isinstance(result.explanation, StaleMaster)
 
 
 def check_fragments(dump: Dump) -> Iterator[Finding]:
     """Yield tensors that ranks do not divide among themselves, by what each says that it has."""
-    said: dict[str, dict[int, tuple[int, int]]] = {}
+    spans_of: dict[str, dict[int, tuple[int, int]]] = {}
     for rank, record in dump.files.ranks.items():
         for one in record.fragments:
-            said.setdefault(one.name, {})[rank] = one.start, one.size
-    for name, spans in said.items():
+            spans_of.setdefault(one.name, {})[rank] = one.start, one.size
+    for name, spans in spans_of.items():
         if name in dump.stamps:
             yield _undivided(dump, name, spans)
 

@@ -1,6 +1,6 @@
 """`collective-mismatch`: the shards are where they are claimed, and what torch gathers from them is not in order.
 
-torch's own reassembly has bugs: in 2.13 some uneven nested shards come back wrong. Where the shards themselves are not
+torch's own reassembly has bugs: in 2.13 some uneven nested shards come back wrong. If the shards themselves are not
 as claimed, the wrong result follows from that, and is a detail of that finding.
 """
 
@@ -40,7 +40,7 @@ Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 
 @dataclass(frozen=True)
 class Gathered:
-    """What ranks got of a collective of torch that should give back a tensor, beside the tensor.
+    """What ranks got of a collective of torch that should give back a tensor, and the tensor.
 
     Attributes:
         dump: The dump.
@@ -149,13 +149,13 @@ def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, seen: set[tupl
     if not is_of_places(finding):
         return finding
     calls = [call for name, call in seen if name == finding.tensor]
-    said = [
+    clauses = [
         f"{call}() {_said(dump, finding.tensor, wrong[finding.tensor, call])}"
         if (finding.tensor, call) in wrong
-        else f"{call}() gives it back in order all the same"
+        else f"{call}() still gives it back in order"
         for call in sorted(calls)
     ]
-    return replace(finding, details=(*finding.details, *said))
+    return replace(finding, details=(*finding.details, *clauses))
 
 
 def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
@@ -209,22 +209,22 @@ def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> 
         return f"{len(ids):,} elements of {numel:,} on rank {rank}"
     wrong = np.flatnonzero(ids != np.arange(1, numel + 1))
     at = int(wrong[0])
-    own, where = int(ids[at]), index_of(at, stamp.shape)
-    found = "none of its elements"
-    if 1 <= own <= numel:
-        found = f"the element that belongs at {index_of(own - 1, stamp.shape)}"
-    return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank}, position {where} holds {found}"
+    held, position = int(ids[at]), index_of(at, stamp.shape)
+    content = "none of its elements"
+    if 1 <= held <= numel:
+        content = f"the element that belongs at {index_of(held - 1, stamp.shape)}"
+    return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank}, position {position} holds {content}"
 
 
 def gathered_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
-    """Return the ids that came back, from 1 as the tensor is meant to be ordered; None where they are too many."""
+    """Return the ids that came back, from 1 as the tensor is meant to be ordered; None if they are too many."""
     order = order_of(dump, gathered.name)
     ids = _own_ids(dump, stamp, gathered)
     return ids if order is None or ids is None else order.places(ids, stamp.shape)
 
 
 def _own_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
-    """Return the ids that came back, from 1 within the tensor; None where they are too many to lay out."""
+    """Return the ids that came back, from 1 within the tensor; None if they are too many to lay out."""
     if gathered.held is not None:
         region = Region(gathered.held)
         fits = len(gathered.held) == len(stamp.shape) and region.size <= MAX_ELEMENTS

@@ -48,7 +48,7 @@ class Order:
         name: The tensor's name.
         size: How long the sequence is.
         held: The positions by rank, as they lie in memory.
-        leads: Whether others are held against it where as many are ordered in one way as in another.
+        leads: Whether others are held against it if as many are ordered in one way as in another.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Order:
 
 @dataclass(frozen=True)
 class PairOfOrders:
-    """A tensor's positions of a sequence beside those of the tensor that it is held against.
+    """A tensor's positions of a sequence and those of the tensor that it is held against.
 
     Attributes:
         tensor: The order of the tensor.
@@ -131,62 +131,62 @@ def _order(laid_out: LaidOut, tensor: Tensor, name: str, dim: int) -> Order | No
     return Order(name, size, held, tensor.role == "activation")
 
 
-def _signature(one: Order) -> tuple[tuple[int, Ranges], ...]:
-    return tuple(sorted(one.held.items()))
+def _signature(order: Order) -> tuple[tuple[int, Ranges], ...]:
+    return tuple(sorted(order.held.items()))
 
 
-def _compare(dump: Dump, one: Order, usual: Order) -> Iterator[Finding | NotChecked]:
-    both = [rank for rank in sorted(one.held) if rank in usual.held]
-    wrong = tuple(rank for rank in both if one.held[rank] != usual.held[rank])
-    counts = {rank: (length(one.held[rank]), length(usual.held[rank])) for rank in wrong}
+def _compare(dump: Dump, order: Order, usual: Order) -> Iterator[Finding | NotChecked]:
+    both = [rank for rank in sorted(order.held) if rank in usual.held]
+    wrong = tuple(rank for rank in both if order.held[rank] != usual.held[rank])
+    counts = {rank: (length(order.held[rank]), length(usual.held[rank])) for rank in wrong}
     uneven = next((rank for rank, (own, others) in counts.items() if own != others), None)
-    if one.size != usual.size:
-        yield NotChecked(one.name, f"its {one.size} positions are not the {usual.size} of {usual.name}", "order")
+    if order.size != usual.size:
+        yield NotChecked(order.name, f"its {order.size} positions are not the {usual.size} of {usual.name}", "order")
     elif uneven is not None:
-        own, others = counts[uneven]
-        yield NotChecked(one.name, f"rank {uneven} has {own} positions of it and {others} of {usual.name}", "order")
+        count, others = counts[uneven]
+        yield NotChecked(order.name, f"rank {uneven} has {count} positions of it and {others} of {usual.name}", "order")
     elif wrong:
-        yield _finding(dump, one, usual, wrong)
+        yield _finding(dump, order, usual, wrong)
 
 
-def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
+def _finding(dump: Dump, order: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
     rank = wrong[0]
-    own, others = _said(one.held[rank]), _said(usual.held[rank])
-    finding = _cause(one, usual).finding(
-        one.name,
+    here, there = _said(order.held[rank]), _said(usual.held[rank])
+    finding = _cause(order, usual).finding(
+        order.name,
         wrong,
-        f"{len(wrong):,} of {len(one.held):,} ranks hold different positions of the sequence here than in "
-        f"{usual.name}: rank {rank} has {own} where {usual.name} has {others}",
-        held=_in_words(dump.files.mesh, one),
+        f"{len(wrong):,} of {len(order.held):,} ranks hold different positions of the sequence here than in "
+        f"{usual.name}: rank {rank} has {here}, {usual.name} has {there}",
+        held=_in_words(dump.files.mesh, order),
         intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
     )
-    return finding.seen_in(PairOfOrders(one, usual))
+    return finding.seen_in(PairOfOrders(order, usual))
 
 
-def _cause(one: Order, usual: Order) -> Disorder:
+def _cause(order: Order, usual: Order) -> Disorder:
     """Return why a tensor has other positions than the others of its sequence.
 
     Labels are the next tokens: their positions are compared with the tokens' less their offset.
     """
-    if shift := _shift(one, usual):
-        return SequenceShift(one.name, shift)
-    same = len(one.held) > 1 and len(set(one.held.values())) == 1
-    return (SequenceRestart if same else SequenceOrderDiffers)(one.name, usual.name)
+    if shift := _shift(order, usual):
+        return SequenceShift(order.name, shift)
+    same = len(order.held) > 1 and len(set(order.held.values())) == 1
+    return (SequenceRestart if same else SequenceOrderDiffers)(order.name, usual.name)
 
 
-def _shift(one: Order, usual: Order) -> int:
-    """Return by how much all positions on all ranks are further than the usual ones; 0 where they differ otherwise.
+def _shift(order: Order, usual: Order) -> int:
+    """Return by how much all positions on all ranks are further than the usual ones; 0 if they differ otherwise.
 
-    A shift by a whole part, or more, is one between ranks. Where labels are missing, at the end of the sequence, the
+    A shift by a whole part, or more, is one between ranks. If labels are missing, at the end of the sequence, the
     dump has the usual positions.
     """
-    pairs = [(one.held[rank], usual.held[rank]) for rank in one.held if rank in usual.held]
-    shifts = Counter(int(shift) for own, other in pairs for shift in (_listed(own) - _listed(other)) % one.size)
-    part = min((length(own) for own, _ in pairs), default=0)
+    pairs = [(order.held[rank], usual.held[rank]) for rank in order.held if rank in usual.held]
+    shifts = Counter(int(shift) for here, there in pairs for shift in (_listed(here) - _listed(there)) % order.size)
+    part = min((length(here) for here, _ in pairs), default=0)
     shift = max(shifts, key=lambda by: shifts[by], default=0)
     stays = shifts[0] if shift else 0
     is_one = shifts[shift] + stays == shifts.total()
-    shift = shift - one.size if shift > one.size // 2 else shift
+    shift = shift - order.size if shift > order.size // 2 else shift
     return shift if is_one and stays < shifts.total() / 2 and abs(shift) < part else 0
 
 
@@ -198,15 +198,15 @@ def _said(ranges: Ranges) -> str:
     return str(Region((ranges,)))
 
 
-def _in_words(mesh: Mesh, one: Order) -> str:
+def _in_words(mesh: Mesh, order: Order) -> str:
     """Say how the sequence is split: in the notation, by its rule, or rank by rank."""
-    regions = {mesh.coord_of(rank): Region((ranges,)) for rank, ranges in one.held.items() if rank in mesh}
-    layout = infer_layout(mesh, (one.size,), regions)
+    regions = {mesh.coord_of(rank): Region((ranges,)) for rank, ranges in order.held.items() if rank in mesh}
+    layout = infer_layout(mesh, (order.size,), regions)
     if layout is not None:
         return write(layout)
     for axis in mesh.axes:
-        for found in explain_splits(Layout(mesh, (one.size,), ((axis,),)), regions):
+        for found in explain_splits(Layout(mesh, (order.size,), ((axis,),)), regions):
             return found.held
-    if len(set(one.held.values())) == 1:
-        return f"every rank {_said(next(iter(one.held.values())))}"
-    return listed((f"rank {rank} {_said(ranges)}" for rank, ranges in sorted(one.held.items())), MAX_LISTED)
+    if len(set(order.held.values())) == 1:
+        return f"every rank {_said(next(iter(order.held.values())))}"
+    return listed((f"rank {rank} {_said(ranges)}" for rank, ranges in sorted(order.held.items())), MAX_LISTED)

@@ -66,8 +66,7 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
     yield cause.finding(
         name,
         tuple(others),
-        f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: {seen}, "
-        f"where {whose} {list(wanted)}",
+        f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: {seen}, {whose} {list(wanted)}",
         claimed=write(claimed) if claimed is not None else "",
         held=held,
     )
@@ -89,7 +88,7 @@ def _cause_of_shape(
 def _relabelled(
     laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
 ) -> Case | None:
-    """Return the case as if the placements had been given with the wanted shape; None where that cannot be."""
+    """Return the case as if the placements had been given with the wanted shape; None if that cannot be."""
     placements = claimed.placements() if claimed is not None and claimed.flat is None else None
     cases = laid_out.cases(tensor, name, claims=False) if name in laid_out.dump.stamps else ()
     if placements is None or len(cases) != 1 or len(wanted) != len(tensor.shape):
@@ -150,17 +149,17 @@ def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
 
 def check_dtype(tensor: Tensor) -> Iterator[Finding]:
     """Yield ranks whose element type differs from that of most ranks."""
-    own = {rank: shard.body.dtype for rank, shard in tensor.shards.items() if 0 not in shard.body.local_shape}
-    dtypes = Counter(own.values())
+    dtype_of = {rank: shard.body.dtype for rank, shard in tensor.shards.items() if 0 not in shard.body.local_shape}
+    dtypes = Counter(dtype_of.values())
     if len(dtypes) <= 1:
         return
     usual = dtypes.most_common(1)[0][0]
-    others = {rank: dtype for rank, dtype in own.items() if dtype != usual}
+    others = {rank: dtype for rank, dtype in dtype_of.items() if dtype != usual}
     rank, dtype = next(iter(others.items()))
     yield RankDependentDtype(usual).finding(
         tensor.names[0],
         tuple(others),
-        f"{len(others):,} of {len(tensor.shards):,} ranks have a different element type: {dtype} on rank {rank}, where "
+        f"{len(others):,} of {len(tensor.shards):,} ranks have a different element type: {dtype} on rank {rank}; "
         f"most ranks have {usual}",
     )
 
@@ -180,11 +179,11 @@ def check_label(case: Case) -> Iterator[Finding]:
 def _disagreeing(case: Case) -> Finding:
     others = {shard.rank: shard.layout for shard in case.shards.values() if shard.layout != case.claimed}
     rank, layout = next(iter(others.items()))
-    own = write(layout) if layout else "nothing"
+    odd = write(layout) if layout else "nothing"
     return RankDependentPlacements().finding(
         case.name,
         tuple(others),
-        f"{len(others):,} of {len(case.shards):,} ranks claim a different layout: {own} on rank {rank}, where most "
+        f"{len(others):,} of {len(case.shards):,} ranks claim a different layout: {odd} on rank {rank}; most "
         f"claim {case.claimed_text}",
         claimed=case.claimed_text,
     )
@@ -194,7 +193,7 @@ def _wrong_local_shape(case: Case) -> Finding:
     assert case.claimed is not None
     wrong = shape_differs(case)
     coord = wrong[0]
-    own, wanted = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
+    shape, wanted = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
     whole = not case.claimed.split_axes
     fit = explain(case)[0]
     named = not isinstance(fit.cause, Scrambled)
@@ -202,7 +201,7 @@ def _wrong_local_shape(case: Case) -> Finding:
         case.name,
         tuple(sorted(case.rank(coord) for coord in wrong)),
         f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
-        f"{list(own)} on rank {case.rank(coord)}, where {case.claimed_text} gives {list(wanted)}"
+        f"{list(shape)} on rank {case.rank(coord)}, but {case.claimed_text} gives {list(wanted)}"
         + (fit.clause if named else ""),
         kind="wrong-placement" if whole else "wrong-shape",
         claimed=case.claimed_text,

@@ -1,6 +1,6 @@
 """`wrong-placement` of an optimizer's state that is not laid out as its author wants.
 
-A pattern of `expect` is about states where it fits no weight: `*.exp_avg`, `up.weight.*`.
+A pattern of `expect` is about states if it fits no weight: `*.exp_avg`, `up.weight.*`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def _compared(tensor: Tensor, name: str, text: str) -> Finding | None:
     if not wrong:
         return None
     first = wrong[0]
-    own = write(first.layout) if first.layout is not None else f"{list(first.body.local_shape)}, plain"
+    held = write(first.layout) if first.layout is not None else f"{list(first.body.local_shape)}, plain"
     return StateOfAnotherLayout().finding(
         name,
         tuple(sorted(shard.rank for shard in wrong)),
-        f"the optimizer's state is {own} on {len(wrong):,} of {len(tensor.shards):,} ranks, not the intended {text}",
+        f"the optimizer's state is {held} on {len(wrong):,} of {len(tensor.shards):,} ranks, not the intended {text}",
         claimed=write(first.layout) if first.layout is not None else "",
-        held=own,
+        held=held,
         intended=text,
     )
 

@@ -43,7 +43,7 @@ class Counts:
         num_duplicated: Ids held more often.
         least: The smallest count.
         most: The largest count.
-        first_missing: The element number of the first id held less often; -1 where there is none.
+        first_missing: The element number of the first id held less often; -1 if there is none.
         first_duplicated: The same of the first held more often.
     """
 
@@ -138,7 +138,7 @@ class _Grid:
         """Return how often ranks hold an element of a plain tensor on the average.
 
         So one odd copy of a part is one too many of what it is. Where ranks hold different parts, what is on none of
-        them counts apart; where all hold the same part, it is there too often.
+        them counts apart; if all hold the same part, it is there too often.
         """
         weights = self._weights()
         there = weights[self.held > 0] if is_cut else weights
@@ -152,7 +152,7 @@ class _Grid:
         return weights
 
     def counts(self, copies: int, *, claimed: bool) -> Counts:
-        """Sum up; without a claim every id must be held, and where all are, equally often."""
+        """Sum up; without a claim every id must be held, and if all are, equally often."""
         weights = self._weights()
         least, most = (int(self.held.min()), int(self.held.max())) if self.held.size else (copies, copies)
         few, many = self.held < (copies if claimed else 1), self.held > copies

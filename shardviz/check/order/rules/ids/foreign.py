@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 4
 CHANCE = 0.1
-"""The part of a shard's values that a checkpoint may have by chance, where nothing of it was loaded."""
+"""The part of a shard's values that a checkpoint may have by chance, if nothing of it was loaded."""
 
 
 def check_foreign(case: Case) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def _may_be_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool
 
 
 def _owner(case: Case, ids: NDArray[np.int64]) -> str:
-    """Return the one tensor that a whole shard is of; empty where it is of several, or of none."""
+    """Return the one tensor that a whole shard is of; empty if it is of several, or of none."""
     if np.any(ids >= -1):
         return ""
     first, last = case.owner(-1 - int(ids.max()))[0], case.owner(-1 - int(ids.min()))[0]

@@ -145,12 +145,12 @@ def _kind(case: Case) -> Kind:
 def shape_differs(case: Case) -> list[Coord]:
     """Return the coordinates whose local shape is not the one that chunking gives; all empty shards count as equal."""
     assert case.claimed is not None
-    found = []
+    coords = []
     for coord, shard in case.shards.items():
         wanted, own = case.claimed.region(coord), shard.body.local_shape
         if own != wanted.shape and not (wanted.size == 0 and 0 in own):
-            found.append(coord)
-    return found
+            coords.append(coord)
+    return coords
 
 
 def _same_set(case: Case, coord: Coord) -> bool:
@@ -164,8 +164,8 @@ def _same_set(case: Case, coord: Coord) -> bool:
 def wrong_ranks(case: Case) -> tuple[int, ...]:
     """Return the ranks that do not hold what they claim."""
     assert case.claimed is not None
-    found = []
+    ranks = []
     for coord, shard in case.shards.items():
         if coord in case.ids or not same_region(case.claimed.region(coord), case.regions[coord]):
-            found.append(shard.rank)
-    return tuple(sorted(found))
+            ranks.append(shard.rank)
+    return tuple(sorted(ranks))

@@ -57,7 +57,7 @@ def explain_plain(case: Case, counts: Counts) -> Fit:
 
 
 def _of_parts_again(case: Case, counts: Counts, held: str) -> Fit | None:
-    """Return whose parts ranks hold, if these are parts of torch.chunk; None where they are not."""
+    """Return whose parts ranks hold, if these are parts of torch.chunk; None if they are not."""
     for used, dim in product(_cuts(case, counts), range(len(case.shape))):
         placements = [Shard(dim) if axis in used else Replicate() for axis in case.mesh.axes]
         layout = Layout.from_placements(case.mesh, case.shape, placements)
@@ -112,7 +112,7 @@ def _unused_axes(case: Case) -> list[str]:
 
 
 def _overlap(case: Case) -> str:
-    """Say how parts follow each other along the one dim in which they differ; empty where there is no one step."""
+    """Say how parts follow each other along the one dim in which they differ; empty if there is no one step."""
     regions = list(dict.fromkeys(case.regions[coord] for coord in sorted(case.regions)))
     dims = [dim for dim in range(len(case.shape)) if len({region.dims[dim] for region in regions}) > 1]
     if len(dims) != 1 or any(len(region.dims[dims[0]]) != 1 for region in regions):

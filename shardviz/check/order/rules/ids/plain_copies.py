@@ -29,7 +29,7 @@ MAX_LISTED = 8
 
 
 def check_plain_copies(case: Case) -> Iterator[Finding | NotChecked]:
-    """Yield the copies of a plain tensor that are not as the others, where these are whole and in order."""
+    """Yield the copies of a plain tensor that are not as the others, if these are whole and in order."""
     odd = _odd(case)
     if not odd:
         return
@@ -46,7 +46,7 @@ def check_plain_copies(case: Case) -> Iterator[Finding | NotChecked]:
 
 
 def _odd(case: Case) -> list[Coord]:
-    """Return the coordinates whose copies are not in order, where others' are; empty for what is not one of copies."""
+    """Return the coordinates whose copies are not in order, if others' are; empty for what is not one of copies."""
     whole = Region.whole(case.shape)
     shapes = {shard.body.local_shape for shard in case.shards.values()}
     if case.claimed is not None or case.absent or shapes != {case.shape} or 0 in case.shape:

@@ -1,4 +1,4 @@
-"""Why elements of a tensor are zero where its ids should be.
+"""Why elements of a tensor are zero if its ids should be.
 
 A whole shard of zeros is memory that nothing was written to. How far that goes says what went wrong: all weights of the
 model on all ranks, one weight on all ranks, or some ranks. Only zeros beside a tensor that is complete are padding.
