@@ -154,6 +154,32 @@ class UnsummedLineBackward(Cause):
     )
 
 
+class WholeGradientSummedAgain(Cause):
+    """A backward sums a gradient over ranks although a part of it is already the whole on every rank.
+
+    A tensor that each rank uses for its own part gets a function whose backward sums the ranks' gradients. A layer that
+    every rank computes in full, such as a shared expert, hands back its whole gradient on every rank. If it reads the
+    same tensor, the sum counts its gradient once for each rank. Losses and the layer's own weights stay right.
+
+    Attributes:
+        place: The line whose backward sums, as `moe.py:83`.
+        reader: The line that hands back the whole gradient.
+        axis: The axis of the sum.
+        times: The ranks along it.
+    """
+
+    place: str
+    reader: str
+    axis: str
+    times: int
+    kinds = WRONG
+    why = (
+        "Every rank computes {reader} in full and hands back its whole gradient. The backward of {place} sums it over "
+        "{axis}, so it counts {times} times"
+    )
+    how = "in {reader}, read the tensor from before {place}, whose backward is for what each rank uses its own way"
+
+
 class WrongLineBackward(Cause):
     """A line's forward is right, and it hands back another gradient than the unsharded model's.
 

@@ -46,7 +46,8 @@ class Fault:
         axis: The axis of a missing sum.
         ranks: The ranks of the collective, of the first rank's group.
         inner: The line in a function that `line` calls, if that makes the call; else the same.
-        times: How many times the sum that it is given a sum of equal numbers is; 0 if it is none.
+        times: How many times too large a sum of equal numbers is; 0 if there is none.
+        reader: The line that hands back the whole gradient on every rank, if backward sums that as if it were terms.
     """
 
     way: Way
@@ -59,6 +60,7 @@ class Fault:
     ranks: tuple[int, ...] = ()
     inner: FrameRecord | None = None
     times: int = 0
+    reader: FrameRecord | None = None
 
     @property
     def is_torchs(self) -> bool:
@@ -259,6 +261,9 @@ class _Backward:
             call = self._begin_of_terms(passing[-1])
             return _fault("unsummed gradient", call, "", State("none", axes=(axis,)), self._maker(value), axis)
         if len(places) > 1:
+            readers = [call for call in readers if not self._hands_back_right(value, call)]
+            places = {call.place for call in readers}
+        if len(places) > 1:
             # Some use the whole of it and some a part: the latter hand back terms of a sum.
             readers = [call for call in readers if self._uses_part(value, call)]
             places = {call.place for call in readers}
@@ -275,7 +280,35 @@ class _Backward:
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
             return _fault("gradient", call, words, held, self._maker(value), held.axes[0])
-        return _fault("gradient", call, words, held, self._maker(value))
+        fault = _fault("gradient", call, words, held, self._maker(value))
+        return self._summed_again(value, call, fault) or fault
+
+    def _summed_again(self, value: Value, call: Call, fault: Fault) -> Fault | None:
+        """Return the fault of a backward that sums terms together with what a line hands back whole on every rank."""
+        pairs = [(made, reader) for made in call.outputs for reader in self.lines.readers(made)]
+        whole = [reader for made, reader in pairs if self._hands_back_right(made, reader)]
+        made = [tensor for _, reader in pairs if reader not in whole for tensor in reader.outputs]
+        for axis in self.states.mesh.axes if whole and call.whole is None else ():
+            is_used_apart = any(self.states.differs_along(tensor, axis) for tensor in made)
+            if is_used_apart and not self.states.differs_along(value, axis, gradient=True):
+                return replace(fault, axis=axis, times=self.states.mesh.axis_size(axis), reader=whole[0].line)
+        return None
+
+    def _hands_back_right(self, value: Value, call: Call) -> bool:
+        """Whether a call hands back what the unsharded model's does: torch's function, given the same both ways.
+
+        With parts of something else it would hand back a term, and a call in a function of the user's may stand in the
+        forward of one with a backward of its own.
+        """
+        if call.whole is None or call.first.is_collective or len(call.first.frames) > 1:
+            return False
+        if not any(self.lines.records[pair].needs_grad for made in call.outputs for pair in made):
+            return True
+        states = [self.states.forward(tensor) for tensor in (*call.inputs, *call.outputs)]
+        given = [self.states.gradient(made) for made in call.outputs]
+        axes = self._axes(self.states.forward(value))
+        are_alike = all(self._axes(state) <= axes for state in states) and self._axes(states[-1]) == axes
+        return are_alike and all(state.kind == "right" for state in (*states, *given))
 
     def _is_given_terms(self, call: Call) -> bool:
         """Whether what a call makes gets the terms of a sum for its gradient: it passes them on."""

@@ -15,6 +15,7 @@ from shardviz.explain.lines import (
     RepeatedReductionLine,
     UnsummedLine,
     UnsummedLineBackward,
+    WholeGradientSummedAgain,
     WrongLine,
     WrongLineBackward,
     WrongLines,
@@ -139,6 +140,8 @@ def cause_of(fault: Fault) -> Cause:
         return WrongReductionLine(place, fault.function, fault.ranks)
     if fault.way == "unsummed gradient":
         return UnsummedLineBackward(place, fault.axis)
+    if fault.reader is not None:
+        return WholeGradientSummedAgain(place, place_of(fault.reader), fault.axis, fault.times)
     if fault.way == "gradient":
         return WrongLineBackward(place, fault.function, fault.axis)
     return WrongLine(place, fault.function, fault.given)

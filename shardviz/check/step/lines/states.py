@@ -237,10 +237,10 @@ class States:
                     if all(error_of(held[rank], part_of(whole, region)) <= near for rank, region in layout.regions()):
                         yield layout
 
-    def differs_along(self, value: Value, axis: str) -> bool:
-        """Whether ranks along an axis hold different numbers."""
+    def differs_along(self, value: Value, axis: str, *, gradient: bool = False) -> bool:
+        """Whether ranks along an axis hold different numbers, in a tensor or in its gradient."""
         try:
-            held = {rank: self._array("step", rank, number, gradient=False) for rank, number in value}
+            held = {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
         except (ShardvizError, KeyError):
             return False
         groups = [[rank for rank in group if rank in held] for group in self.mesh.groups(axis)]

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.trace.calls import Call, Calls
     from shardviz.check.step.trace.divergence import Way
-    from shardviz.dump.records.trace import What
+    from shardviz.dump.records.trace import State, What
 
 INPUT: Literal["gradient of input"] = "gradient of input"
 OUTPUT: Literal["gradient of output"] = "gradient of output"
+BAD: tuple[State, ...] = ("odd", "repeated", "none")
 
 
 def first_in_backward(calls: Calls) -> Divergence | None:
@@ -71,7 +72,18 @@ def _descended(calls: Calls) -> Divergence | None:
 def _blamed(calls: Calls, inner: Sequence[Call]) -> Call | None:
     """Return the last call that goes wrong whose wrong inputs nothing else explains."""
     wrong = [call for call in inner if _goes_wrong(calls, call)]
-    return next((call for call in reversed(wrong) if not _is_explained(calls, call, inner)), None)
+    blamed = next((call for call in reversed(wrong) if not _is_explained(calls, call, inner)), None)
+    return None if blamed is not None and _shares_blame(blamed, wrong) else blamed
+
+
+def _shares_blame(call: Call, wrong: Sequence[Call]) -> bool:
+    """Whether another call is as likely: both are given right gradients, and read the tensor whose gradient is wrong."""
+    given = call.tensors(INPUT, *BAD)
+    return any(
+        given & other.tensors(INPUT, *BAD)
+        for other in wrong
+        if other is not call and not is_within(other.module, call.module) and not is_within(call.module, other.module)
+    )
 
 
 def _is_explained(calls: Calls, call: Call, others: Sequence[Call]) -> bool:
@@ -79,7 +91,7 @@ def _is_explained(calls: Calls, call: Call, others: Sequence[Call]) -> bool:
     outside = [one for one in others if one is not call and not is_within(one.module, call.module)]
     apart = [one for one in outside if one.is_bad(OUTPUT) or is_left_pending(calls, one)]
     given = {tensor for one in apart for tensor in one.tensors(INPUT)}
-    return bool(call.tensors(INPUT, "odd", "repeated", "none") & given)
+    return bool(call.tensors(INPUT, *BAD) & given)
 
 
 def _left_pending(calls: Calls, call: Call) -> Divergence | None:
