@@ -1,23 +1,22 @@
-"""Why a weight or an optimizer's state is another after the step: what it is beside the unsharded model's own.
+"""Why a weight is another after the step: what its step is beside the unsharded model's own.
 
 A weight's step is what the optimizer added to it. Every rank's step may be the unsharded one times a number, or differ
-from it by a part of the weight itself, as weight decay does. A state may have started from zeros, or from the part of
-another rank: what the gradient added to it is the same in all.
+from it by a part of the weight itself, as weight decay does.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.compared import laid_out
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
 from shardviz.check.step.words import number
 from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes
-from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
 from shardviz.explain.update import (
     AnotherDecay,
     AnotherLearningRate,
@@ -25,13 +24,14 @@ from shardviz.explain.update import (
     RankDependentStep,
     RepeatedStep,
     StepOfPart,
+    TrainedThoughFrozen,
 )
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -75,13 +75,14 @@ def steps_of(dump: Dump, one: Compared) -> dict[int, tuple[NDArray[np.float64], 
 def factors_of(dump: Dump, one: Compared) -> dict[int, float]:
     """Return the number of unsharded steps that each rank's step is; empty where some rank's is not such a multiple."""
     steps = steps_of(dump, one)
-    found = {rank: _factor(got, due) for rank, (got, due) in steps.items() if np.any(due)}
+    found = {rank: factor_to(got, due) for rank, (got, due) in steps.items() if np.any(due)}
     known = {rank: factor for rank, factor in found.items() if factor is not None}
     enough = sum(np.count_nonzero(due) for _, due in steps.values()) >= FEW
     return known if enough and len(known) == len(found) else {}
 
 
-def _factor(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
+def factor_to(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
+    """Return by what one array is a multiple of another; None if it is none."""
     factor = factor_of(got, due)
     return factor if factor is not None and _is_near(got, factor * due) else None
 
@@ -94,11 +95,13 @@ def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
 def why_weight(evidence: Evidence, one: Compared) -> Why | None:
     """Return why a weight is another after the step, where its step shows that."""
     dump = evidence.dump
+    if dump.find("reference", "grad", one.name) is None and dump.find("step", "grad", one.name) is not None:
+        return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
     factors = factors_of(dump, one)
     apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > EXPLAINED_UPDATE}
     if apart:
-        return _of_normed_parts(dump, one) or _by_norms(evidence, one, factors) or scaled(factors)
-    return _decayed(dump, one) or _of_orthogonal_parts(dump, one)
+        return _of_normed_parts(dump, one) or _by_norms(evidence, one, factors) or _scaled(dump, one, factors)
+    return _decayed(dump, one) or _of_orthogonal_parts(dump, one) or _by_own_statistics(dump, one)
 
 
 def _of_orthogonal_parts(dump: Dump, one: Compared) -> Why | None:
@@ -109,6 +112,26 @@ def _of_orthogonal_parts(dump: Dump, one: Compared) -> Why | None:
     if not all(_is_orthogonal(got) for got, _ in steps):
         return None
     return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
+
+
+def _by_own_statistics(dump: Dump, one: Compared) -> Why | None:
+    """Return that a rank's step is scaled by numbers of its own, alike all along a split dim: means over its part."""
+    steps = _steps_of_parts(dump, one)
+    for dim, size in enumerate(one.wanted.shape if one.wanted.ndim > 1 else ()):
+        if steps and all(1 < got.shape[dim] < size for got, _ in steps):
+            first, *others = [_scales_across(got, due, dim) for got, due in steps]
+            is_own = first is not None and any(scales is not None and not _is_near(first, scales) for scales in others)
+            if is_own and all(scales is not None for scales in others):
+                times = f"each rank's step is the unsharded model's times numbers of its own, alike all along dim {dim}"
+                return Why(f"{times}, as means over its own part of that dim make them", StepOfPart())
+    return None
+
+
+def _scales_across(got: NDArray[np.float64], due: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
+    """Return the numbers, alike all along a dim, by which one array is another; None if there are none."""
+    products, squares = (np.sum(one * due, axis=dim, keepdims=True) for one in (got, due))
+    scales: NDArray[np.float64] = products / np.where(squares, squares, 1.0)
+    return scales if _is_near(got, due * scales) else None
 
 
 def _of_normed_parts(dump: Dump, one: Compared) -> Why | None:
@@ -199,6 +222,30 @@ def _is_equal(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=EXPLAINED_UPDATE)
 
 
+def _scaled(dump: Dump, one: Compared, factors: Mapping[int, float]) -> Why:
+    """Return why every rank's step is a multiple of the unsharded model's, as other weights' steps say."""
+    why = scaled(factors)
+    if isinstance(why.cause, RepeatedStep) and any(
+        _is_stepped_once(dump, other) for other in _other_weights(dump, one)
+    ):
+        return replace(why, cause=replace(why.cause, of_all=False))
+    return why
+
+
+def _other_weights(dump: Dump, one: Compared) -> Iterator[Compared]:
+    """Yield the other weights of which both models' steps are known."""
+    for tensor in dump.at("step"):
+        for name in tensor.names if tensor.role == "param" else ():
+            after = dump.find("updated", "param", name)
+            if name != one.name and after is not None:
+                yield laid_out(dump, tensor, name, dump.values(after.first, name), one.rounding)
+
+
+def _is_stepped_once(dump: Dump, one: Compared) -> bool:
+    factors = {} if one.incomparable else factors_of(dump, one)
+    return bool(factors) and all(_is_equal(factor, 1.0) for factor in factors.values())
+
+
 def scaled(factors: Mapping[int, float]) -> Why:
     """Return why every rank's step is a multiple of the unsharded model's."""
     low, high = min(factors.values()), max(factors.values())
@@ -236,7 +283,7 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
     weights = np.concatenate(own) if own else np.zeros(0)
     if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
         return None
-    factor = _factor(off, weights)
+    factor = factor_to(off, weights)
     if not factor:
         return None
     more = "decayed more" if factor < 0 else "decayed less"
@@ -251,82 +298,3 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
         f"its step differs from the unsharded model's by {number(factor)} times the weight itself: it is {more}",
         AnotherDecay(),
     )
-
-
-def why_state(dump: Dump, one: Compared) -> Why | None:
-    """Return why an optimizer's state is another after the step, where it shows what it started from."""
-    gradient = dump.find("reference", "grad", one.name.rpartition(".")[0])
-    if gradient is None:
-        return None
-    whole = dump.values(gradient.first, one.name.rpartition(".")[0])
-    if whole.size != one.wanted.size:
-        return None
-    for added in (whole, whole**2):
-        parts = {rank: one.part(added, rank) for rank in one.reduced}
-        if _are_multiples(one, parts):
-            return Why(
-                "the optimizer's state is what the first step leaves that starts from zeros; the unsharded model's is "
-                "not",
-                StateNotLoaded(),
-            )
-        if others := _from_others(one, parts):
-            return of_others(others)
-    return None
-
-
-def _are_multiples(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
-    """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
-    got, due = (np.concatenate([values[rank].ravel() for rank in parts]) for values in (one.reduced, _wanted(one)))
-    added = np.concatenate([part.ravel() for part in parts.values()])
-    if np.count_nonzero(added) < FEW or not np.any(got):
-        return False
-    return _factor(got, added) is not None and _factor(due, added) is None
-
-
-def _wanted(one: Compared) -> dict[int, NDArray[np.float64]]:
-    return {rank: one.wanted_of(rank) for rank in one.reduced}
-
-
-def _from_others(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
-    """Return for each wrong rank the rank from whose part of the state it started; empty where one has none."""
-    found: dict[int, int] = {}
-    for rank in one.wrong:
-        owner = next((other for other in parts if _is_from(one, parts, rank, other)), None)
-        if owner is None:
-            return {}
-        found[rank] = owner
-    return found
-
-
-def _is_from(one: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, other: int) -> bool:
-    """Whether a rank's state is another's, but for what the two ranks' own gradients add to it."""
-    got, due = one.reduced[rank], one.wanted_of(other)
-    if one.regions[rank] == one.regions[other] or got.shape != due.shape or got.size < FEW:
-        return False
-    off, added = got - due, parts[rank] - parts[other]
-    return bool(np.any(added)) and _factor(off, added) is not None
-
-
-def of_another_order(one: Compared, ranks: Sequence[int]) -> Why | None:
-    """Return why ranks have the numbers of their own part of a state at other places; None where they have not."""
-    parts = [(one.reduced[rank].ravel(), one.wanted_of(rank).ravel()) for rank in ranks]
-    if any(got.size < 2 or not one.near(np.sort(got), np.sort(due)) for got, due in parts):
-        return None
-    got, due = parts[0]
-    moved = int(np.count_nonzero(np.abs(got - due) > one.tolerance))
-    return Why(
-        f"the optimizer's state is in another order within its part: {moved:,} of {got.size:,} elements of rank "
-        f"{ranks[0]} are out of place",
-        StateInAnotherOrder(),
-    )
-
-
-def of_others(others: Mapping[int, int]) -> Why:
-    """Return why ranks have the state of other ranks."""
-    pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
-    if len(set(others.values())) == 1:
-        first = next(iter(others.values()))
-        return Why(
-            f"the optimizer's state is of the same part on every rank, rank {first}'s", StateOfAnotherRank(is_one=True)
-        )
-    return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())
