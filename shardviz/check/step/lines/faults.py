@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.check.step.lines.states import States
+    from shardviz.check.step.lines.states import Moved, States
     from shardviz.dump.records.lines import FrameRecord
 
 Way = Literal["result", "unsummed", "collective", "gradient", "unsummed gradient", "between"]
@@ -46,7 +46,8 @@ class Fault:
         axis: The axis of a missing sum.
         ranks: The ranks of the collective, of the first rank's group.
         inner: The line in a function that `line` calls, if that makes the call; else the same.
-        times: How many times the sum that it is given a sum of equal numbers is; 0 if it is none.
+        times: By what its result is too large, if that is all that is wrong with it; else 0.
+        moved: Where the numbers of its result stand, if that is all that is wrong with them.
     """
 
     way: Way
@@ -58,7 +59,8 @@ class Fault:
     axis: str = ""
     ranks: tuple[int, ...] = ()
     inner: FrameRecord | None = None
-    times: int = 0
+    times: float = 0
+    moved: Moved = ""
 
     @property
     def is_torchs(self) -> bool:
@@ -149,10 +151,12 @@ class _Forward:
             times = len(call.first.ranks)
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return replace(fault, times=times) if is_repeated else fault
-        if terms:
+        if terms and not state.axes:
             return self._unsummed(terms[0], call, state)
         words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
-        return _fault("result", call, words, state, self._before(given))
+        times = state.factor if state.factor != 1 else 0
+        fault = _fault("result", call, words, state, self._before(given))
+        return replace(fault, times=times, moved=state.moved)
 
     def _given(self, call: Call) -> tuple[list[Value], list[Call]]:
         """Return the comparable tensors that a call is made of, and the calls in between whose results are not.
@@ -200,10 +204,11 @@ class _Forward:
         return None if call is None else call.line
 
     def maker_of_terms(self, value: Value) -> Call | None:
-        """Return the call from whose result on a tensor is one term of a sum."""
+        """Return the call from whose result on a tensor is one term of a sum; a mask of own elements is none yet."""
         call = self.lines.producer(value)
         while call is not None:
             given = [one for one in self._given(call)[0] if self.states.forward(one).kind == "terms"]
+            given = [one for one in given if not self.states.is_mask(one)]
             earlier = self.lines.producer(given[0]) if given else None
             if earlier is None:
                 return call

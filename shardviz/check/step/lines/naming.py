@@ -12,7 +12,9 @@ from shardviz.check.step.lines.states import States
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.explain.finding import Finding
 from shardviz.explain.lines import (
+    MisplacedLine,
     RepeatedReductionLine,
+    ScaledLine,
     UnsummedLine,
     UnsummedLineBackward,
     WrongLine,
@@ -134,11 +136,13 @@ def cause_of(fault: Fault) -> Cause:
     if fault.way == "unsummed" and fault.before is not None:
         return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis)
     if fault.way == "collective" and fault.times:
-        return RepeatedReductionLine(place, fault.function, fault.times, fault.ranks)
+        return RepeatedReductionLine(place, fault.function, round(fault.times), fault.ranks)
     if fault.way == "collective":
         return WrongReductionLine(place, fault.function, fault.ranks)
     if fault.way == "unsummed gradient":
         return UnsummedLineBackward(place, fault.axis)
     if fault.way == "gradient":
         return WrongLineBackward(place, fault.function, fault.axis)
-    return WrongLine(place, fault.function, fault.given)
+    if fault.moved:
+        return MisplacedLine(place, fault.function, is_of_rank=fault.moved == "rank")
+    return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.given)
