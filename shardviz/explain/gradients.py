@@ -126,7 +126,7 @@ class UnsummedInputGradient(Cause):
     how = (
         "{inner:?in {module}, sum the gradient of the output of {inner} over {axis}|sum the gradient over {axis} where "
         "{module} begins}: a torch.autograd.Function that returns its input in forward and all_reduces in backward "
-        "(ColwiseParallel does so), or PrepareModuleInput"
+        "(ColwiseParallel does so), PrepareModuleInput, or, of a DTensor, to_local(grad_placements=[Partial()])"
     )
 
 

@@ -123,19 +123,29 @@ def unsummed_behind(calls: Calls, call: Call, axis: str) -> Divergence | None:
 
 
 def _reader_of_pending(calls: Calls, call: Call) -> Divergence | None:
-    """Return the first reader behind a call that is given the whole of a gradient, and sends back terms of it."""
+    """Return the first reader behind a call that is given the whole of a gradient, and sends back terms of it.
+
+    What no module reads, a function does: then it is the next call that sends back terms over the same axis.
+    """
     seen: list[Call] = []
     while call not in seen:
         seen.append(call)
-        tensors = call.tensors(OUTPUT)
+        tensors, point = call.tensors(OUTPUT), call.point(OUTPUT, "pending")
         readers = [reader for reader in calls.in_order if reader.tensors(INPUT) & tensors and reader.is_good(OUTPUT)]
+        readers = readers or _next_with_terms(calls, call, pending_axis(point))
         if not readers:
             return None
         if readers[-1].state(OUTPUT) != "pending":
-            point = call.point(OUTPUT, "pending")
             return Divergence("backward", "unsummed", readers[-1], point, before=call.module, axis=pending_axis(point))
         call = readers[-1]
     return None
+
+
+def _next_with_terms(calls: Calls, call: Call, axis: str) -> list[Call]:
+    """Return the next call that sends back terms of a sum over an axis; none if it lies around the given one."""
+    later = (one for one in calls.in_order if one.order > call.order and one.is_good(OUTPUT))
+    sending = (one for one in later if axis and pending_axis(one.point(INPUT, "pending")) == axis)
+    return [one for one in [next(sending, None)] if one is not None and not is_within(call.module, one.module)]
 
 
 def _between_calls(calls: Calls) -> Divergence | None:
