@@ -224,10 +224,13 @@ class SummedContributions(Cause):
             "micro-batches|A hook, or a term of the loss that reaches only this weight, multiplies the gradient by "
             "{ratio}}"
         ),
+        "{of_all:?|A hook of the unsharded parameter divides the gradient by {ratio}, and the parameter that sharding "
+        "made in its place has no hook}",
         "The gradient is reduced several times: it is {ratio} times too large, and no mesh axis has that size",
     )
     how = (
         "{of_all:?divide each micro-batch's loss by the number of micro-batches|remove that factor of {ratio}}",
+        "{of_all:?|register the hook after sharding}",
         "all_reduce the gradient once, after the last backward",
     )
     references = KNOWN
