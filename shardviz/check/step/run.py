@@ -19,6 +19,7 @@ from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.loss_terms import of_loss_terms
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.micro_batches import of_micro_batches
+from shardviz.check.step.rules.narrow_sums import check_narrow_sums
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.other_layers import check_other_layers
 from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
@@ -81,6 +82,7 @@ def check_step(
     yield from check_training(dump)
     yield from check_masks(dump)
     yield from check_small_factor(evidence)
+    yield from check_narrow_sums(evidence)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
     results = [(one, _seen_in(one, result)) for one in evidence.results for result in explained(evidence, one)]
     not_compared = {id(one) for one, result in results if isinstance(result, NotChecked)}

@@ -46,6 +46,8 @@ class RankRecord(Record, frozen=True):
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
+        narrow_sums: Element types in which it summed numbers over ranks in backward or after it, if a policy of FSDP
+            sums gradients in a wider one.
         raised: What only the sharded model's step raised, and where: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
@@ -81,6 +83,7 @@ class RankRecord(Record, frozen=True):
     schedule: tuple[StageRecord, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     narrowed_to: tuple[str, ...] = ()
+    narrow_sums: tuple[str, ...] = ()
     raised: tuple[tuple[str, str], ...] = ()
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
-from shardviz.live.compat import clean_name, computed_buffers, held_back
+from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_reductions
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.lines.again import Again
 from shardviz.live.step import evidence, placing
@@ -336,5 +336,7 @@ class ProbeStep:
             self.on.capture.add_values(local, "step")
         self.on.capture.collectives += step.seen.comms.records(self.on.job.mesh, self.on.capture.rank)
         self.on.capture.narrowed_to |= step.seen.comms.narrowed_to | reference.seen.comms.narrowed_to
+        wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
+        self.on.capture.narrow_sums |= {dtype for dtype in step.seen.comms.summed_in if dtype.itemsize < wide}
         self.on.capture.schedule += step.seen.schedule
         self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)
