@@ -62,7 +62,7 @@ class MisplacedLine(Cause):
     )
     how = (
         "{is_of_rank:?take the part in {place} from the rank's own offset: its coordinate on the mesh times the "
-        "part's size|join parts in {place} along the dim that was split, in the order of ranks and before dims are merged}"
+        "part's size|join parts in {place} in the order of ranks, along the dim that was split, before dims are merged}"
     )
 
 

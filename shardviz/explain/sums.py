@@ -51,7 +51,7 @@ class GradientNotReduced(Cause):
 
 
 class NarrowSum(Cause):
-    """The terms of a gradient are rounded to a narrow dtype before ranks sum them, against a policy of the model.
+    """The terms of a gradient are rounded before ranks sum them, against a policy of the model.
 
     One unit of FSDP has a MixedPrecisionPolicy without reduce_dtype, which then is its param_dtype, or a hook casts
     what it reduces. Rounding errors add up with every rank, and no single step shows them.

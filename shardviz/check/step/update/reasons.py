@@ -147,14 +147,14 @@ def _of_normed_parts(dump: Dump, one: Compared) -> Why | None:
 def _by_norms(evidence: Evidence, one: Compared, factors: Mapping[int, float]) -> Why | None:
     """Return that a step is scaled by the norm of a part where that of the whole is due, or by a norm of copies."""
     gradients = list(evidence.gradients.values())
-    if not gradients or len(set(map(number, factors.values()))) == 1:
-        return _by_norm_of_copies(gradients, factors)
     whole = total(gradient.wanted for gradient in gradients)
     own = {rank: total(of.reduced[rank] for of in gradients if rank in of.reduced) for rank in factors}
     shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
-    steps = f"ranks step it by different multiples of the unsharded model's step: {shown}"
+    steps = f"ranks step it by other multiples of the unsharded model's step: {shown}"
     if all(own.values()) and all(_is_equal(factor, whole / own[rank]) for rank, factor in factors.items()):
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
+    if not gradients or len(set(map(number, factors.values()))) == 1:
+        return _by_norm_of_copies(gradients, factors)
     gradient, before = (evidence.dump.find("reference", role, one.name) for role in ("grad", "param"))
     if gradient is None or before is None:
         return None
@@ -252,7 +252,7 @@ def scaled(factors: Mapping[int, float]) -> Why:
     if high - low > EXPLAINED_UPDATE * max(abs(low), abs(high)):
         shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
         return Why(
-            f"ranks step it by different multiples of the unsharded model's step: {shown}",
+            f"ranks step it by other multiples of the unsharded model's step: {shown}",
             RankDependentStep(),
         )
     whole = round(high)
