@@ -260,13 +260,22 @@ class UnexplainedBackward(Cause):
 
     Only backward can have done that: a collective whose backward does not match its forward, or a term of the loss
     that the sharded step scales differently.
+
+    Attributes:
+        is_of_loss: Whether the gradient that comes back to the model's output is wrong already.
     """
 
+    is_of_loss: bool = False
     kinds = ("wrong-value",)
-    why = f"{UNEXPLAINED} in backward, although the outputs and the loss are right"
+    why = (
+        "{is_of_loss:?The gradient that the loss sends back to the model's output is wrong already, although the loss "
+        f"is right|{UNEXPLAINED} in backward, although the outputs and the loss are right}}"
+    )
     how = (
-        "look for a collective without a backward, or with one that does not match its forward, and for a term of the "
-        "loss that the step scales differently: an auxiliary loss"
+        "{is_of_loss:?look at what the step does between the model's output and backward(): a function of the loss "
+        "whose backward is replaced there (in loss_parallel, every log_softmax), a collective without a backward, a "
+        "term that is detached or scaled|look for a collective without a backward, or with one that does not match its "
+        "forward, and for a term of the loss that the step scales differently: an auxiliary loss}"
     )
 
 

@@ -72,16 +72,21 @@ class AnotherLearningRate(Cause):
 
     The learning rate or a scaling of gradients changed when the model was sharded. All ranks agree with each other, so
     nothing raises.
+
+    Attributes:
+        is_seen: Whether a learning rate in param_groups was seen to differ.
     """
 
+    is_seen: bool = False
     kinds = ("wrong-value",)
     why = (
+        "{is_seen:?|The optimizer scales or clips gradients by a different number, such as a norm that isn't the whole "
+        "model's}",
         "The learning rate differs once the model is sharded",
-        "The optimizer scales or clips gradients by a different number, such as a norm that isn't the whole model's",
     )
     how = (
+        "{is_seen:?|clip by the norm of all gradients: torch.nn.utils.clip_grad_norm_ on the DTensors}",
         "compare the learning rates in param_groups with the unsharded model's",
-        "clip by the norm of all gradients: torch.nn.utils.clip_grad_norm_ on the DTensors",
     )
 
 
@@ -262,16 +267,20 @@ class StepNotKept(Cause):
 
     An optimizer that divides weights among ranks must send each result to all of them. If the wrong rank's copy is
     sent, the step is overwritten by the old value.
+
+    Attributes:
+        is_sent: Whether the optimizer broadcasts anything.
     """
 
+    is_sent: bool
     kinds = ("write-not-applied",)
     why = (
-        "The broadcast sends a copy from the wrong rank, not from the rank that stepped the weight",
+        "{is_sent:?The broadcast sends a copy from the wrong rank, not from the rank that stepped the weight|}",
         "No rank steps this weight",
     )
     how = (
-        "broadcast every weight from the rank that steps it",
-        "give each weight to one rank at least",
+        "{is_sent:?broadcast every weight from the rank that steps it|}",
+        "give each weight to one rank at least, the last one too where their number is not divisible by that of ranks",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardviz.check.step.trace.backward import begins_right
 from shardviz.explain.gradients import CutGraph
 from shardviz.explain.losses import UnexplainedLoss, UnexplainedValue
 from shardviz.explain.modules import UnsummedModule
@@ -36,7 +37,7 @@ def _in_forward(evidence: Evidence) -> Cause:
 
 def _in_backward(evidence: Evidence) -> Cause:
     cut = evidence.without_gradient
-    return CutGraph(cut) if cut else UnexplainedBackward()
+    return CutGraph(cut) if cut else UnexplainedBackward(begins_right(evidence.calls) is False)
 
 
 def _of_loss(evidence: Evidence) -> UnexplainedLoss:

@@ -52,6 +52,8 @@ class RankRecord(Record, frozen=True):
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         not_saved: Buffers that are in no checkpoint.
+        other_settings: What the probe's own optimizer keeps besides tensors and the unsharded model's keeps otherwise:
+            `lr of group 1 of 2`.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
@@ -88,6 +90,7 @@ class RankRecord(Record, frozen=True):
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
     not_saved: tuple[str, ...] = ()
+    other_settings: tuple[str, ...] = ()
     as_built: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
     without_ids: tuple[str, ...] = ()

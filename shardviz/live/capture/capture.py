@@ -103,6 +103,7 @@ class Capture:
     lines: list[LinesRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     not_saved: list[str] = field(default_factory=list)
+    other_settings: list[str] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
@@ -235,6 +236,7 @@ class Capture:
             lines=tuple(self.lines),
             not_stepped=tuple(self.not_stepped),
             not_saved=tuple(self.not_saved),
+            other_settings=tuple(self.other_settings),
             as_built=tuple(self.as_built),
             unwritten=tuple(self.unwritten),
             run_id=self.run_id,

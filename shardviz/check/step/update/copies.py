@@ -167,9 +167,10 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
         ranks = tuple(sorted({rank for _, still in found for rank in still}))
         yield OptimizerOfOtherParameters().finding("", ranks, text)
         return
+    is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
     for one, still in found:
         text = f"the optimizer's step did not change it{_where(one, still)}, though its gradient is not zero"
-        yield StepNotKept().finding(one.name, still, text, claimed=claimed_text(one))
+        yield StepNotKept(is_sent).finding(one.name, still, text, claimed=claimed_text(one))
 
 
 def _still(dump: Dump, one: Compared) -> tuple[int, ...]:

@@ -225,6 +225,10 @@ def _is_equal(one: float, other: float) -> bool:
 def _scaled(dump: Dump, one: Compared, factors: Mapping[int, float]) -> Why:
     """Return why every rank's step is a multiple of the unsharded model's, as other weights' steps say."""
     why = scaled(factors)
+    settings = {setting for record in dump.files.ranks.values() for setting in record.other_settings}
+    if isinstance(why.cause, AnotherLearningRate):
+        is_seen = any(setting.startswith("lr of group") for setting in settings)
+        return replace(why, cause=AnotherLearningRate(is_seen))
     if isinstance(why.cause, RepeatedStep) and any(
         _is_stepped_once(dump, other) for other in _other_weights(dump, one)
     ):
