@@ -122,23 +122,18 @@ class UnexplainedWeight(Cause):
 
     The gradients of the step are right, so the optimizer does something else with them. Each rank's optimizer runs on
     its own, and nothing compares its result.
-
-    Attributes:
-        is_split: Whether a dim of several is split: an optimizer may take means or norms along it.
     """
 
-    is_split: bool = False
     kinds = ("wrong-value",)
     why = (
-        "The gradients are right. The {is_split:?optimizer takes a mean or a norm over a rank's own part of a dim "
-        "instead of all of it, or its options differ|sharded optimizer has a different learning rate, parameter group, "
-        "clipping norm or count of steps}",
+        (
+            "The gradients are right. The sharded optimizer has a different learning rate, parameter group, clipping "
+            "norm or count of steps"
+        ),
         "The gradients are right. The optimizer uses the state of a different parameter",
     )
     how = (
-        "{is_split:?reduce what is taken along a dim over the axis that splits that dim, which the placements say, or "
-        "use an implementation for DTensors|make the optimizer from model.parameters() after sharding, with the "
-        "unsharded model's groups and options}",
+        "make the optimizer from model.parameters() after sharding, with the unsharded model's groups and options",
         "compare state[parameter]['step'] with the unsharded model's after the state is loaded",
     )
 

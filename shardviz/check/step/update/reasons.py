@@ -101,7 +101,12 @@ def why_weight(evidence: Evidence, one: Compared) -> Why | None:
     apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > EXPLAINED_UPDATE}
     if apart:
         return _of_normed_parts(dump, one) or _by_norms(evidence, one, factors) or _scaled(dump, one, factors)
-    return _decayed(dump, one) or _of_orthogonal_parts(dump, one) or _by_own_statistics(dump, one)
+    return (
+        _decayed(dump, one)
+        or _of_orthogonal_parts(dump, one)
+        or _by_own_statistics(dump, one)
+        or _of_this_part(dump, one)
+    )
 
 
 def _of_orthogonal_parts(dump: Dump, one: Compared) -> Why | None:
@@ -132,6 +137,17 @@ def _scales_across(got: NDArray[np.float64], due: NDArray[np.float64], dim: int)
     products, squares = (np.sum(one * due, axis=dim, keepdims=True) for one in (got, due))
     scales: NDArray[np.float64] = products / np.where(squares, squares, 1.0)
     return scales if _is_near(got, due * scales) else None
+
+
+def _of_this_part(dump: Dump, one: Compared) -> Why | None:
+    """Return that a split matrix is stepped otherwise, where the optimizer's settings are right and another's step."""
+    has_settings = any(record.other_settings for record in dump.files.ranks.values())
+    if one.wanted.ndim < 2 or has_settings or not _steps_of_parts(dump, one):
+        return None
+    right = next((other.name for other in _other_weights(dump, one) if _is_stepped_once(dump, other)), None)
+    if right is None:
+        return None
+    return Why(f"its step is no multiple of the unsharded model's, and the step of {right} is right", StepOfPart())
 
 
 def _of_normed_parts(dump: Dump, one: Compared) -> Why | None:

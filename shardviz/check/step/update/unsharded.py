@@ -250,8 +250,7 @@ def _finding(evidence: Evidence, one: Compared, wrong: Mapping[int, tuple[float,
     texts = (number(held), number(due)) if number(held) != number(due) else (f"{held:.9g}", f"{due:.9g}")
     off = f"rank {ranks[0]} has {texts[0]} where {texts[1]} is due"
     why = _why(evidence, one, ranks)
-    is_split = one.wanted.ndim > 1 and any(values.size < one.wanted.size for values in one.reduced.values())
-    cause = why.cause if why else UnexplainedState() if one.role == "optim" else UnexplainedWeight(is_split)
+    cause = why.cause if why else UnexplainedState() if one.role == "optim" else UnexplainedWeight()
     text = (
         f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks):,} of {len(one.reduced):,} ranks"
     )
