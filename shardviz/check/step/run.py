@@ -12,26 +12,24 @@ from shardviz.check.step.contradictions import check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
-from shardviz.check.step.masks import check_masks
 from shardviz.check.step.no_gradient import check_no_gradient
 from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.loss_terms import of_loss_terms
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.micro_batches import of_micro_batches
-from shardviz.check.step.rules.narrow_sums import check_narrow_sums
+from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.other_layers import check_other_layers
 from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
 from shardviz.check.step.rules.ratios.factors import batch_axes
 from shardviz.check.step.rules.ratios.norms import check_norm
 from shardviz.check.step.rules.ratios.scale import check_scale
-from shardviz.check.step.rules.ratios.small import check_small_factor
 from shardviz.check.step.rules.related import check_related
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.rules.tied import check_tied
 from shardviz.check.step.trace.naming import placed, with_cut
-from shardviz.check.step.training import check_training
+from shardviz.check.step.training import check_masks, check_training
 from shardviz.check.step.words import number
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
