@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.captured import check_captured, copies_apart
 from shardviz.check.step.compared import compared
@@ -33,7 +35,8 @@ from shardviz.check.step.training import check_masks, check_training
 from shardviz.check.step.words import number
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
-from shardviz.relate.tolerance import EPSILON
+from shardviz.relate.tolerance import EPSILON, SINGLE
+from shardviz.relate.values import farthest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,6 +85,7 @@ def check_step(
     yield from check_small_factor(evidence)
     yield from check_narrow_sums(evidence)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
+    yield from _within_eight_bits([one for one in evidence.results if one.role == "output"])
     results = [(one, _seen_in(one, result)) for one in evidence.results for result in explained(evidence, one)]
     not_compared = {id(one) for one, result in results if isinstance(result, NotChecked)}
     for one in evidence.results:
@@ -119,6 +123,18 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
     if lost:
         allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
+
+
+def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
+    """Say of outputs that differ, and not by more than rounding to eight bits allows, that a scale may be wrong."""
+    coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
+    for one in outputs:
+        dtype = coarse.get(one.rounding.epsilon)
+        if dtype is not None and not one.incomparable and not one.wrong:
+            far = max(farthest(values, one.wanted_of(rank)) for rank, values in one.reduced.items())
+            if far > SINGLE * float(np.max(np.abs(one.wanted), initial=0.0)):
+                why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(one.tolerance)}"
+                yield NotChecked(one.name, f"the {one.role}: {why}: a wrong scale may be within that", "step")
 
 
 def _named(finding: Finding) -> str:
