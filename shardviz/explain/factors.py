@@ -400,6 +400,21 @@ class ScaledInStep(Cause):
     )
 
 
+class ScaledForward(Cause):
+    """A result of forward has the same factor on every rank, and it is not a ratio of small numbers.
+
+    The sharded model multiplies by a number that the unsharded one does not have: the scale of narrow numbers, a size
+    or a count of a rank's own part. If the loss has a factor and all gradients have it too, it is in what they share.
+    """
+
+    kinds = ("wrong-scale",)
+    why = (
+        "Only the sharded model multiplies by a number in forward, or by another one: a scale of narrow numbers, or a "
+        "size or a count of the rank's own part"
+    )
+    how = "look for such a number in forward and in the loss, and take it from the whole tensor or batch"
+
+
 class SmallFactor(Cause):
     """A gradient is off by a factor close to 1 from what its module's activations give.
 

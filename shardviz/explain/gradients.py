@@ -280,6 +280,27 @@ class MicroBatchesReducedAgain(Cause):
     )
 
 
+class UnclearedGradients(Cause):
+    """A micro-batch's gradient is added again with every later one.
+
+    A main gradient gets `.grad` after each micro-batch, and `.grad` is not cleared in between. The first micro-batch
+    then counts as often as there are any, the last one once.
+
+    Attributes:
+        axes: Axes of a size that sums after every micro-batch would show as well; empty if there are none.
+    """
+
+    axes: str = ""
+    kinds = ("wrong-value",)
+    why = "What a micro-batch leaves in .grad is added to the gradient again after each later one: nothing clears it"
+    how = "set .grad to None once it was added, or add up in .grad alone"
+
+    @property
+    def rivals(self) -> tuple[Cause, ...]:
+        """A reduction after every micro-batch."""
+        return (MicroBatchesReducedAgain(self.axes, 2.0),) if self.axes else ()
+
+
 class UnequalMicroBatches(Cause):
     """Micro-batches count with different weights in the gradients.
 

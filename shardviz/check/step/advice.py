@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.trace.backward import begins_right
+from shardviz.check.step.trace.backward import OUTPUT
 from shardviz.explain.gradients import CutGraph
 from shardviz.explain.losses import UnexplainedLoss, UnexplainedValue
 from shardviz.explain.modules import UnsummedModule
@@ -37,7 +37,12 @@ def _in_forward(evidence: Evidence) -> Cause:
 
 def _in_backward(evidence: Evidence) -> Cause:
     cut = evidence.without_gradient
-    return CutGraph(cut) if cut else UnexplainedBackward(begins_right(evidence.calls) is False)
+    return CutGraph(cut) if cut else UnexplainedBackward(_is_of_loss(evidence))
+
+
+def _is_of_loss(evidence: Evidence) -> bool:
+    """Whether what comes back to the model's own output is wrong already."""
+    return any(call.is_bad(OUTPUT) for call in evidence.calls.by_module.get("", ()))
 
 
 def _of_loss(evidence: Evidence) -> UnexplainedLoss:

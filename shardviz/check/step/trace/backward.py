@@ -24,13 +24,13 @@ OUTPUT: Literal["gradient of output"] = "gradient of output"
 
 def first_in_backward(calls: Calls) -> Divergence | None:
     """Return the first divergence of a step in backward; None where the gradients of activations are right."""
-    return _cut(calls) or (_descended(calls) or _between_calls(calls) if begins_right(calls) else None)
+    return _cut(calls) or (_descended(calls) or _between_calls(calls) if _begins_right(calls) else None)
 
 
-def begins_right(calls: Calls) -> bool | None:
-    """Whether the gradient that backward begins with is the unsharded model's; None if that is not known."""
+def _begins_right(calls: Calls) -> bool:
+    """Whether the gradient that backward begins with is the unsharded model's; else there is nothing to go by."""
     given = [call for call in calls.in_order if call.state(OUTPUT) is not None]
-    return given[-1].is_good(OUTPUT) if given else None
+    return bool(given) and given[-1].is_good(OUTPUT)
 
 
 def _cut(calls: Calls) -> Divergence | None:

@@ -142,7 +142,8 @@ def _scales_across(got: NDArray[np.float64], due: NDArray[np.float64], dim: int)
 def _of_this_part(dump: Dump, one: Compared) -> Why | None:
     """Return that a split matrix is stepped otherwise, where the optimizer's settings are right and another's step."""
     has_settings = any(record.other_settings for record in dump.files.ranks.values())
-    if one.wanted.ndim < 2 or has_settings or not _steps_of_parts(dump, one):
+    is_trained = dump.find("reference", "grad", one.name) is not None
+    if one.wanted.ndim < 2 or has_settings or not is_trained or not _steps_of_parts(dump, one):
         return None
     right = next((other.name for other in _other_weights(dump, one) if _is_stepped_once(dump, other)), None)
     if right is None:
