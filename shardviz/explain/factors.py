@@ -401,7 +401,7 @@ class ScaledInStep(Cause):
 
 
 class ScaledForward(Cause):
-    """A result of forward has the same factor on every rank, and it is not a ratio of small numbers.
+    """A result of forward has the same factor on every rank, which no axis has for its size.
 
     The sharded model multiplies by a number that the unsharded one does not have: the scale of narrow numbers, a size
     or a count of a rank's own part. If the loss has a factor and all gradients have it too, it is in what they share.
