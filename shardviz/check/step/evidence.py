@@ -13,10 +13,9 @@ from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.rules.other_layers import WrongGradients
 from shardviz.check.step.rules.ratios.part import Parts
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
-from shardviz.check.step.trace.backward import first_in_backward
+from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.forward import first_in_forward, first_unlike_others
-from shardviz.check.step.trace.readers import blamed_by_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,6 +5,7 @@ The mesh is what `parallel_state` says. Its axes are `pp`, `dp`, `cp` and `tp`; 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -13,7 +14,6 @@ from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood, plain
-from shardviz.live.claims.megatron.groups import group, is_up, ranks_of
 from shardviz.live.claims.megatron.saved import cuts_of
 from shardviz.live.compat import clean_name
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.live.capture.meshes import Claim
     from shardviz.live.claims.megatron.saved import Cut
+
 
 AXES = {
     "pp": "get_pipeline_model_parallel_group",
@@ -108,3 +109,24 @@ def _claim(ranks: tuple[int, ...], dim: int, stride: int, mesh: Mesh | None) -> 
         if ranks in mesh.groups(axis):
             return mesh, tuple(split if axis == name else Replicate() for name in mesh.axes)
     return Mesh(("tp",), (len(ranks),), ranks), (split,)
+
+
+def is_up() -> bool:
+    """Whether `parallel_state` has the groups of a model."""
+    state = _state()
+    return state is not None and bool(state.model_parallel_is_initialized())
+
+
+def group(get: str) -> Any:
+    """Return the group that a function of `parallel_state` returns."""
+    return getattr(_state(), get)()
+
+
+def ranks_of(get: str) -> tuple[int, ...]:
+    """Return the ranks of the group that a function of `parallel_state` returns; this rank alone without one."""
+    found = getattr(_state(), get)(check_initialized=False) if get.startswith("get_expert") else group(get)
+    return tuple(distributed.get_process_group_ranks(found)) if found is not None else (distributed.get_rank(),)
+
+
+def _state() -> Any:
+    return sys.modules.get("megatron.core.parallel_state")
