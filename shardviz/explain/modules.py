@@ -259,27 +259,7 @@ class StatisticsOfPart(Cause):
         "are taken over"
     )
     how = (
-        "sum counts, values and squares over {axes} before the division, in a function whose backward sums too; for "
-        "BatchNorm, SyncBatchNorm over all ranks that have a part of the batch"
-    )
-
-
-class NormOfSplitFeatures(Cause):
-    """A norm whose features are split takes each rank's statistics of its own features.
-
-    RMSNorm and LayerNorm need the statistics of all features of a row. With a split weight the module runs on local
-    features, and every row comes out with a wrong factor.
-
-    Attributes:
-        tensor: The module.
-        axes: The axes that split its features.
-    """
-
-    tensor: str
-    axes: str
-    kinds = ("wrong-value",)
-    why = "{tensor} is split over {axes}, and each rank takes the mean square (and the mean) of its own features alone"
-    how = (
-        "sum the squares (and the values) over {axes} before {tensor} divides, in a function whose backward sums too, "
-        "or gather the features before {tensor} and keep its weight whole"
+        "sum counts, values and squares over {axes} before the division, in a function whose backward sums too, or "
+        "gather the features of a norm whose features are split; for BatchNorm, SyncBatchNorm over all ranks that have "
+        "a part of the batch"
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.fused import check_fused
 from shardviz.check.step.forward.labels import check_label_of_output
-from shardviz.check.step.forward.normalized import check_normalized
 from shardviz.check.step.forward.order import check_repeated, check_started_again, check_ungathered
 from shardviz.check.step.forward.parts import check_experts, check_parts
 from shardviz.check.step.forward.stages import check_stages
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 RULES = (
     check_sum_beside_a_vector,
     check_repeated,
-    check_normalized,
     check_stages,
     check_started_again,
     check_experts,
