@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.compared import rounding_of
 from shardviz.check.step.forward.activations import Activations
-from shardviz.check.step.rules.other_layers import WrongGradients
 from shardviz.check.step.rules.ratios.part import Parts
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
+from shardviz.check.step.rules.several_weights import WrongGradients
 from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.forward import first_in_forward, first_unlike_others

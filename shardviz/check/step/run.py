@@ -22,14 +22,13 @@ from shardviz.check.step.rules.losses import check_function, check_mean_of_means
 from shardviz.check.step.rules.micro_batches import of_micro_batches
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor
 from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.other_layers import check_other_layers
 from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
 from shardviz.check.step.rules.ratios.factors import batch_axes
 from shardviz.check.step.rules.ratios.norms import check_norm
 from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.related import check_related
+from shardviz.check.step.rules.several_weights import check_other_layers, check_tied
 from shardviz.check.step.rules.terms import check_terms
-from shardviz.check.step.rules.tied import check_tied
 from shardviz.check.step.trace.naming import placed, with_cut
 from shardviz.check.step.training import check_masks, check_training
 from shardviz.check.step.words import number

@@ -32,9 +32,8 @@ from shardviz.live.step.own_optimizer import updated_reference, updated_shards
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
+from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches
 from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
-from shardviz.live.step.unsharded.loss_terms import gradients_of_loss_terms
-from shardviz.live.step.unsharded.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.unsharded.own_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
 from shardviz.live.step.update import copied_gradients

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.forward.fused import check_fused
 from shardviz.check.step.forward.labels import check_label_of_output
 from shardviz.check.step.forward.order import check_repeated, check_started_again, check_ungathered
-from shardviz.check.step.forward.parts import check_experts, check_parts
+from shardviz.check.step.forward.parts import check_experts, check_fused, check_parts
 from shardviz.check.step.forward.stages import check_stages
 from shardviz.check.step.forward.sums import check_joined, check_sum_beside_a_vector
 
