@@ -12,7 +12,8 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import laid_out, ranks_by_part, rounding_of
-from shardviz.check.step.update.reasons import factors_of, scaled
+from shardviz.check.step.update.reasons import scaled
+from shardviz.check.step.update.steps import factors_of
 from shardviz.check.step.words import apart_text, claimed_text
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.update import (

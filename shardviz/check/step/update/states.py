@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to
+from shardviz.check.step.update.reasons import MAX_LISTED
+from shardviz.check.step.update.steps import Why, factor_to
 from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
 from shardviz.relate.tolerance import FEW
 from shardviz.text import listed

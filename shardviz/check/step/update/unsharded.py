@@ -19,8 +19,9 @@ from shardviz.check.step.compared import compared, in_order, laid_out, rounding_
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.ratios.clipping import multiplied
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
-from shardviz.check.step.update.reasons import Why, why_weight
+from shardviz.check.step.update.reasons import why_weight
 from shardviz.check.step.update.states import of_another_order, of_others, why_state
+from shardviz.check.step.update.steps import Why
 from shardviz.check.step.words import claimed_text, number
 from shardviz.explain.finding import Finding
 from shardviz.explain.states import UnexplainedState
