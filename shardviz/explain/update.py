@@ -165,14 +165,19 @@ class RepeatedCount(Cause):
     times: int
     kinds = ("wrong-value",)
     why = (
-        "The forward that writes the buffer runs {times} times in a step: torch.utils.checkpoint runs it again in "
-        "backward",
+        "{is_twice:?The forward that writes the buffer runs twice in a step: torch.utils.checkpoint runs it again in "
+        "backward|}",
         "The buffer is summed over ranks that counted the same",
     )
     how = (
-        "write the buffer outside of what is recomputed",
-        "sum it over the axes that split what it counts, and no others",
+        "{is_twice:?write the buffer outside of what is recomputed|}",
+        "sum it over the axes that split what it counts, and no others, or average it",
     )
+
+    @property
+    def is_twice(self) -> bool:
+        """Whether a recomputation may be the cause."""
+        return self.times == 2
 
 
 class LeftOutOfOptimizer(Cause):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER, FSDP, MLP, STAGES
+from tests.bugs.models import DATA_PARALLEL, ENTER, FSDP, MLP, STAGES
 
 FACTORED = (
     FSDP
@@ -176,7 +176,36 @@ def optimizer(model, mesh):
 
 """
 
+MAIN = (
+    DATA_PARALLEL
+    + """
+def step(model, rows, mesh):
+    total, main = 0.0, {weight: torch.zeros_like(weight) for weight in model.parameters()}
+    for part in rows.chunk(2):
+        loss = model(part).square().mean() / 2
+        loss.backward()
+        total += loss.detach()
+        for weight in model.parameters():
+            main[weight] += weight.grad
+            weight.grad = None
+    for weight in model.parameters():
+        weight.grad = main[weight]
+    reduce(model, mesh)
+    return total
+
+"""
+)
+
 CASES = (
+    Bug(
+        "a gradient added to the main one and not cleared",
+        "dp=3",
+        MAIN,
+        (("            weight.grad = None\n", ""),),
+        ("wrong-value",),
+        ("2, 1 times", "nothing clears it"),
+        ("after every micro-batch",),
+    ),
     Bug(
         "means of columns over a rank's own rows",
         "fsdp=2",

@@ -151,12 +151,25 @@ class _Forward:
             times = len(call.first.ranks)
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return replace(fault, times=times) if is_repeated else fault
-        if terms and not state.axes:
+        if terms and not (state.axes and self._is_summed(value)):
             return self._unsummed(terms[0], call, state)
         words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
-        times = state.factor if state.factor != 1 else 0
         fault = _fault("result", call, words, state, self._before(given))
-        return replace(fault, times=times, moved=state.moved)
+        return replace(fault, times=state.factor if state.factor != 1 else 0, moved=state.moved)
+
+    def _is_summed(self, value: Value) -> bool:
+        """Whether a collective is given what is made of a tensor, as long as it has the terms of a sum."""
+        left, seen = [value], set()
+        while left:
+            value = left.pop()
+            state = self.states.forward(value)
+            if value not in seen and (state.axes or state.kind == "unknown"):
+                seen.add(value)
+                readers = self.lines.readers(value)
+                if any(call.first.is_collective for call in readers):
+                    return True
+                left += [made for call in readers for made in call.outputs]
+        return False
 
     def _given(self, call: Call) -> tuple[list[Value], list[Call]]:
         """Return the comparable tensors that a call is made of, and the calls in between whose results are not.

@@ -62,7 +62,7 @@ def _is_dense(whole: NDArray[np.float64]) -> bool:
 
 def _has_only(held: list[NDArray[np.float64]], dtype: str) -> bool:
     numbers = np.concatenate([values.ravel() for values in held])
-    return np.count_nonzero(numbers) >= MANY and np.array_equal(rounded(numbers, dtype), numbers)
+    return int(np.count_nonzero(numbers)) >= MANY and np.array_equal(rounded(numbers, dtype), numbers)
 
 
 FEWEST = 3
