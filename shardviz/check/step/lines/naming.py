@@ -33,7 +33,7 @@ from shardviz.text import named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.check.step.lines.faults import Fault
+    from shardviz.check.step.lines.fault import Fault
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.lines import FrameRecord
     from shardviz.explain.cause import Cause

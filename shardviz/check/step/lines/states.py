@@ -262,13 +262,10 @@ class States:
 
     def is_index(self, value: Value) -> bool:
         """Whether a tensor holds whole numbers, as indices do."""
-        return self._held_dtype(value).startswith(WHOLE)
+        return self.held_dtype(value).startswith(WHOLE)
 
-    def is_mask(self, value: Value) -> bool:
-        """Whether a tensor holds truth values."""
-        return self._held_dtype(value) == "bool"
-
-    def _held_dtype(self, value: Value) -> str:
+    def held_dtype(self, value: Value) -> str:
+        """Return the element type of what the first rank has; empty if it is not there."""
         rank, number = value[0]
         tensor = self.dump.by_name("step", "activation").get(of_value(self.lines.module, number))
         return tensor.shards[rank].body.dtype if tensor is not None and rank in tensor.shards else ""
@@ -289,19 +286,15 @@ def _state_of(chain: Chain | None) -> State:
         return State("none")
     layout = next((link.layout for link in chain if isinstance(link, Located)), None)
     axes = tuple(link.axis for link in chain if isinstance(link, Pending))
-    rest = tuple(link for link in chain if not isinstance(link, Located | Pending | Rounded | Padded))
+    rest = [link for link in chain if not isinstance(link, Located | Pending | Rounded | Padded)]
     if any(isinstance(link, Filled) for link in rest):
         return State("none")
     if layout is None or rest:
-        factor = rest[0].factor if len(rest) == 1 and isinstance(rest[0], Scaled) and layout is not None else 1.0
-        return State("other", layout, axes, factor, moved=_moved_by(rest) if layout is not None else "")
+        only = rest[0] if len(rest) == 1 and layout is not None else None
+        factor = only.factor if isinstance(only, Scaled) else 1.0
+        moved: Moved = "order" if isinstance(only, Permuted) else "rank" if isinstance(only, Reassigned) else ""
+        return State("other", layout, axes, factor, moved=moved)
     ops = [link.op for link in chain if isinstance(link, Pending) and link.op != "sum"]
     if ops:
         return State("other", layout, axes, op=ops[0])
     return State("terms" if axes else "right", layout, axes)
-
-
-def _moved_by(links: Chain) -> Moved:
-    if all(isinstance(link, Permuted) for link in links):
-        return "order"
-    return "rank" if all(isinstance(link, Reassigned) for link in links) else ""
