@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardviz.check.step.forward.slices import spans
+from shardviz.check.step.words import spans
 from shardviz.dump.records.tensors import LayoutRecord
 from shardviz.relate.orders import places_of
 from tests.check.steps import COPIES, MESH, ROWS_OVER_TP, WANTED, Step, by_tp, on_all, rows_over_tp
