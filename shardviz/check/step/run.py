@@ -31,7 +31,7 @@ from shardviz.check.step.rules.several_weights import check_other_layers, check_
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.trace.naming import placed, with_cut
 from shardviz.check.step.training import check_masks, check_training
-from shardviz.check.step.words import number
+from shardviz.check.step.words import kind_of, number
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
 from shardviz.relate.tolerance import EPSILON, SINGLE
@@ -61,7 +61,7 @@ def check_step(
         return
     wrong = [finding for finding in earlier if finding.severity == "error"]
     if wrong:
-        yield NotChecked("", f"the step: its numbers come from weights that are wrong ({_named(wrong[0])})", "step")
+        yield NotChecked("", f"the step: its numbers come from weights that are wrong ({kind_of(wrong[0])})", "step")
         return
     if not dump.at("reference") and not dump.files.run.probe and 0 in dump.files.ranks:
         yield from check_captured(dump)
@@ -134,10 +134,6 @@ def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
             if far > SINGLE * float(np.max(np.abs(one.wanted), initial=0.0)):
                 why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(one.tolerance)}"
                 yield NotChecked(one.name, f"the {one.role}: {why}: a wrong scale may be within that", "step")
-
-
-def _named(finding: Finding) -> str:
-    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
 
 
 def _has_reference(dump: Dump, role: str, name: str) -> bool:

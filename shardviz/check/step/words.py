@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from shardviz.check.step.compared import Compared
+    from shardviz.explain.finding import Finding
 
 
 WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
@@ -47,3 +48,8 @@ def spans(places: Iterable[int]) -> str:
     ]
     named = [f"{run[0]}:{run[-1] + 1}" if len(run) > 1 else f"{run[0]}" for run in runs]
     return "+".join(named[:MAX_SPANS]) + ("+..." if len(named) > MAX_SPANS else "")
+
+
+def kind_of(finding: Finding) -> str:
+    """Return the kind of a finding, with its tensor: `wrong-scale: layers.0.up.weight`."""
+    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind

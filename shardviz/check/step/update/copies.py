@@ -14,7 +14,7 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import laid_out, ranks_by_part, rounding_of
 from shardviz.check.step.update.reasons import scaled
 from shardviz.check.step.update.steps import factors_of
-from shardviz.check.step.words import apart_text, claimed_text
+from shardviz.check.step.words import apart_text, claimed_text, kind_of
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.update import (
     AverageNotWritten,
@@ -48,7 +48,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
     if not tensors or not dump.at("reference"):
         return
     if step:
-        why = f"the weights after the optimizer's step: it began with what is wrong ({_named(step[0])})"
+        why = f"the weights after the optimizer's step: it began with what is wrong ({kind_of(step[0])})"
         yield NotChecked("", why, "step")
         return
     rounding, seen = rounding_of(dump), []
@@ -133,10 +133,6 @@ def _differing_states(dump: Dump, one: Compared) -> list[str]:
                 if not state.incomparable and set(state.copies_differ_along) & set(one.copies_differ_along):
                     kinds.append(kind)
     return kinds
-
-
-def _named(finding: Finding) -> str:
-    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
 
 
 def _apart(one: Compared, cause: Cause, clause: str = "") -> Finding:

@@ -47,15 +47,12 @@ def why_state(dump: Dump, one: Compared) -> Why | None:
 
 def _are_multiples(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
     """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
-    got, due = (np.concatenate([values[rank].ravel() for rank in parts]) for values in (one.reduced, _wanted(one)))
+    got = np.concatenate([one.reduced[rank].ravel() for rank in parts])
+    due = np.concatenate([one.wanted_of(rank).ravel() for rank in parts])
     added = np.concatenate([part.ravel() for part in parts.values()])
     if np.count_nonzero(added) < FEW or not np.any(got):
         return False
     return factor_to(got, added) is not None and factor_to(due, added) is None
-
-
-def _wanted(one: Compared) -> dict[int, NDArray[np.float64]]:
-    return {rank: one.wanted_of(rank) for rank in one.reduced}
 
 
 def _from_others(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:

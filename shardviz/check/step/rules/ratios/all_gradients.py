@@ -90,18 +90,15 @@ def _is_in_loss(evidence: Evidence, factor: float) -> bool:
 
 def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
     """Return the finding of one gradient as that of the whole run, with each gradient's own in it."""
+    every = "both" if len(gradients) == 2 else f"all {len(gradients):,}"
     return replace(
         finding,
         tensor="",
         ranks=tuple(sorted({rank for one in gradients for rank in one.wrong})),
-        sentence=finding.sentence.replace("the gradient is", f"{_all(len(gradients))} gradients are", 1),
+        sentence=finding.sentence.replace("the gradient is", f"{every} gradients are", 1),
         pairs=tuple(gradients),
         members=tuple(replace(finding, tensor=one.name, ranks=one.wrong, pairs=(one,)) for one in gradients),
     )
-
-
-def _all(number: int) -> str:
-    return "both" if number == 2 else f"all {number:,}"
 
 
 def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float) -> Cause:
