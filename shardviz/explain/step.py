@@ -239,20 +239,12 @@ class UnexplainedCopies(Cause):
 class UnexplainedForward(Cause):
     """The forward of the sharded model goes wrong, and no rule explains how.
 
-    The finding names the first module whose output fits the unsharded model's in no way.
-
-    Attributes:
-        module: That module; empty if none is known.
+    No module is the first wrong one either: it goes wrong in the model's own code, or modules are not called alike.
     """
 
-    module: str = ""
     kinds = ("wrong-value",)
     why = UNEXPLAINED
-    how = (
-        "{module:?look at {module} first, and at what it is given: it is the first module whose output no split over "
-        "the mesh makes a part of the unsharded model's, nor a sum over an axis|compare the outputs module by module, "
-        "first to last, and look at the first that differs}"
-    )
+    how = "compare the outputs module by module, first to last, and look at the first that differs"
 
 
 class UnexplainedBackward(Cause):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.trace.backward import OUTPUT
 from shardviz.explain.gradients import CutGraph
 from shardviz.explain.losses import UnexplainedLoss, UnexplainedValue
-from shardviz.explain.modules import UnsummedModule
 from shardviz.explain.step import UnexplainedBackward, UnexplainedForward
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 def where_to_look(evidence: Evidence, one: Compared) -> Cause:
     """Return the place of a wrong result that no rule explains, as its cause."""
     if one.role == "output" or not evidence.outputs_are_right:
-        return _in_forward(evidence)
+        return UnexplainedForward()
     if one.role == "scalar":
         return unexplained_value(evidence, one)
     return _in_backward(evidence) if evidence.loss_is_right else _of_loss(evidence)
@@ -28,11 +27,6 @@ def where_to_look(evidence: Evidence, one: Compared) -> Cause:
 def unexplained_value(evidence: Evidence, one: Compared) -> UnexplainedLoss | UnexplainedValue:
     """Return what is known of a logged value that is wrong although the outputs are right."""
     return _of_loss(evidence) if one.name == "loss" else UnexplainedValue()
-
-
-def _in_forward(evidence: Evidence) -> Cause:
-    name, (summed, axis) = evidence.first_odd_module, evidence.pending_before
-    return UnsummedModule(summed, name, axis, is_sure=False) if summed else UnexplainedForward(name)
 
 
 def _in_backward(evidence: Evidence) -> Cause:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.compared import rounding_of
@@ -113,19 +112,6 @@ class Evidence:
     def is_narrow(self) -> bool:
         """Whether what rounding does was measured, as it is for a step in narrow numbers."""
         return bool(self.dump.noises)
-
-    @cached_property
-    def first_odd_module(self) -> str:
-        """The first module whose output is not the unsharded model's, on the lowest rank that has one; else empty."""
-        odd = self.activations.first_odd[1]
-        return odd.name if odd is not None else ""
-
-    @cached_property
-    def pending_before(self) -> tuple[str, str]:
-        """The first of those just before it that returned the terms of a sum, with its axis; empty if there is none."""
-        before, _ = self.activations.first_odd
-        pending = list(takewhile(lambda one: one.state == "pending", reversed(before)))
-        return (pending[-1].name, self.activations.axis_of_sum(pending[-1].name)) if pending else ("", "")
 
 
 def is_right(one: Compared) -> bool:
