@@ -96,18 +96,21 @@ class WrongLines(Cause):
     Attributes:
         first: The first of the lines, as `moe.py:83`.
         last: The last of them.
+        is_own: Whether ranks compute with numbers of their own there, and no collective is called.
     """
 
     first: str
     last: str
+    is_own: bool
     kinds = WRONG
     why = (
         "What {first} is given is right: the unsharded model's, or each rank's part or term of it. What {last} gives "
         "is not"
     )
     how = (
-        "look at {first} to {last}: first at the group and the operation of each collective, then at the sizes and "
-        "offsets of a rank's own part"
+        "look at {first} to {last}: {is_own:?a count, a running sum or an index there begins at the rank's own part, or "
+        "takes its size, where the whole's is due|first at the group and the operation of each collective, then at the "
+        "sizes and offsets of a rank's own part}"
     )
 
 

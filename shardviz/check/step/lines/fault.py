@@ -31,6 +31,7 @@ class Fault:
         ranks: The ranks of the collective, of the first rank's group.
         inner: The line in a function that `line` calls, if that makes the call; else the same.
         times: By what its result is too large, if that is all that is wrong with it; else 0.
+        is_own: Whether ranks compute with numbers of their own between the lines, and call no collective.
         moved: Where the numbers of its result stand, if that is all that is wrong with them.
     """
 
@@ -45,6 +46,7 @@ class Fault:
     inner: FrameRecord | None = None
     times: float = 0
     moved: Moved = ""
+    is_own: bool = False
 
     @property
     def is_torchs(self) -> bool:

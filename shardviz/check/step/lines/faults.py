@@ -102,7 +102,8 @@ class _Forward:
         places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
         if len(places) > 1:
             first, *_, last = places.values()
-            return Fault("between", last.line, last.first.function, "", "", first.line)
+            is_own = not any(one.first.is_collective for one in (call, *through))
+            return Fault("between", last.line, last.first.function, "", "", first.line, is_own=is_own)
         state, terms = self.states.forward(value), [one for one in given if self.states.forward(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
             inner = self.states.forward(given[0]) if given else None

@@ -77,7 +77,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     told = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
     is_open = isinstance(finding.explanation, OPEN)
     if fault.way == "between" and fault.before is not None:
-        return told.because(WrongLines(place_of(fault.before), place_of(fault.line))) if is_open else told
+        return told.because(WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own)) if is_open else told
     placed = replace(told, line=place_of(fault.line))
     if not is_open:
         return placed
