@@ -224,10 +224,13 @@ class SummedContributions(Cause):
             "micro-batches|A hook, or a term of the loss that reaches only this weight, multiplies the gradient by "
             "{ratio}}"
         ),
+        "{of_all:?|A hook of the unsharded parameter divides the gradient by {ratio}, and the parameter that sharding "
+        "made in its place has no hook}",
         "The gradient is reduced several times: it is {ratio} times too large, and no mesh axis has that size",
     )
     how = (
         "{of_all:?divide each micro-batch's loss by the number of micro-batches|remove that factor of {ratio}}",
+        "{of_all:?|register the hook after sharding}",
         "all_reduce the gradient once, after the last backward",
     )
     references = KNOWN
@@ -395,6 +398,21 @@ class ScaledInStep(Cause):
         "{of_all:?clip in optimizer(), not in the step|remove what scales this gradient alone, or clip in optimizer()}",
         "{of_all:?scale in loss(), which both models run, or not at all|give that term the same weight in both models}",
     )
+
+
+class ScaledForward(Cause):
+    """A result of forward has the same factor on every rank, which no axis has for its size.
+
+    The sharded model multiplies by a number that the unsharded one does not have: the scale of narrow numbers, a size
+    or a count of a rank's own part. If the loss has a factor and all gradients have it too, it is in what they share.
+    """
+
+    kinds = ("wrong-scale",)
+    why = (
+        "Only the sharded model multiplies by a number in forward, or by another one: a scale of narrow numbers, or a "
+        "size or a count of the rank's own part"
+    )
+    how = "look for such a number in forward and in the loss, and take it from the whole tensor or batch"
 
 
 class SmallFactor(Cause):

@@ -126,7 +126,7 @@ class UnsummedInputGradient(Cause):
     how = (
         "{inner:?in {module}, sum the gradient of the output of {inner} over {axis}|sum the gradient over {axis} where "
         "{module} begins}: a torch.autograd.Function that returns its input in forward and all_reduces in backward "
-        "(ColwiseParallel does so), or PrepareModuleInput"
+        "(ColwiseParallel does so), PrepareModuleInput, or, of a DTensor, to_local(grad_placements=[Partial()])"
     )
 
 
@@ -278,6 +278,27 @@ class MicroBatchesReducedAgain(Cause):
     how = (
         "reduce over {axes} once, after the last micro-batch; or reduce each micro-batch's gradient before it is added"
     )
+
+
+class UnclearedGradients(Cause):
+    """A micro-batch's gradient is added again with every later one.
+
+    A main gradient gets `.grad` after each micro-batch, and `.grad` is not cleared in between. The first micro-batch
+    then counts as often as there are any, the last one once.
+
+    Attributes:
+        axes: Axes of a size that sums after every micro-batch would show as well; empty if there are none.
+    """
+
+    axes: str = ""
+    kinds = ("wrong-value",)
+    why = "What a micro-batch leaves in .grad is added to the gradient again after each later one: nothing clears it"
+    how = "set .grad to None once it was added, or add up in .grad alone"
+
+    @property
+    def rivals(self) -> tuple[Cause, ...]:
+        """A reduction after every micro-batch."""
+        return (MicroBatchesReducedAgain(self.axes, 2.0),) if self.axes else ()
 
 
 class UnequalMicroBatches(Cause):

@@ -39,6 +39,54 @@ class WrongLine(Cause):
     )
 
 
+class MisplacedLine(Cause):
+    """A line gives the right numbers in another order, or another rank's part.
+
+    It joins parts along a dim along which they were not split, or in another order than that of their ranks, or takes a
+    part of what all ranks have without the rank's own offset. Shapes are right.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: What it calls.
+        is_of_rank: Whether it is another rank's part; else the order differs.
+    """
+
+    place: str
+    function: str
+    is_of_rank: bool
+    kinds = WRONG
+    why = (
+        "{is_of_rank:?{function} in {place} takes a part that is another rank's: all ranks the first one, most likely|"
+        "{function} in {place} puts the right slices in another order: it joins parts along another dim than they were "
+        "split, or in another order than that of their ranks}"
+    )
+    how = (
+        "{is_of_rank:?take the part in {place} from the rank's own offset: its coordinate on the mesh times the "
+        "part's size|join parts in {place} in the order of ranks, along the dim that was split, before dims are merged}"
+    )
+
+
+class ScaledLine(Cause):
+    """A line gives what it should, times a number.
+
+    It multiplies by a size or a count, or divides by one, that it takes from the rank's own part: the rows of a shard,
+    the tokens of a rank, the features that are left of the whole. Shapes do not depend on it, so nothing raises.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        times: The number.
+    """
+
+    place: str
+    times: float
+    kinds = WRONG
+    why = (
+        "What {place} multiplies or divides by makes its result {times:.5g} times the unsharded model's: a size or a "
+        "count of the rank's own part, most likely, instead of the whole tensor's"
+    )
+    how = "take the number in {place} from the unsharded model: the whole size, or counts that are summed over ranks"
+
+
 class WrongLines(Cause):
     """One of some lines computes something else on a rank's part than on the whole.
 
@@ -48,18 +96,21 @@ class WrongLines(Cause):
     Attributes:
         first: The first of the lines, as `moe.py:83`.
         last: The last of them.
+        is_own: Whether ranks compute with numbers of their own there, and no collective is called.
     """
 
     first: str
     last: str
+    is_own: bool
     kinds = WRONG
     why = (
         "What {first} is given is right: the unsharded model's, or each rank's part or term of it. What {last} gives "
         "is not"
     )
     how = (
-        "look at {first} to {last}: first at the group and the operation of each collective, then at the sizes and "
-        "offsets of a rank's own part"
+        "look at {first} to {last}: {is_own:?a count, a running sum or an index there begins at the rank's own part, or "
+        "takes its size, where the whole's is due|first at the group and the operation of each collective, then at the "
+        "sizes and offsets of a rank's own part}"
     )
 
 
@@ -82,7 +133,8 @@ class UnsummedLine(Cause):
     why = "Nothing sums over {axis} what {terms} gives before {reader:?{reader} uses it|the module returns it}"
     how = (
         "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}, in a function "
-        "whose backward hands the gradient on as it is"
+        "whose backward hands the gradient on as it is if all ranks compute the same from there, and sums it if each "
+        "goes on with a part of its own"
     )
 
 

@@ -9,27 +9,21 @@ from shardviz.explain.step import UNEXPLAINED
 class UnsummedModule(Cause):
     """A module returns one term of a sum on each rank, and the next reads it as the whole.
 
-    In other layers the terms are summed, or their sum is the unsharded model's output, so here the sum was left out.
-    Terms have the shape of the sum.
+    In other layers the terms are summed, so here the sum was left out. Terms have the shape of the sum.
 
     Attributes:
         module: The module that returns the terms.
         reader: The module that reads them.
         axis: The axis along which they are.
-        is_sure: Whether other layers sum them; else their sum fits, and the reader is the first wrong module.
     """
 
     module: str
     reader: str
     axis: str
-    is_sure: bool = True
     kinds = ("unreduced-output", "wrong-value")
     why = (
-        "{is_sure:?The output of {module} was not summed over {axis}: each rank multiplied its own part of the "
-        "features, and {reader} reads one rank's terms as if they were the whole|"
-        f"{UNEXPLAINED}"
-        ": the sum over {axis} of the output of {module} is the unsharded model's, and {reader}, which reads it, is "
-        "the first module whose output is not}"
+        "The output of {module} was not summed over {axis}: each rank multiplied its own part of the features, and "
+        "{reader} reads one rank's terms as if they were the whole"
     )
     how = (
         "all_reduce the output of {module} over {axis} before {reader} reads it, in a function whose backward hands "
@@ -259,27 +253,7 @@ class StatisticsOfPart(Cause):
         "are taken over"
     )
     how = (
-        "sum counts, values and squares over {axes} before the division, in a function whose backward sums too; for "
-        "BatchNorm, SyncBatchNorm over all ranks that have a part of the batch"
-    )
-
-
-class NormOfSplitFeatures(Cause):
-    """A norm whose features are split takes each rank's statistics of its own features.
-
-    RMSNorm and LayerNorm need the statistics of all features of a row. With a split weight the module runs on local
-    features, and every row comes out with a wrong factor.
-
-    Attributes:
-        tensor: The module.
-        axes: The axes that split its features.
-    """
-
-    tensor: str
-    axes: str
-    kinds = ("wrong-value",)
-    why = "{tensor} is split over {axes}, and each rank takes the mean square (and the mean) of its own features alone"
-    how = (
-        "sum the squares (and the values) over {axes} before {tensor} divides, in a function whose backward sums too, "
-        "or gather the features before {tensor} and keep its weight whole"
+        "sum counts, values and squares over {axes} before the division, in a function whose backward sums too, or "
+        "gather the features of a norm whose features are split; for BatchNorm, SyncBatchNorm over all ranks that have "
+        "a part of the batch"
     )

@@ -239,20 +239,12 @@ class UnexplainedCopies(Cause):
 class UnexplainedForward(Cause):
     """The forward of the sharded model goes wrong, and no rule explains how.
 
-    The finding names the first module whose output fits the unsharded model's in no way.
-
-    Attributes:
-        module: That module; empty if none is known.
+    No module is the first wrong one either: it goes wrong in the model's own code, or modules are not called alike.
     """
 
-    module: str = ""
     kinds = ("wrong-value",)
     why = UNEXPLAINED
-    how = (
-        "{module:?look at {module} first, and at what it is given: it is the first module whose output no split over "
-        "the mesh makes a part of the unsharded model's, nor a sum over an axis|compare the outputs module by module, "
-        "first to last, and look at the first that differs}"
-    )
+    how = "compare the outputs module by module, first to last, and look at the first that differs"
 
 
 class UnexplainedBackward(Cause):
@@ -260,13 +252,22 @@ class UnexplainedBackward(Cause):
 
     Only backward can have done that: a collective whose backward does not match its forward, or a term of the loss
     that the sharded step scales differently.
+
+    Attributes:
+        is_of_loss: Whether the gradient that comes back to the model's output is wrong already.
     """
 
+    is_of_loss: bool = False
     kinds = ("wrong-value",)
-    why = f"{UNEXPLAINED} in backward, although the outputs and the loss are right"
+    why = (
+        "{is_of_loss:?The gradient that the loss sends back to the model's output is wrong already, although the loss "
+        f"is right|{UNEXPLAINED} in backward, although the outputs and the loss are right}}"
+    )
     how = (
-        "look for a collective without a backward, or with one that does not match its forward, and for a term of the "
-        "loss that the step scales differently: an auxiliary loss"
+        "{is_of_loss:?look at what the step does between the model's output and backward(): a function of the loss "
+        "whose backward is replaced there (in loss_parallel, every log_softmax), a collective without a backward, a "
+        "term that is detached or scaled|look for a collective without a backward, or with one that does not match its "
+        "forward, and for a term of the loss that the step scales differently: an auxiliary loss}"
     )
 
 

@@ -50,6 +50,31 @@ class GradientNotReduced(Cause):
         return self.op != "SUM"
 
 
+class NarrowSum(Cause):
+    """The terms of a gradient are rounded before ranks sum them, against a policy of the model.
+
+    One unit of FSDP has a MixedPrecisionPolicy without reduce_dtype, which then is its param_dtype, or a hook casts
+    what it reduces. Rounding errors add up with every rank, and no single step shows them.
+
+    Attributes:
+        dtype: The narrow dtype.
+        of_all: Whether all gradients have numbers of that dtype.
+    """
+
+    dtype: str
+    of_all: bool
+    kinds = ("wrong-value",)
+    why = (
+        "{of_all:?|The unit's own MixedPrecisionPolicy has param_dtype {dtype} and no reduce_dtype, while that of "
+        "another unit sums in a wider dtype}",
+        "Code casts the gradient to {dtype} before it reduces it",
+    )
+    how = (
+        "{of_all:?|give every fully_shard the same policy, with reduce_dtype}",
+        "reduce the gradient in its own dtype, and cast after that",
+    )
+
+
 class UnreducedSharedPart(Cause):
     """Ranks that share a part of a weight keep different gradients of it.
 

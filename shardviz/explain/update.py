@@ -28,16 +28,22 @@ class RepeatedStep(Cause):
 
     step() runs several times for one batch, for instance in a hook and in the training loop, or the learning rate was
     multiplied. Training only looks as if its learning rate were higher.
+
+    Attributes:
+        times: The multiple.
+        of_all: Whether no weight has the unsharded model's step; else it is the learning rate of this one's group.
     """
 
     times: int
+    of_all: bool = True
     kinds = ("wrong-value",)
     why = (
-        "The optimizer stepped {times} times on the same gradient: a hook or a wrapper steps too",
-        "The learning rate is {times} times as large once the model is sharded",
+        "{of_all:?The optimizer stepped {times} times on the same gradient: a hook or a wrapper steps too|}",
+        "The learning rate is {times} times as large once the model is sharded, as one that is divided by a size of "
+        "the rank's own part",
     )
     how = (
-        "call step() once per batch",
+        "{of_all:?call step() once per batch|}",
         "compare the learning rates in param_groups before and after sharding",
     )
 
@@ -45,18 +51,19 @@ class RepeatedStep(Cause):
 class StepOfPart(Cause):
     """An optimizer that works on whole matrices runs on each rank's part of one.
 
-    Muon makes the step orthogonal, others divide it by its norm. Both are defined for a part too, and shapes fit, so
-    nothing raises; but the parts do not make up the step of the whole matrix.
+    Muon makes the step orthogonal, others divide it by its norm, or, as Adafactor, by means of its rows and columns.
+    All are defined for a part too, and shapes fit, so nothing raises; but the parts do not make up the step of the
+    whole matrix.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "The optimizer works on whole matrices, as Muon does, or scales by norms of the whole, as LARS and LAMB do, "
-        "and was given each rank's part: DTensor.to_local(), or a plain shard"
+        "The optimizer works on whole matrices, as Muon does, or scales by norms or means of the whole, as LARS, LAMB "
+        "and Adafactor do, and was given each rank's part: DTensor.to_local(), or a plain shard"
     )
     how = (
         "gather the gradient or the momentum with full_tensor() before that operation and keep the rank's own part of "
-        "the result, all_reduce squares before a root, or use an implementation for DTensors"
+        "the result, all_reduce sums of squares before a root or a mean, or use an implementation for DTensors"
     )
 
 
@@ -65,16 +72,21 @@ class AnotherLearningRate(Cause):
 
     The learning rate or a scaling of gradients changed when the model was sharded. All ranks agree with each other, so
     nothing raises.
+
+    Attributes:
+        is_seen: Whether a learning rate in param_groups was seen to differ.
     """
 
+    is_seen: bool = False
     kinds = ("wrong-value",)
     why = (
+        "{is_seen:?|The optimizer scales or clips gradients by a different number, such as a norm that isn't the whole "
+        "model's}",
         "The learning rate differs once the model is sharded",
-        "The optimizer scales or clips gradients by a different number, such as a norm that isn't the whole model's",
     )
     how = (
+        "{is_seen:?|clip by the norm of all gradients: torch.nn.utils.clip_grad_norm_ on the DTensors}",
         "compare the learning rates in param_groups with the unsharded model's",
-        "clip by the norm of all gradients: torch.nn.utils.clip_grad_norm_ on the DTensors",
     )
 
 
@@ -124,6 +136,48 @@ class UnexplainedWeight(Cause):
         "make the optimizer from model.parameters() after sharding, with the unsharded model's groups and options",
         "compare state[parameter]['step'] with the unsharded model's after the state is loaded",
     )
+
+
+class TrainedThoughFrozen(Cause):
+    """A weight that is frozen in the unsharded model has a gradient in the sharded step.
+
+    `nn.Parameter(shard)` requires a gradient unless it is told not to, whatever the weight did that the shard is of.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The weight is frozen in the unsharded model, and sharding made a parameter of it that requires a gradient, as "
+        "nn.Parameter(shard) does"
+    )
+    how = "nn.Parameter(shard, requires_grad=weight.requires_grad), before the optimizer is made"
+
+
+class RepeatedCount(Cause):
+    """A buffer that a forward adds to has everything several times.
+
+    Activations that are recomputed in backward run the forward once more, with all that it writes. A sum over ranks
+    that counted the same has the same effect.
+
+    Attributes:
+        times: How many times.
+    """
+
+    times: int
+    kinds = ("wrong-value",)
+    why = (
+        "{is_twice:?The forward that writes the buffer runs twice in a step: torch.utils.checkpoint runs it again in "
+        "backward|}",
+        "The buffer is summed over ranks that counted the same",
+    )
+    how = (
+        "{is_twice:?write the buffer outside of what is recomputed|}",
+        "sum it over the axes that split what it counts, and no others, or average it",
+    )
+
+    @property
+    def is_twice(self) -> bool:
+        """Whether a recomputation may be the cause."""
+        return self.times == 2
 
 
 class LeftOutOfOptimizer(Cause):
@@ -213,16 +267,20 @@ class StepNotKept(Cause):
 
     An optimizer that divides weights among ranks must send each result to all of them. If the wrong rank's copy is
     sent, the step is overwritten by the old value.
+
+    Attributes:
+        is_sent: Whether the optimizer broadcasts anything.
     """
 
+    is_sent: bool
     kinds = ("write-not-applied",)
     why = (
-        "The broadcast sends a copy from the wrong rank, not from the rank that stepped the weight",
+        "{is_sent:?The broadcast sends a copy from the wrong rank, not from the rank that stepped the weight|}",
         "No rank steps this weight",
     )
     how = (
-        "broadcast every weight from the rank that steps it",
-        "give each weight to one rank at least",
+        "{is_sent:?broadcast every weight from the rank that steps it|}",
+        "give each weight to one rank at least, the last one too where their number is not divisible by that of ranks",
     )
 
 
@@ -253,7 +311,7 @@ class UnreducedStatistics(Cause):
 
     Attributes:
         along: The axes that split the batch, in words.
-        op: The reduction that gives the unsharded model's value.
+        op: The reduction that gives the unsharded model's value; empty if that may be chance.
     """
 
     along: str
@@ -263,7 +321,7 @@ class UnreducedStatistics(Cause):
         "The module updates the buffer from each rank's own part of the batch, which {along} splits. Nothing reduces "
         "the statistics"
     )
-    how = "all_reduce the statistics over {along} with ReduceOp.{op:upper} before the update"
+    how = "all_reduce the statistics over {along}{op:? with ReduceOp.{op:upper}|} before the update"
 
 
 class UnexplainedBuffer(Cause):

@@ -182,12 +182,12 @@ def capture_by_reference(
     moments = [replace(one, name=part.prefix + one.name) for one in source.moments]
     locals_ += moments
     before = [tuple(part.prefix + name for name in together) for together in source.tied]
-    wanted = wanted_of(locals_, [*tied_names(unwrapped(model), part.prefix), *before])
+    whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
+    wanted = wanted_of(whole, [*tied_names(unwrapped(model), part.prefix), *before])
     merged = registry.checkpoint(unwrapped(model), reference)
     known = known_in(merged, wanted, names, strangers=reference.is_stamped)
     empty = {part.prefix + name for name in source.unwritten}
     known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))} | empty)
-    whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     whole = as_copies(whole, plain_mesh(mesh), part.axes)
     if reference.is_stamped:
         known = with_merged(replace(known, is_stamped=True), merged, wanted, whole)

@@ -18,10 +18,12 @@ from tests.bugs import (
     logs,
     loss_terms,
     losses,
+    lost_on_the_way,
     norms,
     optimizer,
     order,
     outputs,
+    own_numbers,
     own_part,
     permutations,
     pipeline,
@@ -42,7 +44,7 @@ STEPS = (gradients, accumulation, backward, losses, logs, norms, outputs, optimi
 AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
 
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
-LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums)
+LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, lost_on_the_way)
 
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES, *LAYERS, *LOOPS)}
 

@@ -142,7 +142,7 @@ CASES = (
             ),
         ),
         ("wrong-value",),
-        ("norm", "statistics of their 8 of 16 features", "sum the squares"),
+        ("norm", "of their own part", "sum counts, values and squares"),
     ),
     Bug(
         "a moving average that follows on the first rank alone",

@@ -131,7 +131,59 @@ def step(model, x, mesh):
 
 """
 
+ENTROPY = """
+from torch.distributed.tensor.parallel import loss_parallel
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 16, bias=False))
+
+
+def parallelize(model, mesh):
+    last = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    parallelize_module(model, mesh["tp"], {"2": last})
+
+
+def batch():
+    return {"x": torch.randn(10, 8), "labels": torch.randint(16, (10,))}
+
+
+def whole_output(output, mesh):
+    return output.full_tensor()
+
+
+def entropy(logits):
+    chances = functional.log_softmax(logits, -1)
+    return -(chances.exp() * chances).sum(-1).mean()
+
+
+def loss(model, batch):
+    logits = model(batch["x"])
+    return functional.cross_entropy(logits, batch["labels"]) - 0.5 * entropy(logits)
+
+
+def step(model, batch, mesh):
+    logits = model(batch["x"])
+    bonus = entropy(logits.full_tensor())
+    with loss_parallel():
+        total = functional.cross_entropy(logits, batch["labels"]).full_tensor() - 0.5 * bonus
+        total.backward()
+    return total.detach()
+
+"""
+
 CASES = (
+    Bug(
+        "an entropy whose backward loss_parallel replaces",
+        "tp=2",
+        ENTROPY,
+        (
+            ("    bonus = entropy(logits.full_tensor())\n    with loss_parallel():\n", "    with loss_parallel():\n"),
+            ("- 0.5 * bonus\n", "- 0.5 * entropy(logits).full_tensor()\n"),
+        ),
+        ("wrong-value",),
+        ("loss_parallel", "model's output"),
+    ),
     Bug(
         "label smoothing over each rank's own words",
         "tp=2",

@@ -153,12 +153,6 @@ def test_a_row_that_stands_twice_is_no_other_order(tmp_path: Path) -> None:
     assert found.kind == "wrong-value"
 
 
-def test_under_a_pipeline_the_module_to_look_at_is_the_first_odd_one_of_any_stage(tmp_path: Path) -> None:
-    step = Step(tmp_path).add("output", "output", on_all(WANTED**2))
-    (found,), _ = step.put(2, "late", "activation", "step", WANTED).check()
-    assert found.fix.startswith("look at late first")
-
-
 def test_a_reference_that_is_not_finite_is_reported_and_the_rest_is_compared(tmp_path: Path) -> None:
     odd = WANTED.copy()
     odd[0, 1], odd[2, 2] = np.nan, np.inf

@@ -208,7 +208,7 @@ def of_micro_batches(path: Path, first: float, second: float, parts: int = 2) ->
     [
         ((0.0, 1.0), "Only the last micro-batch counts"),
         ((1.0, 0.0), "Micro-batches 1"),
-        ((2.0, 1.0), "Gradients were summed over dp or tp after every micro-batch"),
+        ((2.0, 1.0), "nothing clears it; or: gradients were summed over dp or tp after every micro-batch"),
         ((2.0, 0.0), "Micro-batch 0, counted from 0, was run in place of others"),
         ((0.7, 1.2), "a weight of its own"),
     ],

@@ -108,7 +108,15 @@ def orthogonal(gradient: NDArray[np.float64]) -> NDArray[np.float64]:
     return whole
 
 
-@pytest.mark.parametrize("step_of", [orthogonal, lambda gradient: 0.1 * gradient / np.linalg.norm(gradient)])
+def factored(gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Divide by the root of means over rows and over columns, as Adafactor does."""
+    square = gradient**2
+    rows, columns = square.mean(1, keepdims=True), square.mean(0, keepdims=True)
+    step: NDArray[np.float64] = 0.1 * gradient / np.sqrt(rows * columns / square.mean())
+    return step
+
+
+@pytest.mark.parametrize("step_of", [orthogonal, factored, lambda gradient: 0.1 * gradient / np.linalg.norm(gradient)])
 def test_an_optimizer_of_whole_matrices_that_runs_on_shards_is_named(
     tmp_path: Path, step_of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 ) -> None:
@@ -117,6 +125,11 @@ def test_an_optimizer_of_whole_matrices_that_runs_on_shards_is_named(
 
 def test_an_optimizer_that_works_element_by_element_may_run_on_shards(tmp_path: Path) -> None:
     assert shards_stepped_by(tmp_path, lambda gradient: 0.1 * np.sign(gradient)) == []
+
+
+def test_columns_that_all_ranks_step_by_the_same_other_numbers_are_no_statistics_of_parts(tmp_path: Path) -> None:
+    found = shards_stepped_by(tmp_path, np.sign, (8, 16), lambda step, _start: step * np.linspace(1, 2, 16))
+    assert found == ["unexplained-weight"]
 
 
 @pytest.mark.parametrize(

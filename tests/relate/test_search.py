@@ -14,11 +14,11 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.relate.contexts import num_links
 from shardviz.relate.pair import Pair
 from shardviz.relate.relations import Filled, From, Located, Pending, Permuted, Rounded, Scaled
-from shardviz.relate.replay import replay
 from shardviz.relate.search import relation_of
 from shardviz.relate.tolerance import Bound
 from tests.lanes import cases
 from tests.relate.making import KINDS, Made, flat, make, part
+from tests.relate.replay import replay
 
 SEEDS = st.integers(0, 2**32 - 1)
 TWO = [frozenset(pair) for pair in combinations(KINDS, 2)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardviz.check.step.trace.backward import OUTPUT
 from shardviz.explain.gradients import CutGraph
 from shardviz.explain.losses import UnexplainedLoss, UnexplainedValue
-from shardviz.explain.modules import UnsummedModule
 from shardviz.explain.step import UnexplainedBackward, UnexplainedForward
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def where_to_look(evidence: Evidence, one: Compared) -> Cause:
     """Return the place of a wrong result that no rule explains, as its cause."""
     if one.role == "output" or not evidence.outputs_are_right:
-        return _in_forward(evidence)
+        return UnexplainedForward()
     if one.role == "scalar":
         return unexplained_value(evidence, one)
     return _in_backward(evidence) if evidence.loss_is_right else _of_loss(evidence)
@@ -29,14 +29,14 @@ def unexplained_value(evidence: Evidence, one: Compared) -> UnexplainedLoss | Un
     return _of_loss(evidence) if one.name == "loss" else UnexplainedValue()
 
 
-def _in_forward(evidence: Evidence) -> Cause:
-    name, (summed, axis) = evidence.first_odd_module, evidence.pending_before
-    return UnsummedModule(summed, name, axis, is_sure=False) if summed else UnexplainedForward(name)
-
-
 def _in_backward(evidence: Evidence) -> Cause:
     cut = evidence.without_gradient
-    return CutGraph(cut) if cut else UnexplainedBackward()
+    return CutGraph(cut) if cut else UnexplainedBackward(_is_of_loss(evidence))
+
+
+def _is_of_loss(evidence: Evidence) -> bool:
+    """Whether what comes back to the model's own output is wrong already."""
+    return any(call.is_bad(OUTPUT) for call in evidence.calls.by_module.get("", ()))
 
 
 def _of_loss(evidence: Evidence) -> UnexplainedLoss:

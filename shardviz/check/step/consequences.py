@@ -69,10 +69,7 @@ def _with_loss_first(found: Sequence[Found]) -> Iterator[Finding]:
     alike = {id(finding) for one, finding in grads if ratio_to_wanted(one, one.reduced) == ratio}
     for one, finding in found:
         if alike and one.name == "loss":
-            yield replace(finding, sentence=f"{finding.sentence}, and so {_gradients(len(alike))}")
+            gradients = "is one gradient" if len(alike) == 1 else f"are {len(alike):,} gradients"
+            yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}")
         elif id(finding) not in alike:
             yield finding
-
-
-def _gradients(number: int) -> str:
-    return "is one gradient" if number == 1 else f"are {number:,} gradients"

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.compared import rounding_of
 from shardviz.check.step.forward.activations import Activations
-from shardviz.check.step.rules.other_layers import WrongGradients
 from shardviz.check.step.rules.ratios.part import Parts
 from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
-from shardviz.check.step.trace.backward import first_in_backward
+from shardviz.check.step.rules.several_weights import WrongGradients
+from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.forward import first_in_forward, first_unlike_others
-from shardviz.check.step.trace.readers import blamed_by_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,19 +112,6 @@ class Evidence:
     def is_narrow(self) -> bool:
         """Whether what rounding does was measured, as it is for a step in narrow numbers."""
         return bool(self.dump.noises)
-
-    @cached_property
-    def first_odd_module(self) -> str:
-        """The first module whose output is not the unsharded model's, on the lowest rank that has one; else empty."""
-        odd = self.activations.first_odd[1]
-        return odd.name if odd is not None else ""
-
-    @cached_property
-    def pending_before(self) -> tuple[str, str]:
-        """The first of those just before it that returned the terms of a sum, with its axis; empty if there is none."""
-        before, _ = self.activations.first_odd
-        pending = list(takewhile(lambda one: one.state == "pending", reversed(before)))
-        return (pending[-1].name, self.activations.axis_of_sum(pending[-1].name)) if pending else ("", "")
 
 
 def is_right(one: Compared) -> bool:

@@ -70,12 +70,8 @@ def _absent(name: str, absent: tuple[int, ...], num_present: int) -> Finding:
         name,
         absent,
         f"{len(absent):,} of {len(absent) + num_present:,} ranks that hold it have no gradient after the step (.grad "
-        f"is None): {_ranks(absent)}",
+        f"is None): {named_ranks(absent, MAX_LISTED)}",
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return named_ranks(ranks, MAX_LISTED)
 
 
 def _without(dump: Dump, gradient: Tensor, name: str) -> tuple[int, ...]:

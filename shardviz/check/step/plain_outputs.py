@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.forward.labels import layout_of_values
+from shardviz.check.step.forward.explain import layout_of_values
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate, Shard
 

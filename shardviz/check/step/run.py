@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.captured import check_captured, copies_apart
 from shardviz.check.step.compared import compared
@@ -12,29 +14,28 @@ from shardviz.check.step.contradictions import check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
-from shardviz.check.step.masks import check_masks
 from shardviz.check.step.no_gradient import check_no_gradient
 from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.loss_terms import of_loss_terms
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.micro_batches import of_micro_batches
+from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor
 from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.other_layers import check_other_layers
 from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
 from shardviz.check.step.rules.ratios.factors import batch_axes
 from shardviz.check.step.rules.ratios.norms import check_norm
 from shardviz.check.step.rules.ratios.scale import check_scale
-from shardviz.check.step.rules.ratios.small import check_small_factor
 from shardviz.check.step.rules.related import check_related
+from shardviz.check.step.rules.several_weights import check_other_layers, check_tied
 from shardviz.check.step.rules.terms import check_terms
-from shardviz.check.step.rules.tied import check_tied
 from shardviz.check.step.trace.naming import placed, with_cut
-from shardviz.check.step.training import check_training
-from shardviz.check.step.words import number
+from shardviz.check.step.training import check_masks, check_training
+from shardviz.check.step.words import kind_of, number
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
-from shardviz.relate.tolerance import EPSILON
+from shardviz.relate.tolerance import EPSILON, SINGLE
+from shardviz.relate.values import farthest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,7 +61,7 @@ def check_step(
         return
     wrong = [finding for finding in earlier if finding.severity == "error"]
     if wrong:
-        yield NotChecked("", f"the step: its numbers come from weights that are wrong ({_named(wrong[0])})", "step")
+        yield NotChecked("", f"the step: its numbers come from weights that are wrong ({kind_of(wrong[0])})", "step")
         return
     if not dump.at("reference") and not dump.files.run.probe and 0 in dump.files.ranks:
         yield from check_captured(dump)
@@ -81,7 +82,9 @@ def check_step(
     yield from check_training(dump)
     yield from check_masks(dump)
     yield from check_small_factor(evidence)
+    yield from check_narrow_sums(evidence)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
+    yield from _within_eight_bits([one for one in evidence.results if one.role == "output"])
     results = [(one, _seen_in(one, result)) for one in evidence.results for result in explained(evidence, one)]
     not_compared = {id(one) for one, result in results if isinstance(result, NotChecked)}
     for one in evidence.results:
@@ -121,8 +124,16 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
 
 
-def _named(finding: Finding) -> str:
-    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
+def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
+    """Say of outputs that differ, and not by more than rounding to eight bits allows, that a scale may be wrong."""
+    coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
+    for one in outputs:
+        dtype = coarse.get(one.rounding.epsilon)
+        if dtype is not None and not one.incomparable and not one.wrong:
+            far = max(farthest(values, one.wanted_of(rank)) for rank, values in one.reduced.items())
+            if far > SINGLE * float(np.max(np.abs(one.wanted), initial=0.0)):
+                why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(one.tolerance)}"
+                yield NotChecked(one.name, f"the {one.role}: {why}: a wrong scale may be within that", "step")
 
 
 def _has_reference(dump: Dump, role: str, name: str) -> bool:

@@ -1,17 +1,20 @@
-"""Numbers and claims of a step, as findings say them, and the finding that is about all ranks of one result."""
+"""Numbers, indices and claims of a step, as findings say them, and the finding about all ranks of one result."""
 
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shardviz.explain.templates import number as number
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from fractions import Fraction
 
     from shardviz.check.step.compared import Compared
+    from shardviz.explain.finding import Finding
 
 
 WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
@@ -33,3 +36,20 @@ def size_clause(ratio: Fraction | float, axes: str) -> str:
 def claimed_text(one: Compared) -> str:
     """Return what is claimed of a tensor, in the notation, with the axes along which copies are equal."""
     return write(one.claimed, equal=True) if one.claimed else ""
+
+
+MAX_SPANS = 4
+
+
+def spans(places: Iterable[int]) -> str:
+    """Name indices in their order as ranges: `0:6+18:24`."""
+    runs = [
+        [at for _, at in run] for _, run in groupby(enumerate(map(int, places)), key=lambda pair: pair[1] - pair[0])
+    ]
+    named = [f"{run[0]}:{run[-1] + 1}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return "+".join(named[:MAX_SPANS]) + ("+..." if len(named) > MAX_SPANS else "")
+
+
+def kind_of(finding: Finding) -> str:
+    """Return the kind of a finding, with its tensor: `wrong-scale: layers.0.up.weight`."""
+    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind

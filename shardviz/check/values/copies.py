@@ -159,9 +159,9 @@ def _part(shard: Shard, ids: Shard | None, claimed: Collection[tuple[int, ...]])
         return ids.body.runs
     if shard.layout is not None and shard.rank in shard.layout.mesh:
         return claimed_dims(shard.layout)[shard.rank]
-    if ids is not None and ids.body.dense:
-        return shard.rank
     local = shard.body.local_shape
+    if (ids is not None and ids.body.dense) or local != shard.body.shape:  # an unknown part of it
+        return shard.rank
     return tuple(((0, size),) for size in local) if local in claimed else local
 
 

@@ -17,8 +17,7 @@ from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import WrongQuantizationScales
 from shardviz.layout.region import index_of
-from shardviz.relate.casts import cast, numbers_of
-from shardviz.relate.eight_bits import EIGHT_BITS, EightBits
+from shardviz.relate.casts import EIGHT_BITS, EightBits, cast, numbers_of
 from shardviz.relate.tolerance import QUOTIENT
 from shardviz.text import listed, printable
 

@@ -46,10 +46,14 @@ class RankRecord(Record, frozen=True):
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
+        narrow_sums: Element types in which it summed numbers over ranks in backward or after it, if a policy of FSDP
+            sums gradients in a wider one.
         raised: What only the sharded model's step raised, and where: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         not_saved: Buffers that are in no checkpoint.
+        other_settings: What the probe's own optimizer keeps besides tensors and the unsharded model's keeps otherwise:
+            `lr of group 1 of 2`.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
@@ -81,10 +85,12 @@ class RankRecord(Record, frozen=True):
     schedule: tuple[StageRecord, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     narrowed_to: tuple[str, ...] = ()
+    narrow_sums: tuple[str, ...] = ()
     raised: tuple[tuple[str, str], ...] = ()
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
     not_saved: tuple[str, ...] = ()
+    other_settings: tuple[str, ...] = ()
     as_built: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
     without_ids: tuple[str, ...] = ()

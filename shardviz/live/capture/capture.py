@@ -63,6 +63,7 @@ class Capture:
         schedule: The runs of this rank's pipeline stages, in order.
         calls: Collectives to compare with their definition.
         narrowed_to: Dtypes to which the step rounded values of a wider dtype.
+        narrow_sums: Dtypes in which it summed numbers in backward, narrower than one in which FSDP sums gradients.
         raised: Errors that only the sharded model's step raised: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step.
         masks: The masks that a step in training mode drew.
@@ -91,6 +92,7 @@ class Capture:
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     narrowed_to: set[torch.dtype] = field(default_factory=set)
+    narrow_sums: set[torch.dtype] = field(default_factory=set)
     raised: list[tuple[str, str]] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
     masks: list[MaskRecord] = field(default_factory=list)
@@ -101,6 +103,7 @@ class Capture:
     lines: list[LinesRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     not_saved: list[str] = field(default_factory=list)
+    other_settings: list[str] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
@@ -220,6 +223,7 @@ class Capture:
             schedule=tuple(self.schedule),
             calls=tuple(self.calls),
             narrowed_to=tuple(sorted(map(dtype_name, self.narrowed_to))),
+            narrow_sums=tuple(sorted(map(dtype_name, self.narrow_sums))),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             raised=tuple(self.raised),
             held_back=tuple(self.held_back),
@@ -232,6 +236,7 @@ class Capture:
             lines=tuple(self.lines),
             not_stepped=tuple(self.not_stepped),
             not_saved=tuple(self.not_saved),
+            other_settings=tuple(self.other_settings),
             as_built=tuple(self.as_built),
             unwritten=tuple(self.unwritten),
             run_id=self.run_id,

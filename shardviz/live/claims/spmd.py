@@ -43,9 +43,9 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
         return not_understood(name, role, tensor, why)
     on = mesh if mesh is not None and all(_along(axis, mesh) for axis in kinds) else _own_mesh(list(kinds))
     if on is None:
-        return not_understood(
-            name, role, tensor, f"its layout: its axes in spmd_types, {_names(kinds)}, do not make a grid of all ranks"
-        )
+        axes = ", ".join(map(_name, kinds))
+        why = f"its layout: its axes in spmd_types, {axes}, do not make a grid of all ranks"
+        return not_understood(name, role, tensor, why)
     placements: dict[str, Placement] = {}
     shape = list(tensor.shape)
     for axis, kind in kinds.items():
@@ -142,7 +142,3 @@ def _name_in_a_mesh(ranks: tuple[int, ...]) -> str:
     meshes = (one for one in gc.get_objects() if issubclass(type(one), DeviceMesh) and one.mesh_dim_names)
     plain_ones = {plain_mesh(one) for one in meshes}
     return min((name for one in plain_ones for name in one.axes if ranks in one.groups(name)), default="")
-
-
-def _names(axes: dict[Any, str]) -> str:
-    return ", ".join(map(_name, axes))

@@ -31,6 +31,7 @@ from shardviz.live.compat.fsdp import (
     flat_params_without_memory,
     fsdp_units,
     held_back,
+    wide_reductions,
     without_pinned_memory,
 )
 from shardviz.live.compat.meshes import (
@@ -133,6 +134,7 @@ __all__ = [
     "torch_placement",
     "unit_of",
     "version_of",
+    "wide_reductions",
     "without_compiling",
     "without_pinned_memory",
     "working_out_shapes",

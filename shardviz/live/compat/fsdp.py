@@ -198,6 +198,17 @@ def _unit_of_handle(name: str, handle: Any, *, is_root: bool) -> Iterator[tuple[
         yield clean_name(name), size, stays, bool(getattr(handle, "_offload_params", False))
 
 
+def wide_reductions(model: nn.Module) -> set[torch.dtype]:
+    """Return the dtypes in which FSDP2's policies sum gradients that are computed in a narrower one.
+
+    `mp_policy` of `_fsdp_param_group`, in torch 2.13.0.
+    """
+    groups = (group for module in model.modules() for group in _fsdp_groups(_fsdp_state(module)) if group is not None)
+    policies = (group.mp_policy for group in groups)
+    pairs = [(policy.param_dtype, policy.reduce_dtype) for policy in policies]
+    return {wide for narrow, wide in pairs if narrow and wide and wide.itemsize > narrow.itemsize}
+
+
 def without_pinned_memory(model: nn.Module) -> None:
     """Let FSDP2 not pin what it offloads, which takes a GPU: `pin_memory` of its parameters, in torch 2.13.0."""
     for param in _fsdp_params(model):

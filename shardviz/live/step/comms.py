@@ -33,6 +33,7 @@ _SPELLINGS = {
     "alltoall": "all_to_all",
     "recv_any_source": "recv",
 }
+_SUMS = ("all_reduce", "reduce_scatter", "reduce")
 _NO_COLLECTIVES = ("wait_tensor", "monitored_barrier", "_wrap_tensor_autograd")
 
 Key = tuple[str, tuple[int, ...], str, bool, bool]
@@ -47,6 +48,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         narrowed_to: Dtypes to which values of a wider dtype were rounded.
+        summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -55,6 +57,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         follow_modules_by(self, self._running)
         self._found: dict[Key, tuple[int, int]] = {}
         self.narrowed_to: set[torch.dtype] = set()
+        self.summed_in: set[torch.dtype] = set()
 
     @property
     def module(self) -> str:
@@ -93,6 +96,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
         ranks = ranks_of_operator(func, args)
+        if op in _SUMS and (self._running.is_bw or self._running.is_outside):
+            self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if _is_real(tensor)}
         key = (op, ranks, self._running.name, self._running.is_bw, self._running.is_outside)
         count, size = self._found.get(key, (0, 0))
         self._found[key] = count + 1, size + _payload(func, args, len(ranks))

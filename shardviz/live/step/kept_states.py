@@ -51,8 +51,8 @@ def _add(found: Kept, kind: str, name: str, value: object) -> None:
             found.setdefault(kind + path, {})[name] = numbers.cpu()
 
 
-def differing(sharded: Kept, unsharded: Kept) -> Iterator[str]:
-    """Yield what both optimizers keep with different values, as reasons why it is not checked.
+def differing(sharded: Kept, unsharded: Kept) -> Iterator[tuple[str, str]]:
+    """Yield what both optimizers keep with different values, each with the reason why it is not checked.
 
     Args:
         sharded: What the sharded model's optimizer keeps on this rank.
@@ -63,10 +63,8 @@ def differing(sharded: Kept, unsharded: Kept) -> Iterator[str]:
         odd = [name for name, value in of_params.items() if due and not _is_kept(name, value, due)]
         if odd:
             of_names = f" of {listed(odd, MAX_LISTED)}" if any(odd) else ""
-            yield (
-                f"the optimizer's {kind}{of_names}: after the step it differs from the unsharded model's, and "
-                "nothing says how ranks share it"
-            )
+            why = "after the step it differs from the unsharded model's, and nothing says how ranks share it"
+            yield kind, f"the optimizer's {kind}{of_names}: {why}"
 
 
 def _is_kept(name: str, value: torch.Tensor, due: Mapping[str, torch.Tensor]) -> bool:

@@ -133,7 +133,7 @@ class Comparison:
                 of_ranks
                 and name in wants
                 and self._is_unsharded_loss(wants[name])
-                and all(map(_is_loss, of_ranks.values()))
+                and all(offer is not None and offer.is_loss for offer in of_ranks.values())
             ):
                 continue  # it is compared as the loss
             if name not in unsharded:
@@ -289,10 +289,6 @@ class Comparison:
         with torch.no_grad(), observed(model) as seen, suppress(Exception):
             loss_of(self.on.probe, model, own)
         return named_calls(seen.returned, self.runs)
-
-
-def _is_loss(offer: Offer | None) -> bool:
-    return offer is not None and offer.is_loss
 
 
 def _present(offers: Mapping[int, Offer | None]) -> dict[int, Offer]:

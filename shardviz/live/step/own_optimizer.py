@@ -76,6 +76,8 @@ def updated_shards(
     update = update_of(own, unwrapped(model), before, after)
     on.capture.not_checked += [("", why) for why in update.not_checked]
     if unsharded is not None:
-        on.capture.not_checked += [("", why) for why in differing(kept_by(own, unwrapped(model)), unsharded)]
+        others = list(differing(kept_by(own, unwrapped(model)), unsharded))
+        on.capture.not_checked += [("", why) for _, why in others]
+        on.capture.other_settings += [kind for kind, _ in others]
     on.capture.not_stepped += update.not_stepped
     return distinct_gradients(before, after), update.tensors

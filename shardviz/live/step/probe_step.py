@@ -12,7 +12,7 @@ from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
-from shardviz.live.compat import clean_name, computed_buffers, held_back
+from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_reductions
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.lines.again import Again
 from shardviz.live.step import evidence, placing
@@ -32,9 +32,8 @@ from shardviz.live.step.own_optimizer import updated_reference, updated_shards
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
+from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches
 from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
-from shardviz.live.step.unsharded.loss_terms import gradients_of_loss_terms
-from shardviz.live.step.unsharded.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.unsharded.own_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
 from shardviz.live.step.update import copied_gradients
@@ -336,5 +335,7 @@ class ProbeStep:
             self.on.capture.add_values(local, "step")
         self.on.capture.collectives += step.seen.comms.records(self.on.job.mesh, self.on.capture.rank)
         self.on.capture.narrowed_to |= step.seen.comms.narrowed_to | reference.seen.comms.narrowed_to
+        wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
+        self.on.capture.narrow_sums |= {dtype for dtype in step.seen.comms.summed_in if dtype.itemsize < wide}
         self.on.capture.schedule += step.seen.schedule
         self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)

@@ -238,7 +238,8 @@ def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.
         due = due_placements(own, of_all, step.sizes, axes, mesh)
         found.append(claimed_as("output", "output", step.output, mesh, due))
     for name, value in step.logged.items():
-        found.append(claimed_as(_logged_as(name), "scalar", value.detach(), mesh, {}))
+        logged = "log.loss" if name == "loss" else name  # the step's own loss is the one that is called so
+        found.append(claimed_as(logged, "scalar", value.detach(), mesh, {}))
     return found
 
 
@@ -261,11 +262,6 @@ def due_placements(
     dims = output_dims(own, whole, sizes, num_parts(axes, mesh))
     placements = {dim: Replicate() if at is None else Shard(at) for dim, at in dims.items()}
     return {axis: placements[dim] for axis, dim in axes.items()}
-
-
-def _logged_as(name: str) -> str:
-    """Return the name of a logged value: the step's own loss is the one that is called `loss`."""
-    return "log.loss" if name == "loss" else name
 
 
 def claimed_as(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:

@@ -4,7 +4,7 @@ import pytest
 from safetensors.torch import save_file
 
 from tests.lanes import nightly
-from tests.live.run.jobs import ON_META, ON_TWO_RANKS, run, save_weights
+from tests.live.run.jobs import ON_FOUR, ON_META, ON_TWO_RANKS, run, save_weights
 
 SHARDED = """
 mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("fsdp", "tp"))
@@ -259,6 +259,23 @@ def test_fsdp1s_flat_parameters_are_in_order(tmp_path):
     ran = run(tmp_path, FSDP1)
     assert ran.code == 0, ran.err
     assert "✓ 0.weight" in ran.out
+
+
+OVER_TENSOR_PARALLEL = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+model = build()
+parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+model = FullyShardedDataParallel(model, device_mesh=mesh["dp"], use_orig_params=True, device_id=torch.device("cpu"))
+train(model)
+"""
+
+
+@nightly
+def test_stretches_of_tensor_parallel_shards_are_no_copies(tmp_path):
+    ran = run(tmp_path, OVER_TENSOR_PARALLEL, command=ON_FOUR)
+    assert ran.code == 0, ran.err + ran.out
+    assert {one.tensor for one in ran.report().not_checked} == {"0.weight", "0.bias", "2.weight"}
 
 
 @nightly

@@ -107,11 +107,6 @@ class Activations:
         """Whether stages ran several micro-batches."""
         return self.num_micro_batches > 1
 
-    def axis_of_sum(self, name: str) -> str:
-        """Return the axis over which a module's output is the terms of a sum."""
-        layout = self.dump.by_name("step", "activation")[name].claimed
-        return layout.partial[0][0] if layout is not None and layout.partial else ""
-
     def is_split(self, name: str, axis: str) -> bool:
         """Whether ranks along an axis have different parts of a module's output, as far as is known."""
         layout = self.dump.by_name("step", "activation")[name].claimed

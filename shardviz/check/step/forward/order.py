@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
-from shardviz.check.step.forward.slices import spans
+from shardviz.check.step.words import spans
 from shardviz.explain.forward import PositionsStartAgain, UngatheredKeys
 from shardviz.explain.gradients import RepeatedMicroBatch
 from shardviz.relate.orders import places_of

@@ -12,9 +12,8 @@ from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.added import added_at
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.traces import Place
-from shardviz.check.step.trace.backward import first_in_backward
+from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
 from shardviz.check.step.trace.forward import first_in_forward
-from shardviz.check.step.trace.readers import blamed_by_weights
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord

@@ -162,6 +162,16 @@ class Lines:
         made = {self.producers.get(pair) for pair in value}
         return made.pop() if len(made) == 1 else None
 
+    def order(self, value: Value) -> int:
+        """Return when a tensor was made; -1 if it comes from outside."""
+        call = self.producer(value)
+        return -1 if call is None else call.order
+
+    def line_of(self, value: Value) -> FrameRecord | None:
+        """Return the line that makes a tensor; None if it comes from outside."""
+        call = self.producer(value)
+        return None if call is None else call.line
+
     def readers(self, value: Value) -> list[Call]:
         """Return the calls that read a tensor, in order."""
         return self.consumers.get(value[0], [])

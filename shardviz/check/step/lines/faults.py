@@ -13,59 +13,19 @@ leaves several lines, none of them is named: it is one of those between two.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.states import State
+from shardviz.check.step.lines.backward import backward_fault
+from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.check.step.lines.states import States
+    from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
-
-Way = Literal["result", "unsummed", "collective", "gradient", "unsummed gradient", "between"]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A first wrong line.
-
-    Attributes:
-        way: `result`, a call gives something else; `unsummed`, it reads terms of a sum as the whole; `collective`, a
-            reduction gives something else; `gradient`, it hands back another gradient; `unsummed gradient`, it hands
-            back terms of a sum beside what another line hands back whole; `between`, it is one of the lines from
-            `before` to `line`.
-        line: The line.
-        function: What it calls.
-        given: What ranks have of what it is given, or of the gradient that it is given.
-        held: What they have of its result, or of the gradient that it hands back.
-        before: The line that makes what it is given, or the terms.
-        axis: The axis of a missing sum.
-        ranks: The ranks of the collective, of the first rank's group.
-        inner: The line in a function that `line` calls, if that makes the call; else the same.
-        times: How many times too large a sum of equal numbers is; 0 if there is none.
-        reader: The line that hands back the whole gradient on every rank, if backward sums that as if it were terms.
-    """
-
-    way: Way
-    line: FrameRecord
-    function: str
-    given: str
-    held: str
-    before: FrameRecord | None = None
-    axis: str = ""
-    ranks: tuple[int, ...] = ()
-    inner: FrameRecord | None = None
-    times: int = 0
-    reader: FrameRecord | None = None
-
-    @property
-    def is_torchs(self) -> bool:
-        """Whether the line is one of torch's own modules, which has no line of the user's in it."""
-        return self.line.file.startswith("torch/")
 
 
 def fault_in(lines: Lines, states: States) -> Fault | None:
@@ -134,7 +94,7 @@ class _Forward:
             bad = [tensor for tensor in given if self.is_bad(tensor)]
             if not bad:
                 return self._reads_another(call) or self._fault_of(value, call, given, through)
-            value = min(bad, key=self._order)
+            value = min(bad, key=self.lines.order)
         return None
 
     def _fault_of(self, value: Value, call: Call, given: Sequence[Value], through: Sequence[Call]) -> Fault:
@@ -142,19 +102,35 @@ class _Forward:
         places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
         if len(places) > 1:
             first, *_, last = places.values()
-            return Fault("between", last.line, last.first.function, "", "", first.line)
+            is_own = not any(one.first.is_collective for one in (call, *through))
+            return Fault("between", last.line, last.first.function, "", "", first.line, is_own=is_own)
         state, terms = self.states.forward(value), [one for one in given if self.states.forward(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
             inner = self.states.forward(given[0]) if given else None
             text, is_whole = (inner.text, inner.kind == "right") if inner is not None else ("", False)
-            fault = _fault("collective", call, text, state, self._before(given), ranks=call.first.ranks)
+            fault = fault_at("collective", call, text, state, self._before(given), ranks=call.first.ranks)
             times = len(call.first.ranks)
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return replace(fault, times=times) if is_repeated else fault
-        if terms:
+        if terms and not (state.axes and self._is_summed(value)):
             return self._unsummed(terms[0], call, state)
         words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
-        return _fault("result", call, words, state, self._before(given))
+        fault = fault_at("result", call, words, state, self._before(given))
+        return replace(fault, times=state.factor if state.factor != 1 else 0, moved=state.moved)
+
+    def _is_summed(self, value: Value) -> bool:
+        """Whether a collective is given what is made of a tensor, as long as it has the terms of a sum."""
+        left, seen = [value], set()
+        while left:
+            value = left.pop()
+            state = self.states.forward(value)
+            if value not in seen and (state.axes or state.kind == "unknown"):
+                seen.add(value)
+                readers = self.lines.readers(value)
+                if any(call.first.is_collective for call in readers):
+                    return True
+                left += [made for call in readers for made in call.outputs]
+        return False
 
     def _given(self, call: Call) -> tuple[list[Value], list[Call]]:
         """Return the comparable tensors that a call is made of, and the calls in between whose results are not.
@@ -192,20 +168,16 @@ class _Forward:
                 return Fault("between", call.line, call.first.function, "", "", maker.line)
         return None
 
-    def _order(self, value: Value) -> int:
-        call = self.lines.producer(value)
-        return -1 if call is None else call.order
-
     def _before(self, given: Sequence[Value]) -> FrameRecord | None:
-        last = max(given, key=self._order, default=None)
-        call = None if last is None else self.lines.producer(last)
-        return None if call is None else call.line
+        last = max(given, key=self.lines.order, default=None)
+        return None if last is None else self.lines.line_of(last)
 
     def maker_of_terms(self, value: Value) -> Call | None:
-        """Return the call from whose result on a tensor is one term of a sum."""
+        """Return the call from whose result on a tensor is one term of a sum; a mask of own elements is none yet."""
         call = self.lines.producer(value)
         while call is not None:
             given = [one for one in self._given(call)[0] if self.states.forward(one).kind == "terms"]
+            given = [one for one in given if self.states.held_dtype(one) != "bool"]
             earlier = self.lines.producer(given[0]) if given else None
             if earlier is None:
                 return call
@@ -215,144 +187,9 @@ class _Forward:
     def _unsummed(self, terms: Value, call: Call, state: State) -> Fault:
         maker, own = self.maker_of_terms(terms), self.states.forward(terms)
         before = maker.line if maker is not None else None
-        return _fault("unsummed", call, own.text, state, before, axis=own.axes[0])
+        return fault_at("unsummed", call, own.text, state, before, axis=own.axes[0])
 
     def never_summed(self, value: Value) -> Fault | None:
         """Return the line that makes terms of a sum which the module returns as they are."""
         maker, state = self.maker_of_terms(value), self.states.forward(value)
-        return None if maker is None else _fault("unsummed", maker, "", state, maker.line, axis=state.axes[0])
-
-
-def _fault(
-    way: Way,
-    call: Call,
-    given: str,
-    held: State,
-    before: FrameRecord | None = None,
-    axis: str = "",
-    ranks: tuple[int, ...] = (),
-) -> Fault:
-    return Fault(way, call.line, call.first.function, given, held.text, before, axis, ranks, call.first.frames[-1])
-
-
-def backward_fault(lines: Lines, states: States) -> Fault | None:
-    """Return the line at which gradients first go wrong, of a module whose forward is right."""
-    search = _Backward(lines, states)
-    wrong = [value for value in lines.values if states.gradient(value).is_wrong]
-    if not wrong or any(states.gradient(value).is_wrong for value, _ in lines.returned):
-        return None
-    return search.blame(max(wrong, key=search.order))
-
-
-class _Backward:
-    def __init__(self, lines: Lines, states: States) -> None:
-        self.lines, self.states = lines, states
-
-    def order(self, value: Value) -> int:
-        call = self.lines.producer(value)
-        return -1 if call is None else call.order
-
-    def blame(self, value: Value) -> Fault | None:
-        """Return the line that hands back the wrong gradient of a tensor."""
-        readers = self.lines.readers(value)
-        places = {call.place for call in readers}
-        passing = [call for call in readers if self._is_given_terms(call)]
-        if len({call.place for call in passing}) == 1 and (axis := self._terms_beside_whole(value, passing[-1])):
-            call = self._begin_of_terms(passing[-1])
-            return _fault("unsummed gradient", call, "", State("none", axes=(axis,)), self._maker(value), axis)
-        if len(places) > 1:
-            readers = [call for call in readers if not self._hands_back_right(value, call)]
-            places = {call.place for call in readers}
-        if len(places) > 1:
-            # Some use the whole of it and some a part: the latter hand back terms of a sum.
-            readers = [call for call in readers if self._uses_part(value, call)]
-            places = {call.place for call in readers}
-        if len(places) != 1:
-            return None
-        call = readers[-1]
-        if axis := self._terms_beside_whole(value, call):
-            held = State("none", axes=(axis,))
-            return _fault("unsummed gradient", call, "", held, self._maker(value), axis)
-        given = [self.states.gradient(one) for one in self._made_of(call)]
-        if any(state.is_wrong for state in given):
-            return None  # it is given a wrong gradient
-        words = " and ".join(dict.fromkeys(state.text for state in given if state.kind != "unknown"))
-        held = self.states.gradient(value)
-        if held.kind == "none" and held.axes:
-            return _fault("gradient", call, words, held, self._maker(value), held.axes[0])
-        fault = _fault("gradient", call, words, held, self._maker(value))
-        return self._summed_again(value, call, fault) or fault
-
-    def _summed_again(self, value: Value, call: Call, fault: Fault) -> Fault | None:
-        """Return the fault of a backward that sums terms together with what a line hands back whole on every rank."""
-        pairs = [(made, reader) for made in call.outputs for reader in self.lines.readers(made)]
-        whole = [reader for made, reader in pairs if self._hands_back_right(made, reader)]
-        made = [tensor for _, reader in pairs if reader not in whole for tensor in reader.outputs]
-        for axis in self.states.mesh.axes if whole and call.whole is None else ():
-            is_used_apart = any(self.states.differs_along(tensor, axis) for tensor in made)
-            if is_used_apart and not self.states.differs_along(value, axis, gradient=True):
-                return replace(fault, axis=axis, times=self.states.mesh.axis_size(axis), reader=whole[0].line)
-        return None
-
-    def _hands_back_right(self, value: Value, call: Call) -> bool:
-        """Whether a call hands back what the unsharded model's does: torch's function, given the same both ways.
-
-        With parts of something else it would hand back a term, and a call in a function of the user's may stand in the
-        forward of one with a backward of its own.
-        """
-        if call.whole is None or call.first.is_collective or len(call.first.frames) > 1:
-            return False
-        if not any(self.lines.records[pair].needs_grad for made in call.outputs for pair in made):
-            return True
-        states = [self.states.forward(tensor) for tensor in (*call.inputs, *call.outputs)]
-        given = [self.states.gradient(made) for made in call.outputs]
-        axes = self._axes(self.states.forward(value))
-        are_alike = all(self._axes(state) <= axes for state in states) and self._axes(states[-1]) == axes
-        return are_alike and all(state.kind == "right" for state in (*states, *given))
-
-    def _is_given_terms(self, call: Call) -> bool:
-        """Whether what a call makes gets the terms of a sum for its gradient: it passes them on."""
-        return any(self.states.gradient(one).kind == "terms" for one in call.outputs)
-
-    def _begin_of_terms(self, call: Call) -> Call:
-        """Return the call that first hands back the terms that a call passes on."""
-        seen: list[Call] = []
-        while call not in seen and self._is_given_terms(call):
-            seen.append(call)
-            readers = [reader for one in call.outputs for reader in self.lines.readers(one)]
-            terms = [reader for reader in readers if self._is_given_terms(reader)]
-            call = next(iter(terms or readers), call)
-        return call
-
-    def _terms_beside_whole(self, value: Value, call: Call) -> str:
-        """Return the axis over which a call hands back terms of a sum, where another call hands back the whole."""
-        others = [reader for reader in self.lines.readers(value) if reader is not call]
-        made = [one for reader in others for one in reader.outputs]
-        return self.states.terms_beside(value, made) if made else ""
-
-    def _maker(self, value: Value) -> FrameRecord | None:
-        call = self.lines.producer(value)
-        return None if call is None else call.line
-
-    def _made_of(self, call: Call) -> Iterator[Value]:
-        """Yield what a call makes, or what is made of that where no gradient is known of it."""
-        left, seen = [call], set()
-        while left:
-            current = left.pop(0)
-            if current in seen:
-                continue
-            seen.add(current)
-            for value in current.outputs:
-                if self.states.gradient(value).kind != "unknown":
-                    yield value
-                else:
-                    left += self.lines.readers(value)
-
-    def _uses_part(self, value: Value, call: Call) -> bool:
-        """Whether each rank makes its own part, or a term, of a tensor that all of them have."""
-        own = self._axes(self.states.forward(value))
-        return any(self._axes(self.states.forward(made)) - own for made in call.outputs)
-
-    def _axes(self, state: State) -> set[str]:
-        split = set(state.layout.split_axes) if state.layout is not None else set()
-        return (split | set(state.axes)) & set(self.states.mesh.axes)
+        return None if maker is None else fault_at("unsummed", maker, "", state, maker.line, axis=state.axes[0])

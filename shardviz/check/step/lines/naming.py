@@ -12,7 +12,9 @@ from shardviz.check.step.lines.states import States
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.explain.finding import Finding
 from shardviz.explain.lines import (
+    MisplacedLine,
     RepeatedReductionLine,
+    ScaledLine,
     UnsummedLine,
     UnsummedLineBackward,
     WholeGradientSummedAgain,
@@ -32,7 +34,7 @@ from shardviz.text import named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.check.step.lines.faults import Fault
+    from shardviz.check.step.lines.fault import Fault
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.lines import FrameRecord
     from shardviz.explain.cause import Cause
@@ -76,7 +78,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     told = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
     is_open = isinstance(finding.explanation, OPEN)
     if fault.way == "between" and fault.before is not None:
-        return told.because(WrongLines(place_of(fault.before), place_of(fault.line))) if is_open else told
+        return told.because(WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own)) if is_open else told
     placed = replace(told, line=place_of(fault.line))
     if not is_open:
         return placed
@@ -135,13 +137,15 @@ def cause_of(fault: Fault) -> Cause:
     if fault.way == "unsummed" and fault.before is not None:
         return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis)
     if fault.way == "collective" and fault.times:
-        return RepeatedReductionLine(place, fault.function, fault.times, fault.ranks)
+        return RepeatedReductionLine(place, fault.function, round(fault.times), fault.ranks)
     if fault.way == "collective":
         return WrongReductionLine(place, fault.function, fault.ranks)
     if fault.way == "unsummed gradient":
         return UnsummedLineBackward(place, fault.axis)
     if fault.reader is not None:
-        return WholeGradientSummedAgain(place, place_of(fault.reader), fault.axis, fault.times)
+        return WholeGradientSummedAgain(place, place_of(fault.reader), fault.axis, int(fault.times))
     if fault.way == "gradient":
         return WrongLineBackward(place, fault.function, fault.axis)
-    return WrongLine(place, fault.function, fault.given)
+    if fault.moved:
+        return MisplacedLine(place, fault.function, is_of_rank=fault.moved == "rank")
+    return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.given)

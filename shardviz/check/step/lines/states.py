@@ -16,7 +16,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.splits import MAX_SEGMENTS
 from shardviz.relate.pair import Pair
-from shardviz.relate.relations import Filled, Located, Padded, Pending, Rounded, Scaled
+from shardviz.relate.relations import Filled, Located, Padded, Pending, Permuted, Reassigned, Rounded, Scaled
 from shardviz.relate.search import relation_of
 from shardviz.relate.sums import over
 from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.relate.relations import Chain
 
+Moved = Literal["", "order", "rank"]
+MOVED: Mapping[Moved, str] = {
+    "": "a rearranged or shifted part of",
+    "order": "in another order its part of",
+    "rank": "another rank's part of",
+}
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 WHOLE = ("int", "uint")
@@ -52,6 +58,7 @@ class State:
         axes: The axes of the sum.
         factor: What the values are multiplied by, if that is all that is `other` about them.
         op: The reduction that is pending, if it is no sum.
+        moved: Where numbers stand, if that is all that is `other` about them: in another `order`, or on another `rank`.
     """
 
     kind: Kind
@@ -59,6 +66,7 @@ class State:
     axes: tuple[str, ...] = ()
     factor: float = 1.0
     op: str = ""
+    moved: Moved = ""
 
     @property
     def is_wrong(self) -> bool:
@@ -82,7 +90,7 @@ class State:
         if self.kind == "other":
             if self.op:
                 return f"one term of a {self.op}{over}"
-            what = f"{self.factor:.5g} times" if self.factor != 1 else "a rearranged or shifted part of"
+            what = f"{self.factor:.5g} times" if self.factor != 1 else MOVED[self.moved]
             return f"{what} what the unsharded model has{f', in terms of a sum{over}' if over else ''}"
         if self.kind == "none" and self.axes:
             return f"one term of a sum{over} where the unsharded model has the sum"
@@ -254,9 +262,13 @@ class States:
 
     def is_index(self, value: Value) -> bool:
         """Whether a tensor holds whole numbers, as indices do."""
+        return self.held_dtype(value).startswith(WHOLE)
+
+    def held_dtype(self, value: Value) -> str:
+        """Return the element type of what the first rank has; empty if it is not there."""
         rank, number = value[0]
         tensor = self.dump.by_name("step", "activation").get(of_value(self.lines.module, number))
-        return tensor is not None and rank in tensor.shards and tensor.shards[rank].body.dtype.startswith(WHOLE)
+        return tensor.shards[rank].body.dtype if tensor is not None and rank in tensor.shards else ""
 
     def _dtype(self, wanted: int) -> str:
         tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, wanted)]
@@ -278,8 +290,10 @@ def _state_of(chain: Chain | None) -> State:
     if any(isinstance(link, Filled) for link in rest):
         return State("none")
     if layout is None or rest:
-        factor = rest[0].factor if len(rest) == 1 and isinstance(rest[0], Scaled) and layout is not None else 1.0
-        return State("other", layout, axes, factor)
+        only = rest[0] if len(rest) == 1 and layout is not None else None
+        factor = only.factor if isinstance(only, Scaled) else 1.0
+        moved: Moved = "order" if isinstance(only, Permuted) else "rank" if isinstance(only, Reassigned) else ""
+        return State("other", layout, axes, factor, moved=moved)
     ops = [link.op for link in chain if isinstance(link, Pending) and link.op != "sum"]
     if ops:
         return State("other", layout, axes, op=ops[0])

@@ -17,6 +17,7 @@ from shardviz.explain.gradients import (
     LostMicroBatches,
     MicroBatchesReducedAgain,
     RepeatedMicroBatch,
+    UnclearedGradients,
     UnequalMicroBatches,
 )
 from shardviz.explain.templates import number
@@ -124,7 +125,10 @@ def _cause(evidence: Evidence, names: list[str], weights: Weights) -> Cause:
         return LostMicroBatches()
     if len(counted) < len(weights):
         return LostMicroBatches(tuple(index for index in range(len(weights)) if index not in counted))
-    if axes := _summed_again(evidence, names, weights):
+    axes = _summed_again(evidence, names, weights)
+    if weights == tuple(range(len(weights), 0, -1)):
+        return UnclearedGradients(axes)
+    if axes:
         return MicroBatchesReducedAgain(axes, weights[0] / weights[1])
     return UnequalMicroBatches()
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.forward.slices import spans
-from shardviz.check.step.words import WHAT, claimed_text
+from shardviz.check.step.words import WHAT, claimed_text, spans
 from shardviz.explain.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
 from shardviz.layout.region import Region, indices
 from shardviz.relate.relations import Permuted

@@ -136,7 +136,7 @@ def _of_parting(first: Parting) -> Departure:
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
     """Return the first wrong module of one run's sharded step where the other's is right there."""
-    ours, theirs = (_first_wrong(report) for report in reports)
+    ours, theirs = (next((one for one in report.findings if one.module), None) for report in reports)
     found = []
     for number_, own, other, dump in ((0, ours, theirs, before), (1, theirs, ours, after)):
         if own is not None and (other is None or other.module != own.module):
@@ -151,10 +151,6 @@ def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> li
 def _departure(finding: Finding, sentence: str, dump: Dump) -> Departure:
     following = _num_odd(dump) - 1
     return Departure("sharded", finding.module, "", sentence, finding.cause, following, finding.explanation)
-
-
-def _first_wrong(report: Report) -> Finding | None:
-    return next((one for one in report.findings if one.module), None)
 
 
 def _num_odd(dump: Dump) -> int:

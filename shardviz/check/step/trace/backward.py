@@ -1,22 +1,27 @@
 """The first call in backward order whose output's gradient is the unsharded model's and whose input's is not.
 
 A gradient is that of a tensor: what all modules that read it send back, together. So where several read a tensor and
-its gradient is wrong, those are not to blame beside which another reader was given a wrong gradient itself.
+its gradient is wrong, those are not to blame beside which another reader was given a wrong gradient itself. Nor is one
+whose own weights have right gradients: it did its part. Then another reader is at fault whose weights' gradients are
+wrong, or the module around them, which reads the tensor as well: a residual.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.divergence import Divergence, pending_axis
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from shardviz.check.step.compared import Compared
     from shardviz.check.step.trace.calls import Call, Calls
     from shardviz.check.step.trace.divergence import Way
     from shardviz.dump.records.trace import State, What
+
 
 INPUT: Literal["gradient of input"] = "gradient of input"
 OUTPUT: Literal["gradient of output"] = "gradient of output"
@@ -135,19 +140,29 @@ def unsummed_behind(calls: Calls, call: Call, axis: str) -> Divergence | None:
 
 
 def _reader_of_pending(calls: Calls, call: Call) -> Divergence | None:
-    """Return the first reader behind a call that is given the whole of a gradient, and sends back terms of it."""
+    """Return the first reader behind a call that is given the whole of a gradient, and sends back terms of it.
+
+    What no module reads, a function does: then it is the next call that sends back terms over the same axis.
+    """
     seen: list[Call] = []
     while call not in seen:
         seen.append(call)
-        tensors = call.tensors(OUTPUT)
+        tensors, point = call.tensors(OUTPUT), call.point(OUTPUT, "pending")
         readers = [reader for reader in calls.in_order if reader.tensors(INPUT) & tensors and reader.is_good(OUTPUT)]
+        readers = readers or _next_with_terms(calls, call, pending_axis(point))
         if not readers:
             return None
         if readers[-1].state(OUTPUT) != "pending":
-            point = call.point(OUTPUT, "pending")
             return Divergence("backward", "unsummed", readers[-1], point, before=call.module, axis=pending_axis(point))
         call = readers[-1]
     return None
+
+
+def _next_with_terms(calls: Calls, call: Call, axis: str) -> list[Call]:
+    """Return the next call that sends back terms of a sum over an axis; none if it lies around the given one."""
+    later = (one for one in calls.in_order if one.order > call.order and one.is_good(OUTPUT))
+    sending = (one for one in later if axis and pending_axis(one.point(INPUT, "pending")) == axis)
+    return [one for one in [next(sending, None)] if one is not None and not is_within(call.module, one.module)]
 
 
 def _between_calls(calls: Calls) -> Divergence | None:
@@ -165,3 +180,43 @@ def _right_after(calls: Calls, call: Call) -> str:
     """Return the name of the first call after one whose gradient is right."""
     later = (one for one in calls.in_order if one.order > call.order and one.module)
     return next((one.module for one in later if one.is_good(INPUT) or one.is_good(OUTPUT)), "")
+
+
+def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping[str, Compared]) -> Divergence | None:
+    """Return a divergence in backward with the reader that is to blame, where weights' gradients say so."""
+    if first is None or (first.direction, first.way) != ("backward", "within") or first.before:
+        return first
+    if not _has_right_weights(first.call, gradients):
+        return first
+    reader = next((one for one in _other_readers(calls, first.call) if _has_wrong_weight(one, gradients)), None)
+    if reader is not None:
+        return replace(first, call=reader, point=reader.point(INPUT, "odd", "repeated"))
+    return _around(calls, first)
+
+
+def _around(calls: Calls, first: Divergence) -> Divergence:
+    """Return the divergence of the call around one, where a residual around the inner call has no backward."""
+    point = first.point
+    outer = next((one for one in calls.around(first.call) if one.is_bad(INPUT)), None)
+    if outer is None or point is None or not point.added or not outer.tensors(INPUT) & first.call.tensors(INPUT):
+        return first
+    return replace(first, call=outer)
+
+
+def _other_readers(calls: Calls, call: Call) -> Sequence[Call]:
+    """Return the other calls that read what a call reads, and are given the right gradient."""
+    tensors = call.tensors(INPUT)
+    return [one for one in calls.in_order if one is not call and one.tensors(INPUT) & tensors and one.is_good(OUTPUT)]
+
+
+def _own(call: Call, gradients: Mapping[str, Compared]) -> list[Compared]:
+    return [one for name, one in gradients.items() if name.rpartition(".")[0] == call.module]
+
+
+def _has_right_weights(call: Call, gradients: Mapping[str, Compared]) -> bool:
+    own = _own(call, gradients)
+    return bool(own) and not any(one.wrong for one in own)
+
+
+def _has_wrong_weight(call: Call, gradients: Mapping[str, Compared]) -> bool:
+    return any(one.wrong for one in _own(call, gradients))

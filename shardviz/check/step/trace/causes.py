@@ -1,34 +1,40 @@
 """Why a step first goes wrong where it does, from the values there: the rules for results, applied to an activation.
 
 Which part of the unsharded model's values a rank should have is what it has in another layer, or else any split over
-the mesh that gives its shape.
+the mesh that gives its shape. A sum may have one of its terms too often or not at all. And ranks may hold the rows or
+columns of the module's weight in another order: that is a cause where the modules of other layers have theirs in order,
+as a job may keep a weight permuted, and use it so.
 """
 
 from __future__ import annotations
 
-from itertools import product
+from fractions import Fraction
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.compared import Compared, Rounding
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
+from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.rules.related import check_related
 from shardviz.check.step.rules.terms import added_too_often, mixed_shards
-from shardviz.check.step.trace.added import check_added
 from shardviz.check.step.trace.scale import check_times
 from shardviz.check.step.trace.slices import check_own_statistics
-from shardviz.check.step.trace.weights import check_order_of_weights
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
 from shardviz.explain.forward import JoinedOutOfOrder
+from shardviz.explain.gradients import CutResidual
+from shardviz.explain.modules import UnlikeLayers
+from shardviz.explain.sums import RepeatedTerm, TermLeftOut
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
 from shardviz.layout.placements import Placement, Replicate, Shard
 from shardviz.relate.tolerance import NOISE, POINT_EPSILON
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.calls import Calls
@@ -36,6 +42,8 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
     from shardviz.explain.finding import Finding
+    from shardviz.layout.region import Ranges
+
 
 MAX_CANDIDATES = 1 << 10
 """A tensor that could be split over the mesh in more ways than this is not looked at."""
@@ -138,3 +146,96 @@ def _candidates(dump: Dump, shape: tuple[int, ...]) -> Iterator[Layout]:
         product(kinds, repeat=mesh.ndim), key=lambda all_: sum(isinstance(x, Shard) for x in all_)
     ):
         yield Layout.from_placements(mesh, shape, placements)
+
+
+INPUT = "input"
+"""What a module was given goes by this name."""
+
+
+def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
+    """Return the finding if the sum has the same term too often, or lacks it, on every wrong rank."""
+    point = first.point
+    if point is None or point.what not in ("output", "gradient of input"):
+        return None
+    call = next(one for one in evidence.calls.by_module[point.module] if one.number == point.call)
+    own = {
+        rank: one
+        for rank, points in call.points.items()
+        for one in points
+        if (one.what, one.index) == (point.what, point.index) and one.state not in ("right", "pending")
+    }
+    terms = {(one.added, one.times) for one in own.values()}
+    if len(terms) != 1 or not point.added:
+        return None
+    ranks = tuple(sorted(own))
+    if point.what == "output":
+        return _of_term(evidence, first, point.added, point.times, ranks)
+    return _around(first, point.added, ranks) if point.times == -1 else None
+
+
+def _around(first: Divergence, added: str, ranks: tuple[int, ...]) -> Finding:
+    """Return the finding that a gradient lacks the part of it that should flow back through a residual."""
+    name = first.module or "the model itself"
+    return CutResidual(name).finding(
+        name,
+        ranks,
+        f"the gradient of the input of {name} lacks that of the output of {added}, which should flow back to it",
+    )
+
+
+def _of_term(evidence: Evidence, first: Divergence, added: str, times: int, ranks: tuple[int, ...]) -> Finding:
+    name = first.module or "the model itself"
+    term = f"the input of {name}" if added == INPUT else f"the output of {added}"
+    if times < 0:
+        return TermLeftOut(term, name).finding(
+            name,
+            ranks,
+            f"the output lacks {term}" if times == -1 else f"{term} is subtracted from the output {-times} times",
+            kind="wrong-value",
+        )
+    axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1))
+    sentence = f"{term} is in the output {times + 1} times"
+    return RepeatedTerm(term, axes, name).finding(name, ranks, sentence)
+
+
+MAX_LISTED = 4
+
+
+def check_order_of_weights(evidence: Evidence, first: Divergence) -> Finding | None:
+    """Return the finding if a weight of the first wrong module is out of order, and those of other layers are not."""
+    if (first.direction, first.way) != ("forward", "within") or not first.module:
+        return None
+    weights = evidence.dump.by_name("stamped", "param")
+    others = [call.module for call in evidence.calls.alike(first.call)]
+    for name, tensor in weights.items():
+        module, _, own = name.rpartition(".")
+        found = _out_of_order(tensor) if module == first.module else {}
+        alike = [weights[f"{other}.{own}"] for other in others if f"{other}.{own}" in weights] if found else []
+        if alike and not any(map(_out_of_order, alike)):
+            return _of_unlike_layers(name, found)
+    return None
+
+
+def _out_of_order(tensor: Tensor) -> Mapping[int, int]:
+    """Return the first dim along which each rank has what it holds in another order; ranks in order are left out."""
+    found = {}
+    for rank, shard in tensor.shards.items():
+        dims = [dim for dim, spans in enumerate(shard.body.held or ()) if not _is_rising(spans)]
+        if dims:
+            found[rank] = dims[0]
+    return found
+
+
+def _is_rising(spans: Ranges) -> bool:
+    return all(stop <= start for (_, stop), (start, _) in pairwise(spans))
+
+
+def _of_unlike_layers(name: str, dims: Mapping[int, int]) -> Finding:
+    ranks = tuple(sorted(dims))
+    dim = dims[ranks[0]]
+    return UnlikeLayers(name, dim).finding(
+        name,
+        ranks,
+        f"dim {dim} of {name} is in another order on {named_ranks(ranks, MAX_LISTED)} than in the unsharded model; "
+        "the weights of other layers are in order",
+    )

@@ -12,8 +12,9 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import laid_out, ranks_by_part, rounding_of
-from shardviz.check.step.update.reasons import factors_of, scaled
-from shardviz.check.step.words import apart_text, claimed_text
+from shardviz.check.step.update.reasons import scaled
+from shardviz.check.step.update.steps import factors_of
+from shardviz.check.step.words import apart_text, claimed_text, kind_of
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.update import (
     AverageNotWritten,
@@ -47,7 +48,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
     if not tensors or not dump.at("reference"):
         return
     if step:
-        why = f"the weights after the optimizer's step: it began with what is wrong ({_named(step[0])})"
+        why = f"the weights after the optimizer's step: it began with what is wrong ({kind_of(step[0])})"
         yield NotChecked("", why, "step")
         return
     rounding, seen = rounding_of(dump), []
@@ -134,10 +135,6 @@ def _differing_states(dump: Dump, one: Compared) -> list[str]:
     return kinds
 
 
-def _named(finding: Finding) -> str:
-    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
-
-
 def _apart(one: Compared, cause: Cause, clause: str = "") -> Finding:
     axes = " and ".join(one.copies_differ_along)
     low, high, worst = max(_pairs(one), key=lambda pair: pair[2])
@@ -167,9 +164,10 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
         ranks = tuple(sorted({rank for _, still in found for rank in still}))
         yield OptimizerOfOtherParameters().finding("", ranks, text)
         return
+    is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
     for one, still in found:
         text = f"the optimizer's step did not change it{_where(one, still)}, though its gradient is not zero"
-        yield StepNotKept().finding(one.name, still, text, claimed=claimed_text(one))
+        yield StepNotKept(is_sent).finding(one.name, still, text, claimed=claimed_text(one))
 
 
 def _still(dump: Dump, one: Compared) -> tuple[int, ...]:

@@ -18,12 +18,21 @@ from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.ratios.clipping import multiplied
-from shardviz.check.step.update.reasons import Why, of_another_order, of_others, why_state, why_weight
+from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
+from shardviz.check.step.update.reasons import why_weight
+from shardviz.check.step.update.states import of_another_order, of_others, why_state
+from shardviz.check.step.update.steps import Why
 from shardviz.check.step.words import claimed_text, number
 from shardviz.explain.finding import Finding
 from shardviz.explain.states import UnexplainedState
-from shardviz.explain.update import BufferOfParts, UnexplainedBuffer, UnexplainedWeight, UnreducedStatistics
-from shardviz.relate.tolerance import ROUNDINGS_OF_STEP, STEP, TELLING
+from shardviz.explain.update import (
+    BufferOfParts,
+    RepeatedCount,
+    UnexplainedBuffer,
+    UnexplainedWeight,
+    UnreducedStatistics,
+)
+from shardviz.relate.tolerance import FEW, ROUNDINGS_OF_STEP, STEP, TELLING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -126,7 +135,7 @@ def _check(evidence: Evidence, one: Compared, splitting: tuple[str, ...]) -> Ite
             why = "it differs, and its gradient is so small beside others that it may be rounding alone"
             yield NotChecked(one.name, f"{what} after the step: {why}", "step")
         return
-    if one.role == "buffer" and splitting:
+    if one.role == "buffer" and splitting and not _times_counted(one):
         own = [axis for axis in one.copies_differ_along if axis not in splitting]
         if own:
             yield _copies_of_buffer(one, own)
@@ -155,22 +164,27 @@ def _copies_of_buffer(one: Compared, axes: Sequence[str]) -> Finding:
 
 
 def _reduction(one: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the reduction over axes that split the batch that makes every rank's buffer the unsharded model's."""
+    """Return the reduction over axes that split the batch that makes every rank's buffer the unsharded model's.
+
+    Where only a few numbers differ, the unsharded ones may be the largest or smallest by chance: it has no name then.
+    """
     axes = tuple(axis for axis in splitting if axis in one.copies_differ_along)
+    num_apart = np.count_nonzero(np.ptp(list(one.reduced.values()), axis=0)) if axes else 0
     for op in ("max", "min", "avg", "sum") if axes else ():
         values = one.reduced
         for axis in axes:
             values = one.over(axis, op, values)
         if values and all(one.is_right(rank, value) for rank, value in values.items()):
-            return op, axes
+            is_chance = op in ("max", "min") and num_apart <= FEW and one.wanted.size > 1
+            return "" if is_chance else op, axes
     return None
 
 
 def _not_reduced(one: Compared, op: str, axes: Sequence[str]) -> Finding:
     along = " and ".join(axes)
-    sentence = (
-        f"each rank along {along} has its own value after the step; the {op} over {along} is the unsharded model's"
-    )
+    sentence = f"each rank along {along} has its own value after the step"
+    if op:
+        sentence += f"; the {op} over {along} is the unsharded model's"
     return UnreducedStatistics(along, op).finding(
         one.name,
         tuple(sorted(one.reduced)),
@@ -254,6 +268,9 @@ def _finding(evidence: Evidence, one: Compared, wrong: Mapping[int, tuple[float,
 def _why(evidence: Evidence, one: Compared, ranks: tuple[int, ...]) -> Why | None:
     """Return the most likely cause, by what ranks hold instead; None where nothing fits."""
     if one.role == "buffer":
+        times = _times_counted(one)
+        if times:
+            return Why(f"the buffer is {times} times the unsharded model's after the step", RepeatedCount(times))
         return Why("the buffer is not the unsharded model's after the step", UnexplainedBuffer())
     others = {rank: _owner(one, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
@@ -261,6 +278,12 @@ def _why(evidence: Evidence, one: Compared, ranks: tuple[int, ...]) -> Why | Non
     if one.role != "optim":
         return why_weight(evidence, one)
     return of_another_order(one, ranks) or why_state(evidence.dump, one)
+
+
+def _times_counted(one: Compared) -> int:
+    """Return what whole number of times every rank's buffer is the unsharded model's; 0 if it is no such multiple."""
+    ratio = ratio_to_wanted(one, one.reduced) if np.ptp(one.wanted) else None
+    return ratio.numerator if ratio is not None and ratio > 1 and ratio.denominator == 1 else 0
 
 
 def _owner(one: Compared, rank: int) -> int | None:

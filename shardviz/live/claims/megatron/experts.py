@@ -13,7 +13,7 @@ from torch import nn
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.claims.local import Local, not_understood, plain
-from shardviz.live.claims.megatron.groups import is_up, ranks_of
+from shardviz.live.claims.megatron.layers import is_up, ranks_of
 from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:

@@ -1,31 +1,35 @@
 """Megatron-core's layers: plain weights, born sharded, with `partition_dim` and `partition_stride` on each.
 
 The mesh is what `parallel_state` says. Its axes are `pp`, `dp`, `cp` and `tp`; axes of one rank are left out.
+
+`sharded_state_dict()` says where in the global tensor each rank's part is saved. It is what a checkpoint is made of, so
+that it goes before the attributes of a weight where they differ. A factory has several parts of one weight: gate and up
+of a gated MLP, each split by itself.
 """
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import distributed
+import torch
+from torch import distributed, nn
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood, plain
-from shardviz.live.claims.megatron.groups import group, is_up, ranks_of
-from shardviz.live.claims.megatron.saved import cuts_of
 from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    import torch
     from torch import nn
 
     from shardviz.dump.records.base import Role
     from shardviz.live.capture.meshes import Claim
-    from shardviz.live.claims.megatron.saved import Cut
+
 
 AXES = {
     "pp": "get_pipeline_model_parallel_group",
@@ -108,3 +112,95 @@ def _claim(ranks: tuple[int, ...], dim: int, stride: int, mesh: Mesh | None) -> 
         if ranks in mesh.groups(axis):
             return mesh, tuple(split if axis == name else Replicate() for name in mesh.axes)
     return Mesh(("tp",), (len(ranks),), ranks), (split,)
+
+
+def is_up() -> bool:
+    """Whether `parallel_state` has the groups of a model."""
+    state = _state()
+    return state is not None and bool(state.model_parallel_is_initialized())
+
+
+def group(get: str) -> Any:
+    """Return the group that a function of `parallel_state` returns."""
+    return getattr(_state(), get)()
+
+
+def ranks_of(get: str) -> tuple[int, ...]:
+    """Return the ranks of the group that a function of `parallel_state` returns; this rank alone without one."""
+    found = getattr(_state(), get)(check_initialized=False) if get.startswith("get_expert") else group(get)
+    return tuple(distributed.get_process_group_ranks(found)) if found is not None else (distributed.get_rank(),)
+
+
+def _state() -> Any:
+    return sys.modules.get("megatron.core.parallel_state")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a weight is split.
+
+    Attributes:
+        dim: The dim that is split; -1 where none is.
+        stride: The segments of that dim that are split each by itself.
+        index: Which part this rank has.
+        count: The number of parts.
+    """
+
+    dim: int
+    stride: int
+    index: int
+    count: int
+
+
+def cuts_of(model: nn.Module) -> dict[str, Cut | None]:
+    """Return how each weight is saved, by its own name; None where that is not one dim, split evenly."""
+    if "megatron.core.dist_checkpointing.mapping" not in sys.modules:
+        return {}
+    found: dict[str, Cut | None] = {}
+    with torch.no_grad():
+        for prefix, module in _outermost(model):
+            found |= {clean_name(name): _cut(parts) for name, parts in _parts(module, prefix)}
+    return found
+
+
+def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the largest modules that say how they are saved."""
+    done: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if hasattr(module, "sharded_state_dict") and not any(name.startswith(one) for one in done):
+            done += (f"{name}." if name else "",)
+            yield f"{name}." if name else "", module
+
+
+def _parts(module: Any, prefix: str) -> Iterator[tuple[str, list[Any]]]:
+    try:
+        saved = module.sharded_state_dict(prefix=prefix)
+    except Exception:  # a module of somebody else's, or one that needs what the job has not set up yet
+        return
+    for name, one in saved.items():
+        parts = one.build() if hasattr(one, "build") else one
+        listed = list(parts) if isinstance(parts, list | tuple) else [parts]
+        if all(hasattr(part, "axis_fragmentations") for part in listed):
+            yield name, listed
+
+
+def _cut(parts: Sequence[Any]) -> Cut | None:
+    """Return the one dim that parts split evenly, each behind the other; None where they are anything else."""
+    first = parts[0]
+    skip = first.prepend_axis_num
+    fragments = [tuple(part.axis_fragmentations or ())[skip:] for part in parts]
+    local = tuple(first.local_shape)
+    split = [dim for dim, count in enumerate(fragments[0]) if count > 1]
+    if not split and len(parts) == 1:
+        return Cut(-1, 1, 0, 1)
+    alike = all(
+        tuple(part.local_shape) == local and one == fragments[0] for part, one in zip(parts, fragments, strict=True)
+    )
+    if len(split) != 1 or not alike or fragments[0][split[0]] % len(parts) or first.flattened_range is not None:
+        return None
+    dim = split[0]
+    count = fragments[0][dim] // len(parts)
+    places = [part.global_offset[skip + dim] // max(local[dim], 1) for part in parts]
+    index = places[0]
+    is_even = places == [number * count + index for number in range(len(parts))]
+    return Cut(dim if count > 1 else -1, len(parts), index, count) if is_even else None

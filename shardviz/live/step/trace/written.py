@@ -9,16 +9,20 @@ from msgspec import structs
 from shardviz.dump.arrays.sketch import apart, sketch
 from shardviz.dump.records.step import of_replay
 from shardviz.dump.records.trace import PointRecord, SketchRecord, of_point
+from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.live.capture.locals import Local
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.step.trace.added import added_at
-from shardviz.live.step.trace.fitting import numpy_of
+from shardviz.live.step.trace.fitting import numpy_of, part_of
 from shardviz.live.step.trace.replayed import replayed
+from shardviz.relate.factors import whole_multiple
+from shardviz.relate.tolerance import FEW
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    import torch
 
     from shardviz.live.capture.capture import Capture
     from shardviz.live.step.trace.joined import Place
@@ -104,3 +108,49 @@ def _points(reference: UnshardedStep) -> Iterator[SketchRecord]:
         noise = noise if noise < float("inf") else 0.0
         shape = tuple(point.values.shape)
         yield SketchRecord(place.module, place.what, dtype, shape, numbers, order, place.call, place.tensor, noise)
+
+
+def added_at(judged: Judged, place: Place) -> tuple[str, int]:
+    """Return the term that a value has too often, and how often (-1: it lacks it); empty where there is none.
+
+    What a module returns is often a sum, of what it was given and what modules in it return, and the gradient of an
+    input is one of what the module sends back and what goes around it, as a residual does.
+
+    Args:
+        judged: The step.
+        place: An output's, or that of an input's gradient. What the module was given goes by the name `input`.
+    """
+    values, whole = judged.own[place].values, judged.reference.points[place].values
+    terms = {"output": _terms, "gradient of input": _terms_around}.get(place.what)
+    if terms is None or values is None or whole is None or values.numel() < FEW:
+        return "", 0
+    near = judged.near(place)
+    for _, region in placements_of(tuple(whole.shape), tuple(values.shape), judged.mesh, judged.rank):
+        excess = numpy_of(values.to(whole.dtype) - part_of(whole, region) * judged.scale(place, judged.rank))
+        for name, term in terms(judged, place, values):
+            times = whole_multiple(excess, numpy_of(term), near)
+            if times:
+                return name, times
+    return "", 0
+
+
+def _terms(judged: Judged, place: Place, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what may have been added: what the call was given, and what modules within it returned to it."""
+    prefix = f"{place.module}." if place.module else ""
+    for other, point in judged.own.items():
+        is_input = other == place._replace(what="input", tensor=other.tensor)
+        is_inner = other.what == "output" and other.module.startswith(prefix) and other.module != place.module
+        is_term = is_input or (is_inner and judged.state(other) == "right")
+        if is_term and point.values is not None and point.values.shape == values.shape:
+            yield "input" if is_input else other.module, point.values
+
+
+def _terms_around(judged: Judged, place: Place, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what flows around a module: what comes back to the modules beside it, and to the one that they are in."""
+    parent = place.module.rpartition(".")[0]
+    for other, point in judged.own.items():
+        is_beside = other.module.rpartition(".")[0] == parent and other.module != place.module
+        is_near = other.what == "gradient of output" and (is_beside or other.module == parent)
+        is_term = is_near and bool(parent) and judged.state(other) == "right"
+        if is_term and point.values is not None and point.values.shape == values.shape:
+            yield other.module, point.values

@@ -29,7 +29,7 @@ from shardviz.live.step.step import StepResult, logged_by, loss_of
 from shardviz.live.step.trace.judged import Judged, judged
 from shardviz.live.step.trace.noise import moved, moved_tensor
 from shardviz.live.step.trace.reference import Reference
-from shardviz.live.step.unsharded.means import is_weighted_mean
+from shardviz.live.step.unsharded.own_loss import is_weighted_mean
 from shardviz.relate.tolerance import LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from shardviz.check.step.rules.ratios.factors import batch_axes, cause_of_axes
 from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
 from shardviz.check.step.rules.ratios.scale import overs
 from shardviz.check.step.words import size_clause
-from shardviz.explain.factors import ClippedByParts, ScaledBackward
+from shardviz.explain.factors import ClippedByParts, ScaledBackward, ScaledForward
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import ratio_near
-from shardviz.relate.tolerance import near_ratio
+from shardviz.relate.tolerance import EXPLAINED, near_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,34 +65,40 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     ratio = ratio_near(factor, gradients[0].mesh.size, near_ratio(gradients[0].rounding.epsilon))
     found = overs(gradients, ratio, batch_axes(evidence.dump)) if ratio else []
     size = " or ".join(over.text for over in found)
-    exact = ratio or factor
+    exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
     cause = _cause(gradients, factor, exact)
     if ratio and found:
         cause = cause_of_axes(ratio, found, of_all=True, or_else=cause)
+    elif is_in_loss:
+        cause = ScaledForward()
     first = gradients[0]
     finding = cause.finding(
         first.name,
         first.wrong,
         f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio or Fraction(0), size)}",
-        details=("the loss is right",),
+        details=("the loss has this factor, too" if is_in_loss else "the loss is right",),
     ).seen_in(first)
     return finding if len(gradients) == 1 else _of_all(finding, gradients)
 
 
+def _is_in_loss(evidence: Evidence, factor: float) -> bool:
+    """Whether the loss is off by this factor, in numbers so narrow that it may be rounding by itself."""
+    losses = [one for one in evidence.results if (one.role, one.name) == ("scalar", "loss") and not one.incomparable]
+    factors = [float(held) / float(one.wanted) for one in losses if one.wanted for held in one.reduced.values()]
+    return bool(factors) and all(abs(own - factor) <= EXPLAINED * abs(factor - 1) for own in factors)
+
+
 def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
     """Return the finding of one gradient as that of the whole run, with each gradient's own in it."""
+    every = "both" if len(gradients) == 2 else f"all {len(gradients):,}"
     return replace(
         finding,
         tensor="",
         ranks=tuple(sorted({rank for one in gradients for rank in one.wrong})),
-        sentence=finding.sentence.replace("the gradient is", f"{_all(len(gradients))} gradients are", 1),
+        sentence=finding.sentence.replace("the gradient is", f"{every} gradients are", 1),
         pairs=tuple(gradients),
         members=tuple(replace(finding, tensor=one.name, ranks=one.wrong, pairs=(one,)) for one in gradients),
     )
-
-
-def _all(number: int) -> str:
-    return "both" if number == 2 else f"all {number:,}"
 
 
 def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float) -> Cause:

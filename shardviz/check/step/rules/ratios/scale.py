@@ -22,6 +22,7 @@ from shardviz.explain.factors import (
     LossScaleLeft,
     LostContributions,
     ScaledByOwnCount,
+    ScaledForward,
     ScaledInStep,
     ScaledSharedPart,
     SummedContributions,
@@ -180,7 +181,8 @@ def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
     if _is_loss_scale(factors.values()):
         cause = LossScaleLeft()
     if alike:
-        cause = ScaledInStep(of_all=part is None or not part.is_beside_right)
+        of_all = part is None or not part.is_beside_right
+        cause = ScaledForward() if one.role == "output" else ScaledInStep(of_all)
     summary = f"the {WHAT[one.role]} is {times}"
     return cause.finding(one.name, one.wrong, summary, claimed=claimed_text(one))
 

@@ -1,8 +1,10 @@
-"""The unsharded model's gradient of every term of its loss, so that a check can say how often each of them counts.
+"""The unsharded model's gradients of every micro-batch and of every term of its loss.
 
-A loss that is a sum, as of a cross entropy and a balance term, is split at its additions, in the graph of its backward:
-the gradient of one term is that of the loss with nothing sent back to the others. Gradients and values are kept under
-the names that `dump.records.step.of_loss_term` gives.
+With them a check can say how often each counts. A step that runs the model several times over parts of its batch
+accumulates their gradients: micro-batch j is the j-th part of every rank's rows. A loss that is a sum, as of a cross
+entropy and a balance term, is split at its additions, in the graph of its backward: the gradient of one term is that of
+the loss with nothing sent back to the others. They are kept under the names that `of_micro_batch` and `of_loss_term` of
+`dump.records.step` give.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from shardviz.dump.records.step import of_loss_term
+from shardviz.dump.records.step import of_loss_term, of_micro_batch
+from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors, of_tensor
+from shardviz.live.step.batch import part_of
+from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import gradients, loss_of
 
 if TYPE_CHECKING:
@@ -25,13 +30,65 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.step.batch import Batch
+    from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
+
+
+MAX_PARTS = 16
+"""Of a step with more micro-batches than this, none is looked at alone."""
+
+MAX_ELEMENTS = 1 << 20
+"""No more elements than this are kept of all gradients of all micro-batches, nor of all terms."""
+
+
+def gradients_of_micro_batches(
+    probe: ModuleType,
+    build: Callable[[], nn.Module],
+    batch: Batch,
+    parts: int,
+    step: StepResult,
+    reference: UnshardedStep,
+) -> list[Local]:
+    """Return the unsharded model's gradient of each micro-batch. Every rank calls this.
+
+    Args:
+        probe: The probe, for its loss.
+        build: Builds the model, with the same values every time.
+        batch: The whole batch.
+        parts: The number of equal parts that the ranks share.
+        step: The sharded step, whose runs of the model are its micro-batches.
+        reference: The unsharded model after its step.
+
+    Returns:
+        The gradients; none where the step ran the model once, over parts of unequal size, or with a loss of its own.
+    """
+    count = max(of_all_ranks(sum(output.ndim > 0 for output in step.seen.outputs)))
+    rows = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}
+    size = sum(one.numel() for one in reference.model.parameters()) * count
+    if (
+        reference.has_own_loss
+        or not 1 < count <= MAX_PARTS
+        or size > MAX_ELEMENTS
+        or any(number % (parts * count) for number in rows)
+    ):
+        return []
+    found = []
+    for number in range(count):
+        model = reference.mode(build())
+        for rank in range(parts):
+            torch.manual_seed(2)
+            own = part_of(part_of(batch, rank, parts), number, count)
+            torch.autograd.backward(loss_of(probe, model, own) / parts)
+        found += [
+            replace(one, name=of_micro_batch(one.name, number), role="activation")
+            for one in gradients(list(local_tensors(model)))
+        ]
+    return found
+
 
 MAX_TERMS = 8
 """A loss of more terms than this is not split."""
 
-MAX_ELEMENTS = 1 << 20
-"""No more elements than this are kept of all gradients of all terms."""
 
 SUMS = ("AddBackward0", "SubBackward0")
 SCALED = ("DivBackward0", "MulBackward0", "NegBackward0")

@@ -1,0 +1,130 @@
+"""The line at which gradients first go wrong: given right ones, it hands back a wrong one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.lines.fault import Fault, fault_at
+from shardviz.check.step.lines.states import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.states import States
+
+
+def backward_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line at which gradients first go wrong, of a module whose forward is right."""
+    search = _Backward(lines, states)
+    wrong = [value for value in lines.values if states.gradient(value).is_wrong]
+    if not wrong or any(states.gradient(value).is_wrong for value, _ in lines.returned):
+        return None
+    return search.blame(max(wrong, key=lines.order))
+
+
+class _Backward:
+    def __init__(self, lines: Lines, states: States) -> None:
+        self.lines, self.states = lines, states
+
+    def blame(self, value: Value) -> Fault | None:
+        """Return the line that hands back the wrong gradient of a tensor."""
+        readers = self.lines.readers(value)
+        places = {call.place for call in readers}
+        passing = [call for call in readers if self._is_given_terms(call)]
+        if len({call.place for call in passing}) == 1 and (axis := self._terms_beside_whole(value, passing[-1])):
+            call = self._begin_of_terms(passing[-1])
+            return fault_at("unsummed gradient", call, "", State("none", axes=(axis,)), self.lines.line_of(value), axis)
+        if len(places) > 1:
+            readers = [call for call in readers if not self._hands_back_right(value, call)]
+            places = {call.place for call in readers}
+        if len(places) > 1:
+            # Some use the whole of it and some a part: the latter hand back terms of a sum.
+            readers = [call for call in readers if self._uses_part(value, call)]
+            places = {call.place for call in readers}
+        if len(places) != 1:
+            return None
+        call = readers[-1]
+        if axis := self._terms_beside_whole(value, call):
+            held = State("none", axes=(axis,))
+            return fault_at("unsummed gradient", call, "", held, self.lines.line_of(value), axis)
+        given = [self.states.gradient(one) for one in self._made_of(call)]
+        if any(state.is_wrong for state in given):
+            return None  # it is given a wrong gradient
+        words = " and ".join(dict.fromkeys(state.text for state in given if state.kind != "unknown"))
+        held = self.states.gradient(value)
+        if held.kind == "none" and held.axes:
+            return fault_at("gradient", call, words, held, self.lines.line_of(value), held.axes[0])
+        fault = fault_at("gradient", call, words, held, self.lines.line_of(value))
+        return self._summed_again(value, call, fault) or fault
+
+    def _summed_again(self, value: Value, call: Call, fault: Fault) -> Fault | None:
+        """Return the fault of a backward that sums terms together with what a line hands back whole on every rank."""
+        pairs = [(made, reader) for made in call.outputs for reader in self.lines.readers(made)]
+        whole = [reader for made, reader in pairs if self._hands_back_right(made, reader)]
+        made = [tensor for _, reader in pairs if reader not in whole for tensor in reader.outputs]
+        for axis in self.states.mesh.axes if whole and call.whole is None else ():
+            is_used_apart = any(self.states.differs_along(tensor, axis) for tensor in made)
+            if is_used_apart and not self.states.differs_along(value, axis, gradient=True):
+                return replace(fault, axis=axis, times=self.states.mesh.axis_size(axis), reader=whole[0].line)
+        return None
+
+    def _hands_back_right(self, value: Value, call: Call) -> bool:
+        """Whether a call hands back what the unsharded model's does: torch's function, given the same both ways.
+
+        With parts of something else it would hand back a term, and a call in a function of the user's may stand in the
+        forward of one with a backward of its own.
+        """
+        if call.whole is None or call.first.is_collective or len(call.first.frames) > 1:
+            return False
+        if not any(self.lines.records[pair].needs_grad for made in call.outputs for pair in made):
+            return True
+        states = [self.states.forward(tensor) for tensor in (*call.inputs, *call.outputs)]
+        given = [self.states.gradient(made) for made in call.outputs]
+        axes = self._axes(self.states.forward(value))
+        are_alike = all(self._axes(state) <= axes for state in states) and self._axes(states[-1]) == axes
+        return are_alike and all(state.kind == "right" for state in (*states, *given))
+
+    def _is_given_terms(self, call: Call) -> bool:
+        """Whether what a call makes gets the terms of a sum for its gradient: it passes them on."""
+        return any(self.states.gradient(one).kind == "terms" for one in call.outputs)
+
+    def _begin_of_terms(self, call: Call) -> Call:
+        """Return the call that first hands back the terms that a call passes on."""
+        seen: list[Call] = []
+        while call not in seen and self._is_given_terms(call):
+            seen.append(call)
+            readers = [reader for one in call.outputs for reader in self.lines.readers(one)]
+            terms = [reader for reader in readers if self._is_given_terms(reader)]
+            call = next(iter(terms or readers), call)
+        return call
+
+    def _terms_beside_whole(self, value: Value, call: Call) -> str:
+        """Return the axis over which a call hands back terms of a sum, where another call hands back the whole."""
+        others = [reader for reader in self.lines.readers(value) if reader is not call]
+        made = [one for reader in others for one in reader.outputs]
+        return self.states.terms_beside(value, made) if made else ""
+
+    def _made_of(self, call: Call) -> Iterator[Value]:
+        """Yield what a call makes, or what is made of that where no gradient is known of it."""
+        left, seen = [call], set()
+        while left:
+            current = left.pop(0)
+            if current in seen:
+                continue
+            seen.add(current)
+            for value in current.outputs:
+                if self.states.gradient(value).kind != "unknown":
+                    yield value
+                else:
+                    left += self.lines.readers(value)
+
+    def _uses_part(self, value: Value, call: Call) -> bool:
+        """Whether each rank makes its own part, or a term, of a tensor that all of them have."""
+        own = self._axes(self.states.forward(value))
+        return any(self._axes(self.states.forward(made)) - own for made in call.outputs)
+
+    def _axes(self, state: State) -> set[str]:
+        split = set(state.layout.split_axes) if state.layout is not None else set()
+        return (split | set(state.axes)) & set(self.states.mesh.axes)

@@ -1,0 +1,69 @@
+"""What is known of a first wrong line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from shardviz.check.step.lines.calls import Call
+    from shardviz.check.step.lines.states import Moved, State
+    from shardviz.dump.records.lines import FrameRecord
+
+Way = Literal["result", "unsummed", "collective", "gradient", "unsummed gradient", "between"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A first wrong line.
+
+    Attributes:
+        way: `result`, a call gives something else; `unsummed`, it reads terms of a sum as the whole; `collective`, a
+            reduction gives something else; `gradient`, it hands back another gradient; `unsummed gradient`, it hands
+            back terms of a sum beside what another line hands back whole; `between`, it is one of the lines from
+            `before` to `line`.
+        line: The line.
+        function: What it calls.
+        given: What ranks have of what it is given, or of the gradient that it is given.
+        held: What they have of its result, or of the gradient that it hands back.
+        before: The line that makes what it is given, or the terms.
+        axis: The axis of a missing sum.
+        ranks: The ranks of the collective, of the first rank's group.
+        inner: The line in a function that `line` calls, if that makes the call; else the same.
+        times: By what its result, or what `reader` hands back, is too large, if that is all that is wrong; else 0.
+        reader: The line that hands back the whole gradient on every rank, if backward sums that as if it were terms.
+        is_own: Whether ranks compute with numbers of their own between the lines, and call no collective.
+        moved: Where the numbers of its result stand, if that is all that is wrong with them.
+    """
+
+    way: Way
+    line: FrameRecord
+    function: str
+    given: str
+    held: str
+    before: FrameRecord | None = None
+    axis: str = ""
+    ranks: tuple[int, ...] = ()
+    inner: FrameRecord | None = None
+    times: float = 0
+    moved: Moved = ""
+    is_own: bool = False
+    reader: FrameRecord | None = None
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether the line is one of torch's own modules, which has no line of the user's in it."""
+        return self.line.file.startswith("torch/")
+
+
+def fault_at(
+    way: Way,
+    call: Call,
+    given: str,
+    held: State,
+    before: FrameRecord | None = None,
+    axis: str = "",
+    ranks: tuple[int, ...] = (),
+) -> Fault:
+    """Return the fault that a call is."""
+    return Fault(way, call.line, call.first.function, given, held.text, before, axis, ranks, call.first.frames[-1])

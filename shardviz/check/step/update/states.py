@@ -1,0 +1,100 @@
+"""Why an optimizer's state is another after the step: what it started from, or whose it is.
+
+It may have started from zeros, or from the part of another rank: what the gradient added to it is the same in all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.update.reasons import MAX_LISTED
+from shardviz.check.step.update.steps import Why, factor_to
+from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
+from shardviz.relate.tolerance import FEW
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Dump
+
+
+def why_state(dump: Dump, one: Compared) -> Why | None:
+    """Return why an optimizer's state is another after the step, where it shows what it started from."""
+    gradient = dump.find("reference", "grad", one.name.rpartition(".")[0])
+    if gradient is None:
+        return None
+    whole = dump.values(gradient.first, one.name.rpartition(".")[0])
+    if whole.size != one.wanted.size:
+        return None
+    for added in (whole, whole**2):
+        parts = {rank: one.part(added, rank) for rank in one.reduced}
+        if _are_multiples(one, parts):
+            return Why(
+                "the optimizer's state is what the first step leaves that starts from zeros; the unsharded model's is "
+                "not",
+                StateNotLoaded(),
+            )
+        if others := _from_others(one, parts):
+            return of_others(others)
+    return None
+
+
+def _are_multiples(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
+    """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
+    got = np.concatenate([one.reduced[rank].ravel() for rank in parts])
+    due = np.concatenate([one.wanted_of(rank).ravel() for rank in parts])
+    added = np.concatenate([part.ravel() for part in parts.values()])
+    if np.count_nonzero(added) < FEW or not np.any(got):
+        return False
+    return factor_to(got, added) is not None and factor_to(due, added) is None
+
+
+def _from_others(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
+    """Return for each wrong rank the rank from whose part of the state it started; empty where one has none."""
+    found: dict[int, int] = {}
+    for rank in one.wrong:
+        owner = next((other for other in parts if _is_from(one, parts, rank, other)), None)
+        if owner is None:
+            return {}
+        found[rank] = owner
+    return found
+
+
+def _is_from(one: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, other: int) -> bool:
+    """Whether a rank's state is another's, but for what the two ranks' own gradients add to it."""
+    got, due = one.reduced[rank], one.wanted_of(other)
+    if one.regions[rank] == one.regions[other] or got.shape != due.shape or got.size < FEW:
+        return False
+    off, added = got - due, parts[rank] - parts[other]
+    return bool(np.any(added)) and factor_to(off, added) is not None
+
+
+def of_another_order(one: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return why ranks have the numbers of their own part of a state at other places; None where they have not."""
+    parts = [(one.reduced[rank].ravel(), one.wanted_of(rank).ravel()) for rank in ranks]
+    if any(got.size < 2 or not one.near(np.sort(got), np.sort(due)) for got, due in parts):
+        return None
+    got, due = parts[0]
+    moved = int(np.count_nonzero(np.abs(got - due) > one.tolerance))
+    return Why(
+        f"the optimizer's state is in another order within its part: {moved:,} of {got.size:,} elements of rank "
+        f"{ranks[0]} are out of place",
+        StateInAnotherOrder(),
+    )
+
+
+def of_others(others: Mapping[int, int]) -> Why:
+    """Return why ranks have the state of other ranks."""
+    pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
+    if len(set(others.values())) == 1:
+        first = next(iter(others.values()))
+        return Why(
+            f"the optimizer's state is of the same part on every rank, rank {first}'s", StateOfAnotherRank(is_one=True)
+        )
+    return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())

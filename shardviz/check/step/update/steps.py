@@ -1,0 +1,89 @@
+"""What an optimizer added to a weight on each rank, beside what the unsharded model's added to the same elements."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.compared import laid_out
+from shardviz.relate.factors import factor_of
+from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Dump
+    from shardviz.explain.cause import Cause
+
+
+@dataclass(frozen=True)
+class Why:
+    """An explanation of a wrong weight or state.
+
+    Attributes:
+        sentence: What is wrong, in numbers.
+        cause: The most likely cause.
+    """
+
+    sentence: str
+    cause: Cause
+
+
+def steps_of(dump: Dump, one: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return for each rank the step of a weight and the unsharded model's step of the same elements."""
+    before, after = dump.find("reference", "param", one.name), dump.find("updated", "param", one.name)
+    if before is None or after is None:
+        return {}
+    start, end = (dump.values(tensor.first, one.name) for tensor in (before, after))
+    found = {}
+    for rank, values in one.reduced.items():
+        own = one.part(start, rank)
+        found[rank] = values - own, one.part(end, rank) - own
+    return found
+
+
+def factors_of(dump: Dump, one: Compared) -> dict[int, float]:
+    """Return the number of unsharded steps that each rank's step is; empty where some rank's is not such a multiple."""
+    steps = steps_of(dump, one)
+    found = {rank: factor_to(got, due) for rank, (got, due) in steps.items() if np.any(due)}
+    known = {rank: factor for rank, factor in found.items() if factor is not None}
+    enough = sum(np.count_nonzero(due) for _, due in steps.values()) >= FEW
+    return known if enough and len(known) == len(found) else {}
+
+
+def factor_to(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
+    """Return by what one array is a multiple of another; None if it is none."""
+    factor = factor_of(got, due)
+    return factor if factor is not None and is_near(got, factor * due) else None
+
+
+def is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    """Whether two arrays are near to each other, measured by the larger one."""
+    size = max(float(np.max(np.abs(one), initial=0.0)) for one in (got, other))
+    return bool(np.max(np.abs(got - other), initial=0.0) <= EXPLAINED_UPDATE * size)
+
+
+def is_equal(one: float, other: float) -> bool:
+    """Whether two numbers are equal, as far as an update shows it."""
+    return math.isclose(one, other, rel_tol=EXPLAINED_UPDATE)
+
+
+def other_weights(dump: Dump, one: Compared) -> Iterator[Compared]:
+    """Yield the other weights of which both models' steps are known."""
+    for tensor in dump.at("step"):
+        for name in tensor.names if tensor.role == "param" else ():
+            after = dump.find("updated", "param", name)
+            if name != one.name and after is not None:
+                yield laid_out(dump, tensor, name, dump.values(after.first, name), one.rounding)
+
+
+def is_stepped_once(dump: Dump, one: Compared) -> bool:
+    """Whether every rank steps a weight as the unsharded model does."""
+    factors = {} if one.incomparable else factors_of(dump, one)
+    return bool(factors) and all(is_equal(factor, 1.0) for factor in factors.values())
