@@ -314,3 +314,28 @@ class UnequalMicroBatches(Cause):
         "scaled between them"
     )
     how = "divide every micro-batch's loss by the same number, of all micro-batches together"
+
+
+class SlicesWithoutGradient(Cause):
+    """Nothing flows back to some rows of a weight, and the others get the right gradient.
+
+    A mask, an index or `padding_idx` that counts in the rank's own rows hits another row than in the unsharded model.
+    The forward is right, and the rows stay as they were initialized.
+
+    Attributes:
+        tensor: The weight.
+        slices: The rows, as `12` or `0:4+8`.
+        dim: The dim that they are counted along.
+        ranks: The ranks that should give them a gradient.
+    """
+
+    tensor: str
+    slices: str
+    dim: int
+    ranks: tuple[int, ...]
+    kinds = ("wrong-value",)
+    why = "A mask, an index or padding_idx on {ranks:ranks} leaves out dim {dim}'s {slices} of {tensor}"
+    how = (
+        "count padding_idx, masks and indices from the rank's first row: subtract its offset, and pass padding_idx "
+        "only on the rank that has that row"
+    )

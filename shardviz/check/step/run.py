@@ -21,7 +21,7 @@ from shardviz.check.step.rules.loss_terms import of_loss_terms
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.micro_batches import of_micro_batches
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor
-from shardviz.check.step.rules.order import check_order
+from shardviz.check.step.rules.order import check_order, check_zero_slices
 from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
 from shardviz.check.step.rules.ratios.factors import batch_axes
 from shardviz.check.step.rules.ratios.norms import check_norm
@@ -173,4 +173,5 @@ def _by_role(evidence: Evidence, one: Compared) -> Finding | None:
         return check_scalar(one) or check_norm(evidence, one) or check_function(evidence, one)
     tied = check_tied(evidence, one) if one.role == "grad" else None
     other = check_other_layers(evidence, one) if one.role == "grad" else None
-    return tied or other or check_unreduced(one, batch_axes(evidence.dump)) or check_order(one)
+    lost = check_zero_slices(one) if one.role == "grad" else None
+    return tied or other or check_unreduced(one, batch_axes(evidence.dump)) or check_order(one) or lost

@@ -6,12 +6,17 @@ every slice is the unsharded model's, the loss often is too, and what reads the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardviz.check.step.words import WHAT, claimed_text, spans
 from shardviz.explain.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
+from shardviz.explain.gradients import SlicesWithoutGradient
 from shardviz.layout.region import Region, indices
 from shardviz.relate.relations import Permuted
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +36,33 @@ def check_order(one: Compared) -> Finding | None:
         if all(any(at != index for at, index in slices.items()) for slices in moved.values()):
             return _repeated(one, dim, moved) or _of_another_rank(one) or _finding(one, dim, moved[one.wrong[0]])
     return _of_another_rank(one)
+
+
+def check_zero_slices(one: Compared) -> Finding | None:
+    """Return the finding if a gradient is right but for slices of a dim that nothing came back to."""
+    regions = _regions(one)
+    for dim in range(one.wanted.ndim if regions.keys() == one.regions.keys() and one.wanted.ndim > 1 else 0):
+        lost = {rank: _lost(one, rank, dim) for rank in one.wrong}
+        if not all(lost.values()):
+            continue
+        slices = sorted({at for places in lost.values() for at in places})
+        word = "slice" if len(slices) == 1 else "slices"
+        where = f"{word} {spans(slices)} of dim {dim}"
+        sentence = f"the gradient of {where} is zero on {named_ranks(one.wrong)}, and right elsewhere"
+        finding = SlicesWithoutGradient(one.name, spans(slices), dim, one.wrong).finding(
+            one.name, one.wrong, sentence, claimed=claimed_text(one)
+        )
+        return replace(finding, module=one.name.rpartition(".")[0])
+    return None
+
+
+def _lost(one: Compared, rank: int, dim: int) -> list[int]:
+    """Return the slices of a rank's part that are zero and should not be, if all others are right; else none."""
+    region, held, wanted = _regions(one)[rank], one.reduced[rank], one.wanted_of(rank)
+    others = tuple(axis for axis in range(held.ndim) if axis != dim)
+    off = np.any(np.abs(held - wanted) > one.tolerance, axis=others)
+    is_zero = not np.any(held.take(np.flatnonzero(off), dim))
+    return np.array(indices(region.dims[dim]))[off].tolist() if is_zero and not np.all(off) else []
 
 
 def _of_another_rank(one: Compared) -> Finding | None:
@@ -69,7 +101,10 @@ def _moved(one: Compared, rank: int, dim: int) -> Slices:
     places, source = indices(region.dims[dim]).tolist(), indices(held[0].dims[dim]).tolist()
     slices = [order[0][at] for at in source] if order else source
     is_once = len(set(slices)) == len(slices)
-    return dict(zip(places, slices, strict=True)) if len(slices) > 1 < region.size // len(slices) and is_once else {}
+    moved = [at for at, (place, origin) in enumerate(zip(places, slices, strict=True)) if place != origin]
+    is_seen = all(one.reduced[rank].take(at, dim).any() for at in moved)  # zeros are no slice's own
+    fits = is_once and is_seen and len(slices) > 1 < region.size // len(slices)
+    return dict(zip(places, slices, strict=True)) if fits else {}
 
 
 def _differ_elsewhere(region: Region, other: Region, dim: int) -> bool:

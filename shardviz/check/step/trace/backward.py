@@ -82,7 +82,7 @@ def _blamed(calls: Calls, inner: Sequence[Call]) -> Call | None:
 
 
 def _shares_blame(call: Call, wrong: Sequence[Call]) -> bool:
-    """Whether another call is as likely: both are given right gradients, and read the tensor whose gradient is wrong."""
+    """Whether another call, given the right gradient too, reads the tensor whose own gradient is wrong."""
     given = call.tensors(INPUT, *BAD)
     return any(
         given & other.tensors(INPUT, *BAD)
