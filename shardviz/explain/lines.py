@@ -109,8 +109,8 @@ class WrongLines(Cause):
     )
     how = (
         "look at {first} to {last}: {is_own:?a count, a running sum or an index there begins at the rank's own part, "
-        "or takes its size, where the whole's is due|first at the group and the operation of each collective, then at the "
-        "sizes and offsets of a rank's own part}"
+        "or takes its size, where the whole's is due|first at the group and the operation of each collective, then at "
+        "the sizes and offsets of a rank's own part}"
     )
 
 
