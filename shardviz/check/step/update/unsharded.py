@@ -164,7 +164,7 @@ def _copies_of_buffer(one: Compared, axes: Sequence[str]) -> Finding:
 
 
 def _reduction(one: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the reduction over axes of the batch that makes every rank's buffer right; unnamed if that may be chance."""
+    """Return the reduction over axes of the batch that makes all buffers right; unnamed if that may be chance."""
     axes = tuple(axis for axis in splitting if axis in one.copies_differ_along)
     first, *others = one.reduced.values()
     num_apart = max((np.count_nonzero(other != first) for other in others if other.shape == first.shape), default=0)
