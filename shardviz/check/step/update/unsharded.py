@@ -164,12 +164,10 @@ def _copies_of_buffer(one: Compared, axes: Sequence[str]) -> Finding:
 
 
 def _reduction(one: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the reduction over axes that split the batch that makes every rank's buffer the unsharded model's.
-
-    Where only a few numbers differ, the unsharded ones may be the largest or smallest by chance: it has no name then.
-    """
+    """Return the reduction over axes of the batch that makes all buffers right; unnamed if that may be chance."""
     axes = tuple(axis for axis in splitting if axis in one.copies_differ_along)
-    num_apart = np.count_nonzero(np.ptp(list(one.reduced.values()), axis=0)) if axes else 0
+    first, *others = one.reduced.values()
+    num_apart = max((np.count_nonzero(other != first) for other in others if other.shape == first.shape), default=0)
     for op in ("max", "min", "avg", "sum") if axes else ():
         values = one.reduced
         for axis in axes:
@@ -282,7 +280,7 @@ def _why(evidence: Evidence, one: Compared, ranks: tuple[int, ...]) -> Why | Non
 
 def _times_counted(one: Compared) -> int:
     """Return what whole number of times every rank's buffer is the unsharded model's; 0 if it is no such multiple."""
-    ratio = ratio_to_wanted(one, one.reduced) if np.ptp(one.wanted) else None
+    ratio = ratio_to_wanted(one, one.reduced) if one.wanted.size and np.ptp(one.wanted) else None
     return ratio.numerator if ratio is not None and ratio > 1 and ratio.denominator == 1 else 0
 
 
