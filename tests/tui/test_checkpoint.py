@@ -16,7 +16,7 @@ from shardviz.errors import ShardvizError
 from shardviz.tui import viewer
 from shardviz.tui.checkpoint_app import CheckpointApp
 from shardviz.tui.export import screen_text, text_of
-from shardviz.tui.model.stored import first_plane, named
+from shardviz.tui.model.stored import named
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
 from tests.tui.driving import Shown, assert_golden, press, rest, settle, settled, until
@@ -183,18 +183,3 @@ def test_shapes_beyond_belief_are_shown(tmp_path: Path, shape: tuple[int, ...]) 
     )
     assert shown.exited is None
     assert "missing" in shown.text
-
-
-def test_the_first_plane_has_the_dims_that_are_split() -> None:
-    def plane(shape: tuple[int, ...], *offsets: tuple[int, ...]) -> tuple[int, int] | None:
-        chunks = tuple(Chunk(one, shape, None) for one in offsets)
-        found = first_plane(Saved("w", shape, "float32", chunks, None))  # type: ignore[arg-type]
-        return (found.rows, found.cols) if found else None
-
-    assert plane((4, 6), (0, 0)) == (0, 1)
-    assert plane((4,), (0,), (2,)) == (1, 0), "a line runs downwards"
-    assert plane((), ()) == (1, 0)
-    assert plane((4, 6, 8), (0, 0, 0), (1, 0, 0)) == (0, 2)
-    assert plane((4, 6, 8), (0, 0, 0), (1, 3, 0)) == (0, 1)
-    assert plane((2, 4, 6, 8), (0, 0, 0, 0), (0, 2, 0, 4)) == (1, 3)
-    assert plane((0, 4), (0, 0)) is None

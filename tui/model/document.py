@@ -18,11 +18,12 @@ from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 
-from .collectives import Step, step_of
+from .rank_lines import who_has
+from .step import Step, step_of
 from .usage import Usage, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
     from pathlib import Path
 
     from shardviz.check.report import Report
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
     from shardviz.picture.exhibits.exhibit import Exhibit
     from shardviz.picture.model.sides import Sides
 
@@ -80,21 +82,22 @@ class TensorEntry:
     @property
     def suffix(self) -> str:
         """Its role, unless it is a parameter."""
-        return "" if self.tensor.role == "param" else self.tensor.role
+        return "" if self.role == "param" else self.role
+
+    @property
+    def has_claim(self) -> bool:
+        """Whether it has placements on any rank."""
+        return self.tensor.claimed is not None
 
     def verdict_of(self, name: str) -> Verdict:
         """Return the verdict on one of its names."""
         return self.verdicts.get(name, self.verdict)
 
     @cached_property
-    def local_bytes(self) -> int:
-        """The bytes of one of its names on the lowest rank that has it."""
-        return math.prod(self.tensor.first.body.local_shape) * itemsize(self.dtype)
-
-    @cached_property
     def facts(self) -> str:
         """The local shape on the lowest rank that has it, unless that is what the layout says, and its bytes there."""
-        shape, size = str(list(self.tensor.first.body.local_shape)), bytes_text(self.local_bytes)
+        local_shape = self.tensor.first.body.local_shape
+        shape, size = str(list(local_shape)), bytes_text(math.prod(local_shape) * itemsize(self.dtype))
         return size if self.short_layout.startswith(shape) else f"{shape} {size}"
 
     @property
@@ -139,6 +142,11 @@ class Document:
     _sides: dict[Hashable, Sides] = field(default_factory=dict, compare=False, repr=False)
     _layouts: dict[int, tuple[Layout, frozenset[int]] | None] = field(default_factory=dict, compare=False, repr=False)
     _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of all ranks."""
+        return self.dump.files.mesh
 
     @property
     def missing(self) -> frozenset[int]:
@@ -290,9 +298,13 @@ class Document:
         except ShardvizError:
             return None
 
-    def is_seen_in_its_card(self, finding: int) -> bool:
-        """Whether a finding is seen by a table under its words, and not by the map alone."""
-        return finding < len(self.findings) and self.exhibit(finding) is not None
+    def who(self, entry: int, place: Sequence[int], name: str = "") -> list[str]:
+        """Say who should hold an element and who does.
+
+        Raises:
+            DumpError: The tensor's ids are too many to draw.
+        """
+        return who_has(self.dump, self.entries[entry].tensor, self.sides(entry, name), place, name)
 
     def exhibit(self, finding: int) -> Exhibit | None:
         """Return what a finding is seen by, made once."""

@@ -11,8 +11,6 @@ from shardviz.picture.model.holders import mask_of, ranks_on
 from shardviz.picture.model.mesh.rank_grid import grids_of, one_grid
 from shardviz.picture.model.palette import WRONG
 
-from .step_text import group_of
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,9 +22,9 @@ if TYPE_CHECKING:
     from shardviz.picture.model.sides import Sides
     from shardviz.picture.text.paint import Side
 
-    from .collectives import Collective
     from .document import Document
     from .selection import Selection
+    from .step import Collective
 
 
 GROUP_GAP = 2
@@ -170,4 +168,4 @@ def _guilty(document: Document, selection: Selection) -> frozenset[int]:
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:
     """Mark the ranks that take part in a collective, and the group of one of them."""
     files, mask = document.dump.files, mask_of(collective.ranks)
-    return Lights(mask, mask, document.missing, group_of(collective, files.mesh, rank))
+    return Lights(mask, mask, document.missing, collective.group_of(files.mesh, rank))

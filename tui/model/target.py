@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shardviz.text import counted, nearest, printable
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardviz.layout.mesh import Mesh
+
+    from .filters import Entry
 
 
 Place = tuple[int, ...]
@@ -27,14 +29,6 @@ _IN_TENSOR = re.compile(r"(.*[^.\s])\s*(\[[-\d\s,]*\]|#\s*\d+)")
 _COORD = re.compile(r"([A-Za-z_]\w*)\s*=\s*(\d{1,9})")
 
 
-class Named(Protocol):
-    """A tensor, or identical layers of one, as far as it can be gone to."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Its names."""
-
-
 @dataclass(frozen=True)
 class Known:
     """What can be gone to.
@@ -47,7 +41,7 @@ class Known:
         mesh: The mesh of the ranks; None where there are none.
     """
 
-    entries: Sequence[Named]
+    entries: Sequence[Entry]
     shape_of: Callable[[int], tuple[int, ...]]
     entry: int = 0
     name: str = ""

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from shardviz.picture.text.paint import Side
 
+    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
-    from .view import State
 
 
 class RankCard(Static):
@@ -84,7 +84,7 @@ class MeshView(View):
         show=True,
     )
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)
         self._axis = -1
         self._heat = 0
@@ -101,10 +101,8 @@ class MeshView(View):
                 with Box(id="mesh-map-box"):
                     yield TensorMap(id="mesh-map")
 
-    def show(self, document: Document | None, selection: Selection) -> None:
+    def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank, and the ranks that hold the element under the map's cursor."""
-        if document is None:
-            return
         mesh = document.dump.files.mesh
         rank = rank_of(document, selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""

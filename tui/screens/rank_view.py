@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.widgets import Input
 
+    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.rank_memory import Beside
     from ..model.selection import Selection
-    from .view import State
 
 
 LEAST_NAME, LEAST_PART = 8, 6
@@ -73,7 +73,7 @@ class RankView(View):
         ),
     ]
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)
         self._values = False
         self._order: Order = ""
@@ -96,10 +96,8 @@ class RankView(View):
                 yield TensorMap(id="rank-map")
                 yield Static(id="memory-note", markup=False, classes="legend")
 
-    def show(self, document: Document | None, selection: Selection) -> None:
+    def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank and tensor."""
-        if document is None:
-            return
         rank = rank_of(document, selection)
         self.query_one(RankCard).show(document, rank)
         self._list(document, selection, rank)

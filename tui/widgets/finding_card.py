@@ -76,15 +76,18 @@ class Room:
 class FindingCard(Static):
     """A finding's sentence, layouts, fix and cause; without findings, the result of the check."""
 
-    _shown: tuple[Document | None, int, Room] | None = None
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(Text("reading …", "dim"), id=id)
 
-    def show(self, document: Document | None, finding: int, room: Room = Room()) -> None:
+    _shown: tuple[Document, int, Room] | None = None
+
+    def show(self, document: Document, finding: int, room: Room = Room()) -> None:
         """Show one finding of a document, its table in as many rows as leave room for the fix."""
         if self._shown is not None and self._shown[0] is document and self._shown[1:] == (finding, room):
             return
         self._shown = (document, finding, room)
-        if document is None or not document.findings:
-            self.update(verdict_text(document) if document else Text("reading …", "dim"))
+        if not document.findings:
+            self.update(verdict_text(document))
         else:
             self.update(finding_body(document.findings[finding], document.exhibit(finding), room))
 
@@ -124,9 +127,9 @@ class CardBox(ScrollBox):
             self.set_titles(self._head, more)
 
 
-def finding_head(document: Document | None, index: int) -> Text:
+def finding_head(document: Document, index: int) -> Text:
     """Write the kind of a finding, its tensor, how many findings there are, and how many the tensor has."""
-    if document is None or not document.findings:
+    if not document.findings:
         return Text()
     finding = document.findings[index]
     name = shortened(printable(finding.title), MOST_NAME)

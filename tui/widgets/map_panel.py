@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar, cast, get_args
 
 from rich.segment import Segment
 from textual.containers import Horizontal, Vertical
@@ -11,9 +11,7 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.picture.text.paint import Side
-from shardviz.text import printable
 
-from ..export import copy
 from ..keys import keys
 from ..model.mesh_plan import drawn_side, lights_of
 from ..model.messages import PlaneTurned, SideChosen
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardviz.picture.model.sides import Sides
 
+    from ..app import ShardvizApp
     from ..model.document import Document, TensorEntry
 
 
@@ -156,10 +155,6 @@ class MapPanel(Box):
         grid.show(mesh, selection.rank, lights_of(document, selection), sides.colouring if sides else None)
         grid.tooltip = LEGEND
 
-    def focus_map(self) -> None:
-        """Let the keys move the map's cursor."""
-        self.query_one(TensorMap).focus()
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Dims are chosen where there are more than two."""
         plane = self._selection.plane
@@ -175,8 +170,7 @@ class MapPanel(Box):
         tensor = self._document.entries[self._selection.entry].tensor
         inside = block[len(block) - len(tensor.shape) :]
         text = f"{name_of(self._document, self._selection)}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
-        copy(self.app, text)
-        self.notify(printable(text), title="Copied", markup=False)
+        cast("ShardvizApp", self.app).copy(text)
 
     def action_next_dims(self) -> None:
         """Draw the next two dims."""
