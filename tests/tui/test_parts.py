@@ -66,17 +66,13 @@ def test_every_rank_stands_at_one_place_of_the_mesh_and_is_found_there(mesh: str
     places = {}
     for row in range(plan.grid.num_rows):
         for col in range(plan.grid.num_cols):
-            line, column = plan.place(row, col)
+            line, column = plan.lines[row], plan.columns[col]
             assert (plan.row_at(line), plan.col_at(column), plan.col_at(column + plan.cell - 1)) == (row, col, col)
             places[plan.grid.rank_at(row, col)] = (row, col)
     assert sorted(places) == sorted(plan.mesh.ranks)
     assert {
         rank: (row, col) for row, ranks in enumerate(plan.ranks.tolist()) for col, rank in enumerate(ranks)
     } == places
-    width = plan.size[1]
-    for first in range(width):
-        shown = dict.fromkeys(col for x in range(first, min(first + 7, width)) if (col := plan.col_at(x)) is not None)
-        assert list(plan.columns(first, first + 7)) == [(col, plan.place(0, col)[1]) for col in shown]
     assert all(plan.grid.row_and_col(rank) == place for rank, place in places.items())
 
 

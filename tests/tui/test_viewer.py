@@ -14,8 +14,8 @@ import pytest
 from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.colors import SAME, plain
-from shardviz.tui.loading import stamps_of
 from shardviz.tui.export import remember_theme, remembered_theme, screen_text
+from shardviz.tui.loading import stamps_of
 from tests.tui.driving import rest, settle, until, walk
 
 if TYPE_CHECKING:

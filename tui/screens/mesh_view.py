@@ -34,13 +34,11 @@ if TYPE_CHECKING:
 class RankCard(Static):
     """A rank's host, the bytes that it holds, and for each axis its position and its group."""
 
-    _of: tuple[Document, int] | None = None
-
     def show(self, document: Document, rank: int) -> None:
         """Show a rank."""
-        if self._of is None or self._of[0] is not document or self._of[1] != rank:
-            self._of = (document, rank)
-            self.update(rank_text(document, rank))
+        text = rank_text(document, rank)
+        if text != self.content:
+            self.update(text)
 
 
 def rank_text(document: Document, rank: int) -> Text:
@@ -103,8 +101,7 @@ class MeshView(View):
 
     def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank, and the ranks that hold the element under the map's cursor."""
-        mesh = document.dump.files.mesh
-        rank = rank_of(document, selection)
+        mesh, rank = document.mesh, rank_of(document, selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         heat = document.heats[self._heat - 1] if 0 < self._heat <= len(document.heats) else None
         lights, colouring = lights_of(document, selection, rank, axis), document.colouring_of(selection.entry)
@@ -118,22 +115,22 @@ class MeshView(View):
     def _show_map(self, document: Document, selection: Selection, rank: int) -> None:
         side: Side = "held" if selection.side == "difference" else selection.side
         sides = document.drawn(selection.entry, selection.name)
-        side = drawn_side(sides, side) if sides is not None else side
-        self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
+        shown_side = drawn_side(sides, side) if sides is not None else side
+        self.query_one(TensorMap).show(sides, shown_side, selection.plane, lit=rank)
         name = document.entries[selection.entry].title_of(selection.name)
         self.query_one("#mesh-map-box", Box).set_name_title(name, before=f"rank {rank}'s part of ")
 
     def action_next_axis(self) -> None:
         """Underline the group along the next axis, or none."""
         if self.state.document is not None:
-            self._axis = (self._axis + 2) % (self.state.document.dump.files.mesh.ndim + 1) - 1
-            self.show(self.state.document, self.state.selection)
+            self._axis = (self._axis + 2) % (self.state.document.mesh.ndim + 1) - 1
+            self.show_again()
 
     def action_next_heat(self) -> None:
         """Colour ranks by the next number, or by their place again."""
         if self.state.document is not None:
             self._heat = (self._heat + 1) % (len(self.state.document.heats) + 1)
-            self.show(self.state.document, self.state.selection)
+            self.show_again()
 
     async def action_open_rank(self) -> None:
         """Show the rank's own view."""

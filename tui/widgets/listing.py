@@ -73,14 +73,14 @@ them, and so does one that you search for or go to.
             return Text()
         entry = self.entries[row.entry]
         layout, facts = f"  {entry.short_layout}", f"  {entry.facts}"
-        room = self.size.width - self.scrollbar_size_vertical - column
+        room = self.text_width - column
         if len(layout) > room:
             return Text(shortened(layout, room) if room > len(layout) * LEAST_LAYOUT else "", "dim")
         return Text(layout + facts * (len(layout) + len(facts) <= room), "dim")
 
     def room_for_name(self, column: int) -> int:
         """Return the columns to the edge: a layout comes behind a name that leaves room for it."""
-        return max(self.size.width - self.scrollbar_size_vertical - column, LEAST_NAME)
+        return max(self.text_width - column, LEAST_NAME)
 
     def opened(self, row: TreeLine) -> None:
         """Go to the map of a tensor."""
