@@ -21,7 +21,7 @@ from .screens.compare_view import CompareView
 from .screens.explore_view import ExploreView
 from .screens.main import KEYS, VIEWS, MainScreen
 from .viewer import Viewer, run
-from .widgets.title import Opened
+from .widgets.words import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +150,10 @@ class ShardvizApp(Viewer[Document]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only the actions that work now."""
         if action == "copy_fix":
-            return bool(self.document and self.document.findings)
+            chosen, is_listed = self.selection, self._main.view_name == "findings"
+            return self.document is not None and bool(
+                self.document.findings if is_listed else self.document.is_about(chosen.finding, chosen.entry)
+            )
         if action == "next_finding":
             return self._has_next_finding
         if action == "show_view" and parameters not in [(name,) for name in self.view_names]:
@@ -166,8 +169,8 @@ class ShardvizApp(Viewer[Document]):
         return len(self.document.findings) > 1 or (only is not None and only != self.selection.entry)
 
     def watch_selection(self, before: Selection, now: Selection) -> None:
-        """Offer the way back to the only finding where another tensor is chosen."""
-        if before.entry != now.entry and self.document is not None and len(self.document.findings) == 1:
+        """Offer the way to a finding from a tensor that does not have it, and its fix on one that does."""
+        if before.entry != now.entry and self.document is not None and self.document.findings:
             self.refresh_bindings()
 
     async def go(self, target: Target) -> None:

@@ -164,42 +164,35 @@ class Document:
         return self.report.findings if self.report else ()
 
     @cached_property
-    def _findings_of(self) -> dict[str, list[int]]:
-        indices: dict[str, list[int]] = {}
-        for index, finding in enumerate(self.findings):
-            for name in finding.tensors:
-                indices.setdefault(name, []).append(index)
-        return indices
-
-    @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:
         """The tensors in model order, each once."""
-        return tuple(map(self._entry, captured(self.dump)))
+        findings: dict[str, list[int]] = {}
+        for index, finding in enumerate(self.findings):
+            for name in finding.tensors:
+                findings.setdefault(name, []).append(index)
+        return tuple(self._entry(tensor, findings) for tensor in captured(self.dump))
 
-    def _entry(self, tensor: Tensor) -> TensorEntry:
-        dtype = own_dtype(self.dump, tensor, tensor.names[0])
-        listed = is_listed(self.dump, tensor, tensor.names, self.report)
-        if self.report is None:
+    def _entry(self, tensor: Tensor, findings: Mapping[str, Sequence[int]]) -> TensorEntry:
+        dump, report, names = self.dump, self.report, tensor.names
+        dtype, listed = own_dtype(dump, tensor, names[0]), is_listed(dump, tensor, names, report)
+        if report is None:
             return TensorEntry(tensor, dtype, "unknown" if self.failed else "pending", listed)
-        findings = tuple(sorted({index for name in tensor.names for index in self._findings_of.get(name, ())}))
-        verdict = verdict_on(self.dump, tensor, tensor.names, self.report)
-        return TensorEntry(tensor, dtype, verdict, listed, findings, self._verdicts(tensor, verdict))
-
-    def _verdicts(self, tensor: Tensor, worst: Verdict) -> dict[str, Verdict]:
-        """Return the verdict on each of a tensor's names, where one of several is wrong."""
-        if self.report is None or worst == "good" or len(tensor.names) == 1:
-            return {}
-        return {name: verdict_on(self.dump, tensor, [name], self.report) for name in tensor.names}
+        indices = tuple(sorted({index for name in names for index in findings.get(name, ())}))
+        verdict = verdict_on(dump, tensor, names, report)
+        is_mixed = verdict != "good" and len(names) > 1
+        verdicts = {name: verdict_on(dump, tensor, [name], report) for name in names} if is_mixed else {}
+        return TensorEntry(tensor, dtype, verdict, listed, indices, verdicts)
 
     @cached_property
     def by_finding(self) -> dict[int, int]:
         """The entry of each finding; findings about the whole dump are left out."""
         return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
 
-    def findings_beside(self, finding: int) -> tuple[int, ...]:
-        """Return all findings of the entry that one is shown with; none where it is about the whole dump."""
-        entry = self.by_finding.get(finding)
-        return self.entries[entry].findings if entry is not None else ()
+    def is_about(self, finding: int, entry: int) -> bool:
+        """Whether a finding is about an entry, or about the whole dump."""
+        if finding not in self.by_finding:
+            return finding < len(self.findings)
+        return finding in self.entries[entry].findings
 
     @cached_property
     def counted(self) -> list[Counted]:
@@ -242,14 +235,10 @@ class Document:
 
         A stage's mesh has some of the dump's axes; one with axes of its own, such as two flattened into one, is used.
         """
-        mesh = self.dump.files.mesh
-        sides = self.drawn(entry)
-        colouring = sides.colouring if sides is not None else Colouring(mesh)
-        return (
-            Colouring(mesh, colouring.axes)
-            if colouring.mesh is None or {*colouring.axes} <= {*mesh.axes}
-            else colouring
-        )
+        sides, mesh = self.drawn(entry), self.mesh
+        if sides is None or sides.colouring.mesh is None or {*sides.colouring.axes} <= {*mesh.axes}:
+            return Colouring(mesh, sides.colouring.axes if sides is not None else ())
+        return sides.colouring
 
     @cached_property
     def step(self) -> Step:
@@ -260,10 +249,7 @@ class Document:
         """Return both sides of an entry's tensor, made once: intended beside held if that is what is wrong.
 
         Until the check is over only what is claimed is known: a rank that is read later may hold what is missing.
-
-        Args:
-            entry: The entry.
-            name: Which of its names; layers that lie in files beside the ranks' own have ids of their own.
+        Entries that are the same but for their names share a map; layers in files of their own have ids of their own.
 
         Raises:
             DumpError: Its ids are too many to draw.

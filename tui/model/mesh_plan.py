@@ -115,10 +115,8 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
     """Mark the holders of the element under the map's cursor, and the group of a rank along an axis."""
     mesh, guilty = document.mesh, frozenset[int]()
     group = frozenset(mesh.group_of(rank, axis)) if axis and rank is not None and rank in mesh else frozenset[int]()
-    if document.entries and selection.finding < len(document.findings):
-        finding = document.findings[selection.finding]
-        if not finding.tensor or selection.finding in document.entries[selection.entry].findings:
-            guilty = frozenset(finding.ranks)
+    if document.is_about(selection.finding, selection.entry):
+        guilty = frozenset(document.findings[selection.finding].ranks)
     lights = Lights(0, 0, document.missing, group, guilty)
     sides = document.drawn(selection.entry, selection.name)
     if selection.plane is None or sides is None:

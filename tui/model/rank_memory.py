@@ -1,4 +1,4 @@
-"""Numbers as they lie in a rank's memory, beside those that it should hold or those of a copy, and who has an element."""
+"""Numbers as they lie in a rank's memory, beside those that it should hold or those of a copy, and who has one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from shardviz.layout.region import Region, indices
 from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
+
+from .target import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +86,7 @@ class Memory:
 
     def row_title(self, row: int) -> str:
         """Write the local index of a row: `1, 3`."""
-        return ", ".join(map(str, _index(row, self.shape[:-1])))
+        return ", ".join(map(str, index_of(row, self.shape[:-1])))
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Ids(Memory):
             return super().keys(row, first, count)
         if not self.dims:
             return np.array([0])
-        place = zip(self.dims, _index(row, self.shape[:-1]), self._strides, strict=False)
+        place = zip(self.dims, index_of(row, self.shape[:-1]), self._strides, strict=False)
         base = sum(int(dim[at]) * stride for dim, at, stride in place)
         return base + self.dims[-1][first : first + count] * self._strides[-1]
 
@@ -118,7 +120,7 @@ class Ids(Memory):
         """Write an element: `6,0`."""
         if key < 0:
             return {-1: "zero", ID_NONE - 1: "no id"}.get(key, "other")
-        return ",".join(map(str, _index(key, self.whole))) or "0"
+        return ",".join(map(str, index_of(key, self.whole))) or "0"
 
     @cached_property
     def width(self) -> int:
@@ -134,15 +136,6 @@ class Ids(Memory):
             return tuple(at_element[0].tolist()) if len(at_element) else None
         places = [np.flatnonzero(dim == at) for dim, at in zip(self.dims, index, strict=True)]
         return tuple(int(place[0]) for place in places) if all(map(len, places)) else None
-
-
-def _index(number: int, shape: Sequence[int]) -> list[int]:
-    """Return the index of an element that is counted row by row."""
-    index: list[int] = []
-    for size in reversed(shape):
-        number, at = divmod(number, size)
-        index.insert(0, at)
-    return index
 
 
 @dataclass(frozen=True)

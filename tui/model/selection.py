@@ -106,7 +106,8 @@ def of_finding(document: AnyDocument, selection: Selection, finding: int) -> Sel
 
 
 def next_finding(document: Document, selection: Selection, step: int) -> Selection:
-    """Return the selection with the finding `step` further on; after the last comes the first."""
+    """Return the selection with the finding `step` further on, round and round; another tensor's comes first."""
+    step = step if document.is_about(selection.finding, selection.entry) else 0
     return of_finding(document, selection, (selection.finding + step) % len(document.findings))
 
 

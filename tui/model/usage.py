@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.costs.memory import ROLES
+from shardviz.dump.costs.memory import memory_table
 
 from .tree import Node, tree_of
 
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.verdicts import Verdict
-    from shardviz.dump.costs.memory import Counted
+    from shardviz.dump.costs.memory import Counted, MemoryTable
 
     from .document import Document
     from .tree import TreeLine
 
     Bytes = NDArray[np.int64]
-    """Bytes, of each group of ranks that hold as much as each other; where ranks are meant, of each rank."""
+    """Bytes, of each group of ranks that hold as much of everything."""
 
     EquallyFull = tuple[tuple[int, ...], int]
     """Ranks that hold as many bytes as each other, rising, and the bytes of each."""
@@ -87,13 +86,6 @@ class UsageEntry:
         """Return no verdict: layers differ in bytes alone here."""
         return "good"
 
-    @property
-    def together(self) -> Bytes:
-        """The bytes of all its names on a rank of each group."""
-        names = Counter(self.widths.values())
-        total: Bytes = np.sum([self.taken[width] * count for width, count in names.items()], axis=0)
-        return total
-
 
 @dataclass(frozen=True)
 class Usage:
@@ -102,10 +94,12 @@ class Usage:
     Attributes:
         groups: The ranks that were read, in groups that hold as much of everything.
         entries: What takes memory.
+        table: The bytes of each rank by role, as `shardviz show --memory` prints them.
     """
 
     groups: tuple[tuple[int, ...], ...]
     entries: Sequence[UsageEntry]
+    table: MemoryTable
     _sums: dict[int, Bytes] = field(default_factory=dict, compare=False, repr=False)
     _flags: dict[int, NDArray[np.bool_]] = field(default_factory=dict, compare=False, repr=False)
     _listed: dict[tuple[bool, bool], tuple[EquallyFull, ...]] = field(default_factory=dict, compare=False, repr=False)
@@ -116,37 +110,21 @@ class Usage:
         return tree_of(self.entries)
 
     @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that were read, rising."""
-        return tuple(sorted(rank for group in self.groups for rank in group))
-
-    def _by_rank(self, taken: Bytes) -> Bytes:
-        ranks = np.array([rank for group in self.groups for rank in group], np.int64)
-        return np.repeat(taken, [len(group) for group in self.groups])[ranks.argsort()]
-
-    @cached_property
-    def total(self) -> Bytes:
+    def total(self) -> dict[int, int]:
         """The bytes of each rank."""
-        return self._by_rank(self._of(self.tree))
+        return {rank: sum(sizes) for rank, sizes in self.table.by_rank.items()}
 
     def lines(self, *, each: bool, fullest_first: bool) -> tuple[EquallyFull, ...]:
         """Return the ranks, one by one or those with as many bytes together, by number or the fullest first."""
         if (each, fullest_first) not in self._listed:
             groups: dict[int, list[int]] = {}
-            for rank, taken in zip(self.ranks, self.total.tolist(), strict=True):
+            for rank, taken in self.total.items():
                 groups.setdefault(rank if each else taken, []).append(rank)
-            taken_by = dict(zip(self.ranks, self.total.tolist(), strict=True))
-            lines = [(tuple(ranks), taken_by[ranks[0]]) for ranks in groups.values()]
+            lines = [(tuple(ranks), self.total[ranks[0]]) for ranks in groups.values()]
             if fullest_first:
                 lines.sort(key=lambda line: -line[1])
             self._listed[each, fullest_first] = tuple(lines)
         return self._listed[each, fullest_first]
-
-    @cached_property
-    def by_role(self) -> dict[str, Bytes]:
-        """The bytes of each rank by role, in the order of columns."""
-        roles = {role: [entry.together for entry in self.entries if entry.role == role] for role in ROLES}
-        return {role: self._by_rank(np.sum(taken, axis=0)) for role, taken in roles.items() if taken}
 
     def _of(self, node: Node) -> Bytes:
         """Return the bytes of a module on a rank of each group, worked out once."""
@@ -184,7 +162,8 @@ class Usage:
 def usage_of(document: Document) -> Usage:
     """Return the memory of a dump's modules."""
     groups = document.dump.files.equally_full
-    return Usage(groups, [_entry(item, [group[0] for group in groups]) for item in document.counted])
+    entries = [_entry(item, [group[0] for group in groups]) for item in document.counted]
+    return Usage(groups, entries, memory_table(document.dump))
 
 
 def _entry(item: Counted, ranks: Sequence[int]) -> UsageEntry:

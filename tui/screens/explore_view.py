@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.text import Text
 from textual import on
 from textual.containers import Horizontal
 
@@ -81,21 +82,26 @@ class ExploreView(View, Searching):
     def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
         self.query_one(Listing).show(document.entries, selection.entry, selection.name)
-        self._show_finding(document, selection.finding)
+        self._show_finding(document, selection)
         if document.entries:
             self.query_one(MapPanel).show(document, selection)
 
     def on_resize(self) -> None:
         """Share the lines again."""
         if self.display and self.state.document is not None:
-            self._show_finding(self.state.document, self.state.selection.finding)
+            self._show_finding(self.state.document, self.state.selection)
 
-    def _show_finding(self, document: Document, finding: int) -> None:
-        """Show a finding in the lines that map and list can do without."""
+    def _show_finding(self, document: Document, selection: Selection) -> None:
+        """Show the finding of the chosen tensor in the lines that map and list can do without."""
+        finding = selection.finding
         box, room = self.query_one(CardBox), self._room(document, finding)
         box.styles.max_height = room.height + (EDGE if self.screen.has_class("-short") else 2 * EDGE)
-        self.query_one(FindingCard).show(document, finding, room)
-        box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
+        if document.findings and not document.is_about(finding, selection.entry):
+            self.query_one(FindingCard).show_other(document, selection.entry, finding)
+            box.head(Text())
+        else:
+            self.query_one(FindingCard).show(document, finding, room)
+            box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
 
     def _room(self, document: Document, finding: int) -> Room:
         """Return the lines and columns of the finding's card."""

@@ -10,8 +10,7 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
-from ..widgets.title import Title
-from ..widgets.words import KeyBar, ViewTabs
+from ..widgets.words import KeyBar, Title, ViewTabs
 from .compare_view import CompareView
 from .explore_view import ExploreView
 from .findings_view import FindingsView
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ..app import ShardvizApp
-    from ..widgets.title import Opened
+    from ..widgets.words import Opened
     from .view import View
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from rich.text import Text
 from textual import on
 from textual.widgets import Static
@@ -182,8 +181,8 @@ class MemoryView(View):
             most, mesh = usage.spread().most, document.mesh
             lines.show(len(ranks), lambda at: rank_bar(ranks[at], most, mesh, lines.size.width))
             order = "fullest first" if self._order["fullest_first"] else "by number"
-            folded = f"{counted(len(usage.ranks), 'rank')} on {counted(len(ranks), 'line')}: e shows each"
-            below = folded if len(ranks) < len(usage.ranks) else ""
+            folded = f"{counted(len(usage.total), 'rank')} on {counted(len(ranks), 'line')}: e shows each"
+            below = folded if len(ranks) < len(usage.total) else ""
             self.query_one("#bars-box", Box).set_titles(f"Ranks, {order}", below)
         rank = rank_of(document, selection)
         lines.put_cursor(next((at for at, (group, _) in enumerate(ranks) if rank in group), 0))
@@ -224,10 +223,10 @@ def _title(usage: Usage) -> str:
 def _roles(document: Document, width: int) -> str:
     """Write the fullest rank's bytes by role, and what a planned step adds to them."""
     usage = document.usage
-    if not usage.total.size:
+    if not usage.total:
         return ""
-    at = int(np.argmax(usage.total))
-    kept = _shares({role: int(taken[at]) for role, taken in usage.by_role.items()})
+    fullest = max(usage.total, key=lambda rank: usage.total[rank])
+    kept = _shares(dict(zip(usage.table.roles, usage.table.by_rank[fullest], strict=True)))
     added = _shares({role: most for role, most in document.of_a_step.items() if most})
     text = f"{kept}; a step adds at most: {added}" if added else kept
     return text if not added or len(text) + MARGIN <= width else f"a step adds at most: {added}"
