@@ -43,18 +43,17 @@ class ShardvizApp(Viewer[Document]):
         rank: The rank that it opens on.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys("app", [(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()]),
-        *keys("app", [("N", "next_finding(-1)", "Previous finding", "Go to the previous finding")]),
-        *keys(
-            "app",
-            [
-                ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
-                ("n", "next_finding(1)", "Next finding", "Go to the next finding"),
-            ],
-            show=True,
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "app",
+        [
+            ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
+            ("n", "next_finding(1)", "Next finding", "Go to the next finding"),
+        ],
+        hidden=[
+            *[(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()],
+            ("N", "next_finding(-1)", "Previous finding", "Go to the previous finding"),
+        ],
+    )
 
     compared: var[Comparison | None] = var(None)
     run_record: var[RunRecord | None] = var(None)

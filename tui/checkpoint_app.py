@@ -11,7 +11,9 @@ from textual import on
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
+from shardviz.check.report import Report
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.checkpoint.records import Checkpoint
 from shardviz.errors import ShardvizError
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
     from textual.binding import BindingType
-
-    from shardviz.check.report import Report
-    from shardviz.checkpoint.records import Checkpoint
 
     from .model.target import Target
 
@@ -69,21 +68,17 @@ Its tensors on the left; the map of the chosen one shows which part of it is in 
 listed below with their sizes. Beside them is what is wrong.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys("checkpoint", [("x", "next_dims", "Next dims", "Draw the next two dims"), *SEARCHING], show=True),
-        *keys("checkpoint", [TO_TREE]),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "checkpoint", [("x", "next_dims", "Next dims", "Draw the next two dims"), *SEARCHING], hidden=[TO_TREE]
+    )
 
     def __init__(self, checkpoint: Checkpoint, tensor: str = "") -> None:
         super().__init__(checkpoint.path)
         self.set_reactive(CheckpointApp.document, StoredDocument(checkpoint))  # type: ignore[misc]
-        self.set_reactive(CheckpointApp.selection, self._opened_on(tensor))
-
-    def _opened_on(self, name: str) -> Selection:
-        """Return the selection with a tensor, or with the first."""
         entries = self._document.entries
-        entry = next((at for at, known in enumerate(entries) if name in known.names), 0)
-        return of_entry(self._document, Selection(), entry, name) if entries else Selection()
+        if entries:
+            entry = next((at for at, known in enumerate(entries) if tensor in known.names), 0)
+            self.set_reactive(CheckpointApp.selection, of_entry(self._document, Selection(), entry, tensor))
 
     @property
     def _document(self) -> StoredDocument:
@@ -111,9 +106,10 @@ listed below with their sizes. Beside them is what is wrong.
         """Show the tensors and files, and check them."""
         self.query_one("#tree").focus()
         self._show_opened(self._document.checkpoint)
+        self._read(None)
 
     def _show_opened(self, checkpoint: Checkpoint) -> None:
-        """Show what is on disk now, with the cursor on the same tensor if it is there still, and check it."""
+        """Show what is on disk now, with the cursor on the same tensor if it is there still."""
         before, self.note = self._document, ""
         self.set_reactive(CheckpointApp.selection, carried_over(before, StoredDocument(checkpoint), self.selection))
         self.document = StoredDocument(checkpoint)
@@ -125,20 +121,18 @@ listed below with their sizes. Beside them is what is wrong.
         self.query_one("#findings-box", ScrollBox).set_titles("Findings")
         self.query_one("#stored-findings", Static).update(Text("… checking", "dim"))
         self._entitle()
-        show = partial(self.showing(), self._show_read)
-        self.run_worker(partial(_check, checkpoint, show), thread=True, group="load")
 
     def read_again(self) -> None:
-        """Open the checkpoint again in a thread."""
-        show = partial(self.showing(), self._show_read)
-        opening = partial(_open, self._document.checkpoint.path, show)
-        self.run_worker(opening, thread=True, exclusive=True, group="load")
+        """Open the checkpoint again, and check it."""
+        self._read(self._document.checkpoint.path)
+
+    def _read(self, path: Path | None) -> None:
+        """Check the checkpoint in a thread, opened again from a path."""
+        reading = partial(_read, self._document.checkpoint, path, partial(self.showing(), self._show_read))
+        self.run_worker(reading, thread=True, exclusive=True, group="load")
 
     def _show_read(self, item: object) -> None:
         """Show what a thread has read, or why it could not be read again."""
-        from shardviz.check.report import Report
-        from shardviz.checkpoint.records import Checkpoint
-
         if isinstance(item, Checkpoint):
             self._show_opened(item)
         elif isinstance(item, Report):
@@ -224,17 +218,17 @@ def findings_text(report: Report, width: int) -> Text:
     return Text("\n").join(lines)
 
 
-def _check(checkpoint: Checkpoint, show: Callable[[object], object]) -> None:
+def _read(checkpoint: Checkpoint, path: Path | None, show: Callable[[object], object]) -> None:
     from shardviz.checkpoint.findings import check_checkpoint
 
-    show(check_checkpoint(checkpoint))
-
-
-def _open(path: Path, show: Callable[[object], object]) -> None:
     try:
-        show(open_checkpoint(path))
+        if path is not None:
+            checkpoint = open_checkpoint(path)
+            show(checkpoint)
     except ShardvizError as error:
         show(error)
+    else:
+        show(check_checkpoint(checkpoint))
 
 
 def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:

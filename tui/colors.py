@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -152,14 +153,30 @@ def verdict_style(verdict: Verdict) -> Style:
     return ink(VERDICT_COLOURS[verdict], bold=verdict in ("error", "warning"))
 
 
-VERDICTS = {"success": GREEN, "warning": ORANGE, "error": VERMILLION}
-DARK = {"foreground": "#d8dee6", "background": "#11151a", "surface": "#171c23", "panel": "#1f262f"}
-LIGHT = {"foreground": "#262626", "background": "#fbfbf9", "surface": "#f3f3f0", "panel": "#e6e7e4"}
-
-THEMES = (
-    Theme("shardviz-dark", primary=SKY, accent=SKY, dark=True, **VERDICTS, **DARK),
-    Theme("shardviz-light", primary=BLUE, accent=BLUE, dark=False, **VERDICTS, **LIGHT),
+_DARK = Theme(
+    "shardviz-dark",
+    primary=SKY,
+    accent=SKY,
+    success=GREEN,
+    warning=ORANGE,
+    error=VERMILLION,
+    foreground="#d8dee6",
+    background="#11151a",
+    surface="#171c23",
+    panel="#1f262f",
 )
+_LIGHT = replace(
+    _DARK,
+    name="shardviz-light",
+    primary=BLUE,
+    accent=BLUE,
+    foreground="#262626",
+    background="#fbfbf9",
+    surface="#f3f3f0",
+    panel="#e6e7e4",
+    dark=False,
+)
+THEMES = (_DARK, _LIGHT)
 """shardviz's own themes; the viewer starts in the first."""
 
 

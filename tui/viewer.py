@@ -60,26 +60,20 @@ class Viewer(App[None], Generic[Opened]):
     CSS_PATH = Path(__file__).with_name("shardviz.tcss")
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys(
-            "viewer",
-            [
-                ("y", "copy_name", "Copy name", "Copy the name of the chosen tensor"),
-                ("s", "save_tensor", "Save picture", "Save the chosen tensor's picture (SVG)"),
-                ("S", "save_screen('svg')", "Save screen", "Save the screen as a picture (SVG)"),
-                ("R", "reload", "Reload", "Read the files again"),
-            ],
-        ),
-        *keys(
-            "viewer",
-            [
-                ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),
-                ("f1,question_mark", "help", "Help", "Help for the focused part"),
-                ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
-            ],
-            show=True,
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "viewer",
+        [
+            ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),
+            ("f1,question_mark", "help", "Help", "Help for the focused part"),
+            ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
+        ],
+        hidden=[
+            ("y", "copy_name", "Copy name", "Copy the name of the chosen tensor"),
+            ("s", "save_tensor", "Save picture", "Save the chosen tensor's picture (SVG)"),
+            ("S", "save_screen('svg')", "Save screen", "Save the screen as a picture (SVG)"),
+            ("R", "reload", "Reload", "Read the files again"),
+        ],
+    )
 
     document: var[Opened | None] = var(None)
     selection: var[Selection] = var(Selection())

@@ -62,11 +62,11 @@ class TensorEntry:
 
     @cached_property
     def title(self) -> str:
-        """Its name, safe to print, with its role unless it is a parameter."""
-        return self.title_of("")
+        """Its names folded, safe to print, with its role unless it is a parameter."""
+        return self.title_of(self.tensor.name)
 
     def title_of(self, name: str) -> str:
-        """Return one of its names, or all of them folded, with its role unless it is a parameter."""
+        """Return one of its names, or all of them, with its role unless it is a parameter."""
         return printable(name or self.tensor.name) + (f" ({self.suffix})" if self.suffix else "")
 
     @property
@@ -155,10 +155,10 @@ class Document:
 
     @property
     def is_judged(self) -> bool:
-        """Whether all ranks are read and the check is over, so that nothing that is shown as wrong goes away."""
+        """Whether all is read and checked, so that nothing that is shown as wrong goes away."""
         return self.report is not None or bool(self.failed)
 
-    @cached_property
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings, worst first; one that many tensors have is one."""
         return self.report.findings if self.report else ()
@@ -257,7 +257,11 @@ class Document:
         tensor = self.entries[entry].tensor
         if name and name != tensor.names[0] and tensor.first.body.dense:
             tensor = replace(tensor, fold=Fold(name))
-        key = self._only_layout(entry) or (entry, tensor.names[0], self.report is not None)
+        key: Hashable = (entry, tensor.names[0], self.report is not None)
+        if not self.entries[entry].findings:  # all there is to draw may be its layout, which others have too
+            if entry not in self._layouts:
+                self._layouts[entry] = only_layout(self.dump, self.entries[entry].tensor)
+            key = self._layouts[entry] or key
         sides = self._sides.get(key)
         if sides is None:
             sides = drawn_sides(self.dump, tensor, self.report)
@@ -267,15 +271,6 @@ class Document:
                 self._sides.pop(next(iter(self._sides)), None)  # another thread may have left it out already
             sides = self._sides.setdefault(key, sides)  # of two threads that draw it at once both get the first
         return sides
-
-    def _only_layout(self, entry: int) -> tuple[Layout, frozenset[int]] | None:
-        """Return the layout that is all there is to draw of an entry: others with the same one have the same map."""
-        tensor_entry = self.entries[entry]
-        if tensor_entry.findings:
-            return None
-        if entry not in self._layouts:
-            self._layouts[entry] = only_layout(self.dump, tensor_entry.tensor)
-        return self._layouts[entry]
 
     def drawn(self, entry: int, name: str = "") -> Sides | None:
         """Return both sides of an entry's tensor; None where there is nothing that can be drawn."""

@@ -215,3 +215,15 @@ def _columns(frame: Frame, left: int, width: int) -> list[tuple[int, str, int]]:
             names.append((max(min(x, width - len(str(start))), 0), str(start), start))
         before = (start, stop)
     return names
+
+
+def cuts_label(text: str, cursor: tuple[int, int]) -> bool:
+    """Whether an edge of the cursor lies on a label, or beside one."""
+    low, high = cursor
+    return bool((text[low : low + 2] + text[high - 2 : high]).strip(" │├┤┼"))
+
+
+def pointed_at(text: str, cursor: tuple[int, int]) -> str:
+    """Put the cursor's pointers at both ends of its columns, from one up to but not including the other."""
+    low, high = cursor
+    return text[:low] + "»" + text[low + 1 : high - 1] + "«" + text[high:]

@@ -58,7 +58,7 @@ class CompareView(View):
     FOCUS = "#pairs"
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
-        "compare", [("v", "next_side", "Claimed/held", "Show claimed, held, or their difference")], show=True
+        "compare", [("v", "next_side", "Claimed/held", "Show claimed, held, or their difference")]
     )
 
     _of: Comparison | None = None

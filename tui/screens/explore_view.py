@@ -52,24 +52,18 @@ class ExploreView(View, Searching):
     _listed: tuple[Document | None, int] = (None, 0)
     """A document, and how many tensors of it are listed."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys(
-            "explore",
-            [
-                ("v", "next_side", "Claimed/held", "Show claimed, held, or their difference"),
-                *SEARCHING,
-            ],
-            show=True,
-        ),
-        *keys(
-            "explore",
-            [
-                ("r", "next('role')", "Next role", "Show all tensors, also the step's, or those of one role"),
-                ("a", "next('axis')", "Next axis", "Show only tensors split over the next mesh axis"),
-                TO_TREE,
-            ],
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "explore",
+        [
+            ("v", "next_side", "Claimed/held", "Show claimed, held, or their difference"),
+            *SEARCHING,
+        ],
+        hidden=[
+            ("r", "next('role')", "Next role", "Show all tensors, also the step's, or those of one role"),
+            ("a", "next('axis')", "Next axis", "Show only tensors split over the next mesh axis"),
+            TO_TREE,
+        ],
+    )
 
     def compose(self) -> ComposeResult:
         """Put the tree on the left, the map on the right, the finding below both."""
@@ -93,15 +87,15 @@ class ExploreView(View, Searching):
 
     def _show_finding(self, document: Document, selection: Selection) -> None:
         """Show the finding of the chosen tensor in the lines that map and list can do without."""
-        finding = selection.finding
-        box, room = self.query_one(CardBox), self._room(document, finding)
-        box.styles.max_height = room.height + (EDGE if self.screen.has_class("-short") else 2 * EDGE)
+        box, card, finding = self.query_one(CardBox), self.query_one(FindingCard), selection.finding
         if document.findings and not document.is_about(finding, selection.entry):
-            self.query_one(FindingCard).show_other(document, selection.entry, finding)
+            card.show_other(document, selection.entry, finding)
             box.head(Text())
-        else:
-            self.query_one(FindingCard).show(document, finding, room)
-            box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
+            return
+        room = self._room(document, finding)
+        box.styles.max_height = room.height + (EDGE if self.screen.has_class("-short") else 2 * EDGE)
+        card.show(document, finding, room)
+        box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
 
     def _room(self, document: Document, finding: int) -> Room:
         """Return the lines and columns of the finding's card."""

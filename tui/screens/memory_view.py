@@ -68,7 +68,7 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
 """
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
-        "usage", [("o", "largest_first", "Largest first", "Show the largest first, or the model's own order")]
+        "usage", hidden=[("o", "largest_first", "Largest first", "Show the largest first, or the model's own order")]
     )
 
     _usage: Usage
@@ -146,7 +146,6 @@ class MemoryView(View):
                 "Show each rank on a line of its own, or equally full ones on one",
             ),
         ],
-        show=True,
     )
 
     def __init__(self, state: ShardvizApp) -> None:

@@ -79,7 +79,6 @@ class MeshView(View):
             ("b", "next_heat", "Next heat", "Color ranks by bytes, by findings, by bytes received, or by their place"),
             ("enter", "open_rank", "Open rank", "Show everything that this rank holds"),
         ],
-        show=True,
     )
 
     def __init__(self, state: ShardvizApp) -> None:

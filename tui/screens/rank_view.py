@@ -52,26 +52,20 @@ class RankView(View):
     TOOLTIP = "Everything that one rank holds"
     FOCUS = "#held"
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys(
-            "rank",
-            [
-                ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
-                ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
-                ("v", "values", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
-                ("o", "order", "Sort", "Sort in model order, by bytes, by what is wrong, or by name"),
-                ("slash", "search", "Search", "Find tensors of this rank by name"),
-            ],
-            show=True,
-        ),
-        *keys(
-            "rank",
-            [
-                ("u", "each_layer", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
-                ("escape", "to_lines", "To the tensors", "Go back to the tensors, and show all of them"),
-            ],
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "rank",
+        [
+            ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
+            ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
+            ("v", "values", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
+            ("o", "order", "Sort", "Sort in model order, by bytes, by what is wrong, or by name"),
+            ("slash", "search", "Search", "Find tensors of this rank by name"),
+        ],
+        hidden=[
+            ("u", "each_layer", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
+            ("escape", "to_lines", "To the tensors", "Go back to the tensors, and show all of them"),
+        ],
+    )
 
     def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)

@@ -97,7 +97,6 @@ class StepView(View):
             ("o", "order", "Sort", "Sort by start, or by bytes received"),
             ("m", "modules", "Modules", "The step by module, or its collectives"),
         ],
-        show=True,
     )
 
     def __init__(self, state: ShardvizApp) -> None:

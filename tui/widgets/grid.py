@@ -98,7 +98,7 @@ class Lines(Grid):
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "lines",
-        [
+        hidden=[
             ("up,k", "move(-1)", "Up", "To the line above"),
             ("down,j", "move(1)", "Down", "To the line below"),
             ("pageup", "page(-1)", "Page up", "A page up"),

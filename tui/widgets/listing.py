@@ -58,7 +58,7 @@ them, and so does one that you search for or go to.
 """
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
-        "tree", [("o", "errors_first", "Errors first", "Show what is wrong first, or the model's own order")]
+        "tree", hidden=[("o", "errors_first", "Errors first", "Show what is wrong first, or the model's own order")]
     )
 
     entries: Sequence[Entry] = ()

@@ -98,23 +98,17 @@ class MapPanel(Box):
     _document: Document | None = None
     _selection = Selection()
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys(
-            "panel",
-            [
-                ("x", "next_dims", "Next dims", "Draw the next two dims of a tensor with more than two"),
-            ],
-            show=True,
-        ),
-        *keys(
-            "panel",
-            [
-                ("Y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
-                ("left_square_bracket", "step(-1)", "Previous slice", "The previous slice of the dims not drawn"),
-                ("right_square_bracket", "step(1)", "Next slice", "The next slice of the dims not drawn"),
-            ],
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "panel",
+        [
+            ("x", "next_dims", "Next dims", "Draw the next two dims of a tensor with more than two"),
+        ],
+        hidden=[
+            ("Y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
+            ("left_square_bracket", "step(-1)", "Previous slice", "The previous slice of the dims not drawn"),
+            ("right_square_bracket", "step(1)", "Next slice", "The next slice of the dims not drawn"),
+        ],
+    )
 
     def compose(self) -> ComposeResult:
         """Put the sides above, the mesh beside the map, the words below."""

@@ -31,7 +31,7 @@ class ModuleTree(Lines):
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "tree",
-        [
+        hidden=[
             ("right,l", "open(True)", "Open module", "Open this module"),
             ("left,h", "open(False)", "Close module", "Close this module, or go to the one around it"),
             ("u", "each_layer", "Each layer", "Show each of these layers on its own, or alike ones as one"),

@@ -48,7 +48,7 @@ through the stages is underlined.
         *arrows("schedule", "move", "To the next pass {}"),
         *keys(
             "schedule",
-            [
+            hidden=[
                 ("home", "end(0)", "First", "To the rank's first pass"),
                 ("end", "end(-1)", "Last", "To the rank's last pass"),
             ],

@@ -17,7 +17,7 @@ from shardviz.picture.text.paint import Frame, Painted, paint
 from ..colors import block_style
 from ..keys import arrows, keys
 from ..model.messages import PlaceChosen, Zoomed
-from ..model.zoom import Zoom, column_names, row_name
+from ..model.zoom import Zoom, column_names, cuts_label, pointed_at, row_name
 from .grid import BOLD, DIM, Grid
 from .inspector import hovered
 
@@ -37,22 +37,6 @@ if TYPE_CHECKING:
 
 CURSOR_LEAST = 4
 """Columns from which on the cursor points at its element from both sides; a smaller one is reversed."""
-
-POINTERS = "»", "«"
-
-
-def cuts_label(text: str, cursor: tuple[int, int]) -> bool:
-    """Whether an edge of the cursor lies on a label, or beside one."""
-    low, high = cursor
-    return bool((text[low : low + 2] + text[high - 2 : high]).strip(" │├┤┼"))
-
-
-def pointed_at(text: str, cursor: tuple[int, int]) -> str:
-    """Put the cursor's pointers at both ends of its columns, from one up to but not including the other."""
-    low, high = cursor
-    left, right = POINTERS
-    return text[:low] + left + text[low + 1 : high - 1] + right + text[high:]
-
 
 HEADER = 1
 REVERSE = Style(reverse=True, bold=True)
@@ -85,11 +69,7 @@ outermost split, the shade that along the next; the mesh has the same colours.
                 ("plus,equals_sign", "zoom(1)", "Zoom in", "Show fewer indices, larger"),
                 ("minus", "zoom(-1)", "Zoom out", "Show more indices, smaller"),
             ],
-            show=True,
-        ),
-        *keys(
-            "map",
-            [
+            hidden=[
                 ("0", "fit", "Whole tensor", "Show the whole tensor"),
                 ("pageup", "page(-1)", "Page up", "A screenful up"),
                 ("pagedown", "page(1)", "Page down", "A screenful down"),
@@ -208,13 +188,14 @@ outermost split, the shade that along the next; the mesh has the same colours.
         at = self.place[frame.plane.cols]
         begin = frame.cols.cell_of(at) - self.scroll_offset.x
         low, high = max(begin, 0), min(begin + frame.cols.cells_of(at), len(text))
-        if not row[0] <= self.place[frame.plane.rows] < row[1] or high <= low:
-            low = high = 0
-        is_pointed = high - low >= CURSOR_LEAST and not frame.ids and not cuts_label(text, (low, high))
+        is_here = row[0] <= self.place[frame.plane.rows] < row[1] and low < high
+        is_pointed = is_here and high - low >= CURSOR_LEAST and not frame.ids and not cuts_label(text, (low, high))
         text = pointed_at(text, (low, high)) if is_pointed else text
         ends = [*(start for start, _ in stretches[1:]), len(text)]
-        line = Strip(Segment(text[start:end], style) for (start, style), end in zip(stretches, ends, strict=True))
-        before, here, behind = line.divide([low, high, len(text)])
+        segments = [Segment(text[start:end], style) for (start, style), end in zip(stretches, ends, strict=True)]
+        if not is_here:
+            return segments
+        before, here, behind = Strip(segments).divide([low, high, len(text)])
         exchanged = self.base.color is not None and self.base.bgcolor is not None
         reverse = Style(color=self.base.bgcolor, bgcolor=self.base.color, bold=True) if exchanged else REVERSE
         cursor = BOLD if is_pointed else reverse
