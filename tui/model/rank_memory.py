@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.layout.region import Ranges
-    from shardviz.picture.model.sides import Sides
+    from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.sides import Cell, Sides
 
     Numbers = NDArray[Any]
 
@@ -168,10 +168,8 @@ class Beside:
         """The row and the column of the chosen element."""
         if self.at is None:
             return None
-        row = 0
-        for at, size in zip(self.at[:-1], self.memory.shape[:-1], strict=True):
-            row = row * size + at
-        return row, self.at[-1] if self.at else 0
+        rows, at = self.memory.shape[:-1], self.at[:-1]
+        return int(np.ravel_multi_index(at, rows)) if at else 0, self.at[-1] if self.at else 0
 
 
 def part_text(shard: Shard) -> str:
@@ -203,9 +201,7 @@ def ids_in_memory(dump: Dump, tensor: Tensor, rank: int, name: str = "") -> Ids:
 
 def claimed_in_memory(shard: Shard) -> Ids | None:
     """Return the elements that a rank should hold by its placements; None for a plain tensor."""
-    layout = shard.layout
-    dims: tuple[Ranges, ...] | None = claimed_dims(layout).get(shard.rank) if layout is not None else None
-    if layout is None or dims is None:
+    if (layout := shard.layout) is None or (dims := claimed_dims(layout).get(shard.rank)) is None:
         return None
     return Ids("claimed", Region(dims).shape, whole=layout.index_shape, dims=tuple(map(indices, dims)))
 
@@ -241,8 +237,7 @@ def _values(dump: Dump, shard: Shard, name: str, title: str) -> Memory | None:
     if 0 in body.local_shape or (body.values is None and not body.dense):
         return None
     try:
-        listed = body.values is not None
-        array = np.array(leaves(body.values), dtype=object) if listed else dump.values(shard, name)
+        array = np.array(leaves(body.values), dtype=object) if body.values is not None else dump.values(shard, name)
     except ShardvizError:
         return None
     return Memory(title, body.local_shape, array.reshape(-1, body.local_shape[-1] if body.local_shape else 1))
@@ -261,6 +256,20 @@ def _copy(dump: Dump, tensor: Tensor, rank: int, name: str, values: Memory) -> M
     return None
 
 
+def holders_at(sides: Sides, cell: Cell) -> list[tuple[str, int]]:
+    """Return the ranks that should hold an element and those that do, as masks with their titles, as far as known."""
+    known = ((cell.claimed, sides.has_claimed), (cell.held, sides.has_held))
+    return [(title, mask) for title, (mask, is_known) in zip(sides.titles, known, strict=True) if is_known]
+
+
+def named(mask: int, mesh: Mesh | None) -> str:
+    """Write ranks, a single one with its coordinates on a mesh: `3 (fsdp=1 tp=1)`."""
+    ranks = ranks_of(mask)
+    if mesh is not None and len(ranks) == 1 and ranks[0] in mesh:
+        return f"{ranks[0]} ({mesh.label(ranks[0]).replace(',', '')})"
+    return ranks_text(mask) if ranks else "nobody"
+
+
 def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name: str = "") -> list[str]:
     """Say who should hold an element and who does, in a line each, with its index in their own part."""
     cell = sides.at((*(0,) * (len(sides.holders.shape) - len(place)), *place))
@@ -270,22 +279,20 @@ def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name
         if rank not in tensor.shards or title not in CLAIMED_AND_HELD:
             return None
         try:
-            shard = tensor.shards[rank]
-            ids = claimed_in_memory(shard) if title == "claimed" else ids_in_memory(dump, tensor, rank, name)
+            is_claim = title == "claimed"
+            ids = claimed_in_memory(tensor.shards[rank]) if is_claim else ids_in_memory(dump, tensor, rank, name)
         except ShardvizError:
             return None
         return ids.find(place) if ids is not None and len(ids.whole) == len(place) else None
 
     lines = []
-    known = ((cell.claimed, sides.has_claimed), (cell.held, sides.has_held))
-    for title, (mask, is_known) in zip(sides.titles, known, strict=True):
-        ranks, who = ranks_of(mask), f"rank{'s' if mask.bit_count() > 1 else ''} {ranks_text(mask)}"
-        if len(ranks) == 1 and ranks[0] in mesh:
-            who += f" ({mesh.label(ranks[0]).replace(',', '')})"
-        places = {index_on(rank, title) for rank in ranks[:MOST_LOOKED_AT]} if is_known else set()
-        if len(places) == 1 and None not in places and len(ranks) <= MOST_LOOKED_AT:
-            who += f", there at {list(places.pop() or ())}"
-        lines += [f"{title:<8} by {who if ranks else 'nobody'}"] if is_known else []
+    for title, mask in holders_at(sides, cell):
+        ranks = ranks_of(mask)
+        places = {index_on(rank, title) for rank in ranks[:MOST_LOOKED_AT]}
+        is_one = len(places) == 1 and None not in places and len(ranks) <= MOST_LOOKED_AT
+        there = f", there at {list(places.pop() or ())}" if is_one else ""
+        prefix = "" if not ranks else "rank " if len(ranks) == 1 else "ranks "
+        lines.append(f"{title:<8} by {prefix}{named(mask, mesh)}{there}")
     if cell.different:
         where = "where the placements claim" if sides.titles == CLAIMED_AND_HELD else "where it is intended"
         return [*lines, f"{WRONG} it is not {where}"]

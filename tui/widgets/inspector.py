@@ -9,12 +9,13 @@ from rich.text import Text
 from textual.widgets import Static
 
 from shardviz.picture.model.differences import found_in_place_of
-from shardviz.picture.model.holders import ranks_in_words, ranks_of, ranks_text
+from shardviz.picture.model.holders import ranks_in_words, ranks_of
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.text import cut_at_comma, printable
 
 from ..colors import verdict_style
+from ..model.rank_memory import holders_at, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,12 +40,8 @@ def hovered(sides: Sides, place: Sequence[int], shape: Sequence[int]) -> str:
     """Say in a few words who holds an element, by its index in the holders' shape; a tensor may have fewer dims."""
     cell = sides.at(place)
     lines = [f"[{', '.join(map(str, place[len(place) - len(shape) :]))}]"]
-    wrong = f" {WRONG}" if cell.is_wrong else ""
-    known = ((cell.claimed, sides.has_claimed, ""), (cell.held, sides.has_held, wrong))
-    for title, (mask, is_known, sign) in zip(sides.titles, known, strict=True):
-        who = cut_at_comma(ranks_text(mask), MOST_HOVERED) if mask else "nobody"
-        lines += [f"{title} by {who}{sign}"] if is_known else []
-    return "\n".join(lines)
+    lines += [f"{title} by {cut_at_comma(named(mask, None), MOST_HOVERED)}" for title, mask in holders_at(sides, cell)]
+    return "\n".join(lines) + (f" {WRONG}" if sides.has_held and cell.is_wrong else "")
 
 
 class Inspector(Static):
@@ -89,14 +86,9 @@ def inspector_text(
 
 def _holders(index: tuple[int, ...], sides: Sides, cell: Cell, mesh: Mesh | None) -> Text:
     text = Text.assemble((f"[{', '.join(map(str, index))}]", "bold"), no_wrap=True, overflow="ellipsis")
-    wrong = verdict_style("error") if cell.different else ""
-    known = ((cell.claimed, sides.has_claimed, ""), (cell.held, sides.has_held, wrong))
-    for title, (mask, is_known, style) in zip(sides.titles, known, strict=True):
-        ranks, who = ranks_of(mask), ranks_text(mask) if mask else "nobody"
-        if mesh is not None and len(ranks) == 1 and ranks[0] in mesh:
-            who = f"{ranks[0]} ({mesh.label(ranks[0]).replace(',', '')})"
-        if is_known:
-            text.append(f"  {title} ", "dim").append(who, style)
+    for title, mask in holders_at(sides, cell):
+        is_wrong = cell.different and title == sides.titles[1]
+        text.append(f"  {title} ", "dim").append(named(mask, mesh), verdict_style("error") if is_wrong else "")
     return text
 
 
