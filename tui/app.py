@@ -1,29 +1,27 @@
-"""The app: the state that the views share, the keys that work everywhere, and the workers that read dumps."""
+"""The viewer of a dump: the state that the views share, the keys that work everywhere, and what reads dumps."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
 from textual.reactive import var
-from textual.screen import ModalScreen
 
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.dump.read import read_run
+from shardviz.dump.records.files import RunRecord
 from shardviz.errors import ShardvizError
 
-from .export import copy
 from .keys import keys
 from .loading import load, load_compared, load_difference
-from .model.messages import DocumentRead, DumpsCompared, JobCompared, OtherRead, Progressed, ReadFailed, RunRead
-from .model.selection import Link, Selection, about, at_target, carried_over, name_of, next_finding, opened_on
-from .model.target import Known
-from .screens.beside_view import BesideView
+from .model.document import Document
+from .model.pairs import Comparison
+from .model.selection import carried_over, next_finding, opened_on
+from .screens.compare_view import CompareView
 from .screens.explore_view import ExploreView
 from .screens.main import KEYS, VIEWS, MainScreen
 from .viewer import Viewer, run
-from .widgets.title import Opened
+from .widgets.words import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,15 +29,11 @@ if TYPE_CHECKING:
 
     from textual.binding import BindingType
 
-    from shardviz.check.diff import Difference
-    from shardviz.dump.records.files import RunRecord
-
-    from .model.document import Document
-    from .model.pairs import Compared
+    from .model.selection import Selection
     from .model.target import Target
 
 
-class ShardvizApp(Viewer):
+class ShardvizApp(Viewer[Document]):
     """The viewer of a dump.
 
     Args:
@@ -49,25 +43,19 @@ class ShardvizApp(Viewer):
         rank: The rank that it opens on.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys("app", [(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()]),
-        *keys("app", [("N", "next_finding(-1)", "Previous finding", "Go to the previous finding")]),
-        *keys(
-            "app",
-            [
-                ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
-                ("n", "next_finding(1)", "Next finding", "Go to the next finding"),
-            ],
-            show=True,
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "app",
+        [
+            ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
+            ("n", "next_finding(1)", "Next finding", "Go to the next finding"),
+        ],
+        hidden=[
+            *[(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()],
+            ("N", "next_finding(-1)", "Previous finding", "Go to the previous finding"),
+        ],
+    )
 
-    document: var[Document | None] = var(None)
-    other_document: var[Document | None] = var(None)
-    difference: var[Difference | None] = var(None)
-    compared: var[Compared | None] = var(None)
-    selection: var[Selection] = var(Selection())
-    note: var[str] = var("")
+    compared: var[Comparison | None] = var(None)
     run_record: var[RunRecord | None] = var(None)
 
     def __init__(
@@ -75,90 +63,83 @@ class ShardvizApp(Viewer):
     ) -> None:
         self.path = path
         self.other = other
-        self._second = "" if other is None else "beside" if is_checkpoint(other) else "compare"
-        self._link = Link(tensor, rank)
-        super().__init__()
+        self.other_document: Document | None = None
+        self._tensor, self._rank = tensor, rank
+        super().__init__(*(path for path in (path, other) if path is not None))
         self.failure: ShardvizError | None = None
-        first = self._second or ("rank" if rank is not None else "explore")
+        self.view_names = [name for name in VIEWS if name != "compare" or other is not None]
+        first = "compare" if other is not None else "rank" if rank is not None else "explore"
         self._main = MainScreen(self, self.view_names, first)
         self._opened_on = self.selection
-
-    @property
-    def view_names(self) -> list[str]:
-        """The names of the views, in the order of their keys."""
-        return [name for name in VIEWS if name not in ("compare", "beside") or name == self._second]
 
     def get_default_screen(self) -> MainScreen:
         """Return the screen that has the views."""
         return self._main
 
-    @property
-    def watched(self) -> list[Path]:
-        """The folders of the dumps."""
-        return [path for path in (self.path, self.other) if path is not None]
-
     def on_mount(self) -> None:
-        """Show the name, start reading, and notice from now on when a file changes."""
+        """Show the name, and start reading."""
         self._entitle()
-        self.watch_files()
         self.call_after_refresh(self.read_again)
 
     def read_again(self) -> None:
         """Read and check the dumps in threads."""
-        post = self.posting()
-        self.run_worker(partial(load, self.path, post), thread=True, exclusive=True, group="load")
-        if self.other is not None and self._second == "compare":
-            reading = partial(load, self.other, post, OtherRead)
-            self.run_worker(reading, thread=True, exclusive=True, group="load other")
+        show = self.showing()
+        self._work("load", load, self.path, partial(show, self._show_read))
+        if self.other is not None and not is_checkpoint(self.other):
+            self._work("load other", load, self.other, partial(show, self._show_other))
+
+    def _work(self, group: str, work: Callable[..., object], *args: object) -> None:
+        """Do something in a thread, instead of what the group did before."""
+        self.run_worker(partial(work, *args), thread=True, exclusive=True, group=group)
 
     async def action_show_view(self, name: str) -> None:
         """Show another view."""
         await self._main.show_view(name)
 
-    @on(RunRead)
-    def _run_read(self, message: RunRead) -> None:
-        """Show what the run is before any rank of it is read."""
-        if message.path == self.path:
-            self.run_record = message.run
-            self._entitle()
+    def _show_read(self, item: object) -> None:
+        """Show what a thread has read: what the run is comes before any rank of it."""
+        if isinstance(item, Document):
+            self._show_document(item)
+        elif isinstance(item, RunRecord):
+            self.run_record = item
+        elif isinstance(item, str):
+            self.note = item
+        elif isinstance(item, ShardvizError):
+            self._show_failure(item)
 
-    @on(Progressed)
-    def _progressed(self, message: Progressed) -> None:
-        if message.path == self.path:
-            self.note = f"reading rank {message.read:,} of {message.files:,}"
+    def _show_other(self, item: object) -> None:
+        """Compare with the second dump once it is read, and show what differs once they are compared."""
+        if isinstance(item, Document) and not item.is_partial:
+            self.other_document = item
+            self._compare()
+        elif isinstance(item, Comparison):
+            self.compared = item
+        elif isinstance(item, ShardvizError):
+            self._show_failure(item)
 
-    @on(DocumentRead)
-    def _document_read(self, message: DocumentRead) -> None:
+    def _show_failure(self, why: ShardvizError) -> None:
+        """Exit if there is nothing to show; otherwise keep what there is, and note the failure."""
+        if self.document is None:
+            self._leave(why)
+        else:
+            self.note = why.message
+
+    def _show_document(self, document: Document) -> None:
         """Show the document; a user who has not moved yet is taken to the first finding."""
-        if not self.screen_stack or self.return_code is not None:
-            return  # the app closed while the dump was being read
-        if message.document.is_partial and self.document is not None:
+        if document.is_partial and self.document is not None:
             return  # it is read again: what was read before says more
         if self.document is None or self.selection == self._opened_on:
             try:
-                selection = self._opened_on = opened_on(message.document, self._link)
+                selection = self._opened_on = opened_on(document, self._tensor, self._rank)
             except ShardvizError as error:
                 self._leave(error)
                 return
         else:
-            selection = carried_over(self.document, message.document, self.selection)
-        if not message.document.is_partial:
+            selection = carried_over(self.document, document, self.selection)
+        if not document.is_partial:
             self.note = ""
         self.set_reactive(ShardvizApp.selection, selection)
-        self.document = message.document
-
-    @on(OtherRead)
-    def _other_read(self, message: OtherRead) -> None:
-        if not message.document.is_partial:
-            self.other_document = message.document
-
-    @on(ReadFailed)
-    def _read_failed(self, message: ReadFailed) -> None:
-        """Exit if there is nothing to show; otherwise keep the document, and note the failure."""
-        if self.document is None:
-            self._leave(message.why)
-        else:
-            self.note = message.why.message
+        self.document = document
 
     def _leave(self, why: ShardvizError) -> None:
         """Exit with an error that the terminal shows when the screen is gone."""
@@ -168,14 +149,15 @@ class ShardvizApp(Viewer):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only the actions that work now."""
         if action == "copy_fix":
-            return bool(self.document and self.document.findings)
+            chosen, is_listed = self.selection, self._main.view_name == "findings"
+            return self.document is not None and bool(
+                self.document.findings if is_listed else self.document.is_about(chosen.finding, chosen.entry)
+            )
         if action == "next_finding":
             return self._has_next_finding
-        if action in ("goto", "copy_name", "save_tensor", "reload") and self.document is None:
-            return False
         if action == "show_view" and parameters not in [(name,) for name in self.view_names]:
             return False
-        return not (action in ("show_view", "help", "goto") and isinstance(self.screen, ModalScreen))
+        return super().check_action(action, parameters)
 
     @property
     def _has_next_finding(self) -> bool:
@@ -186,49 +168,20 @@ class ShardvizApp(Viewer):
         return len(self.document.findings) > 1 or (only is not None and only != self.selection.entry)
 
     def watch_selection(self, before: Selection, now: Selection) -> None:
-        """Offer the way back to the only finding where another tensor is chosen."""
-        if before.entry != now.entry and self.document is not None and len(self.document.findings) == 1:
+        """Offer the way to a finding from a tensor that does not have it, and its fix on one that does."""
+        if before.entry != now.entry and self.document is not None and self.document.findings:
             self.refresh_bindings()
-
-    @property
-    def chosen_name(self) -> str:
-        """The name of the chosen tensor."""
-        return name_of(self.document, self.selection) if self.document is not None else ""
-
-    @property
-    def known(self) -> Known:
-        """The dump's tensors and ranks."""
-        document = self.document
-        if document is None:
-            return Known((), lambda _: ())
-        mesh = document.dump.files.mesh
-        return Known(
-            document.entries,
-            lambda entry: document.entries[entry].tensor.shape,
-            self.selection.entry,
-            self.chosen_name,
-            mesh,
-        )
-
-    def about(self, target: Target) -> str:
-        """Say which rank, tensor or element it is, and who has the element."""
-        return about(self.document, target) if self.document is not None else ""
 
     async def go(self, target: Target) -> None:
         """Go to a rank, a tensor or an element, in a view that shows it."""
-        if self.document is None:
-            return
-        self.selection = at_target(self.document, self.selection, target)
+        await super().go(target)
         view = self._main.view_name
         if target.rank is not None and view not in ("mesh", "rank"):
             await self.action_show_view("rank")
-        elif target.rank is None and view not in ("rank", "compare", "beside"):
+        elif target.rank is None and view not in ("rank", "compare"):
             await self.action_show_view("explore")
         if target.rank is None and self._main.view_name == "explore":
-            explore = self._main.query_one(ExploreView)
-            explore.set_apart(target.name)
-            if target.place is not None:
-                explore.focus_map()
+            self._main.query_one(ExploreView).show_target(target)
 
     def picture(self) -> str:
         """Draw the chosen tensor as `shardviz show` does."""
@@ -236,8 +189,8 @@ class ShardvizApp(Viewer):
         from shardviz.picture.svg.page import svg
 
         document = self.document
-        if self.compared is not None and self._main.view_name == "beside":
-            return self._main.query_one(BesideView).picture()
+        if self._main.view_name == "compare" and (drawn := self._main.query_one(CompareView).picture()):
+            return drawn
         if document is None or not document.entries or document.report is None:
             raise ShardvizError("the dump is not checked yet")
         tensor = document.entries[self.selection.entry].tensor
@@ -249,46 +202,29 @@ class ShardvizApp(Viewer):
         self.refresh_bindings()
         self._compare()
 
-    def watch_note(self) -> None:
-        """Show how far the dump has been read."""
-        self._entitle()
-
-    def watch_changed(self) -> None:
-        """Show when files changed."""
-        self._entitle()
-
     def _entitle(self) -> None:
+        """Show the title again."""
         changed = f"changed {self.changed}" if self.changed else ""
         self._main.set_title(Opened(self.path, self.run_record, self.document, self.note or changed))
 
-    def watch_other_document(self) -> None:
-        """Compare the dumps, once both are read."""
-        self._compare()
+    watch_note = watch_changed = watch_run_record = _entitle
 
     def _compare(self) -> None:
-        """Compare the dumps in a thread, once both are checked."""
-        here, there = self.document, self.other_document
-        if here is not None and here.report is not None and self.other is not None and self._second == "beside":
-            comparing = partial(load_compared, here, self.other, self.post_message)
-            self.run_worker(comparing, thread=True, exclusive=True, group="compare")
-        if here is not None and there is not None and here.report is not None and there.report is not None:
-            comparing = partial(load_difference, here, there, self.post_message)
-            self.run_worker(comparing, thread=True, exclusive=True, group="compare")
-
-    @on(DumpsCompared)
-    def _compared(self, message: DumpsCompared) -> None:
-        self.difference = message.difference
-
-    @on(JobCompared)
-    def _job_compared(self, message: JobCompared) -> None:
-        self.compared = message.compared
+        """Compare the dump with the other in a thread, once both are checked, or with a checkpoint."""
+        here, there, other = self.document, self.other_document, self.other
+        if here is None or here.report is None or other is None:
+            return
+        show = partial(self.call_later, self._show_other)
+        if there is not None and there.report is not None:
+            self._work("compare", load_difference, here, there, show)
+        elif is_checkpoint(other):
+            self._work("compare", load_compared, here, other, show)
 
     def action_copy_fix(self) -> None:
         """Copy the fix of the chosen finding."""
         assert self.document is not None
         finding = self.document.findings[self.selection.finding]
-        copy(self, finding.fix or finding.summary)
-        self.notify(finding.fix or finding.summary, title="Copied the fix", markup=False)
+        self.copy(finding.fix or finding.summary, "Copied the fix")
 
     def action_next_finding(self, step: int) -> None:
         """Go to another finding and its place on the map."""

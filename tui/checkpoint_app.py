@@ -4,35 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
 from textual.containers import Horizontal, Vertical
-from textual.reactive import var
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from shardviz.check.report import Report
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.checkpoint.records import Checkpoint
 from shardviz.errors import ShardvizError
+from shardviz.picture.text.findings import findings_lines
+from shardviz.picture.text.report import not_checked_lines
+from shardviz.picture.text.terminal import Terminal
 from shardviz.text import counted, printable
 
 from .colors import verdict_style
 from .keys import keys
-from .model.messages import (
-    CheckpointChecked,
-    CheckpointOpened,
-    PlaceChosen,
-    PlaneTurned,
-    ReadFailed,
-    TensorChosen,
-    TensorOpened,
-    Zoomed,
-)
+from .model.messages import TensorOpened
 from .model.names import shortened
-from .model.selection import next_plane
-from .model.stored import StoredDocument, about, drawn, file_line, findings_text, first_plane, named, title_text, where
-from .model.target import Known, Target
+from .model.selection import Selection, carried_over, of_entry
+from .model.stored import StoredDocument, file_line, named, title_text, where
 from .viewer import Viewer, run
 from .widgets.box import Box, ScrollBox
 from .widgets.grid import Lines
@@ -41,17 +34,26 @@ from .widgets.tensor_map import TensorMap
 from .widgets.words import KeyBar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from shardviz.checkpoint.records import Checkpoint
-    from shardviz.picture.model.holders import Plane
-    from shardviz.picture.model.subjects.stored import Stored
+    from .model.target import Target
 
 
-class CheckpointApp(Viewer, Searching):
+class FileLines(Lines):
+    """The list of the files."""
+
+    HELP = """\
+## The files
+
+The number by which a file is drawn on the map, its size, that size beside the largest file's, and its name.
+"""
+
+
+class CheckpointApp(Viewer[StoredDocument], Searching):
     """The viewer of a checkpoint.
 
     Args:
@@ -66,24 +68,17 @@ Its tensors on the left; the map of the chosen one shows which part of it is in 
 listed below with their sizes. Beside them is what is wrong.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys(
-            "checkpoint",
-            [("x", "next_dims", "Next dims", "Draw the next two dims"), *SEARCHING],
-            show=True,
-        ),
-        *keys("checkpoint", [TO_TREE]),
-    ]
-
-    document: var[StoredDocument | None] = var(None)
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "checkpoint", [("x", "next_dims", "Next dims", "Draw the next two dims"), *SEARCHING], hidden=[TO_TREE]
+    )
 
     def __init__(self, checkpoint: Checkpoint, tensor: str = "") -> None:
-        super().__init__()
-        self.set_reactive(CheckpointApp.document, StoredDocument(checkpoint))
-        names = [entry.tensor.name for entry in self._document.entries]
-        self._entry = names.index(tensor) if tensor in names else 0
-        self._plane: Plane | None = None
-        self._note = ""
+        super().__init__(checkpoint.path)
+        self.set_reactive(CheckpointApp.document, StoredDocument(checkpoint))  # type: ignore[misc]
+        entries = self._document.entries
+        if entries:
+            entry = next((at for at, known in enumerate(entries) if tensor in known.names), 0)
+            self.set_reactive(CheckpointApp.selection, of_entry(self._document, Selection(), entry, tensor))
 
     @property
     def _document(self) -> StoredDocument:
@@ -108,137 +103,95 @@ listed below with their sizes. Beside them is what is wrong.
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        """Show the tensors and files, check in a thread, and notice from now on when a file changes."""
-        self.watch_files()
-        self._show_all()
+        """Show the tensors and files, and check them."""
         self.query_one("#tree").focus()
-        self._check()
+        self._show_opened(self._document.checkpoint)
+        self._read(None)
 
-    def _check(self) -> None:
-        self.query_one("#findings-box", ScrollBox).set_titles("Findings")
-        self.query_one("#stored-findings", Static).update(Text("… checking", "dim"))
-        self.run_worker(partial(_check, self._document.checkpoint, self.posting()), thread=True, group="load")
-
-    def _show_all(self) -> None:
-        self.watch_changed()
-        self._show_files()
-        self._show(self._entry)
-
-    def watch_changed(self) -> None:
-        """Show when files changed."""
-        changed = f"changed {self.changed}" if self.changed else ""
-        title = title_text(self._document.checkpoint, self._note or changed)
-        self.query_one("#stored-title", Static).update(title)
-
-    def _show_files(self) -> None:
-        sizes, lines = self._document.checkpoint.file_sizes, self.query_one("#files", Lines)
+    def _show_opened(self, checkpoint: Checkpoint) -> None:
+        """Show what is on disk now, with the cursor on the same tensor if it is there still."""
+        before, self.note = self._document, ""
+        self.set_reactive(CheckpointApp.selection, carried_over(before, StoredDocument(checkpoint), self.selection))
+        self.document = StoredDocument(checkpoint)
+        sizes, lines = checkpoint.file_sizes, self.query_one("#files", Lines)
         names = [*self._document.numbers]
         most = max((size or 0 for size in sizes.values()), default=0)
         lines.show(len(names), lambda at: file_line(at, names[at], sizes[names[at]], most, lines.palette))
         self.query_one("#files-box", Box).set_titles(f"Files: {len(names):,}")
+        self.query_one("#findings-box", ScrollBox).set_titles("Findings")
+        self.query_one("#stored-findings", Static).update(Text("… checking", "dim"))
+        self._entitle()
 
-    def _show(self, entry: int) -> None:
-        """Show a tensor in the tree and on the map."""
-        document = self._document
+    def read_again(self) -> None:
+        """Open the checkpoint again, and check it."""
+        self._read(self._document.checkpoint.path)
+
+    def _read(self, path: Path | None) -> None:
+        """Check the checkpoint in a thread, opened again from a path."""
+        reading = partial(_read, self._document.checkpoint, path, partial(self.showing(), self._show_read))
+        self.run_worker(reading, thread=True, exclusive=True, group="load")
+
+    def _show_read(self, item: object) -> None:
+        """Show what a thread has read, or why it could not be read again."""
+        if isinstance(item, Checkpoint):
+            self._show_opened(item)
+        elif isinstance(item, Report):
+            self.document = replace(self._document, report=item)
+            box = self.query_one("#findings-box", ScrollBox)
+            box.set_titles(counted(len(item.findings), "finding").capitalize())
+            width = max(box.size.width - 4, 20)
+            self.query_one("#stored-findings", Static).update(findings_text(item, width))
+        elif isinstance(item, ShardvizError):
+            self.note = printable(item.message)
+
+    def _entitle(self) -> None:
+        changed = f"changed {self.changed}" if self.changed else ""
+        title = title_text(self._document.checkpoint, self.note or changed)
+        for static in self.query("#stored-title").results(Static):
+            static.update(title)
+
+    watch_note = watch_changed = _entitle
+
+    def watch_document(self) -> None:
+        """Show the chosen tensor in the tree and on the map."""
+        document, entry = self._document, self.selection.entry
+        if not self.query(Listing):
+            return  # nothing is composed yet
         self.query_one(Listing).show(document.entries, entry)
         if not document.entries:
             return
-        if entry != self._entry or self._plane is None:
-            self._plane = first_plane(document.entries[entry].tensor)
-        self._entry = entry
-        shown_entry = document.entries[entry]
-        stored, why = drawn(document, entry)
-        title = f"{shortened(shown_entry.title)}  {shown_entry.layout}"
+        tensor_map, plane = self.query_one("#map", TensorMap), self.selection.plane
+        title = f"{shortened(document.entries[entry].title)}  {document.entries[entry].layout}"
         self.query_one("#map-panel", Box).set_titles(title)
-        tensor_map = self.query_one("#map", TensorMap)
-        tensor_map.show(stored.sides if stored else None, "claimed", self._plane)
-        tensor_map.describe = (lambda place: where(stored, place).plain) if stored else None
-        self._say_where(stored, why)
-
-    def _say_where(self, stored: Stored | None, why: str = "") -> None:
-        """Write which file has the element under the cursor."""
-        if stored is None:
-            text = Text(f"? not drawn: {printable(why)}", verdict_style("unknown"))
-        elif self._plane is None:
-            text = Text("nothing to draw: the tensor has no elements", "dim")
+        text = Text("nothing to draw: the tensor has no elements", "dim")
+        try:
+            stored = document.stored(entry)
+        except ShardvizError as error:
+            tensor_map.show(None, "claimed", plane)
+            text = Text(f"? not drawn: {printable(error.message)}", verdict_style("unknown"))
         else:
-            text = where(stored, self._plane.at)
+            tensor_map.show(stored.sides, "claimed", plane)
+            tensor_map.describe = lambda place: where(stored, place).plain
+            text = where(stored, plane.at) if plane is not None else text
         text.no_wrap, text.overflow = True, "ellipsis"
         self.query_one("#stored-at", Static).update(text)
 
-    @on(TensorChosen)
-    def _tensor_chosen(self, message: TensorChosen) -> None:
-        if message.entry != self._entry:
-            self._show(message.entry)
+    watch_selection = watch_document
 
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
         self.query_one("#map").focus()
 
-    @on(PlaceChosen)
-    def _place_chosen(self, message: PlaceChosen) -> None:
-        if self._plane is not None:
-            self._plane = replace(self._plane, at=message.place)
-            self._say_where(*drawn(self._document, self._entry))
-
-    @on(PlaneTurned)
-    @on(Zoomed)
-    def _ignored(self) -> None:
-        """A map says so; nothing else is drawn at its scale."""
-
-    @on(CheckpointChecked)
-    def _checked(self, message: CheckpointChecked) -> None:
-        """Show the verdicts, and the findings."""
-        self.document = self._document.checked(message.report)
-        self._show(self._entry)
-        box = self.query_one("#findings-box", ScrollBox)
-        box.set_titles(counted(len(message.report.findings), "finding").capitalize())
-        width = max(box.size.width - 4, 20)
-        self.query_one("#stored-findings", Static).update(findings_text(message.report, width))
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Dims are chosen where there are more than two; nothing is asked twice."""
-        if action in ("help", "goto") and isinstance(self.screen, ModalScreen):
-            return False
-        return action != "next_dims" or (self._plane is not None and len(self._plane.at) > 2)
+        """Dims are chosen where there are more than two."""
+        plane = self.selection.plane
+        if action == "next_dims":
+            return plane is not None and len(plane.at) > 2
+        return super().check_action(action, parameters)
 
     def action_next_dims(self) -> None:
         """Draw the next two dims."""
-        if self._plane is not None:
-            self._plane = next_plane(self._plane)
-            self._show(self._entry)
-
-    @property
-    def watched(self) -> list[Path]:
-        """The checkpoint's folder or file."""
-        return [self._document.checkpoint.path]
-
-    def read_again(self) -> None:
-        """Open the checkpoint again in a thread."""
-        opening = partial(_open, self._document.checkpoint.path, self.posting())
-        self.run_worker(opening, thread=True, exclusive=True, group="load")
-
-    @on(CheckpointOpened)
-    def _opened(self, message: CheckpointOpened) -> None:
-        """Show what is on disk now, with the cursor on the same tensor if it is there still."""
-        before, self._note = self.chosen_name, ""
-        self.document = StoredDocument(message.checkpoint)
-        names = [entry.tensor.name for entry in self._document.entries]
-        self._entry, self._plane = names.index(before) if before in names else 0, None
-        self._show_all()
-        self._check()
-
-    @on(ReadFailed)
-    def _read_failed(self, message: ReadFailed) -> None:
-        """Keep what is shown, and note why it could not be read again."""
-        self._note = printable(message.why.message)
-        self.watch_changed()
-
-    @property
-    def chosen_name(self) -> str:
-        """The name of the chosen tensor."""
-        entries = self._document.entries
-        return entries[self._entry].tensor.name if entries else ""
+        self._plane_turned()
 
     def picture(self) -> str:
         """Draw which file holds which part of the chosen tensor, as `shardviz show` does."""
@@ -246,52 +199,36 @@ listed below with their sizes. Beside them is what is wrong.
 
         if not self._document.entries:
             raise ShardvizError("the checkpoint has no tensors")
-        return stored_svg(self._document.stored(self._entry))
-
-    @property
-    def known(self) -> Known:
-        """The checkpoint's tensors; it has no ranks."""
-        entries = self._document.entries
-        return Known(entries, lambda entry: entries[entry].tensor.shape, self._entry, self.chosen_name)
-
-    def about(self, target: Target) -> str:
-        """Say which tensor or element it is, and which file has the element."""
-        return about(self._document, target)
+        return stored_svg(self._document.stored(self.selection.entry))
 
     async def go(self, target: Target) -> None:
         """Go to a tensor or an element."""
-        if target.entry is None:
-            return
+        await super().go(target)
         self.query_one(Listing).set_apart(target.name)
-        self._show(target.entry)
-        if target.place is not None and self._plane is not None:
-            missing = len(self._plane.at) - len(target.place)
-            tensor_map = self.query_one("#map", TensorMap)
-            tensor_map.focus()
-            tensor_map.go((*(0,) * missing, *target.place))
+        if target.place is not None:
+            self.query_one("#map").focus()
 
 
-class FileLines(Lines):
-    """The list of the files."""
+def findings_text(report: Report, width: int) -> Text:
+    """Write what is wrong, or that nothing is."""
+    terminal = Terminal(width=width)
+    lines = [*findings_lines(report.findings, terminal), *not_checked_lines(report, terminal)]
+    if not lines:
+        return Text(f"✓ the files have all of {counted(report.num_tensors, 'tensor')}", verdict_style("good"))
+    return Text("\n").join(lines)
 
-    HELP = """\
-## The files
 
-The number by which a file is drawn on the map, its size, that size beside the largest file's, and its name.
-"""
-
-
-def _check(checkpoint: Checkpoint, post: Any) -> None:
+def _read(checkpoint: Checkpoint, path: Path | None, show: Callable[[object], object]) -> None:
     from shardviz.checkpoint.findings import check_checkpoint
 
-    post(CheckpointChecked(check_checkpoint(checkpoint)))
-
-
-def _open(path: Path, post: Any) -> None:
     try:
-        post(CheckpointOpened(open_checkpoint(path)))
+        if path is not None:
+            checkpoint = open_checkpoint(path)
+            show(checkpoint)
     except ShardvizError as error:
-        post(ReadFailed(error))
+        show(error)
+    else:
+        show(check_checkpoint(checkpoint))
 
 
 def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:

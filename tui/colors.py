@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardviz.check.verdicts import Verdict
-    from shardviz.picture.text.paint import Look, Tone
+    from shardviz.picture.text.paint import Tone
 
 
 VERDICT_COLOURS: dict[Verdict, str] = {
@@ -62,13 +63,9 @@ RED_16 = "#aa0000"
 """The same for red; a tint of vermillion would be the background's colour."""
 
 
-def block_style(look: Look, background: str, colours: str = "truecolor") -> Style:
-    """Return the style of a block on a background, in a palette for so many colours as `Console.color_system` says."""
-    return _block_style(look.tone, look.colour, background, colours)
-
-
 @lru_cache(maxsize=256)
-def _block_style(tone: Tone, colour: int, background: str, colours: str) -> Style:
+def block_style(tone: Tone, colour: int, background: str, colours: str = "truecolor") -> Style:
+    """Return the style of a block on a background, in a palette for so many colours as `Console.color_system` says."""
     if tone == "nobody":
         return _filled(RED_16, WHITE) if colours == "standard" else _tinted(VERMILLION, background, 0.25)
     if tone == "partly" or (tone == "elsewhere" and colour < 0):
@@ -117,12 +114,7 @@ def _tinted(colour: str, background: str, share: float) -> Style:
 
 def ink(colour: str, *, bold: bool = False) -> Style:
     """Return the style of text in a colour; under NO_COLOR without colour, not in a grey of its brightness."""
-    return _ink(None if os.environ.get("NO_COLOR") else colour, bold)
-
-
-@lru_cache(maxsize=64)
-def _ink(colour: str | None, bold: bool) -> Style:
-    return Style(color=colour, bold=bold)
+    return Style(color=None if os.environ.get("NO_COLOR") else colour, bold=bold)
 
 
 ON_LIGHT = {GREEN: "#006b00", VERMILLION: "#a82000", ORANGE: "#7d5300"}
@@ -152,13 +144,8 @@ class Inks(LineFilter):
         return [Segment(text, style and self._changed(style), control) for text, style, control in segments]
 
     def _changed(self, style: Style) -> Style:
-        ink_of = self._inks.get(_hex(style))
+        ink_of = self._inks.get(style.color.get_truecolor().hex) if style.color is not None else None
         return style + Style(color=ink_of) if ink_of else style
-
-
-@lru_cache(maxsize=4096)
-def _hex(style: Style) -> str:
-    return style.color.get_truecolor().hex if style.color is not None else ""
 
 
 def verdict_style(verdict: Verdict) -> Style:
@@ -166,28 +153,30 @@ def verdict_style(verdict: Verdict) -> Style:
     return ink(VERDICT_COLOURS[verdict], bold=verdict in ("error", "warning"))
 
 
-def _theme(name: str, accent: str, foreground: str, behind: tuple[str, str, str], *, dark: bool) -> Theme:
-    """Make a theme; `behind` are the colours of the background, the surface and the panels."""
-    background, surface, panel = behind
-    return Theme(
-        name,
-        primary=accent,
-        accent=accent,
-        success=GREEN,
-        warning=ORANGE,
-        error=VERMILLION,
-        foreground=foreground,
-        background=background,
-        surface=surface,
-        panel=panel,
-        dark=dark,
-    )
-
-
-THEMES = (
-    _theme("shardviz-dark", SKY, "#d8dee6", ("#11151a", "#171c23", "#1f262f"), dark=True),
-    _theme("shardviz-light", BLUE, "#262626", ("#fbfbf9", "#f3f3f0", "#e6e7e4"), dark=False),
+_DARK = Theme(
+    "shardviz-dark",
+    primary=SKY,
+    accent=SKY,
+    success=GREEN,
+    warning=ORANGE,
+    error=VERMILLION,
+    foreground="#d8dee6",
+    background="#11151a",
+    surface="#171c23",
+    panel="#1f262f",
 )
+_LIGHT = replace(
+    _DARK,
+    name="shardviz-light",
+    primary=BLUE,
+    accent=BLUE,
+    foreground="#262626",
+    background="#fbfbf9",
+    surface="#f3f3f0",
+    panel="#e6e7e4",
+    dark=False,
+)
+THEMES = (_DARK, _LIGHT)
 """shardviz's own themes; the viewer starts in the first."""
 
 
@@ -210,11 +199,7 @@ def shows_unicode() -> bool:
 @lru_cache(maxsize=1 << 12)
 def plain(text: str) -> str:
     """Return a text in ASCII that takes as many columns."""
-    return text if text.isascii() else "".join(map(_plain, text))
-
-
-def _plain(char: str) -> str:
-    return char if char.isascii() else SAME.get(char, "?" * cell_len(char))
+    return "".join(char if char.isascii() else SAME.get(char, "?" * cell_len(char)) for char in text)
 
 
 class PlainCharacters(LineFilter):

@@ -1,11 +1,13 @@
-"""What leaves the viewer: copied text, and pictures saved to new files in the working folder."""
+"""What leaves the viewer: copied text, pictures saved in the working folder, and the theme for the next session."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from html import unescape
 from itertools import count
 from pathlib import Path
@@ -28,18 +30,13 @@ def copy(app: App[None], text: str) -> None:
     does not know it: there a copy command runs too. If none of these works, the text is not copied.
     """
     app.copy_to_clipboard(text)
-    for command in _commands():
-        try:
+    commands = [["tmux", "load-buffer", "-w", "-"]] if os.environ.get("TMUX") else []
+    commands += [["pbcopy"]] if sys.platform == "darwin" else []
+    for command in commands:
+        with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
                 command, input=text.encode(), timeout=PATIENCE, check=False, capture_output=True, close_fds=True
             )
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-
-
-def _commands() -> list[list[str]]:
-    tmux = [["tmux", "load-buffer", "-w", "-"]] if os.environ.get("TMUX") else []
-    return tmux + ([["pbcopy"]] if sys.platform == "darwin" else [])
 
 
 _LINE = re.compile(r'<text class="[^"]*" x="([\d.]+)"[^>]*-line-(\d+)\)">(.*?)</text>', re.DOTALL)
@@ -73,23 +70,34 @@ def screen_svg(app: App[None]) -> str:
     return _ID.sub("shardviz", _FONTS.sub("", app.export_screenshot(title="shardviz")))
 
 
-def save_screen(app: App[None], kind: str) -> Path:
-    """Write the screen to `shardviz-1.svg`, or to the next number that is free."""
-    return _save("shardviz", kind, screen_svg(app) if kind == "svg" else screen_text(app))
-
-
-def save_picture(name: str, svg: str) -> Path:
-    """Write a tensor's picture to `layers.0.weight-1.svg`, or to the next number that is free."""
-    return _save(_NOT_IN_NAMES.sub("_", name).strip("._-")[:MOST_STEM] or "tensor", "svg", svg)
-
-
-def _save(stem: str, kind: str, content: str) -> Path:
+def save(name: str, kind: str, content: str) -> Path:
+    """Write a picture to `layers.0.weight-1.svg`, or to the next number that is free."""
+    stem = _NOT_IN_NAMES.sub("_", name).strip("._-")[:MOST_STEM] or "tensor"
     for number in count(1):
         path = Path(f"{stem}-{number}.{kind}")
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(content)
-        except FileExistsError:
-            continue
-        break
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(content)
+            break
     return path
+
+
+def _settings() -> Path:
+    """Return the file of settings, where programs of this system keep theirs."""
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".config") / "shardviz" / "viewer.json"
+
+
+def remembered_theme() -> str:
+    """Return the theme that the user chose last; empty if none was, or the file of settings is damaged."""
+    try:
+        theme = json.loads(_settings().read_text(encoding="utf-8"))["theme"]
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError):
+        return ""
+    return theme if isinstance(theme, str) else ""
+
+
+def remember_theme(theme: str) -> None:
+    """Keep a theme for the next session; if nothing can be written, it is forgotten."""
+    with suppress(OSError, RuntimeError):
+        _settings().parent.mkdir(parents=True, exist_ok=True)
+        _settings().write_text(json.dumps({"theme": theme}), encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from textual.binding import Binding, BindingType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 
 KeySpec = tuple[str, str, str, str]
@@ -28,18 +28,19 @@ DISPLAYS = {
 """How keys are shown, where Textual would write something longer."""
 
 
-def keys(place: str, rows: Iterable[KeySpec], *, show: bool = False) -> list[BindingType]:
-    """Return bindings whose ids are `place.name`; `show` is whether the key bar shows them."""
+def keys(place: str, shown: Sequence[KeySpec] = (), hidden: Sequence[KeySpec] = ()) -> list[BindingType]:
+    """Return bindings whose ids are `place.name`: those that the key bar shows, and those that only the help lists."""
     return [
         Binding(
             key,
             action,
             name,
-            show=show,
+            show=rows is shown,
             key_display=DISPLAYS.get(key),
             id=f"{place}.{name.lower().replace(' ', '_')}",
             tooltip=tooltip,
         )
+        for rows in (shown, hidden)
         for several, action, name, tooltip in rows
         for key in several.split(",")
     ]
@@ -64,4 +65,4 @@ def arrows(place: str, action: str, tooltip: str, modifier: str = "") -> list[Bi
         )
         for way, (down, right) in ARROWS.items()
     ]
-    return keys(place, rows)
+    return keys(place, hidden=rows)

@@ -1,4 +1,4 @@
-"""Reading, checking and comparing dumps in a thread that posts messages, and whether files have changed since."""
+"""Reading, checking and comparing in a thread that shows what it has read, and whether files have changed since."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.model.nest import nest
 
 from .model.document import Document
-from .model.messages import DocumentRead, DumpsCompared, JobCompared, Progressed, ReadFailed, RunRead
 from .model.tree import lines_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from textual.message import Message
-
     from shardviz.dump.read import DumpFiles
+
+    Show = Callable[[object], object]
+    """Shows what was read: a run, a document, a comparison, how far it is, or why it cannot be read."""
 
 
 Stamps = dict[str, tuple[int, int]]
@@ -44,30 +44,22 @@ def stamps_of(paths: Iterable[Path]) -> Stamps:
     What cannot be read now has none, and neither have files that are still being written under a temporary name.
     """
     stamps: Stamps = {}
-    for path in paths:
-        for entry, status in _files(os.fspath(path), DEEPEST):
-            stamps[entry] = (status.st_mtime_ns, status.st_size)
-            if len(stamps) >= MOST_FILES:
-                return stamps
+    for file in islice((file for path in paths for file in _files(os.fspath(path))), MOST_FILES):
+        with suppress(OSError):
+            status = os.lstat(file)
+            stamps[file] = (status.st_mtime_ns, status.st_size)
     return stamps
 
 
-def _files(path: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files in a folder; links are looked at themselves, and not followed out of it."""
-    try:
-        if not os.path.isdir(path):
-            yield path, os.stat(path)
-            return
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.name.endswith(".tmp"):
-                    continue
-                if not entry.is_dir(follow_symlinks=False):
-                    yield entry.path, entry.stat(follow_symlinks=False)
-                elif depth > 1:
-                    yield from _files(entry.path, depth - 1)
-    except OSError:
-        return
+def _files(path: str) -> Iterator[str]:
+    """Yield the files in a folder, or the file itself; links are looked at themselves, and not followed."""
+    if os.path.isfile(path):
+        yield os.path.realpath(path)
+    for folder, folders, names in os.walk(path):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        yield from (os.path.join(folder, name) for name in (*names, *links) if not name.endswith(".tmp"))
+        if folder[len(path) :].count(os.sep) >= DEEPEST - 1:
+            folders.clear()
 
 
 DIALOGS = (".screens.dialogs",)
@@ -76,31 +68,35 @@ DIALOGS = (".screens.dialogs",)
 MOST_WARM = 32
 """How many lines of the tree have the holders of their tensors worked out before they are looked at."""
 
+MOST_STEPS = 100
+"""How many times it is said how far a dump has been read."""
 
-def load(path: Path, post: Callable[[Message], object], read: Callable[[Document], Message] = DocumentRead) -> None:
-    """Read a dump, even with damaged files, then check it; post the document after each, as a `read` message.
 
-    What `run.json` says is posted before any rank is read, and what one rank shows before the others are.
+def load(path: Path, show: Show) -> None:
+    """Read a dump, even with damaged files, then check it; show the document after each.
+
+    What `run.json` says is shown before any rank is read, and what one rank has before the others are.
     """
 
     def progressed(count: int, files: int) -> None:
-        post(Progressed(path, count, files))
+        if count % max(files // MOST_STEPS, 1) == 0:
+            show(f"reading rank {count:,} of {files:,}")
 
     def first(files: DumpFiles) -> None:
-        post(read(Document(path, dump_of(files), is_partial=True)))
+        show(Document(path, dump_of(files), is_partial=True))
 
     try:
-        post(RunRead(path, read_run(path)))
+        show(read_run(path))
         files = read_files(path, strict=False, on_progress=progressed, on_first=first)
     except ShardvizError as error:
-        post(ReadFailed(error))
+        show(error)
         return
     document = Document(path, dump_of(files))
-    post(read(document))
+    show(document)
     document = checked(document)
     _ = document.by_finding
     gc.freeze()  # a dump of a thousand ranks is a million objects that the collector would walk at every frame
-    post(read(document))
+    show(document)
     warm(document)
     for name in DIALOGS:
         import_module(name, __package__)
@@ -110,7 +106,9 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
 def warm(document: Document) -> None:
     """Work out what the first keys will need: the step, the bytes, layouts in words, and the first tensors' holders."""
     usage = document.usage
-    _ = document.step, document.counted, usage.fullest_first, usage.each_fullest_first, document.heats
+    _ = document.step, document.counted, document.heats
+    for each in (False, True):
+        usage.lines(each=each, fullest_first=True)
     lines_of(usage.tree, order=usage.largest_first)
     for entry in document.entries:
         _ = entry.layout, entry.facts, entry.title, entry.axes
@@ -121,29 +119,31 @@ def warm(document: Document) -> None:
             _ = [nest(sides, dim) for dim in range(len(sides.holders.shape))]
 
 
-def load_difference(here: Document, there: Document, post: Callable[[Message], object]) -> None:
-    """Compare two dumps that are checked, and post the difference."""
+def load_difference(here: Document, there: Document, show: Show) -> None:
+    """Compare two dumps that are checked, and show the pairs of their tensors."""
     from shardviz.check.diff import compare
     from shardviz.plan.beside import sizes_beside
 
+    from .model.pairs import compared_dumps
+
     if here.report is not None and there.report is not None:
         plans = sizes_beside(here.dump.files, there.dump.files)
-        post(DumpsCompared(compare(here.dump, there.dump, (here.report, there.report), plans)))
+        show(compared_dumps(here, there, compare(here.dump, there.dump, (here.report, there.report), plans)))
 
 
-def load_compared(document: Document, path: Path, post: Callable[[Message], object]) -> None:
-    """Compare a dump that is read with a checkpoint, and post what became of every tensor."""
+def load_compared(document: Document, path: Path, show: Show) -> None:
+    """Compare a dump that is read with a checkpoint, and show what became of every tensor."""
     from shardviz.checkpoint.beside.compare import compare_with_job
     from shardviz.checkpoint.beside.job import job_of
     from shardviz.checkpoint.open import open_checkpoint
 
-    from .model.pairs import Compared
+    from .model.pairs import compared_with_checkpoint
 
     try:
         job, checkpoint = job_of(document.dump), open_checkpoint(path)
-        post(JobCompared(Compared(document, job, checkpoint, compare_with_job(job, checkpoint))))
+        show(compared_with_checkpoint(document, job, checkpoint, compare_with_job(job, checkpoint)))
     except ShardvizError as error:
-        post(ReadFailed(error))
+        show(error)
 
 
 def checked(document: Document) -> Document:

@@ -1,36 +1,42 @@
-"""What the viewers of dumps and of checkpoints share: themes, saving, copying, help, and reading again what changed."""
+"""What the viewers of dumps and of checkpoints share: the selection, themes, saving, help, and reading again."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import sys
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from textual import on
 from textual.app import App, SystemCommand
 from textual.reactive import var
+from textual.screen import ModalScreen
 
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
 
 from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, PlainCharacters, shows_unicode
-from .export import copy, save_picture, save_screen
+from .export import copy, remember_theme, remembered_theme, save, screen_svg, screen_text
 from .keys import AT_CURSOR, keys
 from .loading import Stamps, stamps_of
-from .settings import remember_theme, remembered_theme
+from .model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen, TensorChosen
+from .model.selection import Selection, about, at_target, name_of, next_plane, of_entry
+from .model.target import Known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from textual.binding import BindingType
     from textual.filter import LineFilter
-    from textual.message import Message
     from textual.screen import Screen
 
-    from .model.target import Known, Target
+    from .model.document import Document
+    from .model.stored import StoredDocument
+    from .model.target import Target
 
 
 LOOK_AGAIN = 1.0
@@ -40,40 +46,45 @@ LOOK_AGAIN = 1.0
 COLLECT = (50_000, 50, 50)
 """How seldom garbage is collected: by default passes over all widgets fall within most keys, 20 to 100 ms each."""
 
+Opened = TypeVar("Opened", bound="Document | StoredDocument")
 
-class Viewer(App[None]):
-    """A viewer of files on disk. Subclasses say what is chosen, what is watched, and how all is read again."""
+
+class Viewer(App[None], Generic[Opened]):
+    """A viewer of files on disk. Subclasses show `document` and `selection`, and read all again.
+
+    Args:
+        watched: The folders and files whose changes are noticed.
+    """
 
     TITLE = "shardviz"
     CSS_PATH = Path(__file__).with_name("shardviz.tcss")
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys(
-            "viewer",
-            [
-                ("y", "copy_name", "Copy name", "Copy the name of the chosen tensor"),
-                ("s", "save_tensor", "Save picture", "Save the chosen tensor's picture (SVG)"),
-                ("S", "save_screen('svg')", "Save screen", "Save the screen as a picture (SVG)"),
-                ("R", "reload", "Reload", "Read the files again"),
-            ],
-        ),
-        *keys(
-            "viewer",
-            [
-                ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),
-                ("f1,question_mark", "help", "Help", "Help for the focused part"),
-                ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
-            ],
-            show=True,
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "viewer",
+        [
+            ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),
+            ("f1,question_mark", "help", "Help", "Help for the focused part"),
+            ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
+        ],
+        hidden=[
+            ("y", "copy_name", "Copy name", "Copy the name of the chosen tensor"),
+            ("s", "save_tensor", "Save picture", "Save the chosen tensor's picture (SVG)"),
+            ("S", "save_screen('svg')", "Save screen", "Save the screen as a picture (SVG)"),
+            ("R", "reload", "Reload", "Read the files again"),
+        ],
+    )
 
+    document: var[Opened | None] = var(None)
+    selection: var[Selection] = var(Selection())
+    note: var[str] = var("")
+    """How far the files are read, or why they cannot be read again."""
     changed: var[str] = var("")
     """When files on disk changed last, as `14:03`; empty until they do."""
 
-    def __init__(self) -> None:
+    def __init__(self, *watched: Path) -> None:
         super().__init__()
+        self.watched = watched
         self._stamps: Stamps = {}
         self._reading = 0
         gc.set_threshold(*COLLECT)
@@ -84,16 +95,6 @@ class Viewer(App[None]):
             self.register_theme(theme)
         known = remembered_theme()
         self.theme = known if known in self.available_themes else THEMES[0].name
-
-    @property
-    def watched(self) -> Sequence[Path]:
-        """The folders and files whose changes are noticed."""
-        raise NotImplementedError
-
-    @property
-    def chosen_name(self) -> str:
-        """The name of the chosen tensor; empty where there is none."""
-        raise NotImplementedError
 
     def picture(self) -> str:
         """Draw the chosen tensor as SVG.
@@ -107,43 +108,36 @@ class Viewer(App[None]):
         """Start to read all files again, and show them in place once they are read."""
         raise NotImplementedError
 
-    def posting(self) -> Callable[[Message], object]:
-        """Return what a thread posts its messages by: they are dropped once reading has begun again."""
-        self._reading += 1
-        number = self._reading
-
-        def post(message: Message) -> object:
-            return self.post_message(message) if number == self._reading else None
-
-        return post
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether files are being read or checked now."""
-        return any(not worker.is_finished for worker in self.workers if worker.group.startswith("load"))
-
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        """Add one that writes ASCII where the terminal shows nothing else, and one for the colours of verdicts."""
-        ascii_only = [self._plain] if self._plain.enabled else []
-        return [*super().get_line_filters(), *ascii_only, *self._inks()]
-
-    def _inks(self) -> list[Inks]:
-        """Return what changes the colours of verdicts: for light themes, and where there are 16 colours."""
-        if not self.current_theme.dark:
-            return [self._on_light]
-        return [self._on_dark_16] if self.console.color_system == "standard" else []
-
-    def watch_files(self) -> None:
-        """Notice from now on when a file changes."""
+    def on_mount(self) -> None:
+        """Notice from now on when a file changes, and when the user chooses another theme."""
+        self.theme_changed_signal.subscribe(self, lambda theme: remember_theme(theme.name))
         self._stamps = stamps_of(self.watched)
         self.set_interval(LOOK_AGAIN, self._look_again)
 
+    def showing(self) -> Callable[[Callable[[object], object], object], object]:
+        """Return how threads show what they read: it is dropped once reading began again, or the viewer closed."""
+        self._reading += 1
+        number = self._reading
+
+        def shown(show: Callable[[object], object], item: object) -> None:
+            if number == self._reading and self.screen_stack and self.return_code is None:
+                show(item)
+
+        return partial(self.call_later, shown)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Add one that writes ASCII if the terminal shows nothing else, and one for the colors of verdicts."""
+        filters = [*super().get_line_filters(), *([self._plain] if self._plain.enabled else [])]
+        if not self.current_theme.dark:
+            return [*filters, self._on_light]
+        return [*filters, self._on_dark_16] if self.console.color_system == "standard" else filters
+
     async def _look_again(self) -> None:
         """Read again if any file is new, gone, longer, shorter or written again."""
-        if self.is_reading:
+        if any(not worker.is_finished for worker in self.workers if worker.group.startswith("load")):
             return
         stamps = await asyncio.to_thread(stamps_of, self.watched)
-        if stamps and stamps != self._stamps and not self.is_reading:
+        if stamps and stamps != self._stamps:
             self._reload(stamps)
 
     def reload(self) -> None:
@@ -153,6 +147,8 @@ class Viewer(App[None]):
         """
         self._reload(stamps_of(self.watched))
 
+    action_reload = reload
+
     def _reload(self, stamps: Stamps) -> None:
         if stamps != self._stamps:
             self.changed = f"{datetime.now().astimezone():%H:%M}"
@@ -160,17 +156,14 @@ class Viewer(App[None]):
         self.read_again()
 
     @property
-    def known(self) -> Known:
-        """What can be gone to."""
-        raise NotImplementedError
-
-    def about(self, target: Target) -> str:
-        """Say where something is."""
-        raise NotImplementedError
+    def chosen_name(self) -> str:
+        """The name of the chosen tensor; empty where there is none."""
+        return name_of(self.document, self.selection) if self.document is not None else ""
 
     async def go(self, target: Target) -> None:
         """Go somewhere."""
-        raise NotImplementedError
+        if self.document is not None:
+            self.selection = at_target(self.document, self.selection, target)
 
     async def action_goto(self) -> None:
         """Ask where to go, and go there."""
@@ -180,15 +173,47 @@ class Viewer(App[None]):
             if target is not None:
                 await self.go(target)
 
-        await self.push_screen(GotoScreen(self.known, self.about), leave)
+        if (document := self.document) is not None:
+            entries = document.entries
+            known = Known(
+                entries,
+                lambda entry: entries[entry].tensor.shape,
+                self.selection.entry,
+                self.chosen_name,
+                document.mesh,
+            )
+            await self.push_screen(GotoScreen(known, partial(about, document)), leave)
 
-    def action_reload(self) -> None:
-        """Read the files again, changed or not."""
-        self.reload()
+    @on(TensorChosen)
+    def _tensor_chosen(self, message: TensorChosen) -> None:
+        if self.document is not None and message.entry != self.selection.entry:
+            self.selection = of_entry(self.document, self.selection, message.entry, message.name)
+        else:
+            self.selection = replace(self.selection, name=message.name)
 
-    def on_mount(self) -> None:
-        """Remember the theme when the user chooses another."""
-        self.theme_changed_signal.subscribe(self, lambda theme: remember_theme(theme.name))
+    @on(PlaceChosen)
+    def _place_chosen(self, message: PlaceChosen) -> None:
+        if (plane := self.selection.plane) is not None:
+            self.selection = replace(self.selection, plane=replace(plane, at=message.place))
+
+    @on(PlaneTurned)
+    def _plane_turned(self) -> None:
+        if (plane := self.selection.plane) is not None:
+            self.selection = replace(self.selection, plane=next_plane(plane))
+
+    @on(RankChosen)
+    def _rank_chosen(self, message: RankChosen) -> None:
+        self.selection = replace(self.selection, rank=message.rank)
+
+    @on(SideChosen)
+    def _side_chosen(self, message: SideChosen) -> None:
+        self.selection = replace(self.selection, side=message.side)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer nothing that needs a document before there is one, and nothing below a dialog."""
+        if action in ("goto", "copy_name", "save_tensor", "reload") and self.document is None:
+            return False
+        return not (action in ("show_view", "help", "goto") and isinstance(self.screen, ModalScreen))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Offer every action that has a key and works now, but those of a cursor."""
@@ -209,24 +234,28 @@ class Viewer(App[None]):
 
         await self.push_screen(help_for(self.screen))
 
+    def copy(self, text: str, title: str = "Copied") -> None:
+        """Copy a text, and say so."""
+        copy(self, text)
+        self.notify(printable(text), title=title, markup=False)
+
     def action_copy_name(self) -> None:
         """Copy the chosen tensor's name, as the model spells it."""
         if self.chosen_name:
-            copy(self, self.chosen_name)
-            self.notify(printable(self.chosen_name), title="Copied", markup=False)
+            self.copy(self.chosen_name)
 
     def action_save_screen(self, kind: str) -> None:
         """Save the screen to a new file in the working folder."""
-        self._say_saved(partial(save_screen, self, kind))
+        self._save("shardviz", kind, partial(screen_svg if kind == "svg" else screen_text, self))
 
     def action_save_tensor(self) -> None:
         """Save the chosen tensor's picture to a new file in the working folder."""
-        self._say_saved(lambda: save_picture(self.chosen_name, self.picture()))
+        self._save(self.chosen_name, "svg", self.picture)
 
-    def _say_saved(self, save: Callable[[], Path]) -> None:
+    def _save(self, name: str, kind: str, content: Callable[[], str]) -> None:
         """Save something, and show its path, or why it could not be saved."""
         try:
-            path = save()
+            path = save(name, kind, content())
         except (ShardvizError, OSError) as error:
             why = error.message if isinstance(error, ShardvizError) else error.strerror or str(error)
             self.notify(printable(why), title="Not saved", severity="error", markup=False)
@@ -234,7 +263,7 @@ class Viewer(App[None]):
             self.notify(str(path), title="Saved", markup=False)
 
 
-def run(viewer: Viewer) -> None:
+def run(viewer: App[None]) -> None:
     """Run a viewer until it is left.
 
     Raises:

@@ -19,7 +19,8 @@ from shardviz.picture.html.stored import stored_html
 from shardviz.picture.svg.stored import stored_svg
 from shardviz.picture.text.checkpoint import checkpoint_report_lines, tensor_lines, tensors_lines
 from shardviz.picture.text.terminal import Terminal
-from shardviz.tui.model.stored import StoredDocument, first_plane, parts_at
+from shardviz.tui.model.selection import Selection, of_entry
+from shardviz.tui.model.stored import StoredDocument, parts_at
 
 SECONDS = 2.0
 """One damaged checkpoint takes milliseconds: this is a hang."""
@@ -42,7 +43,7 @@ def look(folder):
 
 def draw(found, report):
     """Do all that `show` and `view` do with a checkpoint: text, SVG, HTML, and what the TUI has of it."""
-    document = StoredDocument(found).checked(report)
+    document = StoredDocument(found, report)
     texts = [*tensors_lines(found), *checkpoint_report_lines(found, report, Terminal())]
     page = stored_html(found, report)
     assert page.startswith("<!doctype html>")
@@ -50,7 +51,7 @@ def draw(found, report):
     assert page.count("<script") == 1  # the page's own
     for at, entry in enumerate(document.entries):
         texts += tensor_lines(entry.tensor)
-        plane = first_plane(entry.tensor)
+        plane = of_entry(document, Selection(), at).plane
         with suppress(DumpError):
             one = document.stored(at)
             assert stored_svg(one).isprintable() or "\n" in stored_svg(one)

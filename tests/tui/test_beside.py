@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from shardviz.cli import main
 from shardviz.errors import DumpError
 from shardviz.tui.app import view
-from shardviz.tui.screens.beside_view import BesideView
+from shardviz.tui.screens.compare_view import CompareView
 from shardviz.tui.widgets.tensor_map import TensorMap
 from tests.checkpoint.jobs import Held, job
 from tests.tui.driving import walk, walk_on
@@ -53,7 +53,7 @@ def test_the_cursor_moves_on_both_maps_and_the_mouse_is_told_rank_and_file(sides
     def look(app):
         maps = list(app.query(TensorMap))
         beside = [one for one in maps if one.id in ("here", "there")]
-        return [one.place for one in beside], beside[0].describe((7, 0)), app.query_one(BesideView).picture()
+        return [one.place for one in beside], beside[0].describe((7, 0)), app.query_one(CompareView).picture()
 
     places, said, picture = walk(sides[0], "tab", "end", other=sides[1], look=look).result
     assert places == [(23, 15), (23, 15)]

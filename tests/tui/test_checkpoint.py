@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from shardviz.errors import ShardvizError
 from shardviz.tui import viewer
 from shardviz.tui.checkpoint_app import CheckpointApp
 from shardviz.tui.export import screen_text, text_of
-from shardviz.tui.model.stored import first_plane, named
+from shardviz.tui.model.selection import Selection, of_entry
+from shardviz.tui.model.stored import StoredDocument, named
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
 from tests.tui.driving import Shown, assert_golden, press, rest, settle, settled, until
@@ -185,16 +187,19 @@ def test_shapes_beyond_belief_are_shown(tmp_path: Path, shape: tuple[int, ...]) 
     assert "missing" in shown.text
 
 
-def test_the_first_plane_has_the_dims_that_are_split() -> None:
-    def plane(shape: tuple[int, ...], *offsets: tuple[int, ...]) -> tuple[int, int] | None:
-        chunks = tuple(Chunk(one, shape, None) for one in offsets)
-        found = first_plane(Saved("w", shape, "float32", chunks, None))  # type: ignore[arg-type]
+def test_a_tensor_opens_on_the_dims_that_files_split(tmp_path: Path) -> None:
+    def plane(shape: tuple[int, ...], *parts: int) -> tuple[int, int] | None:
+        sizes = tuple(size // count for size, count in zip(shape, parts, strict=True))
+        starts = product(*(range(0, size * count, size or 1) for size, count in zip(sizes, parts, strict=True)))
+        chunks = tuple(Chunk(start, sizes, Place(f"f{at}", 0, 1)) for at, start in enumerate(starts))
+        document = StoredDocument(Checkpoint(tmp_path, "DCP", {"w": Saved("w", shape, "float32", chunks, tmp_path)}))
+        found = of_entry(document, Selection(), 0).plane
         return (found.rows, found.cols) if found else None
 
-    assert plane((4, 6), (0, 0)) == (0, 1)
-    assert plane((4,), (0,), (2,)) == (1, 0), "a line runs downwards"
-    assert plane((), ()) == (1, 0)
-    assert plane((4, 6, 8), (0, 0, 0), (1, 0, 0)) == (0, 2)
-    assert plane((4, 6, 8), (0, 0, 0), (1, 3, 0)) == (0, 1)
-    assert plane((2, 4, 6, 8), (0, 0, 0, 0), (0, 2, 0, 4)) == (1, 3)
-    assert plane((0, 4), (0, 0)) is None
+    assert plane((4, 6), 1, 1) == (0, 1)
+    assert plane((4,), 2) == (1, 0), "a line runs downwards"
+    assert plane(()) == (1, 0)
+    assert plane((4, 6, 8), 2, 1, 1) == (0, 2)
+    assert plane((4, 6, 8), 2, 2, 1) == (0, 1)
+    assert plane((2, 4, 6, 8), 1, 2, 1, 2) == (1, 3)
+    assert plane((0, 4), 1, 1) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 from msgspec import structs
 
@@ -15,7 +14,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.tui.loading import checked
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.tree import lines_of
-from shardviz.tui.model.usage import bar, spread, spread_text, usage_of
+from shardviz.tui.model.usage import bar, usage_of
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk, walk_on
 from tests.tui.steps import add_to_ranks
@@ -32,36 +31,22 @@ def uneven(tmp_path: Path) -> Path:
 
 def test_the_sums_are_those_that_show_prints(uneven: Path) -> None:
     document = checked(Document(uneven, dump_of(read_files(uneven))))
-    usage, table = usage_of(document), memory_table(document.dump)
-    assert usage.total.tolist() == [sum(sizes) for sizes in table.by_rank.values()]
-    assert {role: taken.tolist() for role, taken in usage.by_role.items()} == {
-        role: [sizes[at] for sizes in table.by_rank.values()] for at, role in enumerate(table.roles)
-    }
+    spread, sums = document.usage.spread(), [sum(sizes) for sizes in memory_table(document.dump).by_rank.values()]
+    assert (spread.most, spread.mean, spread.least) == (max(sums), sum(sums) / len(sums), min(sums))
 
 
 def test_each_line_has_the_bytes_of_one_of_its_layers_and_its_imbalance(uneven: Path) -> None:
     usage = usage_of(Document(uneven, dump_of(read_files(uneven))))
     lines = lines_of(usage.tree)
     assert ["/".join(line.path) for line in lines] == ["first", "layers.[0-11]", "layers.[0-11]/w"]
-    assert [spread_text(usage.spread(line), len(line.nodes)) for line in lines] == [
-        ("", "192 B", "144 B", "1.33"),
-        ("12 ×", "32 B", "32 B", "1.00"),
-        ("12 ×", "32 B", "32 B", "1.00"),
+    spreads = [usage.spread(line) for line in lines]
+    assert [(spread.most, spread.mean, round(spread.imbalance, 2)) for spread in spreads] == [
+        (192, 144.0, 1.33),
+        (12 * 32, 12 * 32.0, 1.0),
+        (12 * 32, 12 * 32.0, 1.0),
     ]
-    assert usage.of(lines[0]).tolist() == [192, 192, 192, 0]
     largest = lines_of(usage.tree, order=usage.largest_first)
     assert [line.path[-1] for line in largest] == ["layers.[0-11]", "w", "first"]
-
-
-def test_imbalance_is_the_fullest_over_the_mean_of_those_that_have_a_part() -> None:
-    def imbalance(taken: list[int], has: list[bool]) -> float:
-        return spread(np.array(taken), np.array(has, np.bool_)).imbalance
-
-    assert imbalance([30, 10, 20, 0], [True, True, True, False]) == 1.5
-    assert imbalance([30, 10, 20, 0], [True] * 4) == 2.0
-    assert imbalance([5, 5], [True, True]) == 1.0
-    assert imbalance([0, 0], [True, True]) == 1.0
-    assert imbalance([], []) == 1.0
 
 
 def test_ranks_of_another_stage_make_no_imbalance(tmp_path: Path) -> None:

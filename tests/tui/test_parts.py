@@ -35,7 +35,7 @@ from shardviz.tui.loading import checked
 from shardviz.tui.model.document import MOST_KEPT, Document
 from shardviz.tui.model.mesh_plan import MeshPlan, drawn_side
 from shardviz.tui.model.names import fitted, shortened
-from shardviz.tui.model.pairs import pairs
+from shardviz.tui.model.pairs import RELATIONS, pairs
 from shardviz.tui.model.rank_lines import rank_lines
 from shardviz.tui.model.rank_memory import ids_beside, ids_in_memory, part_text, values_beside
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
@@ -66,17 +66,13 @@ def test_every_rank_stands_at_one_place_of_the_mesh_and_is_found_there(mesh: str
     places = {}
     for row in range(plan.grid.num_rows):
         for col in range(plan.grid.num_cols):
-            line, column = plan.place(row, col)
+            line, column = plan.lines[row], plan.columns[col]
             assert (plan.row_at(line), plan.col_at(column), plan.col_at(column + plan.cell - 1)) == (row, col, col)
             places[plan.grid.rank_at(row, col)] = (row, col)
     assert sorted(places) == sorted(plan.mesh.ranks)
     assert {
         rank: (row, col) for row, ranks in enumerate(plan.ranks.tolist()) for col, rank in enumerate(ranks)
     } == places
-    width = plan.size[1]
-    for first in range(width):
-        shown = dict.fromkeys(col for x in range(first, min(first + 7, width)) if (col := plan.col_at(x)) is not None)
-        assert list(plan.columns(first, first + 7)) == [(col, plan.place(0, col)[1]) for col in shown]
     assert all(plan.grid.row_and_col(rank) == place for rank, place in places.items())
 
 
@@ -91,12 +87,12 @@ def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:
     changed = {"same": "[4]", "held": Made("[4/tp]", "[4]"), "shape": "[6]", "there": "[2]"}
     there = document(tmp_path / "b.shardviz", "tp=2", changed)
     found = pairs(here, there, compare(here.dump, there.dump))
-    assert [(pair.title, pair.relation, pair.what) for pair in found] == [
-        ("held", "different", "held [4/tp] on (tp=2) → [4] on (tp=2)"),
-        ("shape", "different", "shape [4] → [6], and claimed"),
-        ("here", "only here", ""),
-        ("there", "only there", ""),
-        ("same", "same", ""),
+    assert [(pair.title, pair.sign, pair.what) for pair in found] == [
+        ("held", "≠", "held [4/tp] on (tp=2) → [4] on (tp=2)"),
+        ("shape", "≠", "shape [4] → [6], and claimed"),
+        ("here", "<", "only here"),
+        ("there", ">", "only there"),
+        ("same", "=", "same"),
     ]
 
 
@@ -106,7 +102,7 @@ def test_a_layer_that_differs_in_one_of_two_dumps_stands_apart_from_the_others(t
     changed = {**dict.fromkeys(names, "[4/tp]"), names[1]: Made("[4/tp]", "[4]")}
     there = document(tmp_path / "b.shardviz", "tp=2", changed)
     found = pairs(here, there, compare(here.dump, there.dump))
-    assert [(pair.title, pair.relation) for pair in found] == [
+    assert [(pair.title, RELATIONS[pair.sign]) for pair in found] == [
         ("layers.1.weight", "different"),
         ("layers.[0,2-3].weight", "same"),
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.model.collectives import moments, step_of
+from shardviz.tui.model.step import moments, step_of
 from tests.tui.driving import rest, walk, walk_on
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def test_an_axis_that_nothing_ran_along_receives_nothing(stepped: Path) -> None:
 def test_before_and_after_are_kept_by_group(stepped: Path) -> None:
     dump = dump_of(read_files(stepped))
     found = moments(dump, step_of(dump).collectives[-1])
-    assert [moment.rank for moment in found] == list(range(8))
-    assert (found[1].before, found[1].after) == ((10, 11, 12, 13), (1, 11, 21, 31))
+    assert [rank for rank, _, _ in found] == list(range(8))
+    assert found[1] == (1, (10, 11, 12, 13), (1, 11, 21, 31))
     assert moments(dump, step_of(dump).collectives[0]) == []
 
 

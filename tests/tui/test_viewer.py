@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import shutil
@@ -15,9 +14,8 @@ import pytest
 from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.colors import SAME, plain
-from shardviz.tui.export import screen_text
+from shardviz.tui.export import remember_theme, remembered_theme, screen_text
 from shardviz.tui.loading import stamps_of
-from shardviz.tui.settings import remember_theme, remembered_theme
 from tests.tui.driving import rest, settle, until, walk
 
 if TYPE_CHECKING:
@@ -146,14 +144,6 @@ def test_settings_that_cannot_be_written_are_forgotten(settings: Path) -> None:
     (settings / "shardviz").write_text("a file where the folder should be")
     remember_theme("shardviz-light")
     assert remembered_theme() == ""
-
-
-def test_other_settings_are_kept(settings: Path) -> None:
-    (settings / "shardviz").mkdir()
-    (settings / "shardviz" / "viewer.json").write_text('{"later": 1}')
-    remember_theme("shardviz-light")
-    kept = json.loads((settings / "shardviz" / "viewer.json").read_text())
-    assert kept == {"later": 1, "theme": "shardviz-light"}
 
 
 def test_where_the_terminal_shows_only_ascii_so_does_the_viewer(bug: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.picture.model import sides
 from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
-from shardviz.tui.model.messages import DocumentRead
 from tests.dumps import Made, make_dump
 from tests.tui.driving import Driven, press, rest, until, walk, walk_on
 from tests.tui.steps import add_to_ranks
@@ -240,7 +239,8 @@ def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> 
             await rest(pilot)
         document = app.document
         assert document is not None
-        app._document_read(DocumentRead(replace(document, failed="read again")))
+        show = app.showing()
+        show(app._show_read, replace(document, failed="read again"))
         return app.document is document
 
     assert asyncio.run(run())

@@ -18,11 +18,12 @@ from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 
-from .collectives import Step, step_of
+from .rank_memory import who_has
+from .step import Step, step_of
 from .usage import Usage, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
     from pathlib import Path
 
     from shardviz.check.report import Report
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
     from shardviz.picture.exhibits.exhibit import Exhibit
     from shardviz.picture.model.sides import Sides
 
@@ -60,11 +62,11 @@ class TensorEntry:
 
     @cached_property
     def title(self) -> str:
-        """Its name, safe to print, with its role unless it is a parameter."""
-        return self.title_of("")
+        """Its names folded, safe to print, with its role unless it is a parameter."""
+        return self.title_of(self.tensor.name)
 
     def title_of(self, name: str) -> str:
-        """Return one of its names, or all of them folded, with its role unless it is a parameter."""
+        """Return one of its names, or all of them, with its role unless it is a parameter."""
         return printable(name or self.tensor.name) + (f" ({self.suffix})" if self.suffix else "")
 
     @property
@@ -80,21 +82,22 @@ class TensorEntry:
     @property
     def suffix(self) -> str:
         """Its role, unless it is a parameter."""
-        return "" if self.tensor.role == "param" else self.tensor.role
+        return "" if self.role == "param" else self.role
+
+    @property
+    def has_claim(self) -> bool:
+        """Whether it has placements on any rank."""
+        return self.tensor.claimed is not None
 
     def verdict_of(self, name: str) -> Verdict:
         """Return the verdict on one of its names."""
         return self.verdicts.get(name, self.verdict)
 
     @cached_property
-    def local_bytes(self) -> int:
-        """The bytes of one of its names on the lowest rank that has it."""
-        return math.prod(self.tensor.first.body.local_shape) * itemsize(self.dtype)
-
-    @cached_property
     def facts(self) -> str:
         """The local shape on the lowest rank that has it, unless that is what the layout says, and its bytes there."""
-        shape, size = str(list(self.tensor.first.body.local_shape)), bytes_text(self.local_bytes)
+        local_shape = self.tensor.first.body.local_shape
+        shape, size = str(list(local_shape)), bytes_text(math.prod(local_shape) * itemsize(self.dtype))
         return size if self.short_layout.startswith(shape) else f"{shape} {size}"
 
     @property
@@ -141,57 +144,55 @@ class Document:
     _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def mesh(self) -> Mesh:
+        """The mesh of all ranks."""
+        return self.dump.files.mesh
+
+    @property
     def missing(self) -> frozenset[int]:
         """The ranks without a readable file, once all are read."""
         return frozenset() if self.is_partial else frozenset(self.dump.files.missing_ranks)
 
     @property
     def is_judged(self) -> bool:
-        """Whether all ranks are read and the check is over, so that nothing that is shown as wrong goes away."""
+        """Whether all is read and checked, so that nothing that is shown as wrong goes away."""
         return self.report is not None or bool(self.failed)
 
-    @cached_property
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings, worst first; one that many tensors have is one."""
         return self.report.findings if self.report else ()
 
     @cached_property
-    def _findings_of(self) -> dict[str, list[int]]:
-        indices: dict[str, list[int]] = {}
-        for index, finding in enumerate(self.findings):
-            for name in finding.tensors:
-                indices.setdefault(name, []).append(index)
-        return indices
-
-    @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:
         """The tensors in model order, each once."""
-        return tuple(map(self._entry, captured(self.dump)))
+        findings: dict[str, list[int]] = {}
+        for index, finding in enumerate(self.findings):
+            for name in finding.tensors:
+                findings.setdefault(name, []).append(index)
+        return tuple(self._entry(tensor, findings) for tensor in captured(self.dump))
 
-    def _entry(self, tensor: Tensor) -> TensorEntry:
-        dtype = own_dtype(self.dump, tensor, tensor.names[0])
-        listed = is_listed(self.dump, tensor, tensor.names, self.report)
-        if self.report is None:
+    def _entry(self, tensor: Tensor, findings: Mapping[str, Sequence[int]]) -> TensorEntry:
+        dump, report, names = self.dump, self.report, tensor.names
+        dtype, listed = own_dtype(dump, tensor, names[0]), is_listed(dump, tensor, names, report)
+        if report is None:
             return TensorEntry(tensor, dtype, "unknown" if self.failed else "pending", listed)
-        findings = tuple(sorted({index for name in tensor.names for index in self._findings_of.get(name, ())}))
-        verdict = verdict_on(self.dump, tensor, tensor.names, self.report)
-        return TensorEntry(tensor, dtype, verdict, listed, findings, self._verdicts(tensor, verdict))
-
-    def _verdicts(self, tensor: Tensor, worst: Verdict) -> dict[str, Verdict]:
-        """Return the verdict on each of a tensor's names, where one of several is wrong."""
-        if self.report is None or worst == "good" or len(tensor.names) == 1:
-            return {}
-        return {name: verdict_on(self.dump, tensor, [name], self.report) for name in tensor.names}
+        indices = tuple(sorted({index for name in names for index in findings.get(name, ())}))
+        verdict = verdict_on(dump, tensor, names, report)
+        is_mixed = verdict != "good" and len(names) > 1
+        verdicts = {name: verdict_on(dump, tensor, [name], report) for name in names} if is_mixed else {}
+        return TensorEntry(tensor, dtype, verdict, listed, indices, verdicts)
 
     @cached_property
     def by_finding(self) -> dict[int, int]:
         """The entry of each finding; findings about the whole dump are left out."""
         return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
 
-    def findings_beside(self, finding: int) -> tuple[int, ...]:
-        """Return all findings of the entry that one is shown with; none where it is about the whole dump."""
-        entry = self.by_finding.get(finding)
-        return self.entries[entry].findings if entry is not None else ()
+    def is_about(self, finding: int, entry: int) -> bool:
+        """Whether a finding is about an entry, or about the whole dump."""
+        if finding not in self.by_finding:
+            return finding < len(self.findings)
+        return finding in self.entries[entry].findings
 
     @cached_property
     def counted(self) -> list[Counted]:
@@ -234,14 +235,10 @@ class Document:
 
         A stage's mesh has some of the dump's axes; one with axes of its own, such as two flattened into one, is used.
         """
-        mesh = self.dump.files.mesh
-        sides = self.drawn(entry)
-        colouring = sides.colouring if sides is not None else Colouring(mesh)
-        return (
-            Colouring(mesh, colouring.axes)
-            if colouring.mesh is None or {*colouring.axes} <= {*mesh.axes}
-            else colouring
-        )
+        sides, mesh = self.drawn(entry), self.mesh
+        if sides is None or sides.colouring.mesh is None or {*sides.colouring.axes} <= {*mesh.axes}:
+            return Colouring(mesh, sides.colouring.axes if sides is not None else ())
+        return sides.colouring
 
     @cached_property
     def step(self) -> Step:
@@ -252,10 +249,7 @@ class Document:
         """Return both sides of an entry's tensor, made once: intended beside held if that is what is wrong.
 
         Until the check is over only what is claimed is known: a rank that is read later may hold what is missing.
-
-        Args:
-            entry: The entry.
-            name: Which of its names; layers that lie in files beside the ranks' own have ids of their own.
+        Entries that are the same but for their names share a map; layers in files of their own have ids of their own.
 
         Raises:
             DumpError: Its ids are too many to draw.
@@ -263,7 +257,11 @@ class Document:
         tensor = self.entries[entry].tensor
         if name and name != tensor.names[0] and tensor.first.body.dense:
             tensor = replace(tensor, fold=Fold(name))
-        key = self._only_layout(entry) or (entry, tensor.names[0], self.report is not None)
+        key: Hashable = (entry, tensor.names[0], self.report is not None)
+        if not self.entries[entry].findings:  # all there is to draw may be its layout, which others have too
+            if entry not in self._layouts:
+                self._layouts[entry] = only_layout(self.dump, self.entries[entry].tensor)
+            key = self._layouts[entry] or key
         sides = self._sides.get(key)
         if sides is None:
             sides = drawn_sides(self.dump, tensor, self.report)
@@ -274,15 +272,6 @@ class Document:
             sides = self._sides.setdefault(key, sides)  # of two threads that draw it at once both get the first
         return sides
 
-    def _only_layout(self, entry: int) -> tuple[Layout, frozenset[int]] | None:
-        """Return the layout that is all there is to draw of an entry: others with the same one have the same map."""
-        tensor_entry = self.entries[entry]
-        if tensor_entry.findings:
-            return None
-        if entry not in self._layouts:
-            self._layouts[entry] = only_layout(self.dump, tensor_entry.tensor)
-        return self._layouts[entry]
-
     def drawn(self, entry: int, name: str = "") -> Sides | None:
         """Return both sides of an entry's tensor; None where there is nothing that can be drawn."""
         try:
@@ -290,9 +279,13 @@ class Document:
         except ShardvizError:
             return None
 
-    def is_seen_in_its_card(self, finding: int) -> bool:
-        """Whether a finding is seen by a table under its words, and not by the map alone."""
-        return finding < len(self.findings) and self.exhibit(finding) is not None
+    def who(self, entry: int, place: Sequence[int], name: str = "") -> list[str]:
+        """Say who should hold an element and who does.
+
+        Raises:
+            DumpError: The tensor's ids are too many to draw.
+        """
+        return who_has(self.dump, self.entries[entry].tensor, self.sides(entry, name), place, name)
 
     def exhibit(self, finding: int) -> Exhibit | None:
         """Return what a finding is seen by, made once."""

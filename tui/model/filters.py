@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
+    from collections.abc import Sequence
 
-    from .document import Document
+    from .document import TensorEntry
+    from .stored import StoredEntry
+
+    Entry: TypeAlias = TensorEntry | StoredEntry
+    """A tensor of a dump or of a checkpoint."""
 
 
 Kept = dict[int, "Sequence[str]"]
 """The names that are listed, by the index of their entry."""
 
-Choice = TypeVar("Choice", bound=str)
-
-
-class Filtered(Protocol):
-    """A tensor as filters need it: of a dump, or of a checkpoint."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Its names."""
-
-    @property
-    def title(self) -> str:
-        """Its name, or the folded names, with its role."""
-
-    @property
-    def layout(self) -> str:
-        """Its layout."""
-
-    @property
-    def role(self) -> str:
-        """What it is to the model."""
-
-    @property
-    def axes(self) -> Set[str]:
-        """The mesh axes that split it."""
-
-    @property
-    def listed(self) -> bool:
-        """Whether it is listed unless more is asked for."""
-
-    @property
-    def findings(self) -> Sequence[int]:
-        """Its findings."""
+Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True)
@@ -69,56 +41,42 @@ class Filters:
     role: str = ""
     axis: str = ""
 
-    def passes(self, entry: Filtered) -> bool:
+    def passes(self, entry: Entry) -> bool:
         """Whether an entry is listed."""
         return (
             (not self.findings or bool(entry.findings))
-            and (self._is_of_model(entry) if not self.role else self.role in ("all", entry.role))
+            and (self.role in ("all", entry.role) if self.role else entry.listed or bool(self.text))
             and (not self.axis or self.axis in entry.axes)
-            and (not self.text or self._matches(entry))
+            and (
+                not self.text
+                or self.is_in(entry.title)
+                or self.is_in(entry.layout)
+                or any(map(self.is_in, entry.names))
+            )
         )
 
-    def kept(self, entries: Sequence[Filtered]) -> Kept:
-        """Return the names that are listed; all of them where nothing is asked for and nothing is the model's own."""
+    def is_in(self, name: str) -> bool:
+        """Whether the text is in a name or a layout."""
+        return self.text.lower() in printable(name).lower()
+
+    def kept(self, entries: Sequence[Entry]) -> Kept:
+        """Return the names that are listed; all of them where nothing is asked for and nothing is the model's own.
+
+        Of several layers only those are listed that have the text in their names, unless all do or it is in the layout.
+        """
         passing = [at for at, entry in enumerate(entries) if self.passes(entry)]
         if not passing and self == Filters():
             passing = list(range(len(entries)))
-        return {at: self._own(entries[at]) for at in passing}
-
-    def _own(self, entry: Filtered) -> Sequence[str]:
-        """Return the names of a listed entry that are: one layer of several, where the text is in its name alone."""
-        text, names = self.text.lower(), entry.names
-        if not text or text in entry.layout.lower():
-            return names
-        matching = [name for name in names if text in printable(name).lower()]
-        return matching if 0 < len(matching) < len(names) else names
-
-    def keeps(self, entry: Filtered, name: str) -> bool:
-        """Whether one of a listed entry's names is."""
-        return name in self._own(entry)
-
-    def _is_of_model(self, entry: Filtered) -> bool:
-        return entry.listed or bool(self.text)
-
-    def _matches(self, entry: Filtered) -> bool:
-        text = self.text.lower()
-        if text in entry.title.lower() or text in entry.layout.lower():
-            return True
-        return any(text in printable(name).lower() for name in entry.names)
+        kept: Kept = {}
+        for at in passing:
+            names = entries[at].names
+            matching = names if self.is_in(entries[at].layout) else [name for name in names if self.is_in(name)]
+            kept[at] = matching or names
+        return kept
 
     def __str__(self) -> str:
         parts = ["findings only"] * self.findings + [f"role {self.role}"] * bool(self.role)
         return " · ".join([*parts, *[f"axis {self.axis}"] * bool(self.axis)])
-
-
-def roles_of(document: Document) -> list[str]:
-    """Return the choices of a role: the model's own tensors, all, then each role of the document alone."""
-    return ["", "all", *sorted({entry.role for entry in document.entries})]
-
-
-def axes_of(document: Document) -> list[str]:
-    """Return the choices of an axis: none, then each axis that splits a tensor of the document."""
-    return ["", *sorted({axis for entry in document.entries for axis in entry.axes})]
 
 
 def after(choices: Sequence[Choice], current: Choice) -> Choice:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import mask_of, ranks_on
 from shardviz.picture.model.mesh.rank_grid import grids_of, one_grid
 from shardviz.picture.model.palette import WRONG
 
-from .step_text import group_of
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -24,9 +20,9 @@ if TYPE_CHECKING:
     from shardviz.picture.model.sides import Sides
     from shardviz.picture.text.paint import Side
 
-    from .collectives import Collective
     from .document import Document
     from .selection import Selection
+    from .step import Collective
 
 
 GROUP_GAP = 2
@@ -35,11 +31,7 @@ GROUP_GAP = 2
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """A mesh laid out on lines and columns of the screen.
-
-    Attributes:
-        mesh: The mesh.
-    """
+    """A mesh laid out on lines and columns of the screen."""
 
     mesh: Mesh
 
@@ -62,46 +54,26 @@ class MeshPlan:
         return len(str(self.ranks.max())) + 2
 
     @cached_property
-    def _per_group(self) -> tuple[int, int]:
-        """Rows and columns of ranks in a group."""
-        inner = grids_of(self.mesh, 1)[0][0]
-        return inner.num_rows, inner.num_cols
-
-    def columns(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the columns of ranks that columns of the screen show, each with where its cell begins."""
-        cols = self._per_group[1]
-        width = cols * self.cell
-        for col in range(first // (width + GROUP_GAP) * cols, self.grid.num_cols):
-            begin = col * self.cell + col // cols * GROUP_GAP
-            if begin >= stop:
-                return
-            if begin + self.cell > first:
-                yield col, begin
+    def lines(self) -> list[int]:
+        """The line of the screen on which each row of ranks is."""
+        in_group = grids_of(self.mesh, 1)[0][0].num_rows
+        return [row + row // in_group for row in range(self.grid.num_rows)]
 
     @cached_property
-    def size(self) -> tuple[int, int]:
-        """Lines and columns of the whole grid."""
-        rows, cols = self._per_group
-        lines = self.grid.num_rows + (self.grid.num_rows - 1) // rows
-        return lines, self.grid.num_cols * self.cell + (self.grid.num_cols - 1) // cols * GROUP_GAP
-
-    def place(self, row: int, col: int) -> tuple[int, int]:
-        """Return the line and the column at which a rank's cell begins."""
-        rows, cols = self._per_group
-        return row + row // rows, col * self.cell + col // cols * GROUP_GAP
+    def columns(self) -> list[int]:
+        """The column of the screen at which the cells of each column of ranks begin."""
+        in_group = grids_of(self.mesh, 1)[0][0].num_cols
+        return [col * self.cell + col // in_group * GROUP_GAP for col in range(self.grid.num_cols)]
 
     def row_at(self, line: int) -> int | None:
         """Return the row of ranks on a line; None between groups."""
-        group, row = divmod(line, self._per_group[0] + 1)
-        rank_row = group * self._per_group[0] + row
-        return rank_row if row < self._per_group[0] and rank_row < self.grid.num_rows else None
+        row = bisect_right(self.lines, line) - 1
+        return row if self.lines[row] == line else None
 
     def col_at(self, column: int) -> int | None:
         """Return the column of ranks at a column of the screen; None between groups."""
-        width = self._per_group[1] * self.cell
-        group, ahead = divmod(column, width + GROUP_GAP)
-        rank_col = group * self._per_group[1] + ahead // self.cell
-        return rank_col if ahead < width and rank_col < self.grid.num_cols else None
+        col = bisect_right(self.columns, column) - 1
+        return col if col >= 0 and column < self.columns[col] + self.cell else None
 
 
 @dataclass(frozen=True)
@@ -141,33 +113,20 @@ def drawn_side(sides: Sides, side: Side) -> Side:
 
 def lights_of(document: Document, selection: Selection, rank: int | None = None, axis: str = "") -> Lights:
     """Mark the holders of the element under the map's cursor, and the group of a rank along an axis."""
-    files = document.dump.files
-    group: frozenset[int] = frozenset()
-    if axis and rank is not None and rank in files.mesh:
-        group = frozenset(files.mesh.group_of(rank, axis))
-    missing = document.missing
-    guilty = _guilty(document, selection)
-    if selection.plane is None:
-        return Lights(missing=missing, group=group, guilty=guilty)
-    try:
-        sides = document.sides(selection.entry, selection.name)
-    except ShardvizError:
-        return Lights(missing=missing, group=group, guilty=guilty)
+    mesh, guilty = document.mesh, frozenset[int]()
+    group = frozenset(mesh.group_of(rank, axis)) if axis and rank is not None and rank in mesh else frozenset[int]()
+    if document.is_about(selection.finding, selection.entry):
+        guilty = frozenset(document.findings[selection.finding].ranks)
+    lights = Lights(0, 0, document.missing, group, guilty)
+    sides = document.drawn(selection.entry, selection.name)
+    if selection.plane is None or sides is None:
+        return lights
     cell = sides.at(selection.plane.at)
     claimed = cell.claimed if sides.has_claimed else cell.held
-    return Lights(claimed, cell.held if sides.has_held else claimed, missing, group, guilty)
-
-
-def _guilty(document: Document, selection: Selection) -> frozenset[int]:
-    """Return the ranks that the chosen finding names; none where it is about another tensor."""
-    if not document.entries or selection.finding >= len(document.findings):
-        return frozenset()
-    finding = document.findings[selection.finding]
-    is_of_this = not finding.tensor or selection.finding in document.entries[selection.entry].findings
-    return frozenset(finding.ranks) if is_of_this else frozenset()
+    return replace(lights, claimed=claimed, held=cell.held if sides.has_held else claimed)
 
 
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:
     """Mark the ranks that take part in a collective, and the group of one of them."""
-    files, mask = document.dump.files, mask_of(collective.ranks)
-    return Lights(mask, mask, document.missing, group_of(collective, files.mesh, rank))
+    mask = mask_of(collective.ranks)
+    return Lights(mask, mask, document.missing, collective.group_of(document.mesh, rank))

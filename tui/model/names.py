@@ -81,4 +81,5 @@ def _split(name: str) -> list[Part]:
 
 def label(part: Part) -> str:
     """Return a module's name with its number."""
-    return part[0] if part[1] is None else f"{part[0]}.{part[1]}"
+    prefix, number = part
+    return prefix if number is None else f"{prefix}{'.' if prefix else ''}{number}"

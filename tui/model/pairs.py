@@ -1,60 +1,129 @@
-"""What a comparison lists: the tensors of two dumps, or of a job and a checkpoint, those that differ first."""
+"""What a comparison shows: the tensors of two dumps, or of a job and a checkpoint, those that differ first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.outcome import DIFFERENT
+from rich.text import Text
+
+from shardviz.checkpoint.comparing.outcome import DIFFERENT, notable
+from shardviz.errors import ShardvizError
 from shardviz.picture.model.differences import first_difference
 from shardviz.picture.model.drawing import drawn_dims
-from shardviz.picture.model.holders import Plane
+from shardviz.picture.model.holders import Plane, ranks_in_words, ranks_of
+from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.subjects.beside import beside
 from shardviz.picture.model.subjects.stored import numbered
-from shardviz.text import Fold, fold, printable
+from shardviz.picture.text.checkpoint import why_text
+from shardviz.picture.text.tables.exhibit import exhibit_lines
+from shardviz.picture.text.terminal import Terminal
+from shardviz.text import counted, fold, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable
 
     from shardviz.check.diff import Change, Difference
     from shardviz.checkpoint.beside.job import Job
-    from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
+    from shardviz.checkpoint.comparing.outcome import Comparison as Outcomes
+    from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.records import Checkpoint
+    from shardviz.picture.model.sides import Sides
     from shardviz.picture.model.subjects.beside import Beside, Marked
 
     from .document import Document
 
 
-How = tuple[tuple[str, str, str], ...]
-"""The differences between two tensors of one name: the aspect, before, after."""
+RELATIONS = {"≠": "different", "<": "only here", ">": "only there", "=": "same", "?": "not compared"}
+"""How two dumps' tensors compare, by the sign for it, in the order in which they are listed."""
 
-Relation = Literal["different", "only here", "only there", "same", "not compared"]
-
-SIGNS: dict[Relation, str] = {"different": "≠", "only here": "<", "only there": ">", "same": "=", "not compared": "?"}
-"""One sign per relation, in the order in which they are listed."""
+MOST_RANKS = 40
+"""Characters of the ranks in a tooltip."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One tensor in two dumps.
+    """A tensor on both sides, or several that are alike.
 
     Attributes:
         title: Its name.
-        here: Its entry in the first dump; None if it has none.
+        sign: How the sides compare, as one of `RELATIONS`.
+        what: The same in words.
+        here: Its entry in the dump; None if it has none.
         there: Its entry in the second dump; None if it has none.
-        relation: How they compare.
-        what: The difference in words; empty where there is none.
+        outcome: What became of it in a checkpoint, if that is the second side.
     """
 
     title: str
+    sign: str
+    what: str
     here: int | None
-    there: int | None
-    relation: Relation
-    what: str = ""
+    there: int | None = None
+    outcome: Outcome | None = None
 
 
-def pairs(here: Document, there: Document, difference: Difference) -> list[Pair]:
+@dataclass(frozen=True)
+class SideMap:
+    """One side of a pair: the titles of its box, its layout or why it is not drawn, and who holds it."""
+
+    title: str = ""
+    subtitle: str = ""
+    layout: str = ""
+    sides: Sides | None = None
+    describe: Callable[[tuple[int, ...]], str] | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A dump beside another one, or a job beside a checkpoint.
+
+    Attributes:
+        pairs: The tensors, different ones first.
+        legend: What their signs mean.
+        summary: What differs, in a few words.
+        maps: Draws both sides of a pair, of dumps a given one of claimed, held and their difference.
+        plane: The plane that a pair opens on, if that is not the chosen tensor's.
+        words: Says what became of a pair, in so many columns, if the maps do not say it.
+        picture: Draws a pair as `shardviz diff` does, if it does.
+    """
+
+    pairs: tuple[Pair, ...]
+    legend: str
+    summary: str
+    maps: Callable[[Pair, str], tuple[SideMap, SideMap]]
+    plane: Callable[[Pair], Plane | None] | None = None
+    words: Callable[[Pair, int], Text] | None = None
+    picture: Callable[[Pair], str] | None = None
+
+
+def _sorted(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    return tuple(sorted(pairs, key=lambda pair: list(RELATIONS).index(pair.sign)))
+
+
+def compared_dumps(here: Document, there: Document, difference: Difference) -> Comparison:
+    """Compare two dumps: the tensors of both by name and role."""
+    counts = [(len(difference.lost), "only in the first"), (len(difference.gained), "only in the second")]
+    findings = " · ".join(f"{counted(count, 'finding')} {where}" for count, where in counts if count)
+    return Comparison(
+        pairs(here, there, difference),
+        "Tensors: ≠ different  < first only  > second only  = the same  ? not compared",
+        findings or "the findings are the same",
+        lambda pair, side: (_map_of(here, pair.here, side), _map_of(there, pair.there, side)),
+    )
+
+
+def _map_of(document: Document, entry: int | None, side: str) -> SideMap:
+    title, sides, layout = printable(document.path.name), None, "not in this dump"
+    if entry is not None:
+        try:
+            sides, layout = document.sides(entry), document.entries[entry].layout
+        except ShardvizError as error:
+            layout = f"? not drawn: {printable(error.message)}"
+    return SideMap(title, side, layout, sides)
+
+
+def pairs(here: Document, there: Document, difference: Difference) -> tuple[Pair, ...]:
     """Pair the tensors of two dumps by name and role, in the first one's order, different ones first.
 
     Layers that are one entry in one dump may be several in the other: they are one pair where both dumps agree.
@@ -69,113 +138,106 @@ def pairs(here: Document, there: Document, difference: Difference) -> list[Pair]
     named = []
     for key in dict.fromkeys([*ours, *theirs]):
         name, role = key
-        changed = tuple(changes.get(name, ()))
-        how = tuple((change.aspect, change.before, change.after) for change in changed)
-        named.append((name, (ours.get(key), theirs.get(key), role in compared, how)))
-    folded = [_pair(printable(str(names)), *both) for names, both in fold(named)]
-    return sorted(folded, key=lambda pair: list(SIGNS).index(pair.relation))
+        here_at, there_at, sign, what = ours.get(key), theirs.get(key), "=", ""
+        if here_at is None or there_at is None:
+            sign = ">" if here_at is None else "<"
+        elif role not in compared:
+            sign = "?"
+        elif name in changes:
+            sign, what = "≠", _words(changes[name])
+        named.append((name, (sign, what or RELATIONS[sign], here_at, there_at)))
+    return _sorted(Pair(printable(str(names)), *both) for names, both in fold(named))
 
 
 def _entries(document: Document) -> dict[tuple[str, str], int]:
     """Return the index of each tensor's entry, by its name and role."""
-    return {(name, entry.tensor.role): at for at, entry in enumerate(document.entries) for name in entry.tensor.names}
+    return {(name, entry.role): at for at, entry in enumerate(document.entries) for name in entry.names}
 
 
-def _pair(title: str, here: int | None, there: int | None, is_compared: bool, how: How) -> Pair:
-    if here is None or there is None:
-        return Pair(title, here, there, "only there" if here is None else "only here")
-    if not is_compared:
-        return Pair(title, here, there, "not compared")
-    return Pair(title, here, there, "different" if how else "same", _words(how))
-
-
-def _words(how: How) -> str:
+def _words(changes: list[Change]) -> str:
     """Write the first aspect that changed, and the names of the others."""
-    if not how:
-        return ""
-    (aspect, before, after), *others = how
-    more = [other for other in dict.fromkeys(other for other, _, _ in others) if other != aspect]
+    first, *others = changes
+    more = [other for other in dict.fromkeys(change.aspect for change in others) if other != first.aspect]
     also = f", and {', '.join(more)}" if more else ""
-    return f"{aspect} {printable(before)} → {printable(after)}{also}"
+    return f"{first.aspect} {printable(first.before)} → {printable(first.after)}{also}"
 
 
-@dataclass(frozen=True)
-class Line:
-    """Tensors that share one statement.
+def compared_with_checkpoint(document: Document, job: Job, checkpoint: Checkpoint, outcomes: Outcomes) -> Comparison:
+    """Compare a job with a checkpoint: which rank claims which part, which file has it, wrong parts marked."""
+    numbers = numbered(checkpoint)
 
-    Attributes:
-        names: Their names.
-        outcome: What became of the first of them.
-        entry: The job's entry that has it; None where only the checkpoint has it.
-    """
+    @cache
+    def drawn(name: str) -> tuple[Beside, Marked | None, Marked | None]:
+        picture = beside(by_name[name], job, checkpoint, numbers)
+        sides = picture.sides
+        both = (sides, sides.turned()) if sides is not None else (None, None)
+        return picture, *both
 
-    names: Fold
-    outcome: Outcome
-    entry: int | None
+    def named(pair: Pair) -> str:
+        assert pair.outcome is not None, "a pair with a checkpoint has one"
+        return pair.outcome.name
 
-    @property
-    def sign(self) -> str:
-        """One character for what became of them."""
-        if self.outcome.verdict in DIFFERENT:
-            return {"missing": "<", "added": ">"}.get(self.outcome.verdict, "≠")
-        return "=" if self.outcome.verdict == "equal" else "?"
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A job beside a checkpoint.
-
-    Attributes:
-        document: The job's dump.
-        job: What is compared of it.
-        checkpoint: The checkpoint.
-        comparison: What became of every tensor.
-    """
-
-    document: Document
-    job: Job
-    checkpoint: Checkpoint
-    comparison: Comparison
-    _drawn: dict[str, tuple[Beside, Marked | None]] = field(default_factory=dict, compare=False, repr=False)
-
-    @cached_property
-    def numbers(self) -> Mapping[str, int]:
-        """The number of each file."""
-        return numbered(self.checkpoint)
-
-    @cached_property
-    def lines(self) -> tuple[Line, ...]:
-        """The tensors, different ones first, those that one side lacks behind them."""
-        outcomes = {outcome.name: outcome for outcome in self.comparison.outcomes}
-        known = {name: at for at, entry in reversed([*enumerate(self.document.entries)]) for name in entry.names}
-        named = (
-            (
-                outcome.name,
-                (replace(outcome, name="", other=""), at if (at := self._entry(outcome, known)) is not None else -1),
-            )
-            for outcome in outcomes.values()
+    def maps(pair: Pair, side: str) -> tuple[SideMap, SideMap]:
+        try:
+            picture, *both = drawn(named(pair))
+        except ShardvizError:
+            return SideMap(), SideMap()
+        describe = None if picture.sides is None else lambda place: _described(picture, place)
+        left, right = (
+            SideMap(sides.titles[0], sides=sides if sides.has_claimed else None, describe=describe)
+            if sides is not None
+            else SideMap()
+            for sides in both
         )
-        lines = [Line(names, outcomes[names.names()[0]], at if at >= 0 else None) for names, (_, at) in fold(named)]
-        return tuple(sorted(lines, key=lambda line: "≠<>?=".index(line.sign)))
+        return left, right
 
-    def _entry(self, outcome: Outcome, known: Mapping[str, int]) -> int | None:
-        name = outcome.name if outcome.name in self.job.tensors else outcome.other
-        return known.get(name) if name in self.job.tensors and outcome.verdict != "added" else None
+    def plane(pair: Pair) -> Plane | None:
+        try:
+            picture, sides, _ = drawn(named(pair))
+        except ShardvizError:
+            return None
+        return _plane_of(sides, picture.shape) if sides is not None else None
 
-    def drawn(self, line: Line) -> tuple[Beside, Marked | None]:
-        """Return the picture of a line's first tensor, and the same with the checkpoint as the first side.
+    def words(pair: Pair, width: int) -> Text:
+        try:
+            return _words_on(drawn(named(pair))[0], width)
+        except ShardvizError as error:
+            return Text(f"? not drawn: {printable(error.message)}")
 
-        Raises:
-            ShardvizError: It cannot be drawn.
-        """
-        name = line.outcome.name
-        if name not in self._drawn:
-            picture = beside(line.outcome, self.job, self.checkpoint, self.numbers)
-            self._drawn[name] = picture, picture.sides.turned() if picture.sides is not None else None
-        return self._drawn[name]
+    def picture_of(pair: Pair) -> str:
+        from shardviz.picture.svg.beside import beside_svg
+
+        return beside_svg(drawn(named(pair))[0])
+
+    by_name = {outcome.name: outcome for outcome in outcomes.outcomes}
+    return Comparison(
+        _sorted(_outcome_pairs(document, job, by_name)),
+        "Tensors: ≠ different  < job only  > checkpoint only  = equal  ? not compared",
+        notable(outcomes),
+        maps,
+        plane,
+        words,
+        picture_of,
+    )
 
 
-def plane_of(sides: Marked, shape: tuple[int, ...]) -> Plane | None:
+def _outcome_pairs(document: Document, job: Job, outcomes: dict[str, Outcome]) -> Iterable[Pair]:
+    """Yield what became of tensors, those that share a statement together."""
+    known = {name: at for at, entry in reversed([*enumerate(document.entries)]) for name in entry.names}
+    named = []
+    for outcome in outcomes.values():
+        name = outcome.name if outcome.name in job.tensors else outcome.other
+        entry = known.get(name, -1) if name in job.tensors and outcome.verdict != "added" else -1
+        named.append((outcome.name, (replace(outcome, name="", other=""), entry)))
+    for names, (outcome, entry) in fold(named):
+        verdict = outcome.verdict
+        sign = {"missing": "<", "added": ">"}.get(verdict, "≠") if verdict in DIFFERENT else "?"
+        sign = "=" if verdict == "equal" else sign
+        first = outcomes[names.names()[0]]
+        yield Pair(printable(str(names)), sign, verdict, entry if entry >= 0 else None, outcome=first)
+
+
+def _plane_of(sides: Marked, shape: tuple[int, ...]) -> Plane | None:
     """Return the plane that a tensor opens on, at the first element that differs; None without elements."""
     whole = sides.holders.shape
     if not all(whole):
@@ -184,3 +246,26 @@ def plane_of(sides: Marked, shape: tuple[int, ...]) -> Plane | None:
     plane = Plane(*((1, 0) if len(shape) < 2 else drawn_dims(cuts)), (0,) * len(whole))
     place = first_difference(sides, plane)
     return replace(plane, at=place) if place else plane
+
+
+def _described(picture: Beside, place: tuple[int, ...]) -> str:
+    """Say who claims an element, and which file has it."""
+    assert picture.sides is not None, "there is a map"
+    cell = picture.sides.at(place)
+    index = place[len(place) - len(picture.shape) :]
+    lines = [f"[{', '.join(map(str, index))}]{f' {WRONG}' if cell.different else ''}"]
+    lines += [f"claimed by {ranks_in_words(ranks_of(cell.claimed), MOST_RANKS)}"] if cell.claimed else []
+    files = picture.stored.files if picture.stored is not None else {}
+    lines += [f"in {printable(files[at])}" for at in ranks_of(cell.held) if at in files]
+    return "\n".join(lines)
+
+
+def _words_on(picture: Beside, width: int) -> Text:
+    """Write what became of a tensor, and what ranks hold."""
+    outcome = picture.outcome
+    texts = [why_text(outcome) or outcome.verdict]
+    texts += [picture.why] if picture.why and picture.why != outcome.why else []
+    texts += [f"{title:<6} {text}" for title, text in (("fix", outcome.fix), ("cause", outcome.cause)) if text]
+    lines = [Text(printable(text)) for text in texts]
+    lines += exhibit_lines(picture.exhibit, Terminal(width=width)) if picture.exhibit is not None else []
+    return Text("\n").join(lines)

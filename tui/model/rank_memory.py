@@ -1,9 +1,8 @@
-"""Numbers as they lie in a rank's memory, beside those that it should hold or those of another copy."""
+"""Numbers as they lie in a rank's memory, beside those that it should hold or those of a copy, and who has one."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,11 @@ from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.dump.content import leaves
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout.region import Region, indices
+from shardviz.picture.model.holders import ranks_of, ranks_text
+from shardviz.picture.model.palette import WRONG
+from shardviz.picture.model.sides import CLAIMED_AND_HELD
+
+from .target import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.layout.region import Ranges
+    from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.sides import Cell, Sides
 
     Numbers = NDArray[Any]
 
@@ -31,41 +36,49 @@ if TYPE_CHECKING:
 SAMPLE = 16
 """How many rows and columns decide the width of a column of values."""
 
+MOST_LOOKED_AT = 32
+"""Ranks whose own parts are looked into while a key is typed."""
+
 
 @dataclass(frozen=True)
-class Memory(ABC):
+class Memory:
     """One local tensor as it lies in memory, as a grid: the last dim to the right, the others downwards.
 
     Attributes:
         title: What its numbers are.
         shape: The local shape.
+        array: The numbers, row by row.
     """
 
     title: str
     shape: tuple[int, ...]
+    array: Numbers | None = None
 
-    @cached_property
+    @property
     def num_columns(self) -> int:
         """Numbers in a row."""
         return self.shape[-1] if self.shape else 1
 
-    @cached_property
+    @property
     def num_rows(self) -> int:
         """Rows."""
         return math.prod(self.shape[:-1])
 
-    @abstractmethod
     def keys(self, row: int, first: int, count: int) -> Numbers:
         """Return what some numbers of a row are compared by."""
+        assert self.array is not None, "subclasses may do without"
+        return self.array[row, first : first + count]
 
-    @abstractmethod
     def text(self, key: Any) -> str:
-        """Write one number."""
+        """Write a number, in six digits."""
+        return f"{key:.6g}" if isinstance(key, float) else str(key)
 
-    @property
-    @abstractmethod
+    @cached_property
     def width(self) -> int:
-        """The characters of the longest number, as far as that can be known without writing all."""
+        """The characters of the longest of the first and the last numbers."""
+        rows = {*range(min(SAMPLE, self.num_rows)), max(self.num_rows - 1, 0)}
+        last = max(self.num_columns - SAMPLE, 0)
+        return max((len(text) for row in rows for at in (0, last) for text in self.row(row, at, SAMPLE)), default=1)
 
     def row(self, row: int, first: int, count: int) -> list[str]:
         """Write some numbers of a row; none of a row that is not there."""
@@ -73,11 +86,7 @@ class Memory(ABC):
 
     def row_title(self, row: int) -> str:
         """Write the local index of a row: `1, 3`."""
-        parts: list[int] = []
-        for size in reversed(self.shape[:-1]):
-            row, at = divmod(row, size)
-            parts.insert(0, at)
-        return ", ".join(map(str, parts))
+        return ", ".join(map(str, index_of(row, self.shape[:-1])))
 
 
 @dataclass(frozen=True)
@@ -85,14 +94,13 @@ class Ids(Memory):
     """Which element of the whole tensor each number is; from 0, as an index or, of a tensor with one dim, a number.
 
     Attributes:
+        array: The elements, from 0; below that what is not an element of this tensor.
         whole: The shape of the whole tensor.
-        dims: Where they are ranges in every dim, the global index of every local index.
-        array: Otherwise the elements, row by row, from 0; below that what is not an element of this tensor.
+        dims: Instead of an array, where they are ranges in every dim, the global index of every local index.
     """
 
     whole: tuple[int, ...] = ()
     dims: tuple[NDArray[np.int64], ...] = ()
-    array: NDArray[np.int64] | None = None
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:
@@ -101,26 +109,20 @@ class Ids(Memory):
     def keys(self, row: int, first: int, count: int) -> Numbers:
         """Return some elements of a row, counted row by row over the whole tensor."""
         if self.array is not None:
-            return self.array[row, first : first + count]
-        base, rest = 0, row
-        for dim in range(len(self.shape) - 2, -1, -1):
-            rest, at = divmod(rest, self.shape[dim])
-            base += int(self.dims[dim][at]) * self._strides[dim]
+            return super().keys(row, first, count)
         if not self.dims:
-            return np.array([base])
+            return np.array([0])
+        place = zip(self.dims, index_of(row, self.shape[:-1]), self._strides, strict=False)
+        base = sum(int(dim[at]) * stride for dim, at, stride in place)
         return base + self.dims[-1][first : first + count] * self._strides[-1]
 
     def text(self, key: Any) -> str:
         """Write an element: `6,0`."""
         if key < 0:
             return {-1: "zero", ID_NONE - 1: "no id"}.get(key, "other")
-        parts: list[int] = []
-        for size in reversed(self.whole):
-            key, at = divmod(key, size)
-            parts.insert(0, at)
-        return ",".join(map(str, parts)) or "0"
+        return ",".join(map(str, index_of(key, self.whole))) or "0"
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The characters of the last element, or of the words for what is none."""
         longest = len(",".join(str(max(size - 1, 0)) for size in self.whole))
@@ -134,32 +136,6 @@ class Ids(Memory):
             return tuple(at_element[0].tolist()) if len(at_element) else None
         places = [np.flatnonzero(dim == at) for dim, at in zip(self.dims, index, strict=True)]
         return tuple(int(place[0]) for place in places) if all(map(len, places)) else None
-
-
-@dataclass(frozen=True)
-class Values(Memory):
-    """The model's own values.
-
-    Attributes:
-        array: The values, row by row.
-    """
-
-    array: Numbers
-
-    def keys(self, row: int, first: int, count: int) -> Numbers:
-        """Return some values of a row."""
-        return self.array[row, first : first + count]
-
-    @property
-    def width(self) -> int:
-        """The characters of the longest of the first and the last numbers."""
-        rows = {*range(min(SAMPLE, self.num_rows)), max(self.num_rows - 1, 0)}
-        last = max(self.num_columns - SAMPLE, 0)
-        return max((len(text) for row in rows for at in (0, last) for text in self.row(row, at, SAMPLE)), default=1)
-
-    def text(self, key: Any) -> str:
-        """Write a value in six digits."""
-        return f"{key:.6g}" if isinstance(key, float) else str(key)
 
 
 @dataclass(frozen=True)
@@ -177,30 +153,23 @@ class Beside:
     at: tuple[int, ...] | None = None
 
     def wrong(self, row: int, first: int, count: int) -> list[bool]:
-        """Return which numbers of a row are not what they should be."""
-        keys = self.memory.keys(row, first, count)
+        """Return which numbers of a row are not what they should be; what is not a number is equal to another."""
+        keys = self.memory.keys(row, first, count).tolist()
         if self.due is None:
             return [False] * len(keys)
         if row >= self.due.num_rows or self.due.shape[1:] != self.memory.shape[1:]:
             return [True] * len(keys)
-        due = self.due.keys(row, first, count)
-        short = [True] * (len(keys) - len(due))
-        return [*map(_differ, keys.tolist(), due.tolist()), *short]
+        due = self.due.keys(row, first, count).tolist()
+        differ = [bool(key != other and (key == key or other == other)) for key, other in zip(keys, due, strict=False)]
+        return [*differ, *[True] * (len(keys) - len(due))]
 
     @cached_property
     def cursor(self) -> tuple[int, int] | None:
         """The row and the column of the chosen element."""
         if self.at is None:
             return None
-        row = 0
-        for at, size in zip(self.at[:-1], self.memory.shape[:-1], strict=True):
-            row = row * size + at
-        return row, self.at[-1] if self.at else 0
-
-
-def _differ(value: Any, other: Any) -> bool:
-    """Whether two numbers differ; one that is not a number is equal to another."""
-    return bool(value != other and (value == value or other == other))
+        rows, at = self.memory.shape[:-1], self.at[:-1]
+        return int(np.ravel_multi_index(at, rows)) if at else 0, self.at[-1] if self.at else 0
 
 
 def part_text(shard: Shard) -> str:
@@ -224,29 +193,21 @@ def ids_in_memory(dump: Dump, tensor: Tensor, rank: int, name: str = "") -> Ids:
         raise DumpError(f"{tensor.name} was not stamped, so it has no ids")
     whole = shard.layout.index_shape if shard.layout else tensor.shape
     if shard.held is not None:
-        return Ids("held", shard.held.shape, whole, tuple(map(indices, shard.held.dims)))
+        return Ids("held", shard.held.shape, whole=whole, dims=tuple(map(indices, shard.held.dims)))
     ids = dump.local_ids(shard, name or tensor.names[0]) - 1
-    return Ids("held", ids.shape, whole, array=ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1] if ids.ndim else 1))
+    rows = ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1] if ids.ndim else 1)
+    return Ids("held", ids.shape, rows, whole)
 
 
 def claimed_in_memory(shard: Shard) -> Ids | None:
     """Return the elements that a rank should hold by its placements; None for a plain tensor."""
-    layout = shard.layout
-    dims: tuple[Ranges, ...] | None = claimed_dims(layout).get(shard.rank) if layout is not None else None
-    if layout is None or dims is None:
+    if (layout := shard.layout) is None or (dims := claimed_dims(layout).get(shard.rank)) is None:
         return None
-    return Ids("claimed", Region(dims).shape, layout.index_shape, tuple(map(indices, dims)))
+    return Ids("claimed", Region(dims).shape, whole=layout.index_shape, dims=tuple(map(indices, dims)))
 
 
 def ids_beside(dump: Dump, tensor: Tensor, rank: int, name: str = "", index: Sequence[int] | None = None) -> Beside:
-    """Return the elements that a rank holds beside those that it should hold.
-
-    Args:
-        dump: The dump.
-        tensor: The tensor.
-        rank: The rank.
-        name: Which of the tensor's names.
-        index: The chosen element.
+    """Return the elements that a rank holds beside those that it should hold, with a chosen one.
 
     Raises:
         DumpError: The dump has no ids of it, or they are too many to lay out.
@@ -271,24 +232,21 @@ def values_beside(dump: Dump, tensor: Tensor, rank: int, name: str = "") -> Besi
     return None
 
 
-def _values(dump: Dump, shard: Shard, name: str, title: str) -> Values | None:
+def _values(dump: Dump, shard: Shard, name: str, title: str) -> Memory | None:
     body = shard.body
     if 0 in body.local_shape or (body.values is None and not body.dense):
         return None
-    columns = body.local_shape[-1] if body.local_shape else 1
-    if body.values is not None:
-        array: Numbers = np.array(leaves(body.values), dtype=object)
-    else:
-        try:
-            array = dump.values(shard, name)
-        except ShardvizError:
-            return None
-    return Values(title, body.local_shape, array.reshape(-1, columns))
+    try:
+        array = np.array(leaves(body.values), dtype=object) if body.values is not None else dump.values(shard, name)
+    except ShardvizError:
+        return None
+    return Memory(title, body.local_shape, array.reshape(-1, body.local_shape[-1] if body.local_shape else 1))
 
 
-def _copy(dump: Dump, tensor: Tensor, rank: int, name: str, values: Values) -> Values | None:
+def _copy(dump: Dump, tensor: Tensor, rank: int, name: str, values: Memory) -> Memory | None:
     """Return the values of another rank that should be equal, first of one whose values are not."""
-    group = next((group for group in copies_of(tensor, dump.stamped.get(name)) if rank in map(_rank, group)), [])
+    groups = copies_of(tensor, dump.stamped.get(name))
+    group = next((group for group in groups if any(shard.rank == rank for shard in group)), [])
     at = tensor.index(name)
     digest = tensor.shards[rank].digest(at)
     for shard in sorted(group, key=lambda shard: shard.digest(at) == digest):
@@ -298,5 +256,44 @@ def _copy(dump: Dump, tensor: Tensor, rank: int, name: str, values: Values) -> V
     return None
 
 
-def _rank(shard: Shard) -> int:
-    return shard.rank
+def holders_at(sides: Sides, cell: Cell) -> list[tuple[str, int]]:
+    """Return the ranks that should hold an element and those that do, as masks with their titles, as far as known."""
+    known = ((cell.claimed, sides.has_claimed), (cell.held, sides.has_held))
+    return [(title, mask) for title, (mask, is_known) in zip(sides.titles, known, strict=True) if is_known]
+
+
+def named(mask: int, mesh: Mesh | None) -> str:
+    """Write ranks, a single one with its coordinates on a mesh: `3 (fsdp=1 tp=1)`."""
+    ranks = ranks_of(mask)
+    if mesh is not None and len(ranks) == 1 and ranks[0] in mesh:
+        return f"{ranks[0]} ({mesh.label(ranks[0]).replace(',', '')})"
+    return ranks_text(mask) if ranks else "nobody"
+
+
+def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name: str = "") -> list[str]:
+    """Say who should hold an element and who does, in a line each, with its index in their own part."""
+    cell = sides.at((*(0,) * (len(sides.holders.shape) - len(place)), *place))
+    mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
+
+    def index_on(rank: int, title: str) -> tuple[int, ...] | None:
+        if rank not in tensor.shards or title not in CLAIMED_AND_HELD:
+            return None
+        try:
+            is_claim = title == "claimed"
+            ids = claimed_in_memory(tensor.shards[rank]) if is_claim else ids_in_memory(dump, tensor, rank, name)
+        except ShardvizError:
+            return None
+        return ids.find(place) if ids is not None and len(ids.whole) == len(place) else None
+
+    lines = []
+    for title, mask in holders_at(sides, cell):
+        ranks = ranks_of(mask)
+        places = {index_on(rank, title) for rank in ranks[:MOST_LOOKED_AT]}
+        is_one = len(places) == 1 and None not in places and len(ranks) <= MOST_LOOKED_AT
+        there = f", there at {list(places.pop() or ())}" if is_one else ""
+        prefix = "" if not ranks else "rank " if len(ranks) == 1 else "ranks "
+        lines.append(f"{title:<8} by {prefix}{named(mask, mesh)}{there}")
+    if cell.different:
+        where = "where the placements claim" if sides.titles == CLAIMED_AND_HELD else "where it is intended"
+        return [*lines, f"{WRONG} it is not {where}"]
+    return [*lines, *(f"{WRONG} {words}" for _, words in sides.reasons_at(cell) if cell.guilty)]

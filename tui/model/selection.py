@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardviz.dump.find import find_tensors
 from shardviz.errors import ShardvizError
@@ -16,7 +16,6 @@ from shardviz.picture.model.subjects.subject import IN_PLACE, OF_PLACES
 from shardviz.text import counted, printable
 
 from .names import shortened
-from .rank_lines import who_has
 from .target import Target
 
 if TYPE_CHECKING:
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
     from shardviz.picture.text.paint import Side
 
     from .document import Document
+    from .filters import Entry
+    from .stored import StoredDocument
+
+    AnyDocument: TypeAlias = Document | StoredDocument
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,14 @@ class Selection:
     name: str = ""
 
 
-def first_selection(document: Document) -> Selection:
+def first_selection(document: AnyDocument) -> Selection:
     """Return the selection that a document opens with: its first finding, or its first tensor."""
     if document.by_finding:
         return of_finding(document, Selection(), min(document.by_finding))
     return of_entry(document, Selection(), 0) if document.entries else Selection()
 
 
-def name_of(document: Document, selection: Selection) -> str:
+def name_of(document: AnyDocument, selection: Selection) -> str:
     """Return the name of the chosen tensor, of identical layers the chosen one's; empty where there are no tensors."""
     if not document.entries:
         return ""
@@ -63,73 +66,66 @@ def name_of(document: Document, selection: Selection) -> str:
     return selection.name if selection.name in names else names[0]
 
 
-def of_entry(document: Document, selection: Selection, entry: int, name: str = "") -> Selection:
+def of_entry(document: AnyDocument, selection: Selection, entry: int, name: str = "") -> Selection:
     """Return the selection with another tensor: its first finding, the most useful side, its first element."""
     tensor_entry = document.entries[entry]
     shape = (1,) * (2 - len(tensor_entry.tensor.shape)) + tuple(tensor_entry.tensor.shape)
     plane = Plane(*_first_dims(document, entry), (0,) * len(shape)) if all(shape) else None
     finding = tensor_entry.findings[0] if tensor_entry.findings else selection.finding
-    findings = [document.findings[index] for index in tensor_entry.findings]
-    differs = any(listed.kind in OF_PLACES or listed.kind in IN_PLACE for listed in findings)
+    kinds = [document.findings[index].kind for index in tensor_entry.findings]
+    differs = any(kind in OF_PLACES or kind in IN_PLACE for kind in kinds)
     side: Side = "difference" if differs else "claimed" if selection.side == "difference" else selection.side
-    if tensor_entry.tensor.claimed is None and not differs:
+    if not tensor_entry.has_claim and not differs:
         side = "held"
     return replace(selection, entry=entry, plane=plane, finding=finding, side=side, name=name)
 
 
-def _first_dims(document: Document, entry: int) -> tuple[int, int]:
+def _first_dims(document: AnyDocument, entry: int) -> tuple[int, int]:
     """Return the dims that a tensor opens on: a line downwards, and of more than two dims those that are split."""
     ndim = len(document.entries[entry].tensor.shape)
-    if ndim < 2:
-        return 1, 0
     if ndim > 2:
         with suppress(ShardvizError):
             holders = document.sides(entry).holders
             return drawn_dims([len(holders.edges(dim)) - 1 for dim in range(ndim)])
-    return ndim - 2, ndim - 1
+    return (ndim - 2, ndim - 1) if ndim > 1 else (1, 0)
 
 
-def of_finding(document: Document, selection: Selection, finding: int) -> Selection:
+def of_finding(document: AnyDocument, selection: Selection, finding: int) -> Selection:
     """Return the selection with a finding, its tensor, and the first element of it that is misplaced."""
     if finding not in document.by_finding:
         return replace(selection, finding=finding)
     entry = document.by_finding[finding]
-    named = document.findings[finding].tensors
-    name = next((name for name in document.entries[entry].names if name in named), "")
+    tensors, ranks = document.findings[finding].tensors, document.findings[finding].ranks
+    name = next((name for name in document.entries[entry].names if name in tensors), "")
     selection = of_entry(document, selection, entry, name)
-    ranks = document.findings[finding].ranks
-    plane, rank = selection.plane, ranks[0] if ranks else selection.rank
-    if plane is not None and (place := _first_difference(document, selection.entry, plane)):
-        plane = replace(plane, at=place)
-    return replace(selection, finding=finding, rank=rank, plane=plane)
+    plane = selection.plane
+    with suppress(ShardvizError):
+        if plane is not None and (place := first_difference(document.sides(entry), plane)):
+            plane = replace(plane, at=place)
+    return replace(selection, finding=finding, rank=ranks[0] if ranks else selection.rank, plane=plane)
 
 
 def next_finding(document: Document, selection: Selection, step: int) -> Selection:
-    """Return the selection with the finding `step` further on; after the last comes the first."""
+    """Return the selection with the finding `step` further on, round and round; another tensor's comes first."""
+    step = step if document.is_about(selection.finding, selection.entry) else 0
     return of_finding(document, selection, (selection.finding + step) % len(document.findings))
 
 
-def carried_over(before: Document, after: Document, selection: Selection) -> Selection:
+def carried_over(before: AnyDocument, after: AnyDocument, selection: Selection) -> Selection:
     """Return the selection after a document was checked or read again: the same tensor and place if it has them."""
-    if after.dump is not before.dump:
-        selection = _of_same_tensor(before, after, selection)
+    selection = _of_same_tensor(before, after, selection)
     return selection if selection.finding < len(after.findings) else replace(selection, finding=0)
 
 
-def _of_same_tensor(before: Document, after: Document, selection: Selection) -> Selection:
-    if not before.entries or not after.entries:
-        return first_selection(after)
-    old, name = before.entries[selection.entry].tensor, name_of(before, selection)
-    for index, entry in enumerate(after.entries):
-        if entry.role == old.role and name in entry.names:
-            same = entry.tensor.shape == old.shape
+def _of_same_tensor(before: AnyDocument, after: AnyDocument, selection: Selection) -> Selection:
+    name = name_of(before, selection)
+    entries: Sequence[Entry] = after.entries
+    for index, entry in enumerate(entries):
+        if name and name in entry.names and entry.role == before.entries[selection.entry].role:
+            if entry.tensor.shape == before.entries[selection.entry].tensor.shape:
+                return replace(selection, entry=index)
             moved = of_entry(after, selection, index, selection.name)
-            return replace(
-                selection,
-                entry=index,
-                finding=moved.finding if not same else selection.finding,
-                plane=selection.plane if same else moved.plane,
-            )
+            return replace(moved, side=selection.side)
     return first_selection(after)
 
 
@@ -137,14 +133,7 @@ def rank_of(document: Document, selection: Selection, among: Sequence[int] = ())
     """Return the chosen rank; until one is chosen, the first of `among`, or of the mesh."""
     if selection.rank is not None:
         return selection.rank
-    return among[0] if among else document.dump.files.mesh.ranks[0]
-
-
-def _first_difference(document: Document, entry: int, plane: Plane) -> tuple[int, ...] | None:
-    try:
-        return first_difference(document.sides(entry), plane)
-    except ShardvizError:
-        return None
+    return among[0] if among else document.mesh.ranks[0]
 
 
 def next_plane(plane: Plane) -> Plane:
@@ -162,39 +151,26 @@ def next_slice(plane: Plane, shape: Sequence[int], step: int) -> tuple[int, ...]
     return None if left else tuple(place)
 
 
-@dataclass(frozen=True)
-class Link:
-    """What a viewer was asked to open on.
-
-    Attributes:
-        tensor: A tensor, as `shardviz show` finds it.
-        rank: A rank.
-    """
-
-    tensor: str | None = None
-    rank: int | None = None
-
-
-def opened_on(document: Document, link: Link) -> Selection:
-    """Return the selection that a document opens with: what a link names, or its first finding.
+def opened_on(document: Document, tensor: str | None, rank: int | None) -> Selection:
+    """Return the selection that a document opens with: a tensor and a rank that are asked for, or its first finding.
 
     Raises:
         ShardvizError: It has no such tensor; one that is only read in part may have it still.
     """
     selection = first_selection(document)
-    if link.tensor is not None:
+    if tensor is not None:
         try:
-            name, _ = find_tensors(document.dump, link.tensor)[0]
+            name, _ = find_tensors(document.dump, tensor)[0]
         except ShardvizError:
             if not document.is_partial:
                 raise
         else:
             entries = (index for index, entry in enumerate(document.entries) if name in entry.names)
             selection = at_target(document, selection, Target(next(entries, None), name))
-    return selection if link.rank is None else replace(selection, rank=link.rank)
+    return selection if rank is None else replace(selection, rank=rank)
 
 
-def at_target(document: Document, selection: Selection, target: Target) -> Selection:
+def at_target(document: AnyDocument, selection: Selection, target: Target) -> Selection:
     """Return the selection with what a target names; all else stays."""
     if target.rank is not None:
         return replace(selection, rank=target.rank)
@@ -209,28 +185,19 @@ def at_target(document: Document, selection: Selection, target: Target) -> Selec
     return replace(selection, plane=replace(selection.plane, at=(*(0,) * missing, *target.place)))
 
 
-def about(document: Document, target: Target) -> str:
+def about(document: AnyDocument, target: Target) -> str:
     """Say which rank, tensor or element a target is; of an element, who should hold it and who does."""
-    if target.rank is not None:
-        mesh = document.dump.files.mesh
+    if target.rank is not None and document.mesh is not None:
         lost = "\n? the dump has no readable file for it" if target.rank in document.missing else ""
-        return f"rank {target.rank}: {mesh.label(target.rank)}{lost}"
+        return f"rank {target.rank}: {document.mesh.label(target.rank)}{lost}"
     if target.entry is None:
         return ""
-    entry = document.entries[target.entry]
-    title = f"{shortened(printable(target.name))}  {entry.layout}"
-    others = f"\nand {counted(target.others, 'more tensor')} with this in the name" if target.others else ""
+    title = f"{shortened(printable(target.name))}  {document.entries[target.entry].layout}"
     if target.place is None:
+        others = f"\nand {counted(target.others, 'more tensor')} with this in the name" if target.others else ""
         return title + others
-    return "\n".join([f"{list(target.place)} of {title}", *_who(document, target)])
-
-
-def _who(document: Document, target: Target) -> list[str]:
-    assert target.entry is not None
-    assert target.place is not None
-    tensor = document.entries[target.entry].tensor
     try:
-        sides = document.sides(target.entry, target.name)
-        return who_has(document.dump, tensor, sides, target.place, target.name)
+        who = document.who(target.entry, target.place, target.name)
     except ShardvizError as error:
-        return [f"? {printable(error.message)}"]
+        who = [f"? {printable(error.message)}"]
+    return "\n".join([f"{list(target.place)} of {title}", *who])

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 
 from shardviz.errors import ShardvizError
-from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.palette import rank_colour
 from shardviz.picture.model.subjects.stored import numbered, stored
 from shardviz.picture.text.checkpoint import in_order, total
-from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.report import not_checked_lines
-from shardviz.picture.text.terminal import Terminal
-from shardviz.text import bytes_text, counted, nearest, printable
+from shardviz.text import bytes_text, nearest, printable
 
 from ..colors import rank_style, verdict_style
 from .names import shortened
 from .target import Known, Target, parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardviz.check.report import Report
     from shardviz.check.verdicts import Verdict
     from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.explain.finding import Finding
+    from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.sides import Sides
     from shardviz.picture.model.subjects.stored import Stored, StoredPart
 
 
@@ -48,6 +47,7 @@ class StoredEntry:
     suffix: ClassVar[str] = ""
     role: ClassVar[str] = ""
     listed: ClassVar[bool] = True
+    has_claim: ClassVar[bool] = True
     axes: ClassVar[frozenset[str]] = frozenset()
 
     @property
@@ -91,6 +91,8 @@ class StoredDocument:
 
     checkpoint: Checkpoint
     report: Report | None = None
+    mesh: ClassVar[Mesh | None] = None
+    missing: ClassVar[frozenset[int]] = frozenset()
     _drawn: dict[str, Stored] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -98,38 +100,32 @@ class StoredDocument:
         """The number of each file."""
         return numbered(self.checkpoint)
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the check found."""
+        return self.report.findings if self.report else ()
+
+    @cached_property
+    def by_finding(self) -> dict[int, int]:
+        """The entry of each finding."""
+        return {finding: index for index, entry in enumerate(self.entries) for finding in entry.findings}
+
     @cached_property
     def entries(self) -> tuple[StoredEntry, ...]:
         """The tensors in the order of their names."""
-        findings = self._findings
-        return tuple(
-            StoredEntry(tensor, self._verdict(tensor.name), tuple(findings.get(tensor.name, ())))
-            for tensor in in_order(self.checkpoint)
-        )
-
-    @cached_property
-    def _findings(self) -> dict[str, list[int]]:
-        indices: dict[str, list[int]] = {}
-        for index, finding in enumerate(self.report.findings if self.report else ()):
+        findings: dict[str, list[int]] = {}
+        for index, finding in enumerate(self.findings):
             for name in finding.tensors:
-                indices.setdefault(name, []).append(index)
-        return indices
-
-    def _verdict(self, name: str) -> Verdict:
-        if self.report is None:
-            return "pending"
-        return self._worst.get(name, "unknown" if name in self._unchecked else "good")
-
-    @cached_property
-    def _worst(self) -> dict[str, Verdict]:
-        verdicts: dict[str, Verdict] = {}
-        for finding in reversed(self.report.findings if self.report else ()):
-            verdicts |= dict.fromkeys(finding.tensors, finding.severity)
-        return verdicts
-
-    @cached_property
-    def _unchecked(self) -> frozenset[str]:
-        return frozenset(reason.tensor for reason in self.report.not_checked) if self.report else frozenset()
+                findings.setdefault(name, []).append(index)
+        unchecked = {reason.tensor for reason in self.report.not_checked} if self.report else set()
+        entries = []
+        for tensor in in_order(self.checkpoint):
+            indices = findings.get(tensor.name, [])
+            verdict: Verdict = "pending" if self.report is None else "unknown" if tensor.name in unchecked else "good"
+            entries.append(
+                StoredEntry(tensor, self.findings[indices[0]].severity if indices else verdict, tuple(indices))
+            )
+        return tuple(entries)
 
     def stored(self, entry: int) -> Stored:
         """Return a tensor with its parts, made once.
@@ -142,43 +138,34 @@ class StoredDocument:
             self._drawn[tensor.name] = stored(tensor, self.numbers)
         return self._drawn[tensor.name]
 
-    def checked(self, report: Report) -> StoredDocument:
-        """Return it with its report; maps are kept."""
-        return replace(self, report=report)
+    def sides(self, entry: int, name: str = "") -> Sides:
+        """Return which file holds what of a tensor.
+
+        Raises:
+            DumpError: It cannot be drawn.
+        """
+        return self.stored(entry).sides
+
+    def who(self, entry: int, place: Sequence[int], name: str = "") -> list[str]:
+        """Say which bytes of which file have an element.
+
+        Raises:
+            DumpError: It cannot be drawn.
+        """
+        return where(self.stored(entry), place).plain.splitlines()
 
 
-def first_plane(tensor: Saved) -> Plane | None:
-    """Return the plane that a tensor is first drawn on: its last two dims that are split, or its last two; a line
-    runs downwards.
-    """
-    shape = (1,) * (2 - len(tensor.shape)) + tensor.shape
-    if len(tensor.shape) < 2:
-        return Plane(1, 0, (0, 0)) if all(shape) else None
-    missing = len(shape) - len(tensor.shape)
-    split = [dim for dim in range(len(tensor.shape)) if len({chunk.offsets[dim] for chunk in tensor.chunks}) > 1]
-    dims = sorted([*(dim + missing for dim in split), *(dim for dim in reversed(range(len(shape))))][:2])
-    if len(set(dims)) < 2:
-        dims = [len(shape) - 2, len(shape) - 1] if dims[0] >= len(shape) - 2 else [dims[0], len(shape) - 1]
-    return Plane(dims[0], dims[1], (0,) * len(shape)) if all(shape) else None
-
-
-def parts_at(tensor: Stored, place: tuple[int, ...]) -> list[StoredPart]:
-    """Return the parts that have an element, given by its index in the shape of the holders."""
+def parts_at(tensor: Stored, place: Sequence[int]) -> list[StoredPart]:
+    """Return the parts that have an element, given by its index in the shape of the holders or in its own."""
     index = place[len(place) - len(tensor.tensor.shape) :]
-    return [part for part in tensor.parts if _has(part, index)]
-
-
-def _has(part: StoredPart, index: tuple[int, ...]) -> bool:
-    dims = zip(part.region.dims, index, strict=True)
-    return all(any(start <= at < stop for start, stop in ranges) for ranges, at in dims)
-
-
-def drawn(document: StoredDocument, entry: int) -> tuple[Stored | None, str]:
-    """Return a tensor's parts, or why they cannot be drawn."""
-    try:
-        return document.stored(entry), ""
-    except ShardvizError as error:
-        return None, error.message
+    return [
+        part
+        for part in tensor.parts
+        if all(
+            any(start <= at < stop for start, stop in ranges)
+            for ranges, at in zip(part.region.dims, index, strict=True)
+        )
+    ]
 
 
 def named(checkpoint: Checkpoint, text: str) -> str:
@@ -215,41 +202,15 @@ def file_line(at: int, name: str, size: int | None, most: int, colours: str) -> 
     return line.append(f"{bytes_text(size):>10}  ").append(f"{bar:<8}  ", "dim").append(printable(name))
 
 
-def where(tensor: Stored, place: tuple[int, ...]) -> Text:
+def where(tensor: Stored, place: Sequence[int]) -> Text:
     """Write which bytes of which file have an element."""
     index = place[len(place) - len(tensor.tensor.shape) :]
     text = Text.assemble((f"[{', '.join(map(str, index))}]", "bold"))
-    parts = [part for part in parts_at(tensor, place) if part.file is not None]
+    parts = [(part.file, part) for part in parts_at(tensor, place) if part.file is not None]
     if not parts:
         return text.append("  in no file", verdict_style("error"))
-    for part in parts[:2]:
-        assert part.file is not None, "it was just looked at"
-        text.append(f"  file {part.file} ").append(printable(tensor.files[part.file]), "bold")
+    for file, _ in parts[:2]:
+        text.append(f"  file {file} ").append(printable(tensor.files[file]), "bold")
     twice = f"  in {len(parts)} parts" if len(parts) > 1 else ""
-    spans = ", and ".join(str(part.bytes) for part in parts[:2])
-    return text.append(f"\n{spans}: part {parts[0].region}", "dim").append(twice, verdict_style("warning"))
-
-
-def about(document: StoredDocument, target: Target) -> str:
-    """Say which tensor or element a target is, and which file has the element."""
-    if target.entry is None:
-        return ""
-    entry = document.entries[target.entry]
-    title = f"{shortened(entry.title)}  {entry.layout}"
-    others = f"\nand {counted(target.others, 'more tensor')} with this in the name" if target.others else ""
-    if target.place is None:
-        return title + others
-    tensor, why = drawn(document, target.entry)
-    if tensor is None:
-        return f"{title}\n? {printable(why)}"
-    missing = max(2 - len(target.place), 0)
-    return f"{title}\n{where(tensor, (*(0,) * missing, *target.place)).plain}"
-
-
-def findings_text(report: Report, width: int) -> Text:
-    """Write what is wrong, or that nothing is."""
-    terminal = Terminal(width=width)
-    lines = [*findings_lines(report.findings, terminal), *not_checked_lines(report, terminal)]
-    if not lines:
-        return Text(f"✓ the files have all of {counted(report.num_tensors, 'tensor')}", verdict_style("good"))
-    return Text("\n").join(lines)
+    spans = ", and ".join(str(part.bytes) for _, part in parts[:2])
+    return text.append(f"\n{spans}: part {parts[0][1].region}", "dim").append(twice, verdict_style("warning"))

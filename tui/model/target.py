@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shardviz.text import counted, nearest, printable
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardviz.layout.mesh import Mesh
+
+    from .filters import Entry
 
 
 Place = tuple[int, ...]
@@ -27,14 +29,6 @@ _IN_TENSOR = re.compile(r"(.*[^.\s])\s*(\[[-\d\s,]*\]|#\s*\d+)")
 _COORD = re.compile(r"([A-Za-z_]\w*)\s*=\s*(\d{1,9})")
 
 
-class Named(Protocol):
-    """A tensor, or identical layers of one, as far as it can be gone to."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Its names."""
-
-
 @dataclass(frozen=True)
 class Known:
     """What can be gone to.
@@ -47,7 +41,7 @@ class Known:
         mesh: The mesh of the ranks; None where there are none.
     """
 
-    entries: Sequence[Named]
+    entries: Sequence[Entry]
     shape_of: Callable[[int], tuple[int, ...]]
     entry: int = 0
     name: str = ""
@@ -82,8 +76,9 @@ def parse_target(text: str, known: Known) -> Target | str:
     text = text.strip()
     if not text:
         return HOW
-    if (exact := _by_name(text, known, exactly=True)) is not None:
-        return exact
+    for index, entry in enumerate(known.entries):
+        if text in entry.names:
+            return Target(index, text)
     if (rank := _rank(text, known)) is not None:
         return rank
     if _FLAT.fullmatch(text) or _NUMBERS.fullmatch(text):
@@ -95,8 +90,7 @@ def parse_target(text: str, known: Known) -> Target | str:
 
 def _rank(text: str, known: Known) -> Target | str | None:
     """Read a rank, or its coordinates; None where it is neither. A single number is a rank unless it is an index."""
-    mesh = known.mesh
-    match = _RANK.fullmatch(text)
+    mesh, match = known.mesh, _RANK.fullmatch(text)
     if mesh is None:
         return "a checkpoint has no ranks" if match else None
     if match is None and text.isdigit() and (not known.entries or len(known.shape_of(known.entry)) != 1):
@@ -104,57 +98,36 @@ def _rank(text: str, known: Known) -> Target | str | None:
     if match is not None:
         rank = int(match[1])
         return Target(rank=rank) if rank in mesh else f"there is no rank {rank}: the mesh is {mesh}"
-    coord = dict(_COORD.findall(text))
+    coord = {axis: int(position) for axis, position in _COORD.findall(text)}
     if not coord or _COORD.sub("", text).strip(" ,()"):
         return None
-    return _at_coord({axis: int(position) for axis, position in coord.items()}, mesh)
-
-
-def _at_coord(coord: dict[str, int], mesh: Mesh) -> Target | str:
     for axis, position in coord.items():
         if axis not in mesh.axes:
             return f"there is no axis {axis}: the mesh is {mesh}"
         if position >= mesh.shape[mesh.axes.index(axis)]:
             return f"{axis}={position} is not on the mesh {mesh}"
-    rank = mesh.rank_at(tuple(coord.get(axis, 0) for axis in mesh.axes))
-    return Target(rank=rank)
+    return Target(rank=mesh.rank_at(tuple(coord.get(axis, 0) for axis in mesh.axes)))
 
 
 def _tensor(text: str, known: Known) -> Target | str:
     """Find a tensor by its name, the end of it, its module, or a part of it; the first of several in model order."""
-    if (target := _by_name(text, known)) is not None:
-        return target
-    names = [name for entry in known.entries for name in entry.names]
-    close = nearest(text, names)
-    meant = f"; did you mean {printable(close)}?" if close else ""
-    return f"no tensor has {printable(text)} in its name{meant}"
-
-
-def _by_name(text: str, known: Known, *, exactly: bool = False) -> Target | None:
-    lower = text.lower()
-    best: tuple[int, int, str] | None = None
-    count = 0
+    lower, fits = text.lower(), []
     for index, entry in enumerate(known.entries):
         for name in entry.names:
-            if (exactly and name != text) or (fit := _fit(text, lower, name)) is None:
-                continue
-            count += 1
-            if best is None or fit < best[0]:
-                best = (fit, index, name)
-    if best is None:
-        return None
-    return Target(best[1], best[2], others=0 if best[0] == 0 else count - 1)
-
-
-def _fit(text: str, lower: str, name: str) -> int | None:
-    """Return how well a text fits a name, 0 best; None where it does not."""
-    if name == text:
-        return 0
-    if name.startswith(f"{text}.") or f".{text}." in name:
-        return 1
-    if name.endswith(f".{text}"):
-        return 2
-    return 3 if lower in printable(name).lower() else None
+            if name == text:
+                return Target(index, name)
+            if f".{text}." in f".{name}":
+                fits.append((0, index, name))
+            elif name.endswith(f".{text}"):
+                fits.append((1, index, name))
+            elif lower in printable(name).lower():
+                fits.append((2, index, name))
+    if fits:
+        _, index, name = min(fits, key=lambda fit: fit[0])
+        return Target(index, name, others=len(fits) - 1)
+    close = nearest(text, [name for entry in known.entries for name in entry.names])
+    meant = f"; did you mean {printable(close)}?" if close else ""
+    return f"no tensor has {printable(text)} in its name{meant}"
 
 
 def _element(text: str, known: Known, target: Target) -> Target | str:
@@ -162,9 +135,7 @@ def _element(text: str, known: Known, target: Target) -> Target | str:
     if not known.entries or target.entry is None:
         return "there are no tensors"
     place = parse_place(text, known.shape_of(target.entry))
-    if isinstance(place, str):
-        return place
-    return Target(target.entry, target.name, place, others=target.others)
+    return place if isinstance(place, str) else replace(target, place=place)
 
 
 def parse_place(text: str, shape: Sequence[int]) -> Place | str:
@@ -173,25 +144,26 @@ def parse_place(text: str, shape: Sequence[int]) -> Place | str:
     Returns:
         The index, or one line that says why the text is not an element.
     """
-    if match := _FLAT.fullmatch(text.strip()):
-        number, place = int(match[1]), []
-        if not 0 <= number < math.prod(shape):
-            return _none_of(shape) or f"elements go from #0 to #{math.prod(shape) - 1:,}"
-        for size in reversed(shape):
-            number, at = divmod(number, size)
-            place.append(at)
-        return tuple(reversed(place))
-    numbers = re.findall(r"-?\d{1,18}", text)
-    if len(numbers) != len(shape) or re.sub(r"[-\d\s,\[\]]", "", text):
+    flat, numbers = _FLAT.fullmatch(text.strip()), re.findall(r"-?\d{1,18}", text)
+    if flat is None and (len(numbers) != len(shape) or re.sub(r"[-\d\s,\[\]]", "", text)):
         return f"enter {counted(len(shape), 'number')} for shape {list(shape)}, or a number such as #42"
+    if not all(shape):
+        return f"shape {list(shape)} has no elements"
+    if flat is not None:
+        number = int(flat[1])
+        whole = math.prod(shape)
+        return tuple(index_of(number, shape)) if number < whole else f"elements go from #0 to #{whole - 1:,}"
     index = tuple(
         int(number) + (size if number.startswith("-") else 0) for number, size in zip(numbers, shape, strict=True)
     )
     outside = [dim for dim, (at, size) in enumerate(zip(index, shape, strict=True)) if not 0 <= at < size]
-    if outside:
-        return _none_of(shape) or f"dim {outside[0]} has indices 0 to {shape[outside[0]] - 1}"
+    return f"dim {outside[0]} has indices 0 to {shape[outside[0]] - 1}" if outside else index
+
+
+def index_of(number: int, shape: Sequence[int]) -> list[int]:
+    """Return the index of an element that is counted row by row."""
+    index: list[int] = []
+    for size in reversed(shape):
+        number, at = divmod(number, size)
+        index.insert(0, at)
     return index
-
-
-def _none_of(shape: Sequence[int]) -> str:
-    return "" if all(shape) else f"shape {list(shape)} has no elements"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import worst
 from shardviz.text import join_numbers
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from shardviz.check.verdicts import Verdict
 
+    from .filters import Entry
     from .names import Part
+    from .usage import UsageEntry
 
 
 ModulePath = tuple[str, ...]
@@ -27,35 +29,6 @@ Apart = frozenset[tuple[ModulePath, int | None]]
 
 None instead of a number is all of them.
 """
-
-_ORDER: dict[Verdict, int] = {"error": 0, "warning": 1, "unknown": 2}
-
-
-class Listed(Protocol):
-    """A tensor, or identical layers of one, as the tree needs it."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Its names."""
-
-    @property
-    def suffix(self) -> str:
-        """What is written behind its name; empty for nothing."""
-
-    @property
-    def short_layout(self) -> str:
-        """Its layout, or its shape."""
-
-    @property
-    def facts(self) -> str:
-        """What else is known of it, in a few characters."""
-
-    @property
-    def is_state(self) -> bool:
-        """Whether it is an optimizer's state."""
-
-    def verdict_of(self, name: str) -> Verdict:
-        """Return the verdict on one of its names."""
 
 
 @dataclass(slots=True)
@@ -102,7 +75,7 @@ class TreeLine:
     nodes: tuple[Node, ...] = field(default=(), compare=False, repr=False)
 
 
-def tree_of(entries: Sequence[Listed], shown: Mapping[int, Sequence[str]] | None = None) -> Node:
+def tree_of(entries: Sequence[Entry | UsageEntry], shown: Mapping[int, Sequence[str]] | None = None) -> Node:
     """Return the tree of some entries.
 
     Args:
@@ -181,7 +154,8 @@ def _settle(node: Node, alike: dict[object, int]) -> None:
 
 def errors_first(alike: Sequence[Node]) -> int:
     """Return a key that sorts what is wrong first."""
-    return _ORDER.get(alike[0].verdict, len(_ORDER))
+    order = ["error", "warning", "unknown"]
+    return order.index(alike[0].verdict) if alike[0].verdict in order else len(order)
 
 
 def lines_of(
@@ -225,32 +199,27 @@ class TreeLines:
 
     def _inside(self, modules: Sequence[Node], path: ModulePath) -> list[TreeLine]:
         """Return the lines in modules that are alike; no module is of two lines."""
-        made = self._made.get(id(modules[0]))
-        if made is None:
-            made = self._made[id(modules[0])] = self._make(modules, path)
-        return made
-
-    def _make(self, modules: Sequence[Node], path: ModulePath) -> list[TreeLine]:
         first, order = modules[0], self._order
-        groups = _groups(first, path, self._apart)
-        if order is not None and len(groups) > 1:
-            groups.sort(key=lambda group: order([first.parts[part] for part in group]))
-        return [_line([module.parts[part] for module in modules for part in group], path, group) for group in groups]
+        if id(first) not in self._made:
+            groups = _groups(first, path, self._apart)
+            if order is not None and len(groups) > 1:
+                groups.sort(key=lambda group: order([first.parts[part] for part in group]))
+            self._made[id(first)] = [
+                _line([module.parts[part] for module in modules for part in group], path, group) for group in groups
+            ]
+        return self._made[id(first)]
 
 
 def _line(inside: list[Node], path: ModulePath, group: list[Part]) -> TreeLine:
     """Return the line of modules or tensors that are alike, which are a group of the parts at a path."""
     first, (prefix, number) = inside[0], group[0]
-    here = (*path, _numbered(prefix, [layer for _, layer in group if layer is not None]))
+    title, numbers = label(group[0]), [layer for _, layer in group if layer is not None]
+    if len(numbers) > 1:
+        title = f"{prefix}{'.' if prefix else ''}[{join_numbers(numbers, ',')}]"
     names = () if first.entry is None else tuple([name for node in inside for name in node.names])
-    return TreeLine(here, first.verdict, len(group), first.entry, names, (*path, prefix), number, tuple(inside))
-
-
-def _numbered(prefix: str, numbers: list[int]) -> str:
-    if not numbers:
-        return prefix
-    dot = "." if prefix else ""
-    return f"{prefix}{dot}{numbers[0]}" if len(numbers) == 1 else f"{prefix}{dot}[{join_numbers(numbers, ',')}]"
+    return TreeLine(
+        (*path, title), first.verdict, len(group), first.entry, names, (*path, prefix), number, tuple(inside)
+    )
 
 
 def _groups(module: Node, path: ModulePath, apart: Apart) -> list[list[Part]]:

@@ -45,67 +45,66 @@ class Zoom:
     side: Side = "claimed"
 
     @property
-    def holders(self) -> Holders:
-        """Who holds the tensor, on both sides."""
-        return self.sides.holders
+    def dims(self) -> tuple[int, int]:
+        """The dims drawn, downwards and to the right."""
+        return self.plane.rows, self.plane.cols
 
     @property
     def height(self) -> int:
         """How many indices run downwards."""
-        return self.holders.shape[self.plane.rows]
+        return self.sides.holders.shape[self.plane.rows]
 
     @property
     def width(self) -> int:
         """How many indices run to the right."""
-        return self.holders.shape[self.plane.cols]
+        return self.sides.holders.shape[self.plane.cols]
 
     def rulers(self, level: int, height: int, width: int) -> tuple[Ruler, Ruler, bool]:
         """Return the rulers downwards and to the right for a room of cells, and whether ids are written."""
-        return _rulers(self.sides, self.plane.rows, self.plane.cols, self.side, level, height, width)
+        return _rulers(self.sides, *self.dims, self.side, level, height, width)
 
     def deepest(self, height: int, width: int) -> int:
         """Return the level at which single ids are written."""
-        return _deepest(self.sides, self.plane.rows, self.plane.cols, self.side, height, width)
+        return _deepest(self.sides, *self.dims, self.side, height, width)
 
-    def moved(self, frame: Frame, place: tuple[int, ...], down: int, right: int) -> tuple[int, ...]:
-        """Return the place some cells further on; at the edge it stays."""
-        reached = list(place)
-        for dim, ruler, step in ((self.plane.rows, frame.rows, down), (self.plane.cols, frame.cols, right)):
-            reached[dim] = _stepped(ruler, place[dim], step) if step else place[dim]
-        return tuple(reached)
+    def placed(self, row: int, col: int) -> tuple[int, ...]:
+        """Return the element at a row and a column, with the other dims as they are."""
+        at = {self.plane.rows: row, self.plane.cols: col}
+        return tuple(at.get(dim, index) for dim, index in enumerate(self.plane.at))
 
-    def paged(self, frame: Frame, place: tuple[int, ...], cells: int) -> int:
+    def moved(self, frame: Frame, down: int, right: int) -> tuple[int, ...]:
+        """Return the element some cells further on; at the edge it stays."""
+        row, col = self.plane.at[self.plane.rows], self.plane.at[self.plane.cols]
+        return self.placed(_stepped(frame.rows, row, down), _stepped(frame.cols, col, right))
+
+    def paged(self, frame: Frame, cells: int) -> int:
         """Return the row that is some cells of the screen further down."""
-        ruler = frame.rows
-        cell = min(max(ruler.cell_of(place[self.plane.rows]) + cells, 0), ruler.extent - 1)
-        return min(int(ruler.spans(cell, 1)[0, 0]), self.height - 1)
+        cell = min(max(frame.rows.cell_of(self.plane.at[self.plane.rows]) + cells, 0), frame.rows.extent - 1)
+        return min(int(frame.rows.spans(cell, 1)[0, 0]), self.height - 1)
 
-    def jumped(self, place: tuple[int, ...], down: int, right: int) -> tuple[int, ...]:
+    def jumped(self, down: int, right: int) -> tuple[int, ...]:
         """Return the first element of the next or the previous block."""
-        reached = list(place)
-        for dim, step in ((self.plane.rows, down), (self.plane.cols, right)):
-            if step:
-                edges = _edges(self.holders, dim)
-                block = int(np.searchsorted(edges, place[dim], side="right")) - 1 + step
-                reached[dim] = int(edges[min(max(block, 0), len(edges) - 2)])
-        return tuple(reached)
+        reached = []
+        for dim, step in zip(self.dims, (down, right), strict=True):
+            edges, at = _edges(self.sides.holders, dim), self.plane.at[dim]
+            block = int(np.searchsorted(edges, at, side="right")) - 1 + step
+            reached.append(int(edges[min(max(block, 0), len(edges) - 2)]) if step else at)
+        return self.placed(*reached)
 
-    def block(self, place: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return the index ranges of the block that has an element, one per dim; of a dim not drawn, one index."""
-        ranges = [(at, at + 1) for at in place]
-        for dim in (self.plane.rows, self.plane.cols):
-            ranges[dim] = Ruler(_edges(self.holders, dim)).block_of(place[dim])
-        return ranges
+    def block(self) -> list[tuple[int, int]]:
+        """Return the index ranges of the block under the cursor, one per dim; of a dim not drawn, one index."""
+        edges = {dim: Ruler(_edges(self.sides.holders, dim)) for dim in self.dims}
+        return [edges[dim].block_of(at) if dim in edges else (at, at + 1) for dim, at in enumerate(self.plane.at)]
 
 
 def _stepped(ruler: Ruler, index: int, step: int) -> int:
     """Go to the next span of a ruler, over lines and further cells of the same index."""
-    cell, span = ruler.cell_of(index), (index, index)
+    cell = ruler.cell_of(index)
     here = tuple(ruler.spans(cell, 1)[0].tolist())
-    while 0 <= (cell := cell + step) < ruler.extent:
-        span = tuple(ruler.spans(cell, 1)[0].tolist())
-        if span[0] < span[1] and span != here:
-            return int(span[0])
+    while step and 0 <= (cell := cell + step) < ruler.extent:
+        start, stop = ruler.spans(cell, 1)[0].tolist()
+        if start < stop and (start, stop) != here:
+            return int(start)
     return index
 
 
@@ -164,3 +163,67 @@ def _blocks(sides: Sides, dim: int, side: Side) -> tuple[NDArray[np.int64], ...]
 def _deepest(sides: Sides, down: int, right: int, side: Side, height: int, width: int) -> int:
     rows, cols, _ = _rulers(sides, down, right, side, 0, height, width)
     return max(rows.each, cols.each).bit_length()
+
+
+def row_name(frame: Frame, at: int, row: int, span: tuple[int, int], *, every: bool) -> tuple[str, bool]:
+    """Name a row of the screen: a block at its first row, the end on the last line, and all rows where that is asked.
+
+    Args:
+        frame: What is drawn.
+        at: The row of the tensor that the cursor is on.
+        row: The row of the map's cells.
+        span: What it covers; start and stop are equal on a line.
+        every: Whether all rows are named.
+
+    Returns:
+        The name, and whether it is the cursor's.
+    """
+    start, stop = span
+    size = frame.rows.size
+    if size == 1:
+        return "", False
+    if start == stop:
+        return (str(size), False) if row == frame.rows.extent - 1 else ("", False)
+    is_first = row == frame.rows.cell_of(start)
+    begins = is_first and frame.rows.block_of(start)[0] == start
+    is_named = (is_first and (every or frame.ids)) or begins
+    return (str(start) if is_named else ""), is_named and start <= at < max(stop, start + 1)
+
+
+def column_names(frame: Frame, at: int, left: int, width: int) -> tuple[str, str, str]:
+    """Name the columns at their first cells, the ends before the others; the cursor's is the middle text."""
+    names = _columns(frame, left, width)
+    line, bold = [" "] * width, range(0)
+    for begin, text, start in sorted(names, key=lambda name: name is not names[0] and name is not names[-1]):
+        cells = range(max(begin - 1, 0), min(begin + len(text) + 1, width))
+        if all(line[cell] == " " for cell in cells):
+            line[begin : begin + len(text)] = list(text)
+            bold = range(begin, begin + len(text)) if start == at else bold
+    text = "".join(line)
+    return text[: bold.start], text[bold.start : bold.stop], text[bold.stop :]
+
+
+def _columns(frame: Frame, left: int, width: int) -> list[tuple[int, str, int]]:
+    """Return where the names of columns begin, the names, and the columns; of a line there are none."""
+    if frame.cols.size == 1:
+        return []
+    cols, names, before = frame.cols, [], None
+    for x, (start, stop) in enumerate(cols.spans(left, width).tolist()):
+        is_every = before is None or frame.ids or not cols.lines
+        is_named = start < stop and (is_every or cols.block_of(start)[0] == start)
+        if (start, stop) != before and (is_named or start == stop == cols.size):
+            names.append((max(min(x, width - len(str(start))), 0), str(start), start))
+        before = (start, stop)
+    return names
+
+
+def cuts_label(text: str, cursor: tuple[int, int]) -> bool:
+    """Whether an edge of the cursor lies on a label, or beside one."""
+    low, high = cursor
+    return bool((text[low : low + 2] + text[high - 2 : high]).strip(" │├┤┼"))
+
+
+def pointed_at(text: str, cursor: tuple[int, int]) -> str:
+    """Put the cursor's pointers at both ends of its columns, from one up to but not including the other."""
+    low, high = cursor
+    return text[:low] + "»" + text[low + 1 : high - 1] + "«" + text[high:]

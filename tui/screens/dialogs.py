@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.table import Table
@@ -36,9 +37,9 @@ class GotoScreen(ModalScreen[Target | None]):
 
     def __init__(self, known: Known, about: Callable[[Target], str]) -> None:
         super().__init__()
-        self._known = known
         self._about = about
-        self._read: tuple[str, Target | str] = ("", HOW)
+        self._target = lru_cache(maxsize=1)(lambda text: parse_target(text, known))
+        """Reads where a text leads, once: of many tensors all names are looked at."""
 
     def compose(self) -> ComposeResult:
         """Put the input above the lines that say where it leads, or why it leads nowhere."""
@@ -57,12 +58,6 @@ class GotoScreen(ModalScreen[Target | None]):
         target = self._target(event.value)
         if isinstance(target, Target):
             self.dismiss(target)
-
-    def _target(self, text: str) -> Target | str:
-        """Read where a text leads, once: of many tensors all names are looked at."""
-        if text != self._read[0]:
-            self._read = (text, parse_target(text, self._known))
-        return self._read[1]
 
 
 GENERAL = """\

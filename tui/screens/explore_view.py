@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.text import Text
 from textual import on
 from textual.containers import Horizontal
 
 from ..keys import keys
-from ..model.filters import after, axes_of, roles_of
-from ..model.messages import TensorChosen, TensorOpened
-from ..model.selection import of_entry
+from ..model.filters import after
+from ..model.messages import TensorOpened
 from ..widgets.finding_card import (
     BESIDE,
     BESIDE_SHORT,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.target import Target
 
 
 EDGE = 1
@@ -52,24 +52,18 @@ class ExploreView(View, Searching):
     _listed: tuple[Document | None, int] = (None, 0)
     """A document, and how many tensors of it are listed."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys(
-            "explore",
-            [
-                ("v", "next_side", "Claimed/held", "Show claimed, held, or their difference"),
-                *SEARCHING,
-            ],
-            show=True,
-        ),
-        *keys(
-            "explore",
-            [
-                ("r", "next_role", "Next role", "Show all tensors, also the step's, or those of one role"),
-                ("a", "next_axis", "Next axis", "Show only tensors split over the next mesh axis"),
-                TO_TREE,
-            ],
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "explore",
+        [
+            ("v", "next_side", "Claimed/held", "Show claimed, held, or their difference"),
+            *SEARCHING,
+        ],
+        hidden=[
+            ("r", "next('role')", "Next role", "Show all tensors, also the step's, or those of one role"),
+            ("a", "next('axis')", "Next axis", "Show only tensors split over the next mesh axis"),
+            TO_TREE,
+        ],
+    )
 
     def compose(self) -> ComposeResult:
         """Put the tree on the left, the map on the right, the finding below both."""
@@ -79,73 +73,57 @@ class ExploreView(View, Searching):
         with CardBox(id="finding"):
             yield FindingCard(id="card")
 
-    def show(self, document: Document | None, selection: Selection) -> None:
+    def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
-        self.query_one(Listing).show(document.entries if document else (), selection.entry, selection.name)
-        self._show_finding(document, selection.finding)
-        if document is not None and document.entries:
+        self.query_one(Listing).show(document.entries, selection.entry, selection.name)
+        self._show_finding(document, selection)
+        if document.entries:
             self.query_one(MapPanel).show(document, selection)
 
     def on_resize(self) -> None:
         """Share the lines again."""
-        if self.display:
-            self._show_finding(self.state.document, self.state.selection.finding)
+        if self.display and self.state.document is not None:
+            self._show_finding(self.state.document, self.state.selection)
 
-    def _show_finding(self, document: Document | None, finding: int) -> None:
-        """Show a finding in the lines that map and list can do without."""
-        box, room = self.query_one(CardBox), self._room(document, finding)
+    def _show_finding(self, document: Document, selection: Selection) -> None:
+        """Show the finding of the chosen tensor in the lines that map and list can do without."""
+        box, card, finding = self.query_one(CardBox), self.query_one(FindingCard), selection.finding
+        if document.findings and not document.is_about(finding, selection.entry):
+            card.show_other(document, selection.entry, finding)
+            box.head(Text())
+            return
+        room = self._room(document, finding)
         box.styles.max_height = room.height + (EDGE if self.screen.has_class("-short") else 2 * EDGE)
-        self.query_one(FindingCard).show(document, finding, room)
+        card.show(document, finding, room)
         box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
 
-    def _room(self, document: Document | None, finding: int) -> Room:
+    def _room(self, document: Document, finding: int) -> Room:
         """Return the lines and columns of the finding's card."""
         width, height = self.room
         is_short = self.screen.has_class("-short")
         borders = EDGE if is_short else 2 * EDGE
-        if document is not self._listed[0]:
-            self._listed = (
-                document,
-                sum(len(entry.names) for entry in document.entries if entry.listed) if document else 0,
-            )
-        has_table = document is not None and document.is_seen_in_its_card(finding)
+        listed = sum(len(entry.names) for entry in document.entries if entry.listed)
+        has_table = finding < len(document.findings) and document.exhibit(finding) is not None
         columns = max(width - (BESIDE_SHORT if is_short else BESIDE), 1)
-        least = lines_to_fix(document.findings[finding], columns) if document and document.findings else 0
-        lines = most_of_card(height, self._listed[1], borders=borders, has_table=has_table, least=least) - borders
+        least = lines_to_fix(document.findings[finding], columns) if document.findings else 0
+        lines = most_of_card(height, listed, borders=borders, has_table=has_table, least=least) - borders
         return Room(columns, max(lines, 1))
 
-    @on(TensorChosen)
-    def _tensor_chosen(self, message: TensorChosen) -> None:
-        document, selection = self.state.document, self.state.selection
-        if document is None:
-            return
-        if message.entry != selection.entry:
-            self.state.selection = of_entry(document, selection, message.entry, message.name)
-        elif message.name != selection.name:
-            self.state.selection = replace(selection, name=message.name)
-
     @on(TensorOpened)
-    def _tensor_opened(self) -> None:
-        self.focus_map()
-
     def focus_map(self) -> None:
         """Let the keys move the map's cursor."""
-        self.query_one(MapPanel).focus_map()
+        self.query_one("#map").focus()
 
-    def set_apart(self, name: str) -> None:
-        """Let the layer that a name is in stand on its own in the tree."""
-        self.query_one(Listing).set_apart(name)
+    def show_target(self, target: Target) -> None:
+        """Let the layer that a target is in stand on its own in the tree, and go to its element on the map."""
+        self.query_one(Listing).set_apart(target.name)
+        if target.place is not None:
+            self.focus_map()
 
-    def action_next_role(self) -> None:
-        """List only tensors of the next role."""
+    def action_next(self, name: str) -> None:
+        """List only tensors of the next role, or over the next axis: first all, then each alone."""
         if self.state.document is not None:
-            listing = self.query_one(Listing)
-            role = after(roles_of(self.state.document), listing.filters.role)
-            listing.filter(replace(listing.filters, role=role))
-
-    def action_next_axis(self) -> None:
-        """List only tensors over the next axis."""
-        if self.state.document is not None:
-            listing = self.query_one(Listing)
-            axis = after(axes_of(self.state.document), listing.filters.axis)
-            listing.filter(replace(listing.filters, axis=axis))
+            entries, listing = self.state.document.entries, self.query_one(Listing)
+            roles, axes = {entry.role for entry in entries}, {axis for entry in entries for axis in entry.axes}
+            choices = ["", "all", *sorted(roles)] if name == "role" else ["", *sorted(axes)]
+            listing.filter(**{name: after(choices, getattr(listing.filters, name))})

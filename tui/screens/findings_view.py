@@ -53,14 +53,13 @@ one is to go to its place on the map.
         """Return the chosen finding."""
         return selection.finding
 
-    def show(self, document: Document | None, selection: Selection) -> None:
+    def show(self, document: Document, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
         self.query_one(FindingCard).show(document, selection.finding, Room(max(self.room.width - BESIDE, MOST_COLUMNS)))
         self.query_one(CardBox).head(finding_head(document, selection.finding), "tab, down")
-        if document is not None:
-            count = len(document.findings)
-            self.query_one("#findings-box").display = count > 0
-            self.query_one(Lines).show(count, lambda index: _line(document, index), selection.finding)
+        count = len(document.findings)
+        self.query_one("#findings-box").display = count > 0
+        self.query_one(Lines).show(count, lambda index: _line(document, index), selection.finding)
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:

@@ -10,9 +10,7 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
-from ..widgets.title import Title
-from ..widgets.words import KeyBar, ViewTabs
-from .beside_view import BesideView
+from ..widgets.words import KeyBar, Title, ViewTabs
 from .compare_view import CompareView
 from .explore_view import ExploreView
 from .findings_view import FindingsView
@@ -26,16 +24,15 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-    from ..widgets.title import Opened
-    from .view import State, View
+    from ..app import ShardvizApp
+    from ..widgets.words import Opened
+    from .view import View
 
 
 VIEWS: dict[str, type[View]] = {
-    kind.NAME: kind
-    for kind in (ExploreView, MeshView, RankView, FindingsView, StepView, MemoryView, CompareView, BesideView)
+    kind.NAME: kind for kind in (ExploreView, MeshView, RankView, FindingsView, StepView, MemoryView, CompareView)
 }
 KEYS = {name: str(number) for number, name in enumerate(VIEWS, start=1)}
-KEYS[BesideView.NAME] = KEYS[CompareView.NAME]  # a job is beside another one, or beside a checkpoint
 
 
 READING, PAUSE = 1.0, 0.1
@@ -51,7 +48,7 @@ class MainScreen(Screen[None]):
         first: The view that is shown first.
     """
 
-    def __init__(self, state: State, names: Sequence[str], first: str) -> None:
+    def __init__(self, state: ShardvizApp, names: Sequence[str], first: str) -> None:
         super().__init__()
         self._state = state
         self._names = list(names)

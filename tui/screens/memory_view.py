@@ -5,33 +5,126 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
+from rich.text import Text
 from textual import on
 from textual.widgets import Static
 
-from shardviz.picture.model.holders import ranks_in_words
+from shardviz.picture.model.holders import mask_of, ranks_in_words
+from shardviz.picture.model.mesh.labels import rank_labels
+from shardviz.picture.model.palette import Colouring
 from shardviz.text import bytes_text, counted
 
 from ..keys import keys
 from ..model.selection import rank_of
+from ..model.usage import bar
 from ..widgets.box import Box
 from ..widgets.grid import Lines
-from ..widgets.usage_tree import MOST_RANKS, RankBars, UsageTree, rank_bar
+from ..widgets.module_tree import ModuleTree
 from .view import View
 
 if TYPE_CHECKING:
-    from rich.text import Text
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
+    from shardviz.layout.mesh import Mesh
+
+    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.tree import TreeLine
     from ..model.usage import EquallyFull, Usage
-    from .view import State
 
 
 MARGIN = 6
 """Columns of a box's frame beside the text in it."""
+
+BAR, SHORT_BAR, WIDE = 12, 4, 100
+"""Columns of the longest bar, and of that in a tree narrower than so many: names need the room."""
+
+LEAST_NAME = 8
+
+UNEVEN = 1.1
+"""An imbalance from which on a line is marked: the fullest rank holds a tenth more than the mean."""
+
+NAME, MOST_RANKS = 22, 16
+"""Columns of the names of ranks, and characters of their numbers; with more of these it is how many ranks there are."""
+
+WHERE = 34
+"""Columns kept free for where ranks are."""
+
+NUMBERS = 39
+"""Columns of the numbers behind a name."""
+
+
+class UsageTree(ModuleTree):
+    """Modules with the bytes of one layer on the fullest rank, the mean over the ranks, and how uneven they are."""
+
+    HELP = """\
+## The memory
+
+The bytes of each module: of its fullest rank, and the mean over the ranks that have a part of it. Layers that are alike
+are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* is the fullest rank's bytes over the mean:
+1 where all hold the same. `!` marks those where the fullest rank holds a tenth more than the mean.
+"""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "usage", hidden=[("o", "largest_first", "Largest first", "Show the largest first, or the model's own order")]
+    )
+
+    _usage: Usage
+    _largest_first = False
+
+    def fill(self, usage: Usage) -> None:
+        """Show the memory of a run; modules stay open or closed as they were."""
+        self._usage = usage
+        self.show_tree(usage.tree, usage.largest_first if self._largest_first else None)
+
+    def sign(self, row: TreeLine) -> Text:
+        """Return a mark where ranks hold very different amounts."""
+        return Text("! " if self._usage.spread(row).imbalance >= UNEVEN else "  ", "bold")
+
+    def about(self, row: TreeLine, column: int) -> Text:
+        """Return the bytes: how many layers there are, one's on the fullest rank and the mean one, the imbalance."""
+        spread, count = self._usage.spread(row), len(row.nodes)
+        each = f"{count:,} ×" if count > 1 else ""
+        most, mean = bytes_text(round(spread.most / count)), bytes_text(round(spread.mean / count))
+        share = spread.most / max(self._usage.spread().most, 1)
+        gap = " " * max(self.size.width - NUMBERS - self._behind_numbers - column, 1)
+        numbers = f"{each:>7} {most:<9} {mean:>9} {spread.imbalance:>9.2f}  "
+        return Text.assemble(gap, numbers, (bar(share, self._bar), "dim"))
+
+    def room_for_name(self, column: int) -> int:
+        """Return the columns before the numbers, so that these stay under their heads."""
+        room = self.size.width - NUMBERS - self._behind_numbers - column - 1
+        return max(min(super().room_for_name(column), room), LEAST_NAME)
+
+    @property
+    def _bar(self) -> int:
+        return BAR if self.size.width >= WIDE else SHORT_BAR
+
+    @property
+    def _behind_numbers(self) -> int:
+        return self._bar + self.scrollbar_size_vertical
+
+    def head(self) -> str:
+        """Return the heads of the columns."""
+        return f"{'':>7} {'fullest':<9} {'mean':>9} {'imbalance':>9}  ".rjust(self.size.width - self._behind_numbers)
+
+    def action_largest_first(self) -> None:
+        """Put the largest first, or go back to the model's own order."""
+        self._largest_first = not self._largest_first
+        self.fill(self._usage)
+
+
+class RankBars(Lines):
+    """The ranks with their bytes as bars."""
+
+    HELP = """\
+## The memory of ranks
+
+All that each rank holds, beside the fullest rank. Ranks that hold as much as each other are one line. To open one is
+to see all tensors of its first rank, or of the one that was chosen before.
+"""
 
 
 class MemoryView(View):
@@ -45,18 +138,20 @@ class MemoryView(View):
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "memory",
         [
-            ("f", "fullest_first", "Fullest first", "Show the fullest ranks first, or all by number"),
-            ("e", "each_rank", "Each rank", "Show each rank on a line of its own, or those that hold as much on one"),
+            ("f", "switch('fullest_first')", "Fullest first", "Show the fullest ranks first, or all by number"),
+            (
+                "e",
+                "switch('each')",
+                "Each rank",
+                "Show each rank on a line of its own, or equally full ones on one",
+            ),
         ],
-        show=True,
     )
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)
         self._of: Usage | None = None
-        self._fullest_first = True
-        self._each_rank = False
-        self._listed: tuple[Usage, bool, bool] | None = None
+        self._order = {"fullest_first": True, "each": False}
         self._ranks: tuple[EquallyFull, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -71,47 +166,33 @@ class MemoryView(View):
         """Return the chosen rank."""
         return selection.rank
 
-    def show(self, document: Document | None, selection: Selection) -> None:
+    def show(self, document: Document, selection: Selection) -> None:
         """Show the memory of a dump, with the cursor on the chosen rank."""
-        if document is None:
-            return
         usage = document.usage
         if usage is not self._of:
             self._of = usage
-            tree = self.query_one(UsageTree)
-            tree.fill(usage)
-            self.query_one("#usage-head", Static).update(tree.head(), layout=False)
-            self.query_one("#usage-box", Box).set_titles(_title(usage), _roles(document, usage, self.app.size.width))
-        self._show_ranks(document, usage, rank_of(document, selection))
+            self.query_one(UsageTree).fill(usage)
+            self.on_resize()
+            self.query_one("#usage-box", Box).set_titles(_title(usage), _roles(document, self.app.size.width))
+        lines, ranks = self.query_one(RankBars), usage.lines(**self._order)
+        if ranks is not self._ranks:
+            self._ranks = ranks
+            most, mesh = usage.spread().most, document.mesh
+            lines.show(len(ranks), lambda at: rank_bar(ranks[at], most, mesh, lines.size.width))
+            order = "fullest first" if self._order["fullest_first"] else "by number"
+            folded = f"{counted(len(usage.total), 'rank')} on {counted(len(ranks), 'line')}: e shows each"
+            below = folded if len(ranks) < len(usage.total) else ""
+            self.query_one("#bars-box", Box).set_titles(f"Ranks, {order}", below)
+        rank = rank_of(document, selection)
+        lines.put_cursor(next((at for at, (group, _) in enumerate(ranks) if rank in group), 0))
 
     def on_resize(self) -> None:
         """Put the heads over their columns again."""
         self.query_one("#usage-head", Static).update(self.query_one(UsageTree).head(), layout=False)
 
-    def _show_ranks(self, document: Document, usage: Usage, rank: int) -> None:
-        listed, lines = (usage, self._fullest_first, self._each_rank), self.query_one(RankBars)
-        if self._listed is None or self._listed[0] is not usage or self._listed[1:] != listed[1:]:
-            self._listed = listed
-            self._list(document, usage, lines)
-        lines.put_cursor(next((at for at, group in enumerate(self._ranks) if rank in group.ranks), 0))
-
-    def _list(self, document: Document, usage: Usage, lines: RankBars) -> None:
-        if self._fullest_first:
-            self._ranks = usage.each_fullest_first if self._each_rank else usage.fullest_first
-        else:
-            self._ranks = usage.each_rank if self._each_rank else usage.equally_full
-        most, mesh = usage.spread().most, document.dump.files.mesh
-
-        def line(at: int) -> Text:
-            return rank_bar(self._ranks[at], most, mesh, lines.size.width)
-
-        lines.show(len(self._ranks), line)
-        order = "fullest first" if self._fullest_first else "by number"
-        self.query_one("#bars-box", Box).set_titles(f"Ranks, {order}", _folded(len(usage.ranks), len(self._ranks)))
-
     @on(Lines.Highlighted, "#bars")
-    def _rank_chosen_here(self, message: Lines.Highlighted) -> None:
-        ranks = self._ranks[message.index].ranks
+    def _rank_chosen(self, message: Lines.Highlighted) -> None:
+        ranks, _ = self._ranks[message.index]
         if self.state.selection.rank not in ranks:
             self.state.selection = replace(self.state.selection, rank=ranks[0])
 
@@ -119,22 +200,10 @@ class MemoryView(View):
     async def _rank_opened(self) -> None:
         await self.state.action_show_view("rank")
 
-    def action_fullest_first(self) -> None:
-        """Sort the ranks by their bytes, or by their numbers."""
-        self._fullest_first = not self._fullest_first
-        self.show(self.state.document, self.state.selection)
-
-    def action_each_rank(self) -> None:
-        """Show each rank on a line of its own, or those that hold as much on one."""
-        self._each_rank = not self._each_rank
-        self.show(self.state.document, self.state.selection)
-
-
-def _folded(num_ranks: int, num_lines: int) -> str:
-    """Say how many ranks the lines stand for, where that is not one each."""
-    if num_lines == num_ranks:
-        return ""
-    return f"{counted(num_ranks, 'rank')} on {counted(num_lines, 'line')}: e shows each"
+    def action_switch(self, name: str) -> None:
+        """Sort the ranks by their bytes or by their numbers; list each, or those that hold as much on one line."""
+        self._order[name] = not self._order[name]
+        self.show_again()
 
 
 def _title(usage: Usage) -> str:
@@ -144,24 +213,35 @@ def _title(usage: Usage) -> str:
         return "Memory: the dump has no tensors that take any"
     if spread.most == spread.least:
         return f"Memory: {bytes_text(spread.most)} on every rank"
-    fullest = max(usage.equally_full, key=lambda group: group.taken).ranks
+    fullest, _ = usage.lines(each=False, fullest_first=True)[0]
     who = f"{ranks_in_words(fullest, MOST_RANKS)} {'have' if len(fullest) > 1 else 'has'} most"
     mean = bytes_text(round(spread.mean))
     return f"Memory: {who}, {bytes_text(spread.most)}; mean {mean}, imbalance {spread.imbalance:.2f}"
 
 
-def _roles(document: Document, usage: Usage, width: int) -> str:
+def _roles(document: Document, width: int) -> str:
     """Write the fullest rank's bytes by role, and what a planned step adds to them."""
-    if not usage.total.size:
+    usage = document.usage
+    if not usage.total:
         return ""
-    at = int(np.argmax(usage.total))
-    kept = {role: int(taken[at]) for role, taken in usage.by_role.items()}
-    added = {role: most for role, most in document.of_a_step.items() if most}
-    if not added:
-        return _shares(kept)
-    text = f"{_shares(kept)}; a step adds at most: {_shares(added)}"
-    return text if len(text) + MARGIN <= width else f"a step adds at most: {_shares(added)}"
+    fullest = max(usage.total, key=lambda rank: usage.total[rank])
+    kept = _shares(dict(zip(usage.table.roles, usage.table.by_rank[fullest], strict=True)))
+    added = _shares({role: most for role, most in document.of_a_step.items() if most})
+    text = f"{kept}; a step adds at most: {added}" if added else kept
+    return text if not added or len(text) + MARGIN <= width else f"a step adds at most: {added}"
 
 
 def _shares(sizes: dict[str, int]) -> str:
     return " · ".join(f"{role} {bytes_text(size)}" for role, size in sizes.items())
+
+
+def rank_bar(group: EquallyFull, most: int, mesh: Mesh, width: int) -> Text:
+    """Write the bytes of a rank, or of each of several, with a bar, and where they are on the mesh."""
+    ranks, taken = group
+    head = f"{ranks_in_words(ranks, MOST_RANKS):<{NAME}} {bytes_text(taken):>9}  "
+    drawn = bar(taken / max(most, 1), max(min(width - len(head) - WHERE, 40), 4))
+    where = mesh.label(ranks[0]) if len(ranks) == 1 and ranks[0] in mesh else ""
+    if len(ranks) > 1:
+        shared = next((label for label in rank_labels(mask_of(ranks), Colouring(mesh)) if "=" in label), "")
+        where = f"{shared} · {len(ranks):,} ranks".removeprefix(" · ")
+    return Text.assemble((head, "bold"), (drawn, "dim"), (f"  {where}", "dim"), no_wrap=True)

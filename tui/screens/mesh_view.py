@@ -26,21 +26,19 @@ if TYPE_CHECKING:
 
     from shardviz.picture.text.paint import Side
 
+    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
-    from .view import State
 
 
 class RankCard(Static):
     """A rank's host, the bytes that it holds, and for each axis its position and its group."""
 
-    _of: tuple[Document, int] | None = None
-
     def show(self, document: Document, rank: int) -> None:
         """Show a rank."""
-        if self._of is None or self._of[0] is not document or self._of[1] != rank:
-            self._of = (document, rank)
-            self.update(rank_text(document, rank))
+        text = rank_text(document, rank)
+        if text != self.content:
+            self.update(text)
 
 
 def rank_text(document: Document, rank: int) -> Text:
@@ -81,10 +79,9 @@ class MeshView(View):
             ("b", "next_heat", "Next heat", "Color ranks by bytes, by findings, by bytes received, or by their place"),
             ("enter", "open_rank", "Open rank", "Show everything that this rank holds"),
         ],
-        show=True,
     )
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)
         self._axis = -1
         self._heat = 0
@@ -101,12 +98,9 @@ class MeshView(View):
                 with Box(id="mesh-map-box"):
                     yield TensorMap(id="mesh-map")
 
-    def show(self, document: Document | None, selection: Selection) -> None:
+    def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank, and the ranks that hold the element under the map's cursor."""
-        if document is None:
-            return
-        mesh = document.dump.files.mesh
-        rank = rank_of(document, selection)
+        mesh, rank = document.mesh, rank_of(document, selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         heat = document.heats[self._heat - 1] if 0 < self._heat <= len(document.heats) else None
         lights, colouring = lights_of(document, selection, rank, axis), document.colouring_of(selection.entry)
@@ -120,22 +114,22 @@ class MeshView(View):
     def _show_map(self, document: Document, selection: Selection, rank: int) -> None:
         side: Side = "held" if selection.side == "difference" else selection.side
         sides = document.drawn(selection.entry, selection.name)
-        side = drawn_side(sides, side) if sides is not None else side
-        self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
+        shown_side = drawn_side(sides, side) if sides is not None else side
+        self.query_one(TensorMap).show(sides, shown_side, selection.plane, lit=rank)
         name = document.entries[selection.entry].title_of(selection.name)
         self.query_one("#mesh-map-box", Box).set_name_title(name, before=f"rank {rank}'s part of ")
 
     def action_next_axis(self) -> None:
         """Underline the group along the next axis, or none."""
         if self.state.document is not None:
-            self._axis = (self._axis + 2) % (self.state.document.dump.files.mesh.ndim + 1) - 1
-            self.show(self.state.document, self.state.selection)
+            self._axis = (self._axis + 2) % (self.state.document.mesh.ndim + 1) - 1
+            self.show_again()
 
     def action_next_heat(self) -> None:
         """Colour ranks by the next number, or by their place again."""
         if self.state.document is not None:
             self._heat = (self._heat + 1) % (len(self.state.document.heats) + 1)
-            self.show(self.state.document, self.state.selection)
+            self.show_again()
 
     async def action_open_rank(self) -> None:
         """Show the rank's own view."""

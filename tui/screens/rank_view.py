@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.widgets import Input
 
+    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.rank_memory import Beside
     from ..model.selection import Selection
-    from .view import State
 
 
 LEAST_NAME, LEAST_PART = 8, 6
@@ -52,33 +52,26 @@ class RankView(View):
     TOOLTIP = "Everything that one rank holds"
     FOCUS = "#held"
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys(
-            "rank",
-            [
-                ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
-                ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
-                ("v", "values", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
-                ("o", "order", "Sort", "Sort in model order, by bytes, by what is wrong, or by name"),
-                ("slash", "search", "Search", "Find tensors of this rank by name"),
-            ],
-            show=True,
-        ),
-        *keys(
-            "rank",
-            [
-                ("u", "each_layer", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
-                ("escape", "to_lines", "To the tensors", "Go back to the tensors, and show all of them"),
-            ],
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "rank",
+        [
+            ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
+            ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
+            ("v", "values", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
+            ("o", "order", "Sort", "Sort in model order, by bytes, by what is wrong, or by name"),
+            ("slash", "search", "Search", "Find tensors of this rank by name"),
+        ],
+        hidden=[
+            ("u", "each_layer", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
+            ("escape", "to_lines", "To the tensors", "Go back to the tensors, and show all of them"),
+        ],
+    )
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)
         self._values = False
-        self._order: Order = ""
-        self._text = ""
-        self._each_layer = False
+        self._asked_for: tuple[Order, str, bool] = ("", "", False)
+        """The order, a part of the names, and whether each layer has a line."""
         self._lines: list[RankLine] = []
         self._listed: tuple[Document, object] | None = None
 
@@ -96,37 +89,27 @@ class RankView(View):
                 yield TensorMap(id="rank-map")
                 yield Static(id="memory-note", markup=False, classes="legend")
 
-    def show(self, document: Document | None, selection: Selection) -> None:
+    def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank and tensor."""
-        if document is None:
-            return
         rank = rank_of(document, selection)
         self.query_one(RankCard).show(document, rank)
         self._list(document, selection, rank)
         self._show_memory(document, selection, rank)
 
     def _list(self, document: Document, selection: Selection, rank: int) -> None:
-        order, text = self._order, self._text
-        asked_for, lines = (rank, order, text, self._each_layer), self.query_one(HeldLines)
-        if self._listed is not None and self._listed[0] is document and self._listed[1] == asked_for:
-            lines.put_cursor(self._place_of(document, selection))
-            return
-        self._listed = (document, asked_for)
-        self._lines = rank_lines(document, rank, order=order, text=text, each_layer=self._each_layer)
-
-        def line(at: int) -> Text:
-            return _line(self._lines[at], lines.size.width - lines.scrollbar_size_vertical)
-
-        lines.show(len(self._lines), line, self._place_of(document, selection))
-        title = "Tensors on this rank" + (f", {self._order}" if self._order else "")
-        below = f"{len(self._lines):,} found: {printable(self._text)}" if self._text else ""
-        self.query_one("#held-box", Box).set_titles(title, below)
-
-    def _place_of(self, document: Document, selection: Selection) -> int:
-        """Return the line of the chosen tensor, or the first."""
+        """List the tensors, with the cursor on the chosen one, or on the first."""
+        lines, asked_for = self.query_one(HeldLines), (rank, *self._asked_for)
+        if self._listed is None or self._listed[0] is not document or self._listed[1] != asked_for:
+            order, text, each_layer = self._asked_for
+            self._listed = (document, asked_for)
+            self._lines = rank_lines(document, rank, order=order, text=text, each_layer=each_layer)
+            lines.show(len(self._lines), lambda at: _line(self._lines[at], lines.text_width))
+            title = "Tensors on this rank" + (f", {order}" if order else "")
+            below = f"{len(self._lines):,} found: {printable(text)}" if text else ""
+            self.query_one("#held-box", Box).set_titles(title, below)
         name = name_of(document, selection)
         chosen = [at for at, line in enumerate(self._lines) if line.entry == selection.entry]
-        return next((at for at in chosen if self._lines[at].name == name), chosen[0] if chosen else 0)
+        lines.put_cursor(next((at for at in chosen if self._lines[at].name == name), chosen[0] if chosen else 0))
 
     def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
         beside, why = _memory(document, selection, rank, values=self._values)
@@ -157,41 +140,40 @@ class RankView(View):
 
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
-        self._text = message.value.strip()
-        self._list_again()
+        order, _, each_layer = self._asked_for
+        self._list_again(order, message.value.strip(), each_layer)
 
     @on(Search.Closed)
     def _search_closed(self) -> None:
         self.query_one(HeldLines).focus()
 
-    def _list_again(self) -> None:
+    def _list_again(self, order: Order, text: str, each_layer: bool) -> None:
         """List the tensors in another way; the numbers beside them stay."""
-        if self.state.document is not None:
-            self._list(self.state.document, self.state.selection, rank_of(self.state.document, self.state.selection))
+        self._asked_for, document, selection = (order, text, each_layer), self.state.document, self.state.selection
+        if document is not None:
+            self._list(document, selection, rank_of(document, selection))
 
     def action_step(self, step: int) -> None:
         """Go to another rank, in the mesh's order; after the last comes the first."""
-        if self.state.document is not None:
-            ranks, rank = self.state.document.dump.files.mesh.ranks, rank_of(self.state.document, self.state.selection)
+        if (document := self.state.document) is not None:
+            ranks, rank = document.mesh.ranks, rank_of(document, self.state.selection)
             at = ranks.index(rank) if rank in ranks else 0
             self.state.selection = replace(self.state.selection, rank=ranks[(at + step) % len(ranks)])
 
     def action_values(self) -> None:
         """Switch between elements and values."""
         self._values = not self._values
-        if self.state.document is not None:
-            selection = self.state.selection
-            self._show_memory(self.state.document, selection, rank_of(self.state.document, selection))
+        self.show_again()
 
     def action_order(self) -> None:
         """Sort in another way."""
-        self._order = after(ORDERS, self._order)
-        self._list_again()
+        order, text, each_layer = self._asked_for
+        self._list_again(after(ORDERS, order), text, each_layer)
 
     def action_each_layer(self) -> None:
         """Show each layer on a line of its own, or alike ones on one."""
-        self._each_layer = not self._each_layer
-        self._list_again()
+        order, text, each_layer = self._asked_for
+        self._list_again(order, text, not each_layer)
 
     def action_search(self) -> None:
         """Open the search line."""
@@ -200,7 +182,7 @@ class RankView(View):
     def action_to_lines(self) -> None:
         """Go back to the tensors; if they have the focus, show all of them."""
         lines = self.query_one(HeldLines)
-        if lines.has_focus and self._text:
+        if lines.has_focus and self._asked_for[1]:
             self.query_one(Search).action_clear_and_close()
         lines.focus()
 
@@ -224,12 +206,6 @@ def _line(line: RankLine, width: int) -> Text:
     return text.append(part, "dim") if width - text.cell_len >= min(len(part), LEAST_PART) else text
 
 
-def _without_values(document: Document) -> str:
-    if document.dump.files.planned is not None:
-        return "a plan has no values"
-    return "the dump has no values for this tensor"
-
-
 def _memory(document: Document, selection: Selection, rank: int, *, values: bool) -> tuple[Beside | None, str]:
     """Return the numbers, or why there are none."""
     if not document.entries or rank not in document.entries[selection.entry].tensor.shards:
@@ -239,7 +215,9 @@ def _memory(document: Document, selection: Selection, rank: int, *, values: bool
     try:
         numbers = values_beside(document.dump, tensor, rank, name)
         if values or tensor.moment != "stamped":
-            return numbers, "" if numbers else _without_values(document)
+            is_plan = document.dump.files.planned is not None
+            why = "a plan has no values" if is_plan else "the dump has no values for this tensor"
+            return numbers, "" if numbers else why
         ids = ids_beside(document.dump, tensor, rank, name, place[len(place) - len(tensor.shape) :])
         return (ids if document.is_judged else replace(ids, due=None)), ""
     except ShardvizError as error:

@@ -13,42 +13,30 @@ from textual.widgets import Static
 from shardviz.text import bytes_text, counted, printable
 
 from ..keys import keys
-from ..model.collectives import Collective, Moment, Step, axes_text, moments
 from ..model.filters import after
 from ..model.mesh_plan import takes_part
 from ..model.messages import PassChosen
 from ..model.selection import rank_of
-from ..model.step_text import (
-    Modules,
-    axes_width,
-    axis_shares,
-    before_width,
-    collective_line,
-    collective_text,
-    collective_title,
-    head_text,
-    modules_of,
-    moment_line,
-    pass_text,
-    pipeline_text,
-    why_empty,
-)
+from ..model.step import Collective, Modules, Step, axes_text, modules_of, moment_line, moments, numbers_text
 from ..model.usage import bar
 from ..widgets.box import Box, ScrollBox
 from ..widgets.grid import Lines
 from ..widgets.mesh_grid import MeshGrid
-from ..widgets.schedule_grid import LEGEND, ScheduleGrid
+from ..widgets.schedule_grid import LEGEND, ScheduleGrid, pass_text, pipeline_text
 from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from shardviz.layout.mesh import Mesh
-
+    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
-    from .view import State
+    from ..model.step import Moment
+
+
+MOST_LOOKED_AT = 64
+"""Ranks whose numbers are looked at for the width of a column."""
 
 
 class ModuleLines(Lines):
@@ -67,8 +55,32 @@ four signs: what went in, what came out, and the gradients of what came out and 
 """
 
 
-TALL = 32
-"""Lines of a screen from which on there is room for a bar per axis."""
+class CollectiveLines(Lines):
+    """The list of collectives."""
+
+    HELP = """\
+## The step
+
+The collectives of one training step, in the order in which they began. Identical layers are one line.
+
+- `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
+- *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
+  receives, counted for a ring.
+- The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
+
+An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
+"""
+
+
+class MomentLines(Lines):
+    """The list of the ranks' values before and after."""
+
+    HELP = """\
+## Before and after
+
+Each rank's values when it called the collective, and when the collective was done; the ranks of a group are listed
+together, and the chosen one's is underlined on the mesh.
+"""
 
 
 class StepView(View):
@@ -85,10 +97,9 @@ class StepView(View):
             ("o", "order", "Sort", "Sort by start, or by bytes received"),
             ("m", "modules", "Modules", "The step by module, or its collectives"),
         ],
-        show=True,
     )
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)
         self._axes: tuple[str, ...] = ()
         self._by_bytes = False
@@ -125,12 +136,10 @@ class StepView(View):
         """Return the chosen rank."""
         return selection.rank
 
-    def show(self, document: Document | None, selection: Selection) -> None:
+    def show(self, document: Document, selection: Selection) -> None:
         """Show the step, and the chosen collective with the ranks that take part."""
-        if document is None:
-            return
         step = document.step if not document.is_partial else Step(has_run=True)
-        why = "… reading" if document.is_partial else why_empty(step)
+        why = "… reading" if document.is_partial else step.why_empty
         note = self.query_one("#step-note", Static)
         note.update(why)
         note.display = bool(why)
@@ -139,79 +148,68 @@ class StepView(View):
             self.query_one(part).display = bool(step.collectives) and not self._by_module
         has_schedule = step.pipeline is not None or bool(step.undrawn)
         self.query_one("#schedule-box").display = has_schedule and not self._by_module
-        self._show_schedule(step, document.dump.files.mesh)
+        self._show_schedule(document, step)
         self._list(step)
         self._show_collective(document, selection)
 
     def _show_modules(self, document: Document) -> None:
         """Show the step by module: from the start where one of them is the first wrong one."""
-        if self._of is not document:
+        if self._of is not document or self._modules is None:
             self._of, self._modules = document, modules_of(document)
             self._by_module = self._modules.tree.finding is not None and bool(self._modules.tree.num_calls)
-        modules, lines = self._modules, self.query_one(ModuleLines)
+        lines = self.query_one(ModuleLines)
         self.query_one("#modules").display = self._by_module
-        if modules is not None and self._by_module:
-            lines.show(len(modules.lines), modules.line, None if lines.count else modules.first)
+        if self._by_module:
+            lines.show(len(self._modules.lines), self._modules.line, None if lines.count else self._modules.first)
+            title = f"{counted(self._modules.tree.num_calls, 'call')} of modules, as they ran"
+            self.query_one("#modules-box", Box).set_titles(title)
             self._show_module()
 
+    @on(Lines.Highlighted, "#module-lines")
     def _show_module(self) -> None:
-        if self._modules is None or not self._modules.lines:
-            return
-        at = self.query_one(ModuleLines).cursor
-        node = self._modules.lines[at]
-        self.query_one("#module-card", Static).update(self._modules.card(at))
-        self.query_one("#module-box", ScrollBox).set_titles(printable(node.name), printable(node.call.type))
-        title = f"{counted(self._modules.tree.num_calls, 'call')} of modules, as they ran"
-        self.query_one("#modules-box", Box).set_titles(title)
+        if self._modules is not None and self._modules.lines:
+            at = self.query_one(ModuleLines).cursor
+            node = self._modules.lines[at]
+            self.query_one("#module-card", Static).update(self._modules.card(at))
+            self.query_one("#module-box", ScrollBox).set_titles(printable(node.name), printable(node.call.type))
 
     def _list(self, step: Step) -> None:
-        """List the collectives that pass the filter, in the chosen order."""
-        self._listed = [
-            collective for collective in step.collectives if not self._axes or collective.record.axes == self._axes
-        ]
+        """List the collectives that pass the filter, in the chosen order, and the bytes received along each axis."""
+        self._listed = [item for item in step.collectives if not self._axes or item.record.axes == self._axes]
         if self._by_bytes:
             self._listed.sort(key=lambda collective: -collective.received)
-        width = axes_width(step)
-        self.query_one("#comms-head", Static).update(head_text(width), layout=False)
-        self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
+        width = max((len(axes_text(collective.record.axes)) for collective in step.collectives), default=4)
+        head = f"  {'collective':<15} {'axis':<{width}} {'count':>6} {'bytes':>8} {'received':>8}  module"
+        self.query_one("#comms-head", Static).update(head, layout=False)
+        self.query_one(CollectiveLines).show(len(self._listed), lambda at: self._listed[at].line(width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self._by_bytes else ""
         self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
-        self.query_one("#comms-box", Box).set_titles(title + order, f"received per rank, at most{self._totals(step)}")
-
-    def _totals(self, step: Step) -> str:
-        """Write each axis's bytes with a short bar, where there is no room for bars of their own."""
-        if self.app.size.height >= TALL:
-            return ""
-        most = max((count for _, count in step.received), default=0)
-        totals = [
-            f"{axes_text(axes)} {bar(count / max(most, 1), 4).strip()} {bytes_text(count)}".replace("  ", " ")
-            for axes, count in step.received
-        ]
-        return ": " + " · ".join(totals)
+        totals = f": {axis_totals(step)}" if self.screen.has_class("-short") else ""
+        self.query_one("#comms-box", Box).set_titles(title + order, f"received per rank, at most{totals}")
 
     def _show_collective(self, document: Document, selection: Selection) -> None:
         if not self._listed:
             return
-        chosen = self._listed[self.query_one(CollectiveLines).cursor]
+        chosen, mesh = self._listed[self.query_one(CollectiveLines).cursor], document.mesh
         rank = rank_of(document, selection, chosen.ranks)
-        self.query_one("#comm-box", Box).set_titles(collective_title(chosen))
-        self.query_one("#comm-card", Static).update(collective_text(chosen, document.dump.files.mesh, rank))
+        self.query_one("#comm-box", Box).set_titles(chosen.title)
+        self.query_one("#comm-card", Static).update(chosen.text(mesh, rank))
         self.query_one("#part-box", Box).set_titles("● takes part", f"underlined: rank {rank}'s group")
-        self.query_one(MeshGrid).show(document.dump.files.mesh, rank, takes_part(document, chosen, rank))
+        self.query_one(MeshGrid).show(mesh, rank, takes_part(document, chosen, rank))
         self._moments = moments(document.dump, chosen)
         lines = self.query_one(MomentLines)
         lines.display = bool(self._moments)
         self.query_one("#comm").set_class(bool(self._moments), "kept")
-        width = before_width(self._moments)
-        cursor = next((index for index, moment in enumerate(self._moments) if moment.rank == rank), 0)
-        lines.show(len(self._moments), lambda index: moment_line(self._moments[index], width), cursor)
+        width = max((len(numbers_text(before)) for _, before, _ in self._moments[:MOST_LOOKED_AT]), default=0)
+        cursor = next((at for at, moment in enumerate(self._moments) if moment[0] == rank), 0)
+        lines.show(len(self._moments), lambda at: moment_line(self._moments[at], width), cursor)
 
-    def _show_schedule(self, step: Step, mesh: Mesh) -> None:
+    def _show_schedule(self, document: Document, step: Step) -> None:
         grid = self.query_one(ScheduleGrid)
-        grid.show(step.pipeline, mesh)
+        grid.show(step.pipeline, document.mesh)
         grid.display = self.query_one("#schedule-legend").display = step.pipeline is not None
-        self.query_one("#schedule-box", Box).set_titles(pipeline_text(step))
+        self.query_one("#schedule-box", Box).set_titles(pipeline_text(step.pipeline))
         text = f"? not drawn: {step.undrawn}" if step.undrawn else ""
         if step.pipeline is not None and grid.chosen is not None:
             text = pass_text(grid.rank, *grid.chosen)
@@ -225,10 +223,6 @@ class StepView(View):
         is_listed = bool(document and document.step.collectives and not self._by_module)
         return action not in ("next_axis", "order") or is_listed
 
-    def _again(self) -> None:
-        if self.state.document is not None:
-            self.show(self.state.document, self.state.selection)
-
     @property
     def focus_first(self) -> str:
         """Selects the list that is shown."""
@@ -237,19 +231,15 @@ class StepView(View):
     def action_modules(self) -> None:
         """Show the step by module, or its collectives again."""
         self._by_module = not self._by_module
-        self._again()
+        self.show_again()
         self.query_one(self.focus_first).focus()
         self.refresh_bindings()
-
-    @on(Lines.Highlighted, "#module-lines")
-    def _module_chosen(self) -> None:
-        self._show_module()
 
     @on(Lines.Chosen, "#module-lines")
     def _module_opened(self, message: Lines.Chosen) -> None:
         if self._modules is not None:
             self._modules = self._modules.toggled(message.index)
-            self._again()
+            self.show_again()
 
     @on(Lines.Highlighted, "#collectives")
     def _collective_chosen(self) -> None:
@@ -258,7 +248,7 @@ class StepView(View):
 
     @on(Lines.Highlighted, "#moments")
     def _moment_chosen(self, message: Lines.Highlighted) -> None:
-        self.state.selection = replace(self.state.selection, rank=self._moments[message.index].rank)
+        self.state.selection = replace(self.state.selection, rank=self._moments[message.index][0])
 
     @on(PassChosen)
     def _pass_chosen(self, message: PassChosen) -> None:
@@ -269,50 +259,32 @@ class StepView(View):
         """List only collectives along the next axis, or all again."""
         if self.state.document is not None:
             groups = dict.fromkeys(collective.record.axes for collective in self.state.document.step.collectives)
-            choices = [" ".join(axes) for axes in ((), *groups)]
-            chosen = after(choices, " ".join(self._axes))
-            self._axes = tuple(chosen.split())
-            self._again()
+            self._axes = after([(), *groups], self._axes)
+            self.show_again()
 
     def action_order(self) -> None:
         """Sort by start or by bytes received."""
         self._by_bytes = not self._by_bytes
-        self._again()
+        self.show_again()
 
 
 def axis_bars(step: Step, width: int) -> Text:
     """Draw the bytes that the busiest rank receives along each axis."""
-    text = Text(no_wrap=True)
-    for name, size, share in axis_shares(step):
-        line = f"{name} {size} "
-        text.append(line, "bold").append(bar(share, max(width - len(line), 4)), "dim").append("\n")
+    rows = [(axes_text(axes), bytes_text(count), count) for axes, count in step.received]
+    names, sizes = max((len(row[0]) for row in rows), default=0), max((len(row[1]) for row in rows), default=0)
+    most, text = max((row[2] for row in rows), default=0), Text(no_wrap=True)
+    for name, size, count in rows:
+        line = f"{name:<{names}} {size:>{sizes}} "
+        text.append(line, "bold").append(bar(count / max(most, 1), max(width - len(line), 4)), "dim").append("\n")
     text.rstrip()
     return text
 
 
-class CollectiveLines(Lines):
-    """The list of collectives."""
-
-    HELP = """\
-## The step
-
-The collectives of one training step, in the order in which they began. Identical layers are one line.
-
-- `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
-- *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
-  receives, counted for a ring.
-- The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
-
-An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
-"""
-
-
-class MomentLines(Lines):
-    """The list of the ranks' values before and after."""
-
-    HELP = """\
-## Before and after
-
-Each rank's values when it called the collective, and when the collective was done; the ranks of a group are listed
-together, and the chosen one's is underlined on the mesh.
-"""
+def axis_totals(step: Step) -> str:
+    """Write each axis's bytes with a short bar, where there is no room for bars of their own."""
+    most = max((count for _, count in step.received), default=0)
+    totals = [
+        f"{axes_text(axes)} {bar(count / max(most, 1), 4).strip()} {bytes_text(count)}".replace("  ", " ")
+        for axes, count in step.received
+    ]
+    return " · ".join(totals)

@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
 from textual.containers import Vertical
 from textual.widget import Widget
 
 from ..model.filters import after
-from ..model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen
-from ..model.selection import next_plane
 from ..widgets.map_panel import SIDES
 
 if TYPE_CHECKING:
     from textual.geometry import Size
 
-    from shardviz.check.diff import Difference
-
+    from ..app import ShardvizApp
     from ..model.document import Document
-    from ..model.pairs import Compared
     from ..model.selection import Selection
 
 
-class State(Protocol):
-    """The dumps that are shown, and the choices made in them. A view sets `selection`, and all views follow.
-
-    Attributes:
-        document: The dump; None until it is read.
-        other_document: The dump to compare it with; None without one, and until it is read.
-        difference: How the two differ; None until they are compared.
-        compared: The dump beside a checkpoint; None without one, and until they are compared.
-        selection: What is chosen.
-    """
-
-    document: Document | None
-    other_document: Document | None
-    difference: Difference | None
-    compared: Compared | None
-    selection: Selection
-
-    async def action_show_view(self, name: str) -> None:
-        """Show another view."""
-
-
 class View(Vertical):
-    """A view of the dump. Subclasses define `compose` and `show`.
+    """A view of the dump. Subclasses define `compose` and `show`; they set `state.selection`, and all views follow.
 
     `NAME` is its id, `TITLE` and `TOOLTIP` are shown in the tabs, `FOCUS` selects the widget that is focused at first.
     """
@@ -56,13 +30,13 @@ class View(Vertical):
     TOOLTIP: ClassVar[str]
     FOCUS: ClassVar[str]
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardvizApp) -> None:
         super().__init__(id=self.NAME)
         self.state = state
         self._shown: tuple[Document | None, object] | None = None
         self._focused: Widget | None = None
 
-    def show(self, document: Document | None, selection: Selection) -> None:
+    def show(self, document: Document, selection: Selection) -> None:
         """Show a document and the selection in it."""
         raise NotImplementedError
 
@@ -81,17 +55,18 @@ class View(Vertical):
         is_new = self._shown is None or document is not self._shown[0] or chosen != self._shown[1]
         if self.display and is_new:
             self._shown = (document, chosen)
-            self.show(document, self.state.selection)
-
-    @property
-    def room(self) -> Size:
-        """The lines and columns that a view has, on screen or not."""
-        return self.parent.size if isinstance(self.parent, Widget) else self.size
+            if document is not None:
+                self.show(document, self.state.selection)
 
     def show_again(self) -> None:
         """Show the shared state after something else changed that the view depends on."""
         self._shown = None
         self.follow()
+
+    @property
+    def room(self) -> Size:
+        """The lines and columns that a view has, on screen or not."""
+        return self.parent.size if isinstance(self.parent, Widget) else self.size
 
     @property
     def focus_first(self) -> str:
@@ -107,26 +82,6 @@ class View(Vertical):
         """Remember the focused widget before another view is shown."""
         focused = self.screen.focused
         self._focused = focused if focused is not None and self in focused.ancestors else None
-
-    @on(PlaceChosen)
-    def _place_chosen(self, message: PlaceChosen) -> None:
-        selection = self.state.selection
-        if selection.plane is not None:
-            self.state.selection = replace(selection, plane=replace(selection.plane, at=message.place))
-
-    @on(RankChosen)
-    def _rank_chosen(self, message: RankChosen) -> None:
-        self.state.selection = replace(self.state.selection, rank=message.rank)
-
-    @on(SideChosen)
-    def _side_chosen(self, message: SideChosen) -> None:
-        self.state.selection = replace(self.state.selection, side=message.side)
-
-    @on(PlaneTurned)
-    def _plane_turned(self) -> None:
-        selection = self.state.selection
-        if selection.plane is not None:
-            self.state.selection = replace(selection, plane=next_plane(selection.plane))
 
     def action_next_side(self) -> None:
         """Go from claimed to held to difference; the views that show a side bind a key to it."""

@@ -23,7 +23,6 @@ from ..model.names import shortened
 from .box import ScrollBox
 
 if TYPE_CHECKING:
-    from shardviz.check.report import Report
     from shardviz.explain.finding import Finding
     from shardviz.picture.exhibits.exhibit import Exhibit
 
@@ -76,17 +75,27 @@ class Room:
 class FindingCard(Static):
     """A finding's sentence, layouts, fix and cause; without findings, the result of the check."""
 
-    _shown: tuple[Document | None, int, Room] | None = None
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(Text("reading …", "dim"), id=id)
 
-    def show(self, document: Document | None, finding: int, room: Room = Room()) -> None:
+    _shown: tuple[Document, int, Room] | None = None
+
+    def show(self, document: Document, finding: int, room: Room = Room()) -> None:
         """Show one finding of a document, its table in as many rows as leave room for the fix."""
         if self._shown is not None and self._shown[0] is document and self._shown[1:] == (finding, room):
             return
         self._shown = (document, finding, room)
-        if document is None or not document.findings:
-            self.update(verdict_text(document) if document else Text("reading …", "dim"))
+        if not document.findings:
+            self.update(verdict_text(document))
         else:
             self.update(finding_body(document.findings[finding], document.exhibit(finding), room))
+
+    def show_other(self, document: Document, entry: int, finding: int) -> None:
+        """Say that the findings are about other tensors than the chosen one, and which keys lead there."""
+        self._shown, verdict = None, document.entries[entry].verdict
+        words = {"good": "no finding on this tensor", "unknown": "not checked"}.get(verdict, "")
+        ways = f"n: finding {finding + 1} of {len(document.findings)}; 4: all of them"
+        self.update(Text.assemble((f"{UNICODE.of(verdict)} {words}", verdict_style(verdict)), (f"  {ways}", "dim")))
 
 
 BESIDE, BESIDE_SHORT = 6, 4
@@ -124,16 +133,17 @@ class CardBox(ScrollBox):
             self.set_titles(self._head, more)
 
 
-def finding_head(document: Document | None, index: int) -> Text:
+def finding_head(document: Document, index: int) -> Text:
     """Write the kind of a finding, its tensor, how many findings there are, and how many the tensor has."""
-    if document is None or not document.findings:
+    if not document.findings:
         return Text()
     finding = document.findings[index]
     name = shortened(printable(finding.title), MOST_NAME)
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
-    of, beside = len(document.findings), len(document.findings_beside(index))
+    entry = document.by_finding.get(index)
+    beside = len(document.entries[entry].findings) if entry is not None else 0
     more = f", {beside} on this tensor: n, N" if beside > 1 else ""
-    count = (f"· finding {index + 1} of {of}", "dim")
+    count = (f"· finding {index + 1} of {len(document.findings)}", "dim")
     return Text.assemble((kind, "bold"), f" {name} " if name else " ", count, (more, "bold"))
 
 
@@ -210,22 +220,15 @@ def verdict_text(document: Document) -> Text:
         return Text.assemble(("? not checked: ", verdict_style("unknown")), printable(document.failed))
     if document.report is None:
         return Text("… reading" if document.is_partial else "… checking", "dim")
-    text = _no_findings(document.report)
+    count = document.report.num_tensors
+    unchecked = len({reason.tensor for reason in document.report.not_checked if reason.tensor})
+    if unchecked or not count:
+        what = f": {unchecked:,} of {counted(count, 'tensor')} not checked" if count else ": the dump has no tensors"
+        text = Text.assemble(("? no findings", verdict_style("unknown")), what)
+    else:
+        what = f"all {count:,} tensors match their placements" if count > 1 else "the tensor matches its placements"
+        text = Text.assemble(("✓ no findings", verdict_style("good")), f": {what}")
     text.append(uncompared_text(not_compared(document.dump)), "dim")
     for reason in document.report.reasons:
         text.append(f"\n? not checked: {printable(reason)}", "dim")
     return text
-
-
-def _no_findings(report: Report) -> Text:
-    """Say that tensors are in order only where all of them were looked at."""
-    count, unchecked = report.num_tensors, len({reason.tensor for reason in report.not_checked if reason.tensor})
-    if unchecked or not count:
-        return Text.assemble(
-            ("? no findings", verdict_style("unknown")),
-            f": {unchecked:,} of {counted(count, 'tensor')} not checked" if count else ": the dump has no tensors",
-        )
-    return Text.assemble(
-        ("✓ no findings", verdict_style("good")),
-        f": all {count:,} tensors match their placements" if count > 1 else ": the tensor matches its placements",
-    )

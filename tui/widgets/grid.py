@@ -98,7 +98,7 @@ class Lines(Grid):
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "lines",
-        [
+        hidden=[
             ("up,k", "move(-1)", "Up", "To the line above"),
             ("down,j", "move(1)", "Down", "To the line below"),
             ("pageup", "page(-1)", "Page up", "A page up"),
@@ -127,13 +127,18 @@ class Lines(Grid):
         self.virtual_size = Size(0, count)
         self.put_cursor(self.cursor if cursor is None else cursor)
 
+    @property
+    def text_width(self) -> int:
+        """The columns that a line has."""
+        return self.size.width - self.scrollbar_size_vertical
+
     def render_line(self, y: int) -> Strip:
         """Paint one line of the screen."""
         index = y + self.scroll_offset.y
         if self._line is None or index >= self.count:
             return self.blank
         text, style = self._line(index), self.base
-        text.truncate(self.size.width - self.scrollbar_size_vertical, overflow="ellipsis")
+        text.truncate(self.text_width, overflow="ellipsis")
         if index == self.cursor and self.has_focus:
             text, style = Text(text.plain), style + REVERSED  # in its own colors and grays it cannot be read
         elif index == self.cursor:

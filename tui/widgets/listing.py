@@ -1,34 +1,101 @@
-"""The tensors in their box with the search line above, as both viewers show them."""
+"""The tensors as a tree of modules in their box, with the search line above, as both viewers show them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.text import Text
 from textual import on
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.message import Message
 from textual.widgets import Input
 
+from shardviz.picture.text.terminal import UNICODE
+
+from ..colors import verdict_style
+from ..keys import keys
 from ..model.filters import Filters
-from ..model.messages import TensorChosen
-from ..model.tree import tree_of
+from ..model.messages import TensorChosen, TensorOpened
+from ..model.names import shortened
+from ..model.tree import errors_first, tree_of
 from .box import Box
-from .tensor_tree import TensorTree
+from .grid import Lines
+from .module_tree import ModuleTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Protocol
 
     from textual.app import ComposeResult
 
     from ..keys import KeySpec
-    from ..model.filters import Filtered
-    from ..model.tree import Listed
+    from ..model.filters import Entry
+    from ..model.tree import TreeLine
 
-    class Entry(Filtered, Listed, Protocol):
-        """A tensor of a dump or of a checkpoint."""
+
+LEAST_NAME = 8
+"""Columns of a name in the narrowest tree."""
+
+LEAST_LAYOUT = 0.6
+"""The part of a layout that is shown where not all of it fits; with less of it the name stands alone."""
+
+
+class TensorTree(ModuleTree):
+    """Modules that open and close, with the tensors in them, each with its verdict."""
+
+    HELP = """\
+## The tensors
+
+Every tensor of the model under its module, with the layout that its placements claim: `12/tp/fsdp` is a dim of 12,
+split over the mesh axis tp and each part again over fsdp. Behind it are the shape and the bytes of one rank's part.
+`plain` is a tensor without placements: nothing says which part of a whole a rank holds.
+
+`✗` wrong numbers, `!` a warning, `?` not checked, `✓` in order; a module shows the worst in it.
+
+Layers that are alike all through are one line, `layers.[0-31]`. A layer that differs in anything stands whole beside
+them, and so does one that you search for or go to.
+"""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "tree", hidden=[("o", "errors_first", "Errors first", "Show what is wrong first, or the model's own order")]
+    )
+
+    entries: Sequence[Entry] = ()
+
+    def sign(self, row: TreeLine) -> Text:
+        """Return the verdict's glyph."""
+        return Text.assemble((UNICODE.of(row.verdict), verdict_style(row.verdict)), " ")
+
+    def about(self, row: TreeLine, column: int) -> Text:
+        """Return a tensor's layout, and what one rank has of it where there is room."""
+        if row.entry is None:
+            return Text()
+        entry = self.entries[row.entry]
+        layout, facts = f"  {entry.short_layout}", f"  {entry.facts}"
+        room = self.text_width - column
+        if len(layout) > room:
+            return Text(shortened(layout, room) if room > len(layout) * LEAST_LAYOUT else "", "dim")
+        return Text(layout + facts * (len(layout) + len(facts) <= room), "dim")
+
+    def room_for_name(self, column: int) -> int:
+        """Return the columns to the edge: a layout comes behind a name that leaves room for it."""
+        return max(self.text_width - column, LEAST_NAME)
+
+    def opened(self, row: TreeLine) -> None:
+        """Go to the map of a tensor."""
+        self.post_message(TensorOpened(row.entry or 0))
+
+    @on(Lines.Highlighted)
+    def _highlighted(self, message: Lines.Highlighted) -> None:
+        message.stop()
+        row = self._visible[message.index]
+        if row.entry is not None:
+            self.post_message(TensorChosen(row.entry, row.names[0]))
+
+    def action_errors_first(self) -> None:
+        """Put what is wrong first in every module, or go back to the model's own order."""
+        self.show_tree(self._root, None if self.order else errors_first)
 
 
 class Search(Input):
@@ -73,55 +140,44 @@ TO_TREE: KeySpec = ("escape", "to_tree", "To the tensors", "Go back to the tenso
 class Listing(Box):
     """A search line above the tree of the tensors that pass the filters."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.filters = Filters()
-        self._entries: Sequence[Entry] = ()
-        self._listed: tuple[Sequence[Entry], Filters] | None = None
-        self._chosen = (0, "")
+    filters = Filters()
+    _entries: Sequence[Entry] = ()
+    _listed: tuple[Sequence[Entry], Filters] | None = None
+    _chosen = (0, "")
 
     def compose(self) -> ComposeResult:
         """Put the search line above the tree."""
+        self.set_titles("Tensors")
         yield Search(id="search")
         yield TensorTree(id="tree")
 
     def show(self, entries: Sequence[Entry], entry: int, name: str = "") -> None:
         """List the entries that pass the filters, with the cursor on the chosen one."""
         self._entries, self._chosen = entries, (entry, name)
-        if entries and not self._lists(entries[entry]):
-            self.filters = replace(self.filters, role="all")
-        self._list()
-        self.query_one(TensorTree).choose(entry, name)
+        every = replace(self.filters, role="all")
+        if entries and every.passes(entries[entry]) and not self.filters.passes(entries[entry]):
+            self.filters = every
+        self.filter()
 
-    def _lists(self, chosen: Filtered) -> bool:
-        """Whether the chosen tensor is listed, or left out by another filter than the role."""
-        return self.filters.passes(chosen) or not replace(self.filters, role="all").passes(chosen)
-
-    def filter(self, filters: Filters) -> None:
+    def filter(self, **changes: Any) -> None:
         """List the tensors that pass other filters."""
-        self.filters = filters
-        self._list()
+        self.filters = replace(self.filters, **changes)
+        if self._listed is None or self._listed[0] is not self._entries or self._listed[1] != self.filters:
+            self._list()
         self.query_one(TensorTree).choose(*self._chosen)
 
     def _list(self) -> None:
-        if self._listed is not None and self._listed[0] is self._entries and self._listed[1] == self.filters:
-            return
         entries, filters = self._entries, self.filters
         self._listed = (entries, filters)
-        kept = filters.kept(entries)
-        self.query_one(TensorTree).fill(entries, tree_of(entries, kept))
+        kept, tree = filters.kept(entries), self.query_one(TensorTree)
+        tree.entries = entries
+        tree.show_tree(tree_of(entries, kept), tree.order)
         self._entitle(sum(map(len, kept.values())), sum(len(entry.names) for entry in entries))
         chosen, name = self._chosen
-        if kept and chosen not in kept:
-            first = next(iter(kept))
-            self._choose(first, kept[first][0])
-        elif kept and filters.text and name not in kept[chosen]:
-            self._choose(chosen, kept[chosen][0])
-
-    def _choose(self, entry: int, name: str) -> None:
-        """Choose a tensor that is listed: the tree comes to it in this frame, what else shows it in the next."""
-        self._chosen = (entry, name)
-        self.post_message(TensorChosen(entry, name))
+        if kept and (chosen not in kept or (filters.text and name not in kept[chosen])):
+            chosen = chosen if chosen in kept else next(iter(kept))
+            self._chosen = (chosen, kept[chosen][0])
+            self.post_message(TensorChosen(*self._chosen))  # the tree comes to it in this frame, all else in the next
 
     def _entitle(self, shown: int, of: int) -> None:
         """Write how many tensors are listed, and what leaves out the others."""
@@ -136,7 +192,7 @@ class Listing(Box):
 
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
-        self.filter(replace(self.filters, text=message.value.strip()))
+        self.filter(text=message.value.strip())
 
     @on(Search.Closed)
     def _search_closed(self) -> None:
@@ -148,17 +204,15 @@ class Listing(Box):
 
     def set_apart(self, name: str) -> None:
         """Let the layer that a name is in stand on its own, and show all tensors if it is not listed."""
-        if not any(self.filters.keeps(entry, name) and self.filters.passes(entry) for entry in self._named(name)):
+        if not any(name in names for names in self.filters.kept(self._entries).values()):
             self.clear()
         self.query_one(TensorTree).set_apart(name)
 
     def clear(self) -> None:
-        """List all tensors again."""
+        """Show all tensors again."""
         self.query_one(Search).action_clear_and_close()
-        self.filter(Filters())
-
-    def _named(self, name: str) -> list[Entry]:
-        return [entry for entry in self._entries if name in entry.names]
+        self.filters = Filters()
+        self.filter()
 
 
 class Searching(DOMNode):
@@ -171,7 +225,7 @@ class Searching(DOMNode):
     def action_only_findings(self) -> None:
         """List only tensors with findings, or all again."""
         listing = self.query_one(Listing)
-        listing.filter(replace(listing.filters, findings=not listing.filters.findings))
+        listing.filter(findings=not listing.filters.findings)
 
     def action_to_tree(self) -> None:
         """Go back to the tensors; if they have the focus, clear the filters."""

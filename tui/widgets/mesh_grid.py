@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar
@@ -19,8 +20,6 @@ from ..model.messages import RankChosen
 from .grid import DIM, Grid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from textual import events
     from textual.binding import BindingType
     from textual.strip import Strip
@@ -50,15 +49,13 @@ most.
 
     BINDINGS: ClassVar[list[BindingType]] = arrows("grid", "move", "To the next rank {}")
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.plan: MeshPlan | None = None
-        self.rank: int | None = None
-        self.lights = Lights()
-        self.colouring = Colouring()
-        self._heat: Heat | None = None
-        self._gutter = 0
-        self._heads = 1
+    plan: MeshPlan | None = None
+    rank: int | None = None
+    lights = Lights()
+    _colouring = Colouring()
+    _heat: Heat | None = None
+    _gutter = 0
+    _heads = 1
 
     def show(
         self,
@@ -77,15 +74,13 @@ most.
             colouring: The axes by which ranks get their colors; by default all of the mesh.
             heat: A number by which they are colored instead, with a sign for how much.
         """
-        colouring = colouring or Colouring(mesh)
         if self.plan is None or self.plan.mesh != mesh:
-            self.plan = MeshPlan(mesh)
-            lines, columns = self.plan.size
-            last = self.plan.grid.row_title(self.plan.grid.num_rows - 1)  # no row has longer positions
-            titles = [*(mesh.axes[axis] for axis in self.plan.grid.across), last]
-            self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.grid.across)
-            self.virtual_size = Size(self._gutter + columns, self._heads + lines)
-        self.rank, self.lights, self.colouring, self._heat = rank, lights, colouring, heat
+            self.plan = plan = MeshPlan(mesh)
+            last = plan.grid.row_title(plan.grid.num_rows - 1)  # no row has longer positions
+            titles = [*(mesh.axes[axis] for axis in plan.grid.across), last]
+            self._gutter, self._heads = max(map(len, titles)) + 1, len(plan.grid.across)
+            self.virtual_size = Size(self._gutter + plan.columns[-1] + plan.cell, self._heads + plan.lines[-1] + 1)
+        self.rank, self.lights, self._heat, self._colouring = rank, lights, heat, colouring or Colouring(mesh)
         self.refresh()
         self.fit()
 
@@ -110,30 +105,27 @@ most.
     def _row(self, plan: MeshPlan, row: int, left: int) -> list[Segment]:
         """Write the ranks of a row, neighbours that look alike together."""
         cells: list[tuple[str, Style]] = []
-        ranks, column = plan.ranks[row].tolist(), left
-        for col, begin in plan.columns(left, left + self.size.width - self._gutter):
+        ranks, column, heat = plan.ranks[row].tolist(), left, self._heat
+        first = bisect_right(plan.columns, left - plan.cell)
+        stop = bisect_left(plan.columns, left + self.size.width - self._gutter)
+        for rank, begin in zip(ranks[first:stop], plan.columns[first:stop], strict=True):
             if begin > column:
                 cells.append((" " * (begin - column), self.base))
-            rank = ranks[col]
-            sign = self._sign(rank)
-            cells.append((f"{f'{sign}{rank}':>{plan.cell - 1}} "[max(column - begin, 0) :], self._style(rank, sign)))
+            sign = heat.sign(rank) if heat is not None else self.lights.sign(rank)
+            level = heat.level(rank) if heat is not None else self._colouring.colour(rank)
+            style = (heat_style if heat is not None else rank_style)(level, self.palette) or self.base
+            style += _mark(sign != " ", rank in self.lights.group, rank == self.rank)
+            cells.append((f"{f'{sign}{rank}':>{plan.cell - 1}} "[max(column - begin, 0) :], style))
             column = begin + plan.cell
-        return _joined(cells)
-
-    def _style(self, rank: int, sign: str) -> Style:
-        level = self._heat.level(rank) if self._heat is not None else self.colouring.colour(rank)
-        fill = (heat_style if self._heat is not None else rank_style)(level, self.palette) or self.base
-        return fill + _mark(sign != " ", rank in self.lights.group, rank == self.rank)
-
-    def _sign(self, rank: int) -> str:
-        return self._heat.sign(rank) if self._heat is not None else self.lights.sign(rank)
+        runs = ([*run] for _, run in groupby(cells, key=lambda cell: cell[1]))
+        return [Segment("".join(text for text, _ in run), run[0][1]) for run in runs]
 
     def _header(self, plan: MeshPlan, head: int, left: int) -> Strip:
         """Write the positions along one axis over the first column of each."""
         axis, width, line, before = plan.grid.across[head], self.size.width - self._gutter, "", -1
         for col in range(plan.grid.num_cols):
             position = plan.grid.position(axis, col)
-            end = plan.place(0, col)[1] + plan.cell - 1 - left
+            end = plan.columns[col] + plan.cell - 1 - left
             if end > width:
                 break
             if position != before and end - len(str(position)) >= len(line):
@@ -144,21 +136,20 @@ most.
 
     def action_move(self, down: int, right: int) -> None:
         """Go to a neighbour."""
-        if self.plan is None:
-            return
-        known = self.rank is not None and self.rank in self.plan.mesh
-        grid = self.plan.grid
-        row, col = grid.row_and_col(self.rank if known and self.rank is not None else self.plan.mesh.ranks[0])
-        row = min(max(row + down, 0), grid.num_rows - 1)
-        col = min(max(col + right, 0), grid.num_cols - 1)
-        self.post_message(RankChosen(grid.rank_at(row, col)))
+        if self.plan is not None:
+            grid, mesh = self.plan.grid, self.plan.mesh
+            row, col = grid.row_and_col(self.rank if self.rank is not None and self.rank in mesh else mesh.ranks[0])
+            row = min(max(row + down, 0), grid.num_rows - 1)
+            col = min(max(col + right, 0), grid.num_cols - 1)
+            self.post_message(RankChosen(grid.rank_at(row, col)))
 
     def fit(self) -> None:
         """Keep the cursor in view."""
-        if self.plan is not None and self.rank is not None and self.rank in self.plan.mesh:
-            line, column = self.plan.place(*self.plan.grid.row_and_col(self.rank))
-            box = Region(column, line, self.plan.cell + self._gutter, 1 + self._heads)
-            self.bring_into_view(box)
+        plan = self.plan
+        if plan is not None and self.rank is not None and self.rank in plan.mesh:
+            row, col = plan.grid.row_and_col(self.rank)
+            size = plan.cell + self._gutter, 1 + self._heads
+            self.bring_into_view(Region(plan.columns[col], plan.lines[row], *size))
 
     def on_click(self, event: events.Click) -> None:
         """Go to the rank under the mouse."""
@@ -168,15 +159,6 @@ most.
         row, col = self.plan.row_at(event.y - self._heads + top), self.plan.col_at(event.x - self._gutter + left)
         if row is not None and col is not None:
             self.post_message(RankChosen(self.plan.grid.rank_at(row, col)))
-
-
-def _joined(cells: Iterable[tuple[str, Style]]) -> list[Segment]:
-    """Return cells as segments, neighbors of one style as one."""
-    segments = []
-    for _, run in groupby(cells, key=lambda cell: cell[1]):
-        texts, styles = zip(*run, strict=True)
-        segments.append(Segment("".join(texts), styles[0]))
-    return segments
 
 
 @lru_cache(maxsize=8)

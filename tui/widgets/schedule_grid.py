@@ -48,7 +48,7 @@ through the stages is underlined.
         *arrows("schedule", "move", "To the next pass {}"),
         *keys(
             "schedule",
-            [
+            hidden=[
                 ("home", "end(0)", "First", "To the rank's first pass"),
                 ("end", "end(-1)", "Last", "To the rank's last pass"),
             ],
@@ -111,28 +111,25 @@ through the stages is underlined.
         for record, begin in [*passes, (None, times.length)]:
             first = begin * self._cell
             if at < min(first, end):
-                segments.append(Segment(_idle(at, min(first, end), self._cell), self.base + DIM))
+                dots = "".join("·" if column % self._cell == 0 else " " for column in range(at, min(first, end)))
+                segments.append(Segment(dots, self.base + DIM))
                 at = min(first, end)
             if record is None or at >= end:
                 break
-            if (last := first + duration(record) * self._cell) > at:
-                text = self._text(times.label(rank, record), record)
+            width = duration(record) * self._cell
+            if (last := first + width) > at:
+                name = times.label(rank, record)
+                text = f"{name.ljust(width - (width > len(name)), '=') if record.backward else name:<{width}}"
                 segments.append(Segment(text[at - first : min(last, end) - first], self._style(row, rank, record)))
                 at = min(last, end)
         return segments
 
-    def _text(self, name: str, record: StageRecord) -> str:
-        width = duration(record) * self._cell
-        return f"{name.ljust(width - (width > len(name)), '=') if record.backward else name:<{width}}"
-
     def _style(self, row: int, rank: int, record: StageRecord) -> Style:
         style = rank_style(rank_colour(rank, self._mesh), self.palette)
         chosen = self.chosen
-        if chosen is None:
+        if chosen is None or record.microbatch != chosen[0].microbatch:
             return style
-        if row == self.row and record is chosen[0]:
-            return style + CURSOR
-        return style + SAME if record.microbatch == chosen[0].microbatch else style
+        return style + (CURSOR if row == self.row and record is chosen[0] else SAME)
 
     def action_move(self, down: int, right: int) -> None:
         """Go to another rank, to what it does at that time, or to the pass before or after."""
@@ -174,11 +171,24 @@ through the stages is underlined.
             self._say()
 
 
+def pipeline_text(times: Timeline | None) -> str:
+    """Write the title of a schedule: its sizes, and the bubble compared with the closed formula."""
+    if times is None:
+        return "Pipeline"
+    stages = f" × {times.stages_per_rank} stages" if times.stages_per_rank > 1 else ""
+    return (
+        f"Pipeline of {len(times.begins)} ranks{stages}, {times.num_microbatches} micro-batches: "
+        f"idle {times.bubble:.1%}, by the formula {times.formula:.1%}"
+    )
+
+
+def pass_text(rank: int, record: StageRecord, begin: int) -> str:
+    """Describe one pass."""
+    way = "backward" if record.backward else "forward"
+    end = begin + duration(record)
+    return f"rank {rank}  stage {record.stage}, micro-batch {record.microbatch} {way}, from {begin} to {end}"
+
+
 def _at(passes: tuple[tuple[StageRecord, int], ...], time: int) -> int:
     """Return the last pass that has begun at a time."""
     return max(sum(begin <= time for _, begin in passes) - 1, 0)
-
-
-def _idle(start: int, stop: int, cell: int) -> str:
-    """Write dots where cells of time begin, from one column to another."""
-    return "".join("·" if at % cell == 0 else " " for at in range(start, stop))

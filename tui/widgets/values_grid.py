@@ -65,7 +65,7 @@ differs, if any does.
     @property
     def _half(self) -> int:
         """The columns that the numbers have, or those that they are compared with."""
-        room = self.room.width - self._gutter
+        room = self.room.width - self.scrollbar_size_vertical - self._gutter
         if self.beside and self.beside.due:
             room = (room - len(BETWEEN)) // 2
         return max(room // self._cell, 1) * self._cell
@@ -76,7 +76,8 @@ differs, if any does.
             return
         memory = self.beside.memory
         beyond = max(self._cell * memory.num_columns - self._half, 0)
-        self.virtual_size = Size(self.room.width + beyond if beyond else 0, memory.num_rows + HEADS)
+        width = self.room.width - self.scrollbar_size_vertical
+        self.virtual_size = Size(width + beyond if beyond else 0, memory.num_rows + HEADS)
         if (cursor := self.beside.cursor) is not None:
             self._bring_number_into_view(*cursor)
 

@@ -1,4 +1,4 @@
-"""Lines of words that can be clicked: the keys that work now, and the views by name."""
+"""The lines above and below the views: the dump with its verdict, the views by name, and the keys that work now."""
 
 from __future__ import annotations
 
@@ -8,19 +8,33 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 from textual.strip import Strip
 from textual.widget import Widget
+from textual.widgets import Static
 
+from shardviz.dump.read import mesh_of
+from shardviz.dump.records.base import WEIGHTS
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import counted, printable
+
+from ..colors import verdict_style
+from ..model.names import shortened
 from .grid import DIM
-from .title import FOR_VERDICT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from textual import events
     from textual.binding import ActiveBinding
     from textual.geometry import Size
     from textual.screen import Screen
+
+    from shardviz.check.verdicts import Verdict
+    from shardviz.dump.records.files import RunRecord
+
+    from ..model.document import Document
 
 
 CHOSEN = Style(bold=True, reverse=True)
@@ -29,13 +43,7 @@ CHOSEN = Style(bold=True, reverse=True)
 
 @dataclass(frozen=True)
 class Word:
-    """One word of the line.
-
-    Attributes:
-        segments: The characters with their styles.
-        action: The action that a click runs, as in a binding; empty for none.
-        tooltip: The tooltip under the mouse.
-    """
+    """One word of the line: its characters with their styles, the action that a click runs, and its tooltip."""
 
     segments: tuple[Segment, ...]
     action: str = ""
@@ -169,3 +177,82 @@ class ViewTabs(WordLine):
             for is_current in (name == self._current,)
             for style in (CHOSEN if is_current else DIM,)
         ]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What the title is about: a dump's folder, what is known of it by now, and how far it is read."""
+
+    path: Path
+    run: RunRecord | None = None
+    document: Document | None = None
+    note: str = ""
+
+
+class Title(Static):
+    """The dump's name, its verdict, and counts of ranks and tensors; a note shows how far it has been read."""
+
+    _about: Opened | None = None
+
+    def show(self, about: Opened) -> None:
+        """Describe the dump."""
+        self._about = about
+        self.update(title_text(about, self.size.width or MOST_NAME), layout=False)
+
+    def on_resize(self) -> None:
+        """Cut the name to its new room, so that the verdict is always in view."""
+        if self._about is not None:
+            self.show(self._about)
+
+
+MOST_NAME = 80
+LEAST_NAME = 8
+FOR_VERDICT = 28
+"""Columns that are kept free for the verdict where there are so many, whatever the name of the dump."""
+SHORT = 40
+"""Columns of a line that names what was not checked in a dump without findings."""
+
+
+def title_text(about: Opened, room: int = MOST_NAME) -> Text:
+    """Write the name, the verdict and the counts, as far as they are known, for a line of so many columns.
+
+    The name gives way to the rest: a line too short for both has the rest alone.
+    """
+    document = about.document
+    state = _verdict(document, is_short=room < SHORT)
+    if document is not None and (missing := len(document.missing)):
+        state.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
+    if about.note:
+        state.append(f" · {about.note}", "dim")
+    name = printable((about.path.name or about.path.resolve().name).removesuffix(".shardviz"))
+    for_name = max(room - FOR_VERDICT, min(room - 2 - state.cell_len, LEAST_NAME))
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if for_name >= min(LEAST_NAME, len(name)):
+        text.append(f"{shortened(name, for_name)}  ", "bold")
+    text.append_text(state)
+    run, entries = about.run, document.entries if document is not None else ()
+    weights = len({name for entry in entries if entry.tensor.role in WEIGHTS for name in entry.names})
+    counts = [f" · {counted(run.num_ranks, 'rank')}"] if run is not None else []
+    counts += [f" {mesh_of(run.mesh)}"] if run is not None and run.mesh else []
+    counts += [f" · {counted(weights, 'tensor')}"] if weights else []
+    for part in counts:  # what matters most comes first, and only whole parts are shown
+        if text.cell_len + len(part) > room:
+            break
+        text.append(part, "dim")
+    return text
+
+
+def _verdict(document: Document | None, *, is_short: bool = False) -> Text:
+    if document is None or document.is_partial:
+        return Text(UNICODE.of("pending"), verdict_style("pending"))
+    if document.report is None:
+        verdict: Verdict = "unknown" if document.failed else "pending"
+        return Text(f"{UNICODE.of(verdict)} {'not checked' if document.failed else 'checking'}", verdict_style(verdict))
+    if document.findings:
+        worst = document.findings[0].severity
+        return Text(f"{UNICODE.of(worst)} {counted(len(document.findings), 'finding')}", verdict_style(worst))
+    unchecked = document.report.not_checked
+    verdict = "unknown" if any(reason.tensor for reason in unchecked) else "good"
+    but = [f"{len(unchecked):,} not checked"] if unchecked else []
+    words = ", ".join(but if is_short and but else ["no findings", *but])
+    return Text(f"{UNICODE.of(verdict)} {words}", verdict_style(verdict))
