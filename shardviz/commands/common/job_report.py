@@ -29,14 +29,10 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
         code: The job's exit code.
         is_traced: Whether a step was traced: a job of one process shards nothing that could be captured.
     """
-    written = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
-    dumps = [dump for dump in written if dump.exists()]
+    captured = {Path(note.text) for note in notes if note.kind == "captured"}
+    dumps = sorted(captured, key=lambda path: (len(path.name), path.name))
     _talk_of(notes, "source")
-    in_order = sorted(dumps, key=lambda path: (len(path.name), path.name))
-    codes = [_report(args, dump, number if len(dumps) > 1 else 0) for number, dump in enumerate(in_order, 1)]
-    for dump in written:
-        if dump not in dumps:
-            talk(f"shardviz: {dump} is on the machine of rank 0, which reports on it; this machine does not reach it")
+    codes = [_report(args, dump, number if len(dumps) > 1 else 0) for number, dump in enumerate(dumps, 1)]
     missed = _missed(notes)
     for text in missed:
         message, _, hint = text.partition("\n")
@@ -45,9 +41,9 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
     _talk_of(notes, "ended", "the job was ended ")
     if code and not _is_ended(args, notes) and not _is_aborted_at_exit(args.job, notes, code):
         return _failed(args.job, notes, code)
-    if not written and is_traced and not missed:
+    if not dumps and is_traced and not missed:
         return EXIT_CLEAN
-    if not written:
+    if not dumps:
         problems = dict.fromkeys(note.text for note in notes if note.kind == "problem")
         talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
         return EXIT_USAGE
@@ -119,11 +115,14 @@ def _is_aborted_at_exit(job: Sequence[str], notes: Sequence[Note], code: int) ->
 def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
     """Report a dump: the only one where `number` is 0, else one of several, under its title."""
     from shardviz.commands import check
+    from shardviz.commands.common.dumps import says_it_is_a_part
 
+    if says_it_is_a_part(dump):
+        return EXIT_USAGE
     shown = Path(os.path.relpath(dump))
     if number and args.format == "text":
         _write([*([""] if number > 1 else []), f"{shown}:"], args.color)
-    code = check.report(shown, args.format, args.color, strict=args.strict)
+    code = check.report([shown], args.format, args.color, strict=args.strict)
     if code == EXIT_USAGE and not args.reference:
         talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
     talk(f"wrote {shown}; look at it with: shardviz view {shlex.quote(str(shown))}")

@@ -130,7 +130,8 @@ def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> 
     if session.options.reference:
         return ComparedWith(opened(session.options.reference), names, tied=tied)
     kept = session.values.kept(model)
-    known, moments = with_moments(chosen(session.sources, model, locals_, kept), session.sources, model, locals_)
+    known = chosen(session.options.session, session.sources, model, locals_, kept)
+    known, moments = with_moments(known, session.sources, model, locals_)
     sift = Sifting(kept, known, equal_buffers(locals_), changes([*locals_, *moments], known.reference.entries))
     return ComparedWith(known.reference, names, sift, known.notes, tied, moments=moments)
 

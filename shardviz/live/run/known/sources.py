@@ -18,7 +18,7 @@ from shardviz.live.claims.hooks import read_by
 from shardviz.live.compat import clean_name
 from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks.observing import report
-from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
+from shardviz.live.run.known.writing import is_first_here, is_plain, may_write, rank_here, write
 from shardviz.reference.files import Reference, open_reference
 from shardviz.reference.names import matched
 
@@ -97,7 +97,7 @@ def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Opti
     """Keep the whole tensors of a state dict that a sharded model is loading; DTensors have only pieces."""
     tensors = {name: value for name, value in state_dict.items() if is_plain(value)}
     size = sum(value.nbytes for value in tensors.values())
-    if not tensors or not is_writer(size) or not has_room(options.session, size, "the values that were loaded"):
+    if not tensors or not may_write(options.session, size, "the values that were loaded"):
         return None
     path = Path(options.session) / f"loaded-{rank_here()}-{number}.safetensors"
     entries = write(path, tensors)
@@ -133,13 +133,13 @@ def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
 def loaded_whole(model: nn.Module, known: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
     """Load a sharded model once more, unsharded, for what its library merges or makes of a checkpoint as it loads.
 
-    Rank 0 does so alone, and only where the checkpoint lacks some of the model's tensors by their names, and where the
-    machine has memory for the whole model twice: the job needs some, too.
+    One rank on each disk does so alone, and only where the checkpoint lacks some of the model's tensors by their names,
+    and where the machine has memory for the whole model twice: the job needs some, too.
     """
     names = [name for name, _ in _named(model) if known.reference.find(name) is None]
-    if not names or rank_here() != 0 or not any(isinstance(one, DTensor) for one in model.parameters()):
+    if not names or not any(isinstance(one, DTensor) for one in model.parameters()):
         return None
-    if not _has_memory(model, known.path):
+    if not is_first_here(options.session) or not _has_memory(model, known.path):
         return None
     with kept_random_states():
         tensors = dict(_named(load()))

@@ -16,7 +16,7 @@ from torch import nn
 
 from shardviz.live.capture.stamp import storage_key
 from shardviz.live.compat import clean_name
-from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
+from shardviz.live.run.known.writing import is_plain, may_write, rank_here, write
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
@@ -150,7 +150,7 @@ class Values:
         """Write values where this rank writes and the disk has room; of tensors that share memory one."""
         self._pointers |= {tensor.data_ptr() for tensor in tensors.values()}
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if not tensors or not is_writer(size) or not has_room(self._session, size, "the values before sharding"):
+        if not tensors or not may_write(self._session, size, "the values before sharding"):
             return {}
         by_memory = {where: _memory(tensor) for where, tensor in tensors.items()}
         once = {memory: tensors[where] for where, memory in by_memory.items()}

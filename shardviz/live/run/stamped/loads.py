@@ -106,13 +106,18 @@ class Loads:
         of_all: dict[Path, Mapping[str, Entry]] = {}
         names: dict[str, None] = {}
         for copies, fills, of_rank in of_all_ranks((*mine, [local.name for local in locals_])):
-            of_all |= {copy: open_reference(copy).entries for copy in copies if copy not in of_all} | fills
+            here = map(self._here, copies)
+            of_all |= {copy: open_reference(copy).entries for copy in here if copy not in of_all} | fills
             names |= dict.fromkeys(of_rank)
         entries = {name: entry for of_one in of_all.values() for name, entry in of_one.items()}
         path = Path(f"the stamped copy of {listed([path.name for path in of_all], MAX_LISTED)}")
         if len(of_all) > 1:
             entries |= _held(of_all, list(names), locals_)
         return Reference(path, entries, is_stamped=True)
+
+    def _here(self, copy: Path) -> Path:
+        """Return the copy that is in reach: a machine that does not reach another's session has made its own."""
+        return copy if copy.exists() else Path(self._options.session, *copy.parts[-3:])
 
 
 def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_: Sequence[Local]) -> dict[str, Entry]:

@@ -17,7 +17,7 @@ from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.compat import default_store, groups_here
-from shardviz.live.run.known.writing import rank_here
+from shardviz.live.run.known.writing import is_first_here, rank_here
 from shardviz.live.run.tracing.recording import sampled
 from shardviz.live.step.trace.points import add_points
 
@@ -61,7 +61,7 @@ def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
 
 
 def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str = "") -> None:
-    """Write this rank's file, and on rank 0 that of the run.
+    """Write this rank's file, and on the first rank of each disk that of the run.
 
     Args:
         step: What was seen.
@@ -82,7 +82,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     if step.trace.left_out:
         seen.not_checked.append(("", step.trace.left_out))
     folder.mkdir(exist_ok=True)
-    if rank == 0:
+    if is_first_here(folder, "trace folder"):
         write_run(
             folder, RunRecord(SCHEMA, version("shardviz"), version("torch"), num_ranks, command, run_id=seen.run_id)
         )
