@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands.common.job import ENDING
 from shardviz.commands.common.streams import talk
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE
+from shardviz.dump.traced import write_around
+from shardviz.dump.write import TRACE_FOLDER, prepare_folder
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, DumpError
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from shardviz.live.run.notes import Note
+    from shardviz.live.run.options import Note
 
 
 def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is_traced: bool = False) -> int:
@@ -175,3 +177,35 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
         "no sharding call was seen: no Python process of the job joined a process group where shardviz sees it\n"
         "Hint: give the command that starts the ranks; a Python that ignores PYTHONPATH (-I, -E) cannot be watched"
     )
+
+
+def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -> bool:
+    """Move the trace of a job's step into its dump, and say so; make a dump where the job has none.
+
+    Args:
+        session: Where the ranks on this machine left it.
+        output: The dump's folder.
+        is_captured: Whether the job has written its dump.
+        force: Replace what is there, if that is a dump.
+
+    Returns:
+        Whether there is a trace.
+    """
+    source = session / TRACE_FOLDER
+    files = sorted(source.iterdir()) if source.is_dir() else []
+    if not files:
+        talk("shardviz: no step was traced: no optimizer of the job stepped a model that it had called")
+        return False
+    try:
+        if not is_captured:
+            write_around(source, prepare_folder(output, force=force))
+        target = output / TRACE_FOLDER
+        target.mkdir(exist_ok=True)
+        for file in files:
+            os.replace(file, target / file.name)
+    except (OSError, DumpError) as error:
+        talk(f"shardviz: the trace of the step could not be kept: {error}")
+        return False
+    shown = os.path.relpath(output)
+    talk(f"traced a step into {shown}; lay it beside another job's with: shardviz diff ONE OTHER")
+    return True

@@ -14,7 +14,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.errors import ProbeError, ShardvizError
-from shardviz.live.compat import default_store
+from shardviz.live.compat import default_store, have_come
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,7 +153,8 @@ def agreed_errors(error: Exception | None, phase: str) -> list[str]:
     """
     marks = PrefixStore(f"shardviz/{phase}", default_store())
     marks.set(str(distributed.get_rank()), "1")
-    if error is not None and not _all_come(marks):
+    ranks = [str(rank) for rank in range(distributed.get_world_size())]
+    if error is not None and not have_come(marks, ranks, PATIENCE):
         raise error
     errors = of_all_ranks(in_a_line(error) if error else "")
     marks.delete_key(str(distributed.get_rank()))
@@ -193,12 +194,3 @@ def in_a_line(error: BaseException) -> str:
     own = [frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents]
     place = f" in {own[-1].function} ({Path(own[-1].file).name}:{own[-1].line})" if own else ""
     return f"{type(error).__name__}{place}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def _all_come(marks: PrefixStore) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if marks.check([str(rank) for rank in range(distributed.get_world_size())]):
-            return True
-        time.sleep(0.05)
-    return False

@@ -17,7 +17,7 @@ from shardviz.live.run.ending import end_stamped, watch_steps
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.known.writing import rank_here
-from shardviz.live.run.notes import Note, leave
+from shardviz.live.run.options import Note, leave
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, name_of, take
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
+from shardviz.live.run.known.changed import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.known.overlooked import is_of_another_kind, misfits, notes_on, notes_on_mixtures
-from shardviz.live.run.known.rounded import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.known.values import NAME, UNSEEN
 from shardviz.reference.files import Reference
 from shardviz.relate.values import is_alike

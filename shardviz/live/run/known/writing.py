@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from torch import distributed, nn
 
 from shardviz.checkpoint.formats.headers import DTYPES
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.compat import default_store
+from shardviz.live.compat import default_store, have_come
 from shardviz.live.run.hooks.observing import rank_of_environment, report
 from shardviz.reference.files import open_reference
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 SMALL = 16 << 20
 """Bytes of a model that every rank writes, so that what only another rank than rank 0 has is known too."""
 
-PATIENCE, PAUSE = 10.0, 0.05
+PATIENCE = 10.0
 """Seconds that the first rank of another machine waits for rank 0 to say so."""
 
 
@@ -68,12 +67,7 @@ def is_first_here(folder: Path | str, what: str = "session") -> bool:
 def _reaches_rank_0(what: str) -> bool:
     """Whether this machine reaches the folder that rank 0 writes to; it counts as reached if rank 0 does not say."""
     store, key = default_store(), f"shardviz/{what}"
-    deadline = time.monotonic() + PATIENCE
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            return True
-        time.sleep(PAUSE)
-    return Path(store.get(key).decode()).is_dir()
+    return not have_come(store, [key], PATIENCE) or Path(store.get(key).decode()).is_dir()
 
 
 def _has_room(folder: Path | str, size: int, what: str) -> bool:

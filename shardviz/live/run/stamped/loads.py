@@ -1,8 +1,14 @@
-"""What this process loads in place of what its script names, and what its weights are compared with after that."""
+"""What this process loads in place of what its script names, and what its weights are compared with after that.
+
+Copies of checkpoints lie in the session's folder: the first rank that asks makes one.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,26 +18,33 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import default_store
 from shardviz.live.run.hooks.observing import report
 from shardviz.live.run.known.choosing import Candidate, fitting
+from shardviz.live.run.known.sources import checkpoint_of
 from shardviz.live.run.known.writing import rank_here
-from shardviz.live.run.notes import Note, leave
-from shardviz.live.run.stamped.copies import Copies, salt_of
-from shardviz.live.run.stamped.filling import filled
+from shardviz.live.run.options import Note, leave
+from shardviz.live.run.stamped.memory import filled
 from shardviz.reference.files import Reference, open_reference
 from shardviz.reference.names import matched
+from shardviz.stamping.dcp_copy import stamp_dcp
+from shardviz.stamping.safetensors_copy import stamp_safetensors
+from shardviz.stamping.target import SAFETENSORS, is_stamped
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.run.options import Options
     from shardviz.reference.files import Entry
     from shardviz.stamping.fill import Fill
+    from shardviz.stamping.plan import Plan
 
 MAX_LISTED = 3
 
 KEY = "shardviz/loaded"
 """In the job's store: that a rank has loaded something stamped."""
+
+DCP = ".metadata"
+"""The file by which a folder of torch.distributed.checkpoint is known."""
 
 
 class Loads:
@@ -129,3 +142,69 @@ def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_:
             found.setdefault(name, []).insert(0, one)
     several = {name: some for name, some in found.items() if len(some) > 1}
     return {name: one.entry for name, one in fitting(several, locals_)[0].items()}
+
+
+class Copies:
+    """The copies of a job.
+
+    Args:
+        session: The job's folder, which its ranks reach.
+        rank: This process's rank, for notes.
+    """
+
+    def __init__(self, session: str, rank: int) -> None:
+        self._session = Path(session)
+        self._rank = rank
+
+    def of(self, place: str | Path) -> tuple[Path, Path] | None:
+        """Return the copy of a checkpoint, and what in it stands for a place; None where no checkpoint is there.
+
+        Args:
+            place: A file or folder that the job is about to open.
+
+        Raises:
+            DumpError: The checkpoint cannot be read, or the copy cannot be written.
+        """
+        root, name = checkpoint_of(place)
+        if not _is_checkpoint(root) or self._session in root.parents:
+            return None
+        copy = root if is_stamped(root) else self._made(root)
+        return copy, copy / name if name else copy
+
+    def _made(self, root: Path) -> Path:
+        salt = salt_of(root)
+        folder = self._session / "stamped" / salt
+        folder.mkdir(parents=True, exist_ok=True)
+        copy = folder / root.name
+        with _alone(folder / "lock"):
+            if not copy.exists():
+                stamp = stamp_dcp if (root / DCP).is_file() else stamp_safetensors
+                self._say(root, stamp(root, copy, salt=salt))
+        return copy
+
+    def _say(self, root: Path, made: Plan) -> None:
+        what = f"{root} is loaded as a stamped copy of it: {counted(len(made.fills), 'tensor')} stamped"
+        leave(self._session, Note("source", self._rank, what + (f", {len(made.kept)} kept" if made.kept else "")))
+
+
+def salt_of(root: Path) -> str:
+    """Return what tells a checkpoint's fills from those of others with the same names."""
+    return blake2b(str(root).encode(errors="surrogateescape"), digest_size=6).hexdigest()
+
+
+def _is_checkpoint(root: Path) -> bool:
+    """Whether a place is what can be copied: a safetensors file, a folder of them, or a DCP folder."""
+    if root.is_dir():
+        return (root / DCP).is_file() or any(root.glob(f"*{SAFETENSORS}"))
+    return root.suffix == SAFETENSORS and root.is_file()
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Let one process at a time do something; the kernel lets the next one do it where one was killed."""
+    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
