@@ -1,8 +1,8 @@
-"""Put the parts of a dump together that machines keep without a shared disk.
+"""Put the dumps of machines without a shared disk together.
 
-`shardviz run` on each machine writes the files of that machine's ranks. Copy
-the folders to one place; they are known to be of one job by its run id. Every
-rank has to be in one of them. `shardviz check` takes them as they are, too.
+`shardviz run` on each machine writes the files of its own ranks. Copy the
+folders to one place: a run id says that they are of one job. Every rank has to
+be in one of them. `shardviz check` takes them as they are, too.
 
 examples:
   shardviz gather node_a/train.shardviz node_b/train.shardviz -o all.shardviz

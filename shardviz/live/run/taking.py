@@ -27,7 +27,7 @@ from shardviz.live.capture.lookup.known import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.run.hooks.observing import show_traceback
-from shardviz.live.run.known.changed import Sifting, changes, equal_buffers
+from shardviz.live.run.known.changed import sifting
 from shardviz.live.run.known.choosing import chosen
 from shardviz.live.run.known.moments import with_moments
 from shardviz.live.run.meeting import meet_again
@@ -35,7 +35,7 @@ from shardviz.live.run.options import Note
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from shardviz.live.capture.locals import Local
@@ -136,7 +136,7 @@ def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> 
     kept = session.values.kept(model)
     known = chosen(session.options.session, session.sources, model, locals_, kept)
     known, moments = with_moments(known, session.sources, model, locals_)
-    sift = Sifting(kept, known, equal_buffers(locals_), changes([*locals_, *moments], known.reference.entries))
+    sift = sifting(kept, known, locals_, moments)
     return ComparedWith(known.reference, names, sift, known.notes, tied, moments=moments)
 
 
@@ -145,13 +145,9 @@ def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
     try:
         return found_mesh(root)
     except MeshError:
-        if any(of_all_ranks(_has_claims(root))):
+        if any(of_all_ranks(any(isinstance(one, DTensor) for one in (*root.parameters(), *root.buffers())))):
             raise
         return _whole_job(root, "pp" if stage else "dp")
-
-
-def _has_claims(root: nn.Module) -> bool:
-    return any(isinstance(one, DTensor) for one in (*root.parameters(), *root.buffers()))
 
 
 def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
@@ -162,7 +158,8 @@ def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
     """
     assert distributed.group.WORLD is not None
     num_ranks = distributed.get_world_size()
-    over = min((module.process_group.size() for module in _of_ddp(root)), default=num_ranks)
+    copied = (module for module in root.modules() if isinstance(module, DistributedDataParallel))
+    over = min((module.process_group.size() for module in copied), default=num_ranks)
     if over < num_ranks:
         raise MeshError(
             f"DistributedDataParallel averages over {over:,} of {num_ranks:,} ranks, and the model has no DTensor: "
@@ -171,10 +168,6 @@ def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
         )
     device = next((tensor.device.type for tensor in (*root.parameters(), *root.buffers())), "cpu")
     return DeviceMesh.from_group(distributed.group.WORLD, device, mesh_dim_names=(axis,))
-
-
-def _of_ddp(root: nn.Module) -> Iterator[DistributedDataParallel]:
-    return (module for module in root.modules() if isinstance(module, DistributedDataParallel))
 
 
 def _axes_of(mesh: DeviceMesh, stage: Stage) -> tuple[str, ...]:

@@ -27,6 +27,12 @@ with torch.no_grad():
     mine.copy_(both[1 - mesh["fsdp"].get_local_rank()])
 """
 
+LARGE = """
+def build():
+    return nn.Sequential(nn.Linear(16, 1 << 18), nn.Tanh(), nn.Linear(1 << 18, 16), nn.LayerNorm(16))
+"""
+"""Of so large a model only one rank of each disk keeps the values from before sharding."""
+
 SEEDS = "torch.manual_seed(rank)\n"
 
 TRAIN = "train(model, steps=2)\n"
@@ -52,9 +58,10 @@ def parts_of(ran):
     [
         (ON_TWO_AXES + EXCHANGED + TRAIN, ["misordered"]),
         pytest.param(ON_TWO_AXES + TRAIN, [], marks=nightly),
+        pytest.param(LARGE + ON_TWO_AXES + EXCHANGED + TRAIN, ["misordered"], marks=nightly),
         pytest.param(SEEDS + ON_TWO_AXES + TRAIN, [], marks=nightly),
     ],
-    ids=["exchanged", "right", "seeds"],
+    ids=["exchanged", "right", "large", "seeds"],
 )
 def test_parts_of_two_nodes_say_what_one_node_says(tmp_path, body, kinds):
     parts = parts_of(run_on_two(tmp_path / "two", BEGIN + body + END))

@@ -30,12 +30,13 @@ from shardviz.relate.tolerance import ROUNDINGS_OF_RULE
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
+    from shardviz.live.capture.lookup.known import Sift
     from shardviz.live.run.known.choosing import Candidate, Chosen
     from shardviz.live.run.known.values import Kept
     from shardviz.reference.files import Entry
@@ -44,21 +45,6 @@ HALVES = (torch.float16, torch.bfloat16)
 
 LEAST = 8
 """Elements that a rule needs: a few numbers may follow any rule by chance."""
-
-
-def changes(locals_: Iterable[Local], entries: Mapping[str, Entry]) -> Callable[[Collection[str]], dict[str, str]]:
-    """Return a function that says how tensors differ from a reference, where all ranks agree. Every rank calls it."""
-    own = {local.name: local for local in locals_}
-
-    def found(names: Collection[str]) -> dict[str, str]:
-        mine = {name: _how(own[name], entries[name]) for name in names if name in own and own[name].values.numel()}
-        by_name: dict[str, set[str]] = {}
-        for of_rank in of_all_ranks(mine):
-            for name, text in of_rank.items():
-                by_name.setdefault(name, set()).add(text)
-        return {name: texts.pop() for name, texts in by_name.items() if len(texts) == 1 and texts != {""}}
-
-    return found
 
 
 def _how(local: Local, entry: Entry) -> str:
@@ -201,60 +187,67 @@ FEW = 0.1
 """The part of a tensor's elements that may be found in its old values by chance."""
 
 
-class Sifting:
-    """Says which tensors were written since.
+def sifting(kept: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], moments: Sequence[Local] = ()) -> Sift:
+    """Return what says which tensors were written since they had the values that they are compared with.
 
     If no rank holds any old value of a tensor, it was written, and nothing more is known of it. If some ranks hold old
     values and others do not, that is a finding, unless they had different ones from the start. Buffers that have other
-    values than before, the same on every rank, were computed again.
+    values than before, the same on every rank, were computed again. Every rank calls this.
+
+    Args:
+        kept: What is known of the model's tensors from before they were sharded.
+        chosen: What they are compared with.
+        locals_: Those of this rank.
+        moments: Its optimizer's states that are compared, too.
     """
+    snapshots = chosen.snapshots
+    samples = {name: one.sample for name, one in kept.items() if name in chosen.before}
+    equal = _equal_buffers(locals_)
+    own = {local.name: local for local in (*locals_, *moments)}
 
-    def __init__(
-        self,
-        kept: Mapping[str, Kept],
-        chosen: Chosen,
-        equal: Collection[str] = (),
-        how: Callable[[Collection[str]], Mapping[str, str]] | None = None,
-    ) -> None:
-        self._equal = equal
-        self._how = how
-        self._samples = {name: one.sample for name, one in kept.items() if name in chosen.before}
-        self._snapshots = chosen.snapshots
-        self._elsewhere = chosen.elsewhere
-
-    def __call__(self, places: Mapping[str, NDArray[np.int64] | None]) -> dict[str, str]:
-        """Return which of this job's tensors are not to be checked, and why. Every rank calls this."""
-        mine = {name: self._found(name, ids) for name, ids in places.items() if name in self._snapshots}
-        of_all = of_all_ranks((mine, self._samples))
-        changed = (name for name, ids in places.items() if ids is not None and name in self._snapshots)
-        not_known = dict.fromkeys((name for name in changed if name in self._equal), AGAIN)
-        for name in sorted({name for found, _ in of_all for name in found}):
+    def sift(places: Mapping[str, NDArray[np.int64] | None]) -> dict[str, str]:
+        mine = {name: _found(ids) for name, ids in places.items() if name in snapshots}
+        # Compared with what another machine's rank had, a shard says nothing of the first rank's values.
+        mine |= {name: min(mine[name], Found.SOME) for name in mine.keys() & chosen.elsewhere}
+        of_all = of_all_ranks((mine, samples))
+        changed = (name for name, ids in places.items() if ids is not None and name in snapshots)
+        not_known = dict.fromkeys((name for name in changed if name in equal), AGAIN)
+        written: list[str] = []
+        for name in sorted({name for found, _ in of_all for name in found} - not_known.keys()):
             lost = {
-                samples.get(name) for found, samples in of_all if found.get(name, Found.AS_CLAIMED) < Found.AS_CLAIMED
+                of_rank.get(name)
+                for found, of_rank in of_all
+                if found.get(name, Found.AS_CLAIMED) is not Found.AS_CLAIMED
             }
-            first = next((samples[name] for _, samples in of_all if samples.get(name) is not None), None)
-            if name in not_known:
-                continue
+            first = next((of_rank[name] for _, of_rank in of_all if of_rank.get(name) is not None), None)
             if lost - {None, first}:
                 not_known[name] = DIFFERED
             elif not any(found.get(name) for found, _ in of_all):  # NONE is false
-                not_known[name] = self._written(name)
-        written = [name for name, why in not_known.items() if why == self._written(name) != WRITTEN]
-        by_rule = self._how(written) if self._how is not None else {}
-        return not_known | {name: f"{self._opened(name)} {how}" for name, how in by_rule.items()}
+                written.append(name)
+        opened = {
+            name: f"the job opened {printable(snapshots[name].name)}, and"
+            for name in written
+            if str(snapshots[name]) != NAME
+        }
+        rules = _rules(own, chosen.reference.entries, opened)
+        nothing = "no rank holds any of the values that it has there"
+        return (
+            not_known
+            | dict.fromkeys(written, WRITTEN)
+            | {name: f"{what} {rules.get(name, nothing)}" for name, what in opened.items()}
+        )
 
-    def _found(self, name: str, ids: NDArray[np.int64] | None) -> Found:
-        # Compared with what another machine's rank had, a shard says nothing of the first rank's values.
-        return min(_found(ids), Found.SOME) if name in self._elsewhere else _found(ids)
+    return sift
 
-    def _written(self, name: str) -> str:
-        path = self._snapshots[name]
-        if str(path) == NAME:
-            return WRITTEN
-        return f"{self._opened(name)} no rank holds any of the values that it has there"
 
-    def _opened(self, name: str) -> str:
-        return f"the job opened {printable(self._snapshots[name].name)}, and"
+def _rules(own: Mapping[str, Local], entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, str]:
+    """Return how tensors differ from a reference, if all ranks agree. Every rank calls this."""
+    mine = {name: _how(own[name], entries[name]) for name in names if name in own and own[name].values.numel()}
+    by_name: dict[str, set[str]] = {}
+    for of_rank in of_all_ranks(mine):
+        for name, text in of_rank.items():
+            by_name.setdefault(name, set()).add(text)
+    return {name: texts.pop() for name, texts in by_name.items() if len(texts) == 1 and texts != {""}}
 
 
 class Found(IntEnum):
@@ -271,7 +264,7 @@ def _found(ids: NDArray[np.int64] | None) -> Found:
     return Found.SOME if bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW) else Found.NONE
 
 
-def equal_buffers(locals_: Iterable[Local]) -> frozenset[str]:
+def _equal_buffers(locals_: Iterable[Local]) -> frozenset[str]:
     """Return the buffers without a claim that are bitwise the same on every rank. Every rank calls this."""
     sums = {
         local.name: crc32(bits_of_tensor(local.values).tobytes())

@@ -185,37 +185,15 @@ def sample(tensor: torch.Tensor) -> int:
 
 def _living() -> list[nn.Module]:
     """Return every module of this process."""
-    # By type(): isinstance would run the code of lazy proxies that say that they are something else, and take longer.
-    kinds = _kinds(nn.Module)
-    modules = [one for one in gc.get_objects() if type(one) in kinds]
+    # By type(): isinstance would run the code of lazy proxies that say that they are something else.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     return [one for one in modules if "_modules" in vars(one)]  # a wrapper that is being made has none yet
-
-
-def _kinds(kind: type) -> set[type]:
-    """Return a class and all that are derived from it."""
-    found, seen = [kind], {kind}
-    for one in found:
-        derived: list[type] = type.__subclasses__(one)
-        for other in derived:
-            if other not in seen:
-                seen.add(other)
-                found.append(other)
-    return seen
 
 
 def outermost(module: nn.Module) -> nn.Module:
     """Return the largest living module that contains one: layers are sharded one by one, before the model is."""
-    parents: dict[int, list[nn.Module]] = defaultdict(list)
-    for parent in _living():
-        for child in parent.children():
-            parents[id(child)].append(parent)
-    around, seen = [module], {id(module)}
-    for one in around:
-        for parent in parents[id(one)]:
-            if id(parent) not in seen:
-                seen.add(id(parent))
-                around.append(parent)
-    return max(around, key=lambda one: sum(1 for _ in one.modules()))
+    around = (one for one in _living() if any(part is module for part in one.modules()))
+    return max(around, key=lambda one: sum(1 for _ in one.modules()), default=module)
 
 
 @dataclass(frozen=True, slots=True)

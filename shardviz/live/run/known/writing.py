@@ -50,18 +50,18 @@ def may_write(session: Path | str, size: int, what: str) -> bool:
 
 
 def is_first_here(folder: Path | str, what: str = "session") -> bool:
-    """Whether this is rank 0, or the first rank of a machine that does not reach rank 0's folder.
+    """Whether this is rank 0, or the first rank of a machine that does not reach rank 0's folder, as rank 0 has set it.
 
     Args:
         folder: This rank's, which is there.
         what: What it is for.
     """
-    if not distributed.is_initialized():
-        return rank_here() == 0
-    if distributed.get_rank() == 0:
-        default_store().set(f"shardviz/{what}", str(folder))
+    if rank_here() == 0:
+        if distributed.is_initialized():
+            default_store().set(f"shardviz/{what}", str(folder))
         return True
-    return os.environ.get("LOCAL_RANK") == "0" and not _reaches_rank_0(what)
+    local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID"))
+    return local_rank == "0" and distributed.is_initialized() and not _reaches_rank_0(what)
 
 
 def _reaches_rank_0(what: str) -> bool:
