@@ -116,16 +116,16 @@ def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
     reference = _opened(folder)
     pointers = frozenset(
         (value.to_local() if isinstance(value, DTensor) else value).data_ptr()
-        for value in _tensors(state_dict)
+        for _, value in tensors_in(state_dict)
         if not value.is_meta
     )
-    has_states = any(state_of(name) for name in _names(state_dict))
+    has_states = any(state_of(name) for name, _ in tensors_in(state_dict))
     return Loaded(Path(folder), reference, None, pointers, has_states=has_states) if reference else None
 
 
 def has_shards(state_dict: Mapping[str, Any]) -> bool:
     """Whether a state dict has parts of tensors: those of a model, or copies of them."""
-    return any(isinstance(value, DTensor) for value in _tensors(state_dict))
+    return any(isinstance(value, DTensor) for _, value in tensors_in(state_dict))
 
 
 def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
@@ -183,18 +183,14 @@ def _opened(place: str) -> Reference | None:
         return None
 
 
-def _names(nested: Mapping[Any, Any], before: str = "") -> Iterator[str]:
-    for name, value in nested.items():
-        yield from _names(value, f"{before}{name}.") if isinstance(value, dict) else (f"{before}{name}",)
-
-
-def _tensors(nested: Any) -> Iterator[torch.Tensor]:
-    values = nested.values() if isinstance(nested, dict) else nested if isinstance(nested, list | tuple) else ()
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
+def tensors_in(nested: Any, before: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a nested state dict by the keys that lead to them."""
+    pairs = nested.items() if isinstance(nested, dict) else ()
+    for key, one in enumerate(nested) if isinstance(nested, list | tuple) else pairs:
+        if isinstance(one, torch.Tensor):
+            yield f"{before}{key}", one
         else:
-            yield from _tensors(value)
+            yield from tensors_in(one, f"{before}{key}.")
 
 
 MOST = 64

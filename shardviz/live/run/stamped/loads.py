@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from shardviz.live.run.options import Options
     from shardviz.reference.files import Entry
     from shardviz.stamping.fill import Fill
-    from shardviz.stamping.plan import Plan
 
 MAX_LISTED = 3
 
@@ -56,8 +55,8 @@ class Loads:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._mark = Path(options.session) / "loaded"
-        self._copies = Copies(options.session, rank_here())
+        self._session = Path(options.session)
+        self._mark = self._session / "loaded"
         self._copy_of: dict[Path, Path] = {}
         self._fills: dict[Path, dict[str, Fill]] = {}
 
@@ -87,15 +86,41 @@ class Loads:
         """
         if not isinstance(place, str | os.PathLike) or not os.path.exists(place):
             return place
-        found = self._copies.of(Path(os.fspath(place)))
+        found = self._copy(Path(os.fspath(place)))
         if found is None:
-            if Path(self._options.session) not in Path(os.path.abspath(place)).parents:
+            if self._session not in Path(os.path.abspath(place)).parents:
                 report(f"{place} is loaded as it is: it is not a safetensors file, a folder of them or a DCP folder")
             return place
         copy, instead = found
         self._note_use()
         self._copy_of[Path(os.path.abspath(place))] = copy
         return type(place)(instead) if isinstance(place, str) else instead
+
+    def _copy(self, place: Path) -> tuple[Path, Path] | None:
+        """Return the stamped copy of a checkpoint, and what in it stands for a place; None if no checkpoint is there.
+
+        Raises:
+            DumpError: The checkpoint cannot be read, or the copy cannot be written.
+        """
+        root, name = checkpoint_of(place)
+        if not _is_checkpoint(root) or self._session in root.parents:
+            return None
+        copy = root if is_stamped(root) else self._made(root)
+        return copy, copy / name if name else copy
+
+    def _made(self, root: Path) -> Path:
+        salt = salt_of(root)
+        folder = self._session / "stamped" / salt
+        folder.mkdir(parents=True, exist_ok=True)
+        copy = folder / root.name
+        with _alone(folder / "lock"):
+            if not copy.exists():
+                stamp = stamp_dcp if (root / DCP).is_file() else stamp_safetensors
+                made = stamp(root, copy, salt=salt)
+                what = f"{root} is loaded as a stamped copy of it: {counted(len(made.fills), 'tensor')} stamped"
+                what += f", {len(made.kept)} kept" if made.kept else ""
+                leave(self._options.session, Note("source", rank_here(), what))
+        return copy
 
     def stamped(self, loaded: Any, place: Any) -> None:
         """Stamp what torch.load returned, if that has weights."""
@@ -130,7 +155,7 @@ class Loads:
 
     def _here(self, copy: Path) -> Path:
         """Return the copy that is in reach: a machine that does not reach another's session has made its own."""
-        return copy if copy.exists() else Path(self._options.session, *copy.parts[-3:])
+        return copy if copy.exists() else Path(self._session, *copy.parts[-3:])
 
 
 def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_: Sequence[Local]) -> dict[str, Entry]:
@@ -142,49 +167,6 @@ def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_:
             found.setdefault(name, []).insert(0, one)
     several = {name: some for name, some in found.items() if len(some) > 1}
     return {name: one.entry for name, one in fitting(several, locals_)[0].items()}
-
-
-class Copies:
-    """The copies of a job.
-
-    Args:
-        session: The job's folder, which its ranks reach.
-        rank: This process's rank, for notes.
-    """
-
-    def __init__(self, session: str, rank: int) -> None:
-        self._session = Path(session)
-        self._rank = rank
-
-    def of(self, place: str | Path) -> tuple[Path, Path] | None:
-        """Return the copy of a checkpoint, and what in it stands for a place; None where no checkpoint is there.
-
-        Args:
-            place: A file or folder that the job is about to open.
-
-        Raises:
-            DumpError: The checkpoint cannot be read, or the copy cannot be written.
-        """
-        root, name = checkpoint_of(place)
-        if not _is_checkpoint(root) or self._session in root.parents:
-            return None
-        copy = root if is_stamped(root) else self._made(root)
-        return copy, copy / name if name else copy
-
-    def _made(self, root: Path) -> Path:
-        salt = salt_of(root)
-        folder = self._session / "stamped" / salt
-        folder.mkdir(parents=True, exist_ok=True)
-        copy = folder / root.name
-        with _alone(folder / "lock"):
-            if not copy.exists():
-                stamp = stamp_dcp if (root / DCP).is_file() else stamp_safetensors
-                self._say(root, stamp(root, copy, salt=salt))
-        return copy
-
-    def _say(self, root: Path, made: Plan) -> None:
-        what = f"{root} is loaded as a stamped copy of it: {counted(len(made.fills), 'tensor')} stamped"
-        leave(self._session, Note("source", self._rank, what + (f", {len(made.kept)} kept" if made.kept else "")))
 
 
 def salt_of(root: Path) -> str:

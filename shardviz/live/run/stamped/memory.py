@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.stamp import dtype_name, from_bits
+from shardviz.live.run.known.sources import tensors_in
 from shardviz.stamping.fill import Fill
 from shardviz.stamping.plan import is_weight
 
@@ -103,18 +104,7 @@ def poison_state(state_dict: Mapping[str, Any], names: Iterable[str]) -> None:
         names: The names that the checkpoint has.
     """
     known = set(names)
-    poison(one for name, one in _named(state_dict, "") if name in known)
-
-
-def _named(nested: Any, before: str) -> Iterator[tuple[str, torch.Tensor]]:
-    pairs = (
-        nested.items() if isinstance(nested, dict) else enumerate(nested) if isinstance(nested, list | tuple) else ()
-    )
-    for key, one in pairs:
-        if isinstance(one, torch.Tensor):
-            yield f"{before}{key}", one
-        else:
-            yield from _named(one, f"{before}{key}.")
+    poison(one for name, one in tensors_in(state_dict) if name in known)
 
 
 def _storage(tensor: torch.Tensor) -> int:
