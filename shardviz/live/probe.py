@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.dumping import made_folder
 from shardviz.live.lines.again import module_asked_for
-from shardviz.live.noting import SourceLoader, noting
+from shardviz.live.noting import load_file, noting
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.sequence import add_sequence, sequence_dims
 from shardviz.live.step.unsharded.drawn import as_built, repeating
@@ -108,24 +107,11 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
         probe = load_probe(Path(__file__).parent / "probes/mine.py")
         model = probe.parallelize(probe.build(), mesh)
     """
-    probe = importlib.import_module(module) if module else _load_file(path)
+    probe = importlib.import_module(module) if module else load_file(path, f"shardviz_probe_{path.stem}")
     for needed in (build, "parallelize"):
         if not callable(getattr(probe, needed, None)):
             raise ProbeError(f"probe {path} has no {needed}()", "a probe defines build() and parallelize(model, mesh)")
     return probe
-
-
-def _load_file(path: Path) -> ModuleType:
-    name = f"shardviz_probe_{path.stem}"
-    # Not from bytecode: it would be that of an earlier text which has the same size and was saved in the same second.
-    spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
-    return module
 
 
 @dataclass
