@@ -5,6 +5,7 @@ Ranks whose machines share a disk share a folder; each machine with a disk of it
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from contextlib import contextmanager, suppress
@@ -89,14 +90,14 @@ def made_folder(folder: Path, run_id: str, *, force: bool) -> bool:
     rank = distributed.get_rank()
     marks = [folder.with_name(f".{folder.name}.{run_id}.{one}.tmp") for one in range(rank + 1)]
     try:
-        with suppress(OSError):  # whoever makes the folder says why
+        with suppress(OSError, ValueError):  # whoever makes the folder says why
             folder.parent.mkdir(parents=True, exist_ok=True)
             marks[rank].touch()
         of_all_ranks(None)
-        is_maker = not any(mark.exists() for mark in marks[:rank])
+        is_maker = not any(map(os.path.exists, marks[:rank]))
         refused = of_all_ranks(_refusal(folder, force=force) if is_maker else None)
     finally:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             marks[rank].unlink(missing_ok=True)
     for error in filter(None, refused):
         raise error
