@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from shardviz.notebook.load import load
 
 _HOMES = {
-    "LightningCallback": "shardviz.live.run.callbacks",
+    "LightningCallback": "shardviz.live.run.watching",
     "Layout": "shardviz.layout.layout",
     "Mesh": "shardviz.layout.mesh",
-    "TrainerCallback": "shardviz.live.run.callbacks",
+    "TrainerCallback": "shardviz.live.run.watching",
     "capture": "shardviz.live.api",
     "capture_sharding": "shardviz.live.api",
     "check_dump": "shardviz.check.run",

@@ -24,6 +24,7 @@ VERBS = (
     "probes",
     "run",
     "plan",
+    "gather",
     "check",
     "show",
     "view",

@@ -108,9 +108,7 @@ ERRORS = {
     "show d.shardviz --memroy": "shardviz show has no option --memroy\nHint: did you mean --memory?",
     "check --fromat=json d.shardviz": "shardviz check has no option --fromat\nHint: did you mean --format?",
     "mesh --zzz": "shardviz mesh has no option --zzz\nHint: shardviz mesh --help",
-    "check d.shardviz e.shardviz f": (
-        "shardviz check takes no further argument 'e.shardviz'\nHint: shardviz check --help"
-    ),
+    "schema run rank": "shardviz schema takes no further argument 'rank'\nHint: shardviz schema --help",
     "probe tp_fsdp --mesh fsdb=2,tp=4": (
         "probe tp_fsdp has axes fsdp, tp, but the mesh has fsdb, tp\nHint: --mesh fsdp=2,tp=4"
     ),
@@ -231,7 +229,7 @@ def test_an_interrupt_is_one_line(healthy: Path, capsys: pytest.CaptureFixture[s
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardviz.commands.common.dumps.read_files", interrupt)
+        patch.setattr("shardviz.commands.common.dumps.read_parts", interrupt)
         assert main(["check", str(healthy)]) == 130
     assert capsys.readouterr().err == "shardviz: interrupted\n"
 
@@ -387,7 +385,7 @@ def _broken(*args: object, **kwargs: object) -> None:
 def test_a_bug_of_shardviz_is_one_line_that_says_where_to_report_it(
     healthy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardviz.commands.common.dumps.read_files", _broken)
+    monkeypatch.setattr("shardviz.commands.common.dumps.read_parts", _broken)
     monkeypatch.delenv("SHARDVIZ_DEBUG", raising=False)
     assert main(["check", str(healthy)]) == 70
     line, hint = capsys.readouterr().err.splitlines()
@@ -400,7 +398,7 @@ def test_a_bug_of_shardviz_is_one_line_that_says_where_to_report_it(
 def test_the_traceback_of_a_bug_can_be_asked_for(
     healthy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardviz.commands.common.dumps.read_files", _broken)
+    monkeypatch.setattr("shardviz.commands.common.dumps.read_parts", _broken)
     monkeypatch.setenv("SHARDVIZ_DEBUG", "1")
     assert main(["check", str(healthy)]) == 70
     assert "Traceback (most recent call last):" in capsys.readouterr().err

@@ -5,6 +5,7 @@ Exits with 1 if there are findings.
 examples:
   shardviz check tp_fsdp-2x4.shardviz
   shardviz check tp_fsdp-2x4.shardviz --format github
+  shardviz check node_a/train.shardviz node_b/train.shardviz
   shardviz check checkpoints/step-1000
   shardviz check tp_fsdp-2x4.shardviz --format junit > shardviz.xml
 """
@@ -20,6 +21,7 @@ from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's folder, or a checkpoint")
+    parser.add_argument(
+        "dumps", type=Path, nargs="+", metavar="DUMP", help="a dump's folder, its parts from machines, or a checkpoint"
+    )
     parser.add_argument("--format", choices=("text", "json", "github", "junit"), default="text", help="default: text")
     parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not checked")
 
@@ -38,14 +42,14 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if nothing is wrong, 1 if there are findings, 2 if nothing could be checked.
     """
-    return report(args.dump, args.format, args.color, strict=args.strict)
+    return report(args.dumps, args.format, args.color, strict=args.strict)
 
 
-def report(folder: Path, style: str, colour: str = "auto", *, strict: bool = False) -> int:
+def report(folders: Sequence[Path], style: str, colour: str = "auto", *, strict: bool = False) -> int:
     """Check a dump and print what was found in one of the formats.
 
     Args:
-        folder: The dump.
+        folders: The dump, or the parts of one.
         style: The format.
         colour: Whether text is coloured.
         strict: Fail where anything was not checked, too.
@@ -54,18 +58,18 @@ def report(folder: Path, style: str, colour: str = "auto", *, strict: bool = Fal
         0 if nothing is wrong, 1 if there are findings, 2 if nothing could be checked.
 
     Raises:
-        DumpError: The folder is not a dump.
+        DumpError: A folder is not a dump, or parts are not of one dump.
     """
     from shardviz.check.verdicts import nothing_checked
     from shardviz.checkpoint.open import is_checkpoint
     from shardviz.commands.common.dumps import checked, read_dump
     from shardviz.text import printable
 
-    if is_checkpoint(folder):
+    if len(folders) == 1 and is_checkpoint(folders[0]):
         from shardviz.commands.common.checkpoints import report_checkpoint
 
-        return report_checkpoint(folder, style, colour, strict=strict)
-    dump = read_dump(folder)
+        return report_checkpoint(folders[0], style, colour, strict=strict)
+    dump = read_dump(*folders)
     found = checked(dump)
     _print(dump, found, style, colour)
     if why := nothing_checked(dump, found):

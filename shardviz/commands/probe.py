@@ -26,8 +26,8 @@ from shardviz import probe_files
 from shardviz.commands.common.parser import count, seconds
 from shardviz.commands.common.progress import progress
 from shardviz.dump.origin import is_earlier_run
-from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, prepare_folder, replacing_folder
-from shardviz.errors import EXIT_CLEAN, MeshError, ShardvizError
+from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, replacing_folder
+from shardviz.errors import EXIT_CLEAN, EXIT_USAGE, MeshError, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.live.followed import Followed
 from shardviz.live.job import JOINED_TIMEOUT, TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
@@ -248,22 +248,22 @@ def _show_prints(rank: int, text: str) -> None:
 
 
 def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, joined: World) -> int:
-    """Be one rank of a job that torchrun started; the lowest reports once every rank has written."""
+    """Be one rank of a job that torchrun started; the lowest of a machine reports once every rank has written."""
+    from shardviz.commands.common.dumps import says_it_is_a_part
     from shardviz.live import world
 
-    if joined.rank == 0:
-        prepare_folder(folder, force=_may_replace(args, probe, mesh, folder))
-    job = _job(args, probe, mesh, folder)
+    job = replace(_job(args, probe, mesh, folder), force=_may_replace(args, probe, mesh, folder))
     timeout = args.timeout or JOINED_TIMEOUT
-    world.run_joined(TASK, (job,), backend=args.backend, timeout=timeout, coords=job.coords)
-    return _report(args, probe, mesh, folder) if joined.rank == 0 else EXIT_CLEAN
+    if not world.run_joined(TASK, (job,), backend=args.backend, timeout=timeout, coords=job.coords):
+        return EXIT_CLEAN
+    return EXIT_USAGE if says_it_is_a_part(folder) else _report(args, probe, mesh, folder)
 
 
 def _report(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, *, is_news: bool = True) -> int:
     """Check the dump and print the verdict; say where the dump is, where that is news."""
     from shardviz.commands import check
 
-    code = check.report(folder, args.format, args.color, strict=args.strict)
+    code = check.report([folder], args.format, args.color, strict=args.strict)
     if is_news:
         print(f"wrote {folder}; look at it with: shardviz view {shlex.quote(str(folder))}", file=sys.stderr)
     if args.save_test:

@@ -17,6 +17,9 @@ loads a copy of its checkpoint whose values say where they belong. shardviz
 ends the job after the capture, before it saves and before an optimizer steps.
 The checkpoint is not changed; the copy needs as much disk, and is removed.
 
+Machines need no disk in common: each keeps its ranks' files, and checks nothing
+before `shardviz gather` or `shardviz check` has all of them together.
+
 Exits with 1 if there are findings, 2 if nothing was captured or could be
 checked, 3 if the job failed, 130 after Ctrl-C and 143 after SIGTERM.
 
@@ -39,15 +42,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.commands.common.job import run_job
-from shardviz.commands.common.job_report import report_job
-from shardviz.commands.common.job_trace import keep_trace
+from shardviz.commands.common.job_report import keep_trace, report_job
 from shardviz.commands.common.parser import seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.write import SUFFIX, check_folder
 from shardviz.errors import ShardvizError
 from shardviz.live.followed import Followed
-from shardviz.live.run.notes import read
-from shardviz.live.run.options import PATIENCE, Options, session_beside
+from shardviz.live.run.options import PATIENCE, Options, read, session_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -49,12 +49,18 @@ class DumpFiles:
         ranks: Each rank's record, by rank; those of a plan are made when they are asked for.
         damaged: Ranks whose file could not be read, or whose dense values could not, with the line that says why;
             empty when read strictly.
+        folder_of: The folders of ranks, if several parts of a dump were read as one.
     """
 
     path: Path
     run: RunRecord
     ranks: Mapping[int, RankRecord]
     damaged: dict[int, str] = field(default_factory=dict)
+    folder_of: Mapping[int, Path] = field(default_factory=dict)
+
+    def folder(self, rank: int) -> Path:
+        """Return the folder that has a rank's files."""
+        return self.folder_of.get(rank, self.path)
 
     @property
     def planned(self) -> PlannedRanks | None:
@@ -99,7 +105,7 @@ class DumpFiles:
         Raises:
             DumpError: The file is not there, is not a safetensors file, or has no such array.
         """
-        return read_array(plain_file(self.path, dense_file(rank)), key, shape)
+        return read_array(plain_file(self.folder(rank), dense_file(rank)), key, shape)
 
 
 def arrays_of(files: DumpFiles, rank: int) -> dict[str, NDArray[np.generic]]:
@@ -109,7 +115,7 @@ def arrays_of(files: DumpFiles, rank: int) -> dict[str, NDArray[np.generic]]:
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.
     """
     wanted = _dense_arrays(files.ranks[rank])
-    return read_arrays(plain_file(files.path, dense_file(rank)), wanted) if wanted else {}
+    return read_arrays(plain_file(files.folder(rank), dense_file(rank)), wanted) if wanted else {}
 
 
 def read_run(path: Path | str) -> RunRecord:
@@ -173,6 +179,11 @@ def read_files(
             if on_progress:
                 on_progress(count + 1, len(files))
     return DumpFiles(folder, run, ranks, damaged)
+
+
+def ranks_here(folder: Path) -> list[int]:
+    """Return the ranks that have a file in a folder."""
+    return [rank for rank, _ in _rank_files(folder)]
 
 
 def is_plan(folder: Path) -> bool:

@@ -7,6 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
+from shardviz.live.capture.agreement import refuse_without_group
+from shardviz.live.capture.captured_step import add_step, check_step
+from shardviz.live.capture.idle_axes import found_mesh, idle_axes, notes_on
+from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies
+from shardviz.live.capture.lookup.known import ComparedWith, known_in, opened, wanted_of
+from shardviz.live.capture.lookup.masters import add_masters
+from shardviz.live.capture.lookup.merged import with_merged
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
+from shardviz.live.capture.pipeline_parts import PipelinePart, agree
+from shardviz.live.capture.stamp import plan, tied_names, under_names
+from shardviz.live.claims import registry
+from shardviz.live.compat import computed_buffers
+from shardviz.live.dumping import dump_of_job
+from shardviz.live.randomness import kept_random_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,8 +31,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.lookup.known import ComparedWith
-    from shardviz.live.capture.pipeline_parts import PipelinePart
     from shardviz.live.capture.stamp import Stamped
 
 CAST = "cast the model before shardviz.stamp, which fills it with what its dtype can hold, not afterwards"
@@ -39,7 +53,8 @@ def capture(
 
     Args:
         model: The sharded model; in a pipeline, this rank's stage.
-        path: The dump's folder, the same on every rank, on storage that all of them reach.
+        path: The dump's folder, the same on every rank. Machines that share no disk keep the files of their own ranks;
+            `shardviz gather` puts them together.
         mesh: The mesh of the whole job; without it, the one that the model's DTensors are on.
         stamps: What `shardviz.stamp` returned before the model was sharded.
         reference: A safetensors file, or a folder of them, with the weights that the model was loaded from. Values are
@@ -75,15 +90,6 @@ def capture(
             parallelize(model, mesh)
             shardviz.capture(model, "before_training.shardviz", mesh=mesh, stamps=stamps)
     """
-    from shardviz.live.capture.agreement import refuse_without_group
-    from shardviz.live.capture.captured_step import check_step
-    from shardviz.live.capture.found_mesh import found_mesh
-    from shardviz.live.capture.locals import local_tensors, unwrapped
-    from shardviz.live.capture.meshes import plain_mesh
-    from shardviz.live.capture.pipeline_parts import PipelinePart, agree
-    from shardviz.live.capture.stamp import under_names
-    from shardviz.live.dumping import dump_of_job
-
     refuse_without_group("call shardviz.capture in a rank of a distributed job")
     check_step(step or {})
     if stamps is not None and (reference is not None or step is not None):
@@ -92,8 +98,6 @@ def capture(
         raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
     mesh = mesh or found_mesh(model)
     if reference is not None:
-        from shardviz.live.capture.lookup.known import ComparedWith, opened
-
         part, source = PipelinePart(tuple(stage_axes)), ComparedWith(opened(reference), reference_names or {})
         return capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
@@ -103,43 +107,25 @@ def capture(
     with dump_of_job(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):
             seen.not_checked.append(("", CAST))
-        _note_idle_axes(seen, model, mesh, part)
-        _add_masters(seen, model, mesh, part)
-        _add_step(seen, model, mesh, part, step)
+        _add_rest(seen, model, mesh, part, step)
     return Path(path)
 
 
-def _note_idle_axes(seen: Capture, model: nn.Module, mesh: DeviceMesh, part: PipelinePart) -> None:
-    """Note the axes of the job's mesh that split no tensor, as if sharding over them was never called."""
-    from shardviz.live.capture.idle_axes import idle_axes, notes_on
-    from shardviz.live.capture.locals import local_tensors, unwrapped
-    from shardviz.live.capture.meshes import plain_mesh
-
-    plain = plain_mesh(mesh)
-    shapes = {name: stamp.shape for name, stamp in seen.stamps.items()}
-    axes = idle_axes(model, plain, local_tensors(unwrapped(model), plain), shapes, part.axes)
-    seen.not_checked += notes_on(axes, plain)
-
-
-def _add_masters(seen: Capture, model: nn.Module, mesh: DeviceMesh, part: PipelinePart) -> None:
-    """Record the master copies and moments in an engine's flat buffers."""
-    from shardviz.live.capture.lookup.masters import add_masters
-    from shardviz.live.capture.meshes import plain_mesh
-
-    add_masters(seen, model, plain_mesh(mesh), part)
-
-
-def _add_step(
+def _add_rest(
     seen: Capture, model: nn.Module, mesh: DeviceMesh, part: PipelinePart, step: Mapping[str, Any] | None
 ) -> None:
-    """Record what a job's own step gave, if it was given."""
-    from shardviz.live.capture.captured_step import add_step
-    from shardviz.live.capture.locals import local_tensors, unwrapped
-    from shardviz.live.capture.meshes import plain_mesh
+    """Record what is not in the model's tensors.
 
+    That is the axes of the mesh that split none of them, as if sharding over them was never called, the master copies
+    and moments in an engine's flat buffers, and what a job's own step gave.
+    """
+    plain = plain_mesh(mesh)
+    locals_ = list(local_tensors(unwrapped(model), plain))
+    shapes = {name: stamp.shape for name, stamp in seen.stamps.items()}
+    seen.not_checked += notes_on(idle_axes(model, plain, locals_, shapes, part.axes), plain)
+    add_masters(seen, model, plain, part)
     if step is not None:
-        plain = plain_mesh(mesh)
-        add_step(seen, part.own(local_tensors(unwrapped(model), plain)), step, plain)
+        add_step(seen, part.own(locals_), step, plain)
 
 
 def capture_by_reference(
@@ -167,16 +153,6 @@ def capture_by_reference(
         force: Replace the folder if it is a dump.
         command: The command that the dump is of; the process's own by default.
     """
-    from shardviz.live.capture.locals import local_tensors, unwrapped
-    from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies
-    from shardviz.live.capture.lookup.known import known_in, wanted_of
-    from shardviz.live.capture.lookup.merged import with_merged
-    from shardviz.live.capture.meshes import plain_mesh
-    from shardviz.live.capture.stamp import tied_names
-    from shardviz.live.claims import registry
-    from shardviz.live.compat import computed_buffers
-    from shardviz.live.dumping import dump_of_job
-
     reference, names = source.reference, source.names
     locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
     moments = [replace(one, name=part.prefix + one.name) for one in source.moments]
@@ -201,9 +177,7 @@ def capture_by_reference(
             seen.add_values(one, "initial")
         seen.not_checked += [("", note) for note in source.notes]
         seen.unwritten += sorted(empty)
-        _note_idle_axes(seen, model, mesh, part)
-        _add_masters(seen, model, mesh, part)
-        _add_step(seen, model, mesh, part, step)
+        _add_rest(seen, model, mesh, part, step)
     return path
 
 
@@ -226,7 +200,7 @@ def capture_sharding(
     Args:
         build: Builds the unsharded model, or this rank's stage of a pipeline; with values, not on the meta device.
         parallelize: Shards the model, in place or by returning a new one, as in a probe.
-        path: The dump's folder, the same on every rank, on storage that all of them reach.
+        path: As for `capture`.
         mesh: The mesh of the whole job.
         stage_axes: As for `capture`.
         intended: Layouts in the notation, by pattern over names.
@@ -248,14 +222,6 @@ def capture_sharding(
 
             shardviz.capture_sharding(build, parallelize, "sharding.shardviz", mesh=mesh)
     """
-    from shardviz.live.capture.agreement import refuse_without_group
-    from shardviz.live.capture.locals import local_tensors, unwrapped
-    from shardviz.live.capture.meshes import plain_mesh
-    from shardviz.live.capture.passes import Sharding, capture_passes
-    from shardviz.live.capture.pipeline_parts import agree
-    from shardviz.live.capture.stamp import plan
-    from shardviz.live.dumping import dump_of_job
-    from shardviz.live.randomness import kept_random_states
 
     def sharded(model: nn.Module) -> nn.Module:
         returned = parallelize(model, mesh)
@@ -296,11 +262,6 @@ def add_model(
     Returns:
         How many tensors lost their ids.
     """
-    from shardviz.live.capture.locals import local_tensors
-    from shardviz.live.capture.meshes import plain_mesh
-    from shardviz.live.capture.passes import add_ids
-    from shardviz.live.capture.pipeline_parts import PipelinePart
-
     part = part or PipelinePart()
     seen.add_ties(model, part.prefix)
     seen.add_meshes(model)

@@ -1,13 +1,16 @@
-"""The dump of a running job: its folder is made before any rank captures, and complete on every rank afterwards."""
+"""The dump of a running job: folders are made before any rank captures, and complete on every rank afterwards.
+
+Ranks whose machines share a disk share a folder; each machine with a disk of its own keeps the files of its own ranks.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-import msgspec
 from torch import distributed
 
 from shardviz.dump.write import prepare_folder, write_rank, write_run
@@ -19,23 +22,13 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Stamped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records.files import RankRecord, RunRecord
+    from shardviz.dump.records.files import RunRecord
     from shardviz.live.capture.pipeline_parts import PipelinePart
-
-    Sent: TypeAlias = tuple[RankRecord, Mapping[str, NDArray[np.generic]]]
-
-MARK = ".run.json.tmp"
-"""A file by which ranks know that they see the same folder: `run.json` replaces it."""
-
-MAX_SENT = 64 << 20
-"""Bytes of arrays that a rank sends to rank 0 where it does not reach its folder."""
 
 
 @contextmanager
@@ -49,93 +42,83 @@ def dump_of_job(
     reference: str = "",
     command: tuple[str, ...] = (),
 ) -> Iterator[Capture]:
-    """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after.
+    """Yield a capture to fill, then write it; all ranks have a folder before, and a complete one after.
 
     Raises:
-        DumpError: The folder may not be replaced, or a rank cannot write its file.
+        DumpError: A folder may not be replaced, or a rank cannot write its file.
         OtherRankError: Another rank raised; there is no folder then.
     """
     with together():
         check_intended(intended or {})
-        refused = of_all_ranks(_refusal(folder, force=force) if distributed.get_rank() == 0 else None)[0]
-        if refused is not None:
-            raise refused
+        seen = Capture(
+            distributed.get_rank(),
+            distributed.get_world_size(),
+            {stamp.name: stamp for stamp in part.stamps},
+            run_id=agreed_run_id(),
+        )
         try:
-            yield from _filled(folder, mesh, part, intended, reference, command)
+            is_maker = made_folder(folder, seen.run_id, force=force)
+        except DumpError as error:
+            raise _without_options(error) from None
+        try:
+            seen.add_mesh(mesh)
+            yield seen
+            record = run_record(
+                plain_mesh(mesh),
+                Stamped(tuple(seen.stamps.values())),
+                intended,
+                command=command or tuple(sys.argv),
+                run_id=seen.run_id,
+                reference=reference,
+            )
+            raise_together(_unwritten(folder, record if is_maker else None, seen))
         except BaseException:
-            if distributed.get_rank() == 0:
+            if is_maker:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
 
-def _filled(
-    folder: Path,
-    mesh: DeviceMesh,
-    part: PipelinePart,
-    intended: Mapping[str, str] | None,
-    reference: str,
-    command: tuple[str, ...],
-) -> Iterator[Capture]:
-    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    stamps = {stamp.name: stamp for stamp in part.stamps}
-    seen = Capture(rank, num_ranks, stamps, run_id=agreed_run_id())
-    is_shared = _is_reached(folder, seen)
-    seen.add_mesh(mesh)
-    yield seen
-    command = command or tuple(sys.argv)
-    stamped, run_id = Stamped(tuple(seen.stamps.values())), seen.run_id
-    record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
-    sent = of_all_ranks(None if is_shared else _sendable(seen))
-    raise_together(_unwritten(folder, record, seen, is_shared=is_shared, sent=[one for one in sent if one]))
+def made_folder(folder: Path, run_id: str, *, force: bool) -> bool:
+    """Have a rank of each machine, or of several that share a disk, make the dump's folder. Every rank calls this.
 
+    Returns:
+        Whether this rank made it, and writes what is true of the whole run.
 
-def _is_reached(folder: Path, seen: Capture) -> bool:
-    """Whether this rank reaches the folder that rank 0 has made: each machine may have a disk of its own."""
-    mark = folder / MARK
-    if seen.rank == 0:
-        with suppress(OSError):  # whoever writes next says why
-            mark.write_text(seen.run_id)
-    of_all_ranks(None)
+    Raises:
+        DumpError: Something is there that may not be replaced; every rank raises it.
+    """
+    rank = distributed.get_rank()
+    marks = [folder.with_name(f".{folder.name}.{run_id}.{one}.tmp") for one in range(rank + 1)]
     try:
-        return seen.rank == 0 or mark.read_text(encoding="utf-8", errors="replace") == seen.run_id
-    except OSError:
-        return False
-
-
-def _sendable(seen: Capture) -> Sent:
-    """Return what rank 0 writes for a rank that does not reach its disk, without arrays that are too large to send."""
-    record, size = seen.record(), sum(array.nbytes for array in seen.dense.values())
-    if size <= MAX_SENT:
-        return record, seen.dense
-    tensors = tuple(one for one in record.tensors if not record.bodies[one.body].dense)
-    why = (
-        f"where its elements are: rank {seen.rank}, on {record.hostname}, does not reach the dump's folder, and its "
-        f"{size:,} bytes of ids are more than the {MAX_SENT:,} that are sent: write to a folder that all machines share"
-    )
-    lost = tuple((key.partition("/")[2].partition("/")[2], why) for key in seen.dense)
-    return msgspec.structs.replace(record, tensors=tensors, not_checked=(*record.not_checked, *lost)), {}
-
-
-def _unwritten(
-    folder: Path, record: RunRecord, seen: Capture, *, is_shared: bool, sent: Sequence[Sent]
-) -> DumpError | None:
-    """Write this rank's files, and on rank 0 those that were sent; return the error instead of raising it."""
-    try:
-        if seen.rank == 0:
-            write_run(folder, record)
-        if is_shared:
-            write_rank(folder, seen.record(), seen.dense)
-        for other, dense in sent if seen.rank == 0 else ():
-            write_rank(folder, other, dense)
-    except DumpError as error:
-        return _without_options(error)
-    return None
+        with suppress(OSError, ValueError):  # whoever makes the folder says why
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            marks[rank].touch()
+        of_all_ranks(None)
+        is_maker = not any(map(os.path.exists, marks[:rank]))
+        refused = of_all_ranks(_refusal(folder, force=force) if is_maker else None)
+    finally:
+        with suppress(OSError, ValueError):
+            marks[rank].unlink(missing_ok=True)
+    for error in filter(None, refused):
+        raise error
+    return is_maker
 
 
 def _refusal(folder: Path, *, force: bool) -> DumpError | None:
-    """Make the folder; return the error instead of raising it, because ranks that wait for rank 0 would hang."""
+    """Make the folder; return the error instead of raising it, because ranks that wait for this one would hang."""
     try:
         prepare_folder(folder, force=force)
+    except DumpError as error:
+        return error
+    return None
+
+
+def _unwritten(folder: Path, record: RunRecord | None, seen: Capture) -> DumpError | None:
+    """Write this rank's files, and the run's where there is a record of it; return the error instead of raising it."""
+    try:
+        if record is not None:
+            write_run(folder, record)
+        write_rank(folder, seen.record(), seen.dense)
     except DumpError as error:
         return _without_options(error)
     return None

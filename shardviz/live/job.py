@@ -44,6 +44,7 @@ class ProbeJob:
         followed: Which modules of its step are followed.
         notes: Where rank 0 notes the files of the modules that are imported; None where nobody watches them.
         keeps_evidence: Whether the raw values of the step are written beside the dump, for a later judge.
+        force: Whether ranks replace what is in the folder; None if it has been made for them.
         question: "package.module:function", which says from a dump's folder inside of which module ranks should look;
             empty if they look nowhere.
     """
@@ -60,6 +61,7 @@ class ProbeJob:
     notes: Path | None = None
     keeps_evidence: bool = False
     question: str = ""
+    force: bool | None = None
 
     @classmethod
     def of(

@@ -7,6 +7,7 @@ Nothing here imports torch: the launcher reads the notes.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -81,6 +82,19 @@ class SourceLoader(SourceFileLoader):
         path = self.get_filename(fullname)
         code: CodeType = self.source_to_code(self.get_data(path), path)
         return code
+
+
+def load_file(path: Path, name: str) -> ModuleType:
+    """Run a file as a module of a name, which can import the files beside it."""
+    # Not from bytecode: it would be that of an earlier text which has the same size and was saved in the same second.
+    spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
 
 
 class _Noting(MetaPathFinder):

@@ -5,8 +5,6 @@ Needs torch; the model is built on the meta device, where it takes no memory.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 
 from shardviz.errors import ProbeError
+from shardviz.live.noting import load_file
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -79,18 +78,10 @@ def _probe(text: str) -> tuple[ModuleType, str]:
 
 
 def _module(path: Path) -> ModuleType:
-    """Run a file as a module that can import the files beside it."""
     path = path.resolve()
     if not path.is_file():
         raise ProbeError(f"{path} does not exist", "give the file that builds the model, a checkpoint, or a probe")
-    spec = importlib.util.spec_from_file_location(f"shardviz_model_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        return load_file(path, f"shardviz_model_{path.stem}")
     except Exception as error:
         raise ProbeError(f"{path} raised {type(error).__name__}: {error}", f"python {path} shows where") from error
-    return module

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,8 +19,9 @@ from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.dumping import made_folder
 from shardviz.live.lines.again import module_asked_for
-from shardviz.live.noting import SourceLoader, noting
+from shardviz.live.noting import load_file, noting
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.sequence import add_sequence, sequence_dims
 from shardviz.live.step.unsharded.drawn import as_built, repeating
@@ -39,8 +39,11 @@ if TYPE_CHECKING:
     from shardviz.live.world import World
 
 
-def run_probe(world: World, job: ProbeJob) -> None:
-    """Run a probe on this rank and write the rank's file; rank 0 writes `run.json` too.
+def run_probe(world: World, job: ProbeJob) -> bool:
+    """Run a probe on this rank and write the rank's file; one rank that reaches the folder writes `run.json` too.
+
+    Returns:
+        Whether this rank is that one.
 
     Raises:
         ProbeError: The probe's `build` does not return a module.
@@ -49,17 +52,19 @@ def run_probe(world: World, job: ProbeJob) -> None:
     # torch's advice on speed and style would be printed once per rank and per build.
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     with noting(job.notes, writes=world.rank == 0):
-        _run(world, job)
+        return _run(world, job)
 
 
-def _run(world: World, job: ProbeJob) -> None:
+def _run(world: World, job: ProbeJob) -> bool:
     probe = load_probe(job.path, job.build, job.module)
     if hasattr(probe, "check_mesh"):
         probe.check_mesh(job.mesh)
     expect = getattr(probe, "expect", {})
     check_intended(expect)
     device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
-    capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit, run_id=agreed_run_id())
+    run_id = agreed_run_id()
+    writes_run = world.rank == 0 if job.force is None else made_folder(job.folder, run_id, force=job.force)
+    capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit, run_id=run_id)
     capture.add_mesh(device_mesh)
     run = ProbeOnRank(probe, job, device_mesh, capture)
     run.capture_initial()
@@ -67,7 +72,7 @@ def _run(world: World, job: ProbeJob) -> None:
     stamped = add_sequence(run.capture_stamped(), probe, device_mesh, capture)
     if hasattr(probe, "batch"):
         ProbeStep(run).capture_step()
-    if world.rank == 0:
+    if writes_run:
         record = run_record(
             job.mesh,
             stamped,
@@ -84,6 +89,7 @@ def _run(world: World, job: ProbeJob) -> None:
         if module is not None:
             run.again.add_lines(capture, module)
             write_rank(job.folder, capture.record(), capture.dense)
+    return writes_run
 
 
 def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType:
@@ -101,24 +107,11 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
         probe = load_probe(Path(__file__).parent / "probes/mine.py")
         model = probe.parallelize(probe.build(), mesh)
     """
-    probe = importlib.import_module(module) if module else _load_file(path)
+    probe = importlib.import_module(module) if module else load_file(path, f"shardviz_probe_{path.stem}")
     for needed in (build, "parallelize"):
         if not callable(getattr(probe, needed, None)):
             raise ProbeError(f"probe {path} has no {needed}()", "a probe defines build() and parallelize(model, mesh)")
     return probe
-
-
-def _load_file(path: Path) -> ModuleType:
-    name = f"shardviz_probe_{path.stem}"
-    # Not from bytecode: it would be that of an earlier text which has the same size and was saved in the same second.
-    spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
-    return module
 
 
 @dataclass

@@ -145,7 +145,7 @@ def test_where_memory_ends_one_line_says_so(
     def full(*_args: object, **_more: object) -> None:
         raise MemoryError("Unable to allocate 30.0 GiB")
 
-    monkeypatch.setattr("shardviz.commands.common.dumps.read_files", full)
+    monkeypatch.setattr("shardviz.commands.common.dumps.read_parts", full)
     assert main(["check", str(restored)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.splitlines()[0]) == ("", "shardviz: error: not enough memory")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def late_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for ranks that all raise, however far apart a busy machine lets them: a world ends with the last of them."""
-    monkeypatch.setattr("shardviz.live.world.watch.GRACE", 60.0)
+    monkeypatch.setattr("shardviz.live.world.launching.GRACE", 60.0)
 
 
 @pytest.fixture

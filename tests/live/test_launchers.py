@@ -80,7 +80,9 @@ def test_an_exception_while_torch_is_imported_is_printed(tmp_path: Path) -> None
     folder = tmp_path / "path"
     folder.mkdir()
     (folder / "sympy.py").write_text("raise RuntimeError('a broken install')")
-    limit = "from shardviz.live.world import watch; watch.GRACE = 60.0\n"  # it ends with the last rank that raises
+    limit = (
+        "from shardviz.live.world import launching; launching.GRACE = 60.0\n"  # it ends with the last rank that raises
+    )
     ended = script(tmp_path, limit + ECHO, environ={"PYTHONPATH": f"{ROOT}:{folder}"})
     stdout, stderr = ended.communicate(timeout=PATIENCE)
     assert stderr == ""

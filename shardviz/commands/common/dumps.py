@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shlex
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,10 +13,11 @@ from typing import TYPE_CHECKING
 from shardviz.commands.common.progress import Count, progress
 from shardviz.commands.common.streams import reader_may_leave, talk
 from shardviz.dump.dump import dump_of
+from shardviz.dump.gather import read_parts
 from shardviz.dump.nearby import is_dump
-from shardviz.dump.read import read_files
+from shardviz.dump.read import ranks_here, read_run
 from shardviz.errors import DumpError, NoDumpError, ShardvizError
-from shardviz.text import bytes_text, counted, printable
+from shardviz.text import bytes_text, counted, named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,17 +35,32 @@ MOST_WARNINGS = 8
 _NOT_WRITTEN = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
 
 
-def read_dump(path: Path) -> Dump:
-    """Read a dump; warn about missing and damaged files on stderr, and read the rest.
+def read_dump(*folders: Path) -> Dump:
+    """Read a dump, or its parts as one; warn about damaged files on stderr, and read the rest.
 
     Raises:
-        DumpError: The folder is not a dump.
+        DumpError: A folder is not a dump, or parts are not of one dump.
     """
     count = Count("read {done} of {of} ranks")
-    with naming_checkpoints(path), progress(lambda: str(count)):
-        files = read_files(path, strict=False, on_progress=count)
+    with naming_checkpoints(*folders), progress(lambda: str(count)):
+        files = read_parts(folders, strict=False, on_progress=count)
     _warn_of(list(files.damaged.values()))
     return dump_of(files)
+
+
+def says_it_is_a_part(folder: Path) -> bool:
+    """Say where the other ranks of a dump are, if a job has written some of them on other machines' disks."""
+    num_ranks, here = read_run(folder).num_ranks, ranks_here(folder)
+    absent = sorted(set(range(num_ranks)) - set(here))
+    if not absent:
+        return False
+    shown = printable(shlex.quote(os.path.relpath(folder)))
+    talk(
+        f"wrote {shown} with {len(here):,} of {num_ranks:,} ranks; {named_ranks(absent, MOST_WARNINGS)} wrote to other "
+        f"machines: nothing is checked before the folders are together, by shardviz check {shown} OTHER.shardviz, or "
+        f"shardviz gather {shown} OTHER.shardviz -o ALL.shardviz"
+    )
+    return True
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
-from shardviz.live.run.notes import ranks_on
+from shardviz.live.run.options import ranks_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands.common.job import ENDING
 from shardviz.commands.common.streams import talk
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE
+from shardviz.dump.traced import write_around
+from shardviz.dump.write import TRACE_FOLDER, prepare_folder
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, DumpError
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from shardviz.live.run.notes import Note
+    from shardviz.live.run.options import Note
 
 
 def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is_traced: bool = False) -> int:
@@ -29,14 +31,10 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
         code: The job's exit code.
         is_traced: Whether a step was traced: a job of one process shards nothing that could be captured.
     """
-    written = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
-    dumps = [dump for dump in written if dump.exists()]
+    captured = {Path(note.text) for note in notes if note.kind == "captured"}
+    dumps = sorted(captured, key=lambda path: (len(path.name), path.name))
     _talk_of(notes, "source")
-    in_order = sorted(dumps, key=lambda path: (len(path.name), path.name))
-    codes = [_report(args, dump, number if len(dumps) > 1 else 0) for number, dump in enumerate(in_order, 1)]
-    for dump in written:
-        if dump not in dumps:
-            talk(f"shardviz: {dump} is on the machine of rank 0, which reports on it; this machine does not reach it")
+    codes = [_report(args, dump, number if len(dumps) > 1 else 0) for number, dump in enumerate(dumps, 1)]
     missed = _missed(notes)
     for text in missed:
         message, _, hint = text.partition("\n")
@@ -45,9 +43,9 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
     _talk_of(notes, "ended", "the job was ended ")
     if code and not _is_ended(args, notes) and not _is_aborted_at_exit(args.job, notes, code):
         return _failed(args.job, notes, code)
-    if not written and is_traced and not missed:
+    if not dumps and is_traced and not missed:
         return EXIT_CLEAN
-    if not written:
+    if not dumps:
         problems = dict.fromkeys(note.text for note in notes if note.kind == "problem")
         talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
         return EXIT_USAGE
@@ -119,11 +117,14 @@ def _is_aborted_at_exit(job: Sequence[str], notes: Sequence[Note], code: int) ->
 def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
     """Report a dump: the only one where `number` is 0, else one of several, under its title."""
     from shardviz.commands import check
+    from shardviz.commands.common.dumps import says_it_is_a_part
 
+    if says_it_is_a_part(dump):
+        return EXIT_USAGE
     shown = Path(os.path.relpath(dump))
     if number and args.format == "text":
         _write([*([""] if number > 1 else []), f"{shown}:"], args.color)
-    code = check.report(shown, args.format, args.color, strict=args.strict)
+    code = check.report([shown], args.format, args.color, strict=args.strict)
     if code == EXIT_USAGE and not args.reference:
         talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
     talk(f"wrote {shown}; look at it with: shardviz view {shlex.quote(str(shown))}")
@@ -176,3 +177,35 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
         "no sharding call was seen: no Python process of the job joined a process group where shardviz sees it\n"
         "Hint: give the command that starts the ranks; a Python that ignores PYTHONPATH (-I, -E) cannot be watched"
     )
+
+
+def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -> bool:
+    """Move the trace of a job's step into its dump, and say so; make a dump where the job has none.
+
+    Args:
+        session: Where the ranks on this machine left it.
+        output: The dump's folder.
+        is_captured: Whether the job has written its dump.
+        force: Replace what is there, if that is a dump.
+
+    Returns:
+        Whether there is a trace.
+    """
+    source = session / TRACE_FOLDER
+    files = sorted(source.iterdir()) if source.is_dir() else []
+    if not files:
+        talk("shardviz: no step was traced: no optimizer of the job stepped a model that it had called")
+        return False
+    try:
+        if not is_captured:
+            write_around(source, prepare_folder(output, force=force))
+        target = output / TRACE_FOLDER
+        target.mkdir(exist_ok=True)
+        for file in files:
+            os.replace(file, target / file.name)
+    except (OSError, DumpError) as error:
+        talk(f"shardviz: the trace of the step could not be kept: {error}")
+        return False
+    shown = os.path.relpath(output)
+    talk(f"traced a step into {shown}; lay it beside another job's with: shardviz diff ONE OTHER")
+    return True

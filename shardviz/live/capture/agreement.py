@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.errors import ProbeError, ShardvizError
+from shardviz.live.compat import default_store, have_come
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,35 +138,34 @@ def agreed_run_id() -> str:
     return of_all_ranks(secrets.token_hex(8))[0]
 
 
-def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str]:
+def agreed_errors(error: Exception | None, phase: str) -> list[str]:
     """Return the error of every rank in a phase as text, empty if it raised none. Every rank calls this.
 
     A rank that raised cannot communicate with others that wait for it in a collective. So each rank first leaves a mark
-    in the dump's folder, and a rank that raised continues only when all marks are there.
+    in the job's store, and a rank that raised continues only when all marks are there.
 
     Args:
         error: The exception that this rank raised, if any.
-        folder: A folder that all ranks reach.
         phase: The name of the marks, different for each call.
 
     Raises:
         Exception: This rank's own error, if another rank leaves no mark because it waits for this one.
     """
-    mark = folder / f".{phase}_{distributed.get_rank():05d}.tmp"
-    mark.touch()
-    if error is not None and not _all_come(folder, phase):
+    marks = PrefixStore(f"shardviz/{phase}", default_store())
+    marks.set(str(distributed.get_rank()), "1")
+    ranks = [str(rank) for rank in range(distributed.get_world_size())]
+    if error is not None and not have_come(marks, ranks, PATIENCE):
         raise error
     errors = of_all_ranks(in_a_line(error) if error else "")
-    mark.unlink()
+    marks.delete_key(str(distributed.get_rank()))
     return errors
 
 
-def attempted(work: Callable[[], Done], folder: Path, phase: str) -> tuple[Done | None, str]:
+def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, str]:
     """Do work that may raise on some ranks only. Every rank calls this.
 
     Args:
         work: The work.
-        folder: A folder that all ranks reach.
         phase: What it is called, different for each call.
 
     Returns:
@@ -178,7 +179,7 @@ def attempted(work: Callable[[], Done], folder: Path, phase: str) -> tuple[Done 
         done = work()
     except Exception as error:
         failure = error
-    errors = agreed_errors(failure, folder, phase)
+    errors = agreed_errors(failure, phase)
     if isinstance(failure, ProbeError):
         raise failure
     found = next((f"rank {rank} raised {text}" for rank, text in enumerate(errors) if text), "")
@@ -193,12 +194,3 @@ def in_a_line(error: BaseException) -> str:
     own = [frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents]
     place = f" in {own[-1].function} ({Path(own[-1].file).name}:{own[-1].line})" if own else ""
     return f"{type(error).__name__}{place}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def _all_come(folder: Path, phase: str) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if len(list(folder.glob(f".{phase}_*.tmp"))) == distributed.get_world_size():
-            return True
-        time.sleep(0.05)
-    return False

@@ -45,10 +45,18 @@ if TYPE_CHECKING:
 GATHER = "full_tensor"
 """The function of torch by which a whole tensor is gathered."""
 
+LISTS = (
+    *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
+    *("kept", "lines", "not_stepped", "not_saved", "other_settings", "as_built", "unwritten"),
+)
+"""Fields of a rank's record that are what was collected under their names."""
+
 
 @dataclass
 class Capture:
     """Everything that is captured on one rank, collected moment by moment.
+
+    What is not described here becomes the field of that name in the rank's record.
 
     Attributes:
         rank: The global rank.
@@ -56,27 +64,6 @@ class Capture:
         stamps: The stamped tensors by name.
         values_limit: Local tensors of at most this many elements are written out.
         dense: The arrays that go into a file beside the record, by `moment/role/name`, each of the local shape.
-        not_checked: Tensors or facts that could not be checked: `(name, reason)`.
-        without_ids: Names of tensors whose element type holds no ids.
-        not_applied: Tensors that did not read back as they were filled: `(name, reason)`.
-        collectives: The step's collectives, in the order in which they began.
-        schedule: The runs of this rank's pipeline stages, in order.
-        calls: Collectives to compare with their definition.
-        narrowed_to: Dtypes to which the step rounded values of a wider dtype.
-        narrow_sums: Dtypes in which it summed numbers in backward, narrower than one in which FSDP sums gradients.
-        raised: Errors that only the sharded model's step raised: `(what, error)`.
-        held_back: Parameters whose gradient FSDP keeps to itself after the step.
-        masks: The masks that a step in training mode drew.
-        noise: What rounding alone does to the results of a step in narrow numbers.
-        trace: What went in and out of every module of the step, beside the unsharded model's.
-        sketches: The unsharded model's weights and points in few numbers, beside which another run's can be laid.
-        kept: What a job's own step had at each place.
-        lines: The calls inside of the first wrong module, and the unsharded model's.
-        not_stepped: Parameters that the probe's own optimizer does not step on this rank.
-        not_saved: Buffers that are in no checkpoint.
-        as_built: Tensors whose parts repeat each other, and that hold here what the unsharded model has there.
-        fragments: What this rank says that it has of tensors that ranks do not divide among themselves.
-        unwritten: Parameters whose memory nothing has written to since it was allocated.
         run_id: What names the run in all of its files.
     """
 
@@ -219,27 +206,11 @@ class Capture:
             gathered=tuple(self._gathered),
             not_checked=tuple(dict.fromkeys(self.not_checked)),
             without_ids=tuple(dict.fromkeys(self.without_ids)),
-            collectives=tuple(self.collectives),
-            schedule=tuple(self.schedule),
-            calls=tuple(self.calls),
             narrowed_to=tuple(sorted(map(dtype_name, self.narrowed_to))),
             narrow_sums=tuple(sorted(map(dtype_name, self.narrow_sums))),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
-            raised=tuple(self.raised),
-            held_back=tuple(self.held_back),
-            masks=tuple(self.masks),
-            fragments=tuple(self.fragments),
-            noise=tuple(self.noise),
-            trace=tuple(self.trace),
-            sketches=tuple(self.sketches),
-            kept=tuple(self.kept),
-            lines=tuple(self.lines),
-            not_stepped=tuple(self.not_stepped),
-            not_saved=tuple(self.not_saved),
-            other_settings=tuple(self.other_settings),
-            as_built=tuple(self.as_built),
-            unwritten=tuple(self.unwritten),
             run_id=self.run_id,
+            **{name: tuple(getattr(self, name)) for name in LISTS},
         )
 
     def _add(self, name: str, body: Body, digest: str) -> None:

@@ -1,6 +1,7 @@
 """Where every element of a model went: build, stamp, shard and capture, in as many passes as the dtypes need.
 
 Whole ids take one pass; if a dtype cannot hold them, they are written one digit per pass and put together again.
+torch's own reassembly is run only on sound shards: gloo aborts the process on misshapen ones.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from shardviz.dump.arrays.ids import ID_NONE
-from shardviz.live.capture import describe, full_tensor
+from shardviz.layout.layout import Layout
+from shardviz.live.capture import describe
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import add_by_reference
 from shardviz.live.capture.lookup.known import Known
+from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
-from shardviz.live.compat import clean_name
+from shardviz.live.compat import clean_name, placement_of, quiet_redistribution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    import torch
     from numpy.typing import NDArray
     from torch import nn
 
@@ -158,13 +163,13 @@ def _gather(seen: Capture, model: nn.Module, last: int, part: PipelinePart) -> N
         if isinstance(tensor, DTensor) and exact_bits(tensor.dtype)
     }
     sharded = {name: tensor for name, tensor in sharded.items() if name in seen.stamps}
-    refused = full_tensor.refused(sharded)
+    refused = _refused(sharded)
     for name, tensor in sharded.items():
         if name in refused:
             seen.not_checked.append((name, f"full_tensor was not run: {refused[name]}"))
             continue
         try:
-            full = full_tensor.full_tensor(tensor)
+            full = _full_tensor(tensor)
         except Exception as error:
             seen.add_gather_error(name, error)
         else:
@@ -176,3 +181,60 @@ def _holds_ids(model: nn.Module) -> bool:
     bits = min((exact_bits(tensor.dtype) for tensor in tensors), default=64)
     numel: int = sum(tensor.numel() for _, _, tensor in named_tensors(model))
     return bool(numel < 2**bits)
+
+
+Described = dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
+"""By name: the reason not to gather a rank's tensor, the ranks of its mesh, and the global shape on that rank."""
+
+MAX_ELEMENTS = 1 << 26
+"""Tensors with more elements than this are not gathered on every rank."""
+
+
+def _refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
+    """Return the tensors that must not be gathered, with the reason. Every rank calls this and gets the same answer.
+
+    Args:
+        tensors: This rank's DTensors by name.
+    """
+    mine = {
+        name: (_reason(tensor), plain_mesh(tensor.device_mesh).ranks, tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    }
+    of_all = of_all_ranks(mine)
+    found = {name: reason for one in reversed(of_all) for name, (reason, _, _) in one.items() if reason}
+    return _of_other_shapes(of_all) | found
+
+
+def _of_other_shapes(of_all: list[Described]) -> dict[str, str]:
+    """Return the tensors whose global shape differs between two ranks of one mesh."""
+    first: dict[tuple[str, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
+    found: dict[str, str] = {}
+    for rank, described in enumerate(of_all):
+        for name, (_, ranks, shape) in described.items():
+            at, other = first.setdefault((name, ranks), (rank, shape))
+            if other != shape:
+                found.setdefault(name, f"rank {at} sees shape {list(other)}, rank {rank} sees {list(shape)}")
+    return found
+
+
+def _full_tensor(tensor: DTensor) -> torch.Tensor:
+    """Return the result of torch's `full_tensor`."""
+    with quiet_redistribution():
+        full: torch.Tensor = tensor.full_tensor()
+    return full.detach()
+
+
+def _reason(tensor: DTensor) -> str:
+    if any(placement.is_partial() for placement in tensor.placements):
+        return "a sum is pending"
+    if tensor.numel() > MAX_ELEMENTS:
+        return f"its {tensor.numel():,} elements exceed the limit of {MAX_ELEMENTS:,}"
+    mesh = plain_mesh(tensor.device_mesh)
+    rank = distributed.get_rank()
+    if rank not in mesh:
+        return ""
+    claimed = Layout.from_placements(mesh, tuple(tensor.shape), [placement_of(p) for p in tensor.placements])
+    wanted, local = claimed.region(mesh.coord_of(rank)).shape, tuple(tensor.to_local().shape)
+    if wanted != local:
+        return f"rank {rank} has a shard of {list(local)}, but its placements give {list(wanted)}"
+    return ""

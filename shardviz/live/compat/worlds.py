@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,24 @@ from shardviz.live.compat.tensors import real_tensors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PAUSE, MAX_PAUSE = 0.002, 0.1
+"""Seconds between two looks at a store: at first, and at most."""
+
 
 def default_store() -> Any:
     """Return the store that the job's ranks met at. `_get_default_store` in torch 2.6.0 to 2.13.0."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def have_come(store: Any, keys: list[str], patience: float) -> bool:
+    """Wait until a store has some keys; False after `patience` seconds, when `Store.wait` would log a warning."""
+    deadline, pause = time.monotonic() + patience, PAUSE
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(1.5 * pause, MAX_PAUSE)
+    return True
 
 
 @contextmanager

@@ -68,12 +68,9 @@ def end(session: Session) -> None:
         with suppress(Exception):
             distributed.destroy_process_group()
     session.leave("ended", f"after {counted(session.options.steps, 'step')}", rank)
-    with suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
     if threading.current_thread() is threading.main_thread():
         sys.exit(0)
-    os._exit(0)
+    _exit(0)
 
 
 def end_stamped(session: Session, when: str) -> NoReturn:

@@ -6,19 +6,13 @@ collectives for a rank that waits here, never comes, and the others go on withou
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 
 from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
-from shardviz.live.compat import default_store
-
-PAUSE = 0.002
-"""Seconds between two looks at the store, at first."""
-
-MAX_PAUSE = 0.1
+from shardviz.live.compat import default_store, have_come
 
 ALL, SOME = "all", "some"
 
@@ -51,12 +45,8 @@ def meet(key: str, patience: float) -> Meeting:
     store.set(f"came/{rank}", "1")
     if store.add("arrived", 1) == num_ranks:
         store.compare_set("decision", "", ALL)
-    deadline, pause = time.monotonic() + patience, PAUSE
-    while not store.check(["decision"]):
-        if time.monotonic() > deadline:
-            store.compare_set("decision", "", SOME)
-        time.sleep(pause)
-        pause = min(1.5 * pause, MAX_PAUSE)
+    if not have_come(store, ["decision"], patience):
+        store.compare_set("decision", "", SOME)
     is_complete = store.get("decision") == ALL.encode()
     missing = [] if is_complete else [rank for rank in range(num_ranks) if not store.check([f"came/{rank}"])]
     return Meeting(is_complete, tuple(missing))

@@ -16,8 +16,8 @@ from shardviz.live.compat import stages_of
 from shardviz.live.run.ending import end_stamped, watch_steps
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
-from shardviz.live.run.known.writing import rank_here
-from shardviz.live.run.notes import Note, leave
+from shardviz.live.run.known.writing import is_first_here, rank_here
+from shardviz.live.run.options import Note, leave
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, name_of, take
 
@@ -56,6 +56,8 @@ class Observer:
         """Watch the first calls of modules from here on: a model may have been sharded by hand."""
         self._rank = rank_here()
         self.session.leave("joined")
+        if self._rank == 0:  # the others need not wait until it comes to its own model
+            is_first_here(self.session.options.session)
         arm(self.visit)
         if not self._is_noted_at_exit:
             self._is_noted_at_exit = True

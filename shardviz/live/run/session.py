@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed, nn
 
-from shardviz.live.run.known.files import MOST, Opened, checkpoint_of
-from shardviz.live.run.known.sources import has_shards, loaded_whole, of_dcp, of_pretrained, of_state_dict
-from shardviz.live.run.known.unwritten import Unwritten
-from shardviz.live.run.known.values import Values
-from shardviz.live.run.notes import Note, leave
+from shardviz.live.run.known.sources import (
+    MOST,
+    Opened,
+    checkpoint_of,
+    has_shards,
+    loaded_whole,
+    of_dcp,
+    of_pretrained,
+    of_state_dict,
+)
+from shardviz.live.run.known.values import Unwritten, Values
+from shardviz.live.run.options import Note, leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardviz.live.run.known.sources import Source
-    from shardviz.live.run.notes import Kind
-    from shardviz.live.run.options import Options
+    from shardviz.live.run.options import Kind, Options
     from shardviz.live.run.stamped.loads import Loads
 
 MOST_LOOKED_AT = 4 * MOST

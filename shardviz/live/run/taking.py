@@ -1,7 +1,13 @@
-"""Capture one model of a running job, with whatever its values can be compared with."""
+"""Capture one model of a running job, with whatever its values can be compared with.
+
+Stages of a pipeline that share a name with a number in it count from the same number, so that all but one of them have
+layers that a whole model numbers otherwise. Which ones those are is not known: they are told apart, and compared with
+nothing.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,23 +21,21 @@ from torch.nn.parallel import DistributedDataParallel
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
-from shardviz.live.capture.found_mesh import found_mesh
+from shardviz.live.capture.idle_axes import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.lookup.known import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.run.hooks.observing import show_traceback
-from shardviz.live.run.known.changed import changes
+from shardviz.live.run.known.changed import sifting
 from shardviz.live.run.known.choosing import chosen
 from shardviz.live.run.known.moments import with_moments
-from shardviz.live.run.known.sifting import Sifting, equal_buffers
-from shardviz.live.run.known.stages import told_apart, without_layers
 from shardviz.live.run.meeting import meet_again
-from shardviz.live.run.notes import Note
+from shardviz.live.run.options import Note
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from shardviz.live.capture.locals import Local
@@ -130,8 +134,9 @@ def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> 
     if session.options.reference:
         return ComparedWith(opened(session.options.reference), names, tied=tied)
     kept = session.values.kept(model)
-    known, moments = with_moments(chosen(session.sources, model, locals_, kept), session.sources, model, locals_)
-    sift = Sifting(kept, known, equal_buffers(locals_), changes([*locals_, *moments], known.reference.entries))
+    known = chosen(session.options.session, session.sources, model, locals_, kept)
+    known, moments = with_moments(known, session.sources, model, locals_)
+    sift = sifting(kept, known, locals_, moments)
     return ComparedWith(known.reference, names, sift, known.notes, tied, moments=moments)
 
 
@@ -140,13 +145,9 @@ def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
     try:
         return found_mesh(root)
     except MeshError:
-        if any(of_all_ranks(_has_claims(root))):
+        if any(of_all_ranks(any(isinstance(one, DTensor) for one in (*root.parameters(), *root.buffers())))):
             raise
         return _whole_job(root, "pp" if stage else "dp")
-
-
-def _has_claims(root: nn.Module) -> bool:
-    return any(isinstance(one, DTensor) for one in (*root.parameters(), *root.buffers()))
 
 
 def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
@@ -157,7 +158,8 @@ def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
     """
     assert distributed.group.WORLD is not None
     num_ranks = distributed.get_world_size()
-    over = min((module.process_group.size() for module in _of_ddp(root)), default=num_ranks)
+    copied = (module for module in root.modules() if isinstance(module, DistributedDataParallel))
+    over = min((module.process_group.size() for module in copied), default=num_ranks)
     if over < num_ranks:
         raise MeshError(
             f"DistributedDataParallel averages over {over:,} of {num_ranks:,} ranks, and the model has no DTensor: "
@@ -166,10 +168,6 @@ def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
         )
     device = next((tensor.device.type for tensor in (*root.parameters(), *root.buffers())), "cpu")
     return DeviceMesh.from_group(distributed.group.WORLD, device, mesh_dim_names=(axis,))
-
-
-def _of_ddp(root: nn.Module) -> Iterator[DistributedDataParallel]:
-    return (module for module in root.modules() if isinstance(module, DistributedDataParallel))
 
 
 def _axes_of(mesh: DeviceMesh, stage: Stage) -> tuple[str, ...]:
@@ -183,3 +181,31 @@ def _axes_of(mesh: DeviceMesh, stage: Stage) -> tuple[str, ...]:
         f"ranks {listed(ranks, 4)}",
         "make one mesh of the whole job, with an axis for the pipeline",
     )
+
+
+NUMBERED = (
+    "stages number their layers for themselves, and a checkpoint's layer of this number may be another stage's; give "
+    "each layer the number that it has in the whole model, and it is compared"
+)
+
+
+def told_apart(part: PipelinePart, group: Any, names: Iterable[str]) -> PipelinePart:
+    """Return a stage with its coordinate in front of its names, if stages share numbered ones. Every rank calls this.
+
+    Args:
+        part: The stage, along one axis.
+        group: The process group of the ranks that have the other stages.
+        names: The names of its tensors.
+    """
+    mine = {name for name in names if any(word.isdigit() for word in name.split("."))}
+    ranks = tuple(distributed.get_process_group_ranks(group))
+    uses = Counter((of, name) for of, numbered in of_all_ranks((ranks, mine)) for name in numbered)
+    if max(uses.values(), default=1) == 1:
+        return part
+    return replace(part, prefix=f"{part.axes[0]}={distributed.get_rank(group)}.")
+
+
+def without_layers(reference: Reference, part: PipelinePart, names: Iterable[str]) -> Reference:
+    """Return a reference for stages that number their layers for themselves: none is known. Every rank calls it."""
+    of_all = of_all_ranks([part.prefix + name for name in names])
+    return replace(reference, entries={}, why={name: NUMBERED for of_rank in of_all for name in of_rank})

@@ -1,4 +1,8 @@
-"""`shardviz.watch`: one line in a job of one's own, for the capture that `shardviz run` makes without any."""
+"""`shardviz.watch`: one line in a job of one's own, for the capture that `shardviz run` makes without any.
+
+Also as a callback of transformers' Trainer and of Lightning, whose class is made when it is first asked for: it derives
+from the library's own.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ import atexit
 import shutil
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed, nn
 
 from shardviz.dump.traced import write_around
 from shardviz.dump.write import TRACE_FOLDER, prepare_folder
+from shardviz.errors import ShardvizError
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, say
@@ -48,7 +54,7 @@ def watch(
 
     Args:
         model: The model, sharded or not yet.
-        path: The dump's folder, the same on every rank, on storage that all of them reach.
+        path: As for `capture`.
         reference: As for `capture`; by default the values that the model has now, as far as it is not sharded yet.
         reference_names: As for `capture`.
         force: Replace the folder if it is a dump.
@@ -144,3 +150,70 @@ class Watch:
             message, _, hint = note.text.partition("\n")
             say(f"not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
         self.end()
+
+
+def __getattr__(name: str) -> Any:
+    """Return `TrainerCallback` or `LightningCallback`."""
+    if name == "TrainerCallback":
+        return _trainer_callback()
+    if name == "LightningCallback":
+        return _lightning_callback()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _library(name: str, *modules: str) -> Any:
+    for module in modules:
+        try:
+            return import_module(module)
+        except ImportError:
+            continue
+    raise ShardvizError(f"shardviz.{name} needs {modules[0]}, which is not installed", f"pip install {modules[0]}")
+
+
+class _Callback:
+    def __init__(self, path: str | Path, reference: str | Path | None = None, *, force: bool = False) -> None:
+        self._watch = Watch(path, reference, force=force)
+
+
+def _trainer_callback() -> type:
+    base: Any = _library("TrainerCallback", "transformers").TrainerCallback
+
+    class TrainerCallback(_Callback, base):  # type: ignore[misc]
+        """Captures the Trainer's model before its first step: `Trainer(..., callbacks=[TrainerCallback(path)])`."""
+
+        def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+            """Keep the values that the model has before it is sharded."""
+            if model is not None:
+                self._watch.session.remember(model)
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+            """Wait for the first call."""
+            if model is not None:
+                self._watch.begin(model)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            """Wait no longer."""
+            self._watch.end()
+
+    return TrainerCallback
+
+
+def _lightning_callback() -> type:
+    base: Any = _library("LightningCallback", "lightning.pytorch", "pytorch_lightning").Callback
+
+    class LightningCallback(_Callback, base):  # type: ignore[misc]
+        """Captures a LightningModule before its first step: `Trainer(..., callbacks=[LightningCallback(path)])`."""
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            """Keep the values that the module has before it is sharded."""
+            self._watch.session.remember(pl_module)
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            """Wait for the first call."""
+            self._watch.begin(pl_module)
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            """Wait no longer."""
+            self._watch.end()
+
+    return LightningCallback

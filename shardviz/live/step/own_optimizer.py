@@ -29,7 +29,7 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[L
     model, buffers = reference.model, _buffers_after(reference)
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
         what, seen = "optimizer of the unsharded model", reference.step.seen
-        own, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, seen), on.job.folder, what)
+        own, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, seen), what)
         if own is None:
             on.capture.not_checked.append(("", f"the {what}: {failed}"))
         else:
@@ -63,7 +63,7 @@ def updated_shards(
     if not hasattr(on.probe, "optimizer"):
         return before, adam_states(model, before)
     before = copied_gradients(before)
-    own, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.seen), on.job.folder, "optimizer")
+    own, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.seen), "optimizer")
     if own is None:
         if unsharded is not None:
             on.capture.raised.append(("optimizer", failed))

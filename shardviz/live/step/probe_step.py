@@ -212,7 +212,7 @@ class ProbeStep:
             raise
         except Exception as error:
             failure = error
-        errors = agreed_errors(failure, self.on.job.folder, what)
+        errors = agreed_errors(failure, what)
         if any(errors) or reference is None:
             return Failed(f"the unsharded model raised {next(filter(None, errors))}", failure, all(errors))
         return reference
@@ -295,13 +295,12 @@ class ProbeStep:
     ) -> tuple[StepResult | None, str]:
         """Step the sharded model; return None and the first error if any rank raised one."""
         probe, mesh = self.on.probe, self.on.device_mesh
-        stages, failed = attempted(lambda: stages_of(probe, model, mesh), self.on.job.folder, f"{what} stages")
+        stages, failed = attempted(lambda: stages_of(probe, model, mesh), f"{what} stages")
         if stages is None:
             return None, failed
         has_output = has_last_stage(probe, stages, mesh)
         return attempted(
             lambda: sharded_step(probe, model, own, mesh, stages, has_output=has_output, seed=seed, followed=followed),
-            self.on.job.folder,
             what,
         )
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.values.copies import check_copies
 from shardviz.dump.dump import Dump, dump_of
-from shardviz.dump.read import DumpFiles
 from shardviz.explain.assertions import CopiesNotClaimed
 from shardviz.explain.finding import Finding
 from shardviz.layout.notation import write
@@ -61,7 +60,7 @@ def _differing(dump: Dump, mesh: Mesh, axis: str) -> list[Finding]:
 def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
     files = dump.files
     kept = {rank: files.ranks[rank] for rank in ranks if rank in files.ranks}
-    return dump_of(DumpFiles(files.path, files.run, kept))
+    return dump_of(replace(files, ranks=kept, damaged={}))
 
 
 def _reworded(finding: Finding, mesh: Mesh, axis: str) -> Finding:

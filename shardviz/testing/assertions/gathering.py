@@ -103,7 +103,7 @@ def gather(
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
     run = run_record(_job_mesh(mesh), stamps, None, reference=reference)
-    return dump_of(Gathered(Path("this job"), run, dict(enumerate(records)), {}, arrays))
+    return dump_of(Gathered(Path("this job"), run, dict(enumerate(records)), arrays=arrays))
 
 
 def _job_mesh(mesh: DeviceMesh | None) -> Mesh:

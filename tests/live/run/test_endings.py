@@ -1,7 +1,5 @@
 """However a job ends: one line says so, the report is there, and nothing is left running."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -163,35 +161,3 @@ def test_a_disk_without_room_for_the_dump_is_one_line_and_the_job_goes_on(tmp_pa
     (line,) = [line for line in ran.err.splitlines() if "not captured: Sequential:" in line]
     assert "File too large" in line
     assert not (tmp_path / "job.shardviz").exists()
-
-
-APART = """
-import json, os, socket, subprocess, sys
-options = json.loads(os.environ["SHARDVIZ_RUN"])
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-ranks = []
-for rank in range(2):
-    if rank == 1:  # as on another machine: the same path, and other files there
-        os.makedirs("other/session", exist_ok=True)
-        options |= {"output": os.path.abspath("other/job.shardviz"), "session": os.path.abspath("other/session")}
-    own = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    own = {name: str(value) for name, value in own.items()} | {"SHARDVIZ_RUN": json.dumps(options)}
-    ranks.append(subprocess.Popen([sys.executable, "job.py", *sys.argv[2:]], env=os.environ | own))
-sys.exit(max(rank.wait() for rank in ranks))
-"""
-
-
-@nightly
-@pytest.mark.parametrize("words", [(), ("exchanged",)])
-def test_ranks_without_a_shared_folder_send_what_they_hold_to_rank_0(tmp_path, words):
-    (tmp_path / "apart.py").write_text(APART)
-    exchanged = "if 'exchanged' in sys.argv:\n    exchange(model[0].weight)\n"
-    ran = run(tmp_path, ON_TWO_RANKS + exchanged + "train(model)\n", command=(sys.executable, "apart.py"), words=words)
-    assert ran.code == len(words), ran.err
-    assert [(one.kind, one.tensor) for one in ran.report().findings] == [("misordered", "0.weight")] * len(words)
-    dump = ran.folder / "job.shardviz"
-    assert sorted(path.name for path in dump.iterdir()) == ["rank_00000.json", "rank_00001.json", "run.json"]
-    assert json.loads((dump / "rank_00001.json").read_text())["rank"] == 1
-    assert not os.path.exists(tmp_path / "other" / "job.shardviz")

@@ -9,8 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.check.run import check_dump
-from shardviz.live.run.known.files import Opened
-from shardviz.live.run.known.sources import of_dcp
+from shardviz.live.run.known.sources import Opened, of_dcp
 from shardviz.live.run.taking import take
 from shardviz.live.run.watching import Watch
 from shardviz.testing import spmd

@@ -12,12 +12,11 @@ from shardviz.cli import main
 from shardviz.errors import DumpError
 from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.ending import watch_steps
-from shardviz.live.run.hooks import importing, observing, table
+from shardviz.live.run.hooks import observing
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.known import sources
 from shardviz.live.run.observer import Observer
 from shardviz.live.run.options import Options, session_beside
-from shardviz.live.run.stamped import table as stamped_table
 from shardviz.live.run.watching import Watch
 
 
@@ -69,12 +68,6 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 def test_ranks_never_wait_for_ever(capsys, patience):
     assert main(["run", "--patience", patience, "--", "true"]) == 2
     assert f"'{patience}' is not a valid timeout" in capsys.readouterr().err
-
-
-def test_each_module_that_is_watched_for_has_hooks_and_the_other_way_round():
-    assert set(table.HOOKS) == importing.HOOKED | importing.TRACED
-    assert set(stamped_table.STAMPED) <= importing.HOOKED | importing.STAMPED
-    assert set(stamped_table.STAMPED) >= importing.STAMPED
 
 
 def test_a_model_that_does_not_fit_into_memory_is_not_loaded_whole(monkeypatch, capsys):

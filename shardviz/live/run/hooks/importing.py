@@ -12,54 +12,33 @@ from functools import cache
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
+from shardviz.live.run.hooks import wrapping
+from shardviz.live.run.hooks.observing import quietly
+from shardviz.live.run.hooks.table import HOOKS
 from shardviz.live.run.options import Options
+from shardviz.live.run.stamped.table import STAMPED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-HOOKED = frozenset(
-    {
-        "torch.distributed.fsdp._fully_shard._fully_shard",
-        "torch.distributed._composable.fsdp.fully_shard",
-        "torch.distributed.fsdp.fully_sharded_data_parallel",
-        "torch.distributed.tensor.parallel.api",
-        "torch.distributed.tensor._api",
-        "torch.nn.parallel.distributed",
-        "deepspeed.runtime.engine",
-        "torch.nn.modules.module",
-        "torch.distributed.pipelining.schedules",
-        "torch.distributed.checkpoint.state_dict",
-        "torch.distributed.checkpoint.state_dict_loader",
-        "torch.distributed.distributed_c10d",
-        "transformers.modeling_utils",
-        "torch.distributed.elastic.multiprocessing.errors",
-        "torch.multiprocessing.spawn",
-        "safetensors",
-        "torch.serialization",
-    }
-)
-"""The modules that define what shards, loads, calls and steps. `table` says what of each is wrapped."""
+    from shardviz.live.run.hooks.wrapping import Around
 
-STAMPED = frozenset(
-    {
-        "torch.distributed.checkpoint.filesystem",
-        "torch.distributed.checkpoint.state_dict_saver",
-    }
-)
-"""The modules that are hooked under `--stamp` only. `stamped/table` says what of all is changed."""
-
-
-TRACED = frozenset({"torch.optim.optimizer"})
+TRACED = "torch.optim.optimizer"
 """The module that is hooked under `--trace` only: an optimizer says which model is trained."""
 
 
 @cache
-def hooked() -> frozenset[str]:
-    """Return the modules whose functions are wrapped in this process."""
+def hooked() -> dict[str, tuple[Around, ...]]:
+    """Return what is wrapped in this process, by module; what `--stamp` changes is outermost."""
     options = Options.of_environment()
-    return HOOKED | (STAMPED if options.stamp else set()) | (TRACED if options.trace != "off" else set())
+    hooks: dict[str, tuple[Around, ...]] = dict(HOOKS)
+    if options.trace == "off":
+        del hooks[TRACED]
+    for name, changed in STAMPED.items() if options.stamp else ():
+        hooks[name] = (*hooks.get(name, ()), *changed)
+    return hooks
 
 
 class _Finder(MetaPathFinder):
@@ -91,25 +70,11 @@ def _wrap_after(loader: Any) -> None:
 
 def wrap(module: ModuleType) -> None:
     """Wrap what is hooked of a module that was just imported; what goes wrong is reported and stops nothing."""
-    from shardviz.live.run.hooks.observing import quietly
-
-    quietly(module.__name__, _wrap, module)
-
-
-def _wrap(module: ModuleType) -> None:
-    from shardviz.live.run.hooks import wrapping
-    from shardviz.live.run.hooks.table import HOOKS
-
-    hooks: list[wrapping.Around] = [*HOOKS.get(module.__name__, ())]
-    if Options.of_environment().stamp:
-        from shardviz.live.run.stamped.table import STAMPED as CHANGED
-
-        hooks += CHANGED.get(module.__name__, ())
-    wrapping.wrap(module, hooks)
+    quietly(module.__name__, wrapping.wrap, module, hooked()[module.__name__])
 
 
 def install() -> None:
     """Watch imports from now on; modules that are there already are wrapped at once."""
     sys.meta_path.insert(0, _Finder())
-    for name in sorted(hooked() & set(sys.modules)):
+    for name in sorted(hooked().keys() & sys.modules.keys()):
         wrap(sys.modules[name])

@@ -8,8 +8,7 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.run.notes import Note, leave
-from shardviz.live.run.options import VARIABLE, Options
+from shardviz.live.run.options import VARIABLE, Note, Options, leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from shardviz.live.run.hooks.wrapping import Hook, argument
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardviz.live.run.hooks.wrapping import Call
     from shardviz.live.run.observer import Observer
 
@@ -39,44 +41,14 @@ def _shards(name: str, index: int = 0, called: str = "module") -> Hook:
     return Hook(name, before, after, _always)
 
 
-def _distributing(seen: Observer, call: Call) -> None:
-    seen.session.sharding_tensor(argument(call, 0, "tensor"))
-
-
-def _distributes(seen: Observer, call: Call, result: Any) -> None:
-    seen.sharded_tensor()
-
-
-def _to(seen: Observer, call: Call) -> None:
-    """Keep the values of a model that moves to the meta device, as accelerate does before it shards."""
-    if _is_to_meta(call):
-        seen.session.sharding(call[0][0])
-
-
-def _allocating(seen: Observer, call: Call) -> None:
-    seen.session.allocating(call[0][0])
-
-
-def _allocates(seen: Observer, call: Call, result: Any) -> None:
-    seen.session.allocated(call[0][0])
-
-
 def _is_to_meta(call: Call) -> bool:
     target = argument(call, 1, "device")
     return str(getattr(target, "type", target)) == "meta" and _in_a_job(call)
 
 
-def _loads(seen: Observer, call: Call) -> None:
+def _loads(called: str) -> Callable[[Observer, Call], None]:
     """Keep what is loaded before it is: torch takes a state dict apart."""
-    seen.loaded_state_dict(argument(call, 0, "model"), argument(call, 1, "state_dict"))
-
-
-def _sets(seen: Observer, call: Call) -> None:
-    seen.loaded_state_dict(argument(call, 0, "model"), argument(call, 1, "model_state_dict"))
-
-
-def _set_both(seen: Observer, call: Call) -> None:
-    seen.loaded_state_dict(argument(call, 0, "model"), call[1].get("model_state_dict"))
+    return lambda seen, call: seen.loaded_state_dict(argument(call, 0, "model"), argument(call, 1, called))
 
 
 def _dcp(seen: Observer, call: Call, result: Any) -> None:
@@ -93,27 +65,11 @@ def _pretrained(seen: Observer, call: Call, result: Any) -> None:
     seen.loaded_pretrained(model, place, lambda: kind.from_pretrained(*args, **alone))
 
 
-def _schedules(seen: Observer, call: Call) -> None:
-    seen.scheduled(call[0][0])
-
-
-def _opens(seen: Observer, call: Call, result: Any) -> None:
-    seen.session.opened_file(str(argument(call, 0, "filename")))
-
-
 def _torch_loads(seen: Observer, call: Call, result: Any) -> None:
     file = argument(call, 0, "f")
     place = file if isinstance(file, os.PathLike) else getattr(file, "name", file)  # the job may have opened it itself
     if isinstance(place, str | os.PathLike):
         seen.session.opened_file(os.fspath(place))
-
-
-def _joined(seen: Observer, call: Call, result: Any) -> None:
-    seen.joined()
-
-
-def _optimizes(seen: Observer, call: Call, result: Any) -> None:
-    seen.optimizing(call[0][0])
 
 
 PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config", "device_map"})
@@ -126,10 +82,6 @@ def _children_failed(seen: Observer, call: Call) -> None:
         seen.rank_died(int(rank), int(failure.exitcode))
 
 
-def _child_exited(seen: Observer, call: Call) -> None:
-    seen.rank_died(int(argument(call, 2, "error_index")), int(argument(call, 4, "exit_code")))
-
-
 HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed.fsdp._fully_shard._fully_shard": (_shards("fully_shard"),),
     "torch.distributed._composable.fsdp.fully_shard": (replace(_shards("fully_shard"), is_optional=True),),
@@ -137,34 +89,69 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed.tensor.parallel.api": (_shards("parallelize_module"),),
     "torch.distributed.tensor._api": (
         _shards("distribute_module"),
-        Hook("distribute_tensor", _distributing, _distributes, _always),
+        Hook(
+            "distribute_tensor",
+            lambda seen, call: seen.session.sharding_tensor(argument(call, 0, "tensor")),
+            lambda seen, call, result: seen.sharded_tensor(),
+            _always,
+        ),
     ),
     "torch.nn.parallel.distributed": (_shards("DistributedDataParallel.__init__", 1),),
     "deepspeed.runtime.engine": (_shards("DeepSpeedEngine.__init__", 2, "model"),),
     "torch.nn.modules.module": (
-        Hook("Module.to", _to, None, _is_to_meta),
-        Hook("Module.to_empty", _allocating, _allocates, _in_a_job, hides=False),
-        Hook("Module.load_state_dict", _loads),
+        # accelerate moves a model to the meta device before it shards it.
+        Hook("Module.to", lambda seen, call: seen.session.sharding(call[0][0]), None, _is_to_meta),
+        Hook(
+            "Module.to_empty",
+            lambda seen, call: seen.session.allocating(call[0][0]),
+            lambda seen, call, result: seen.session.allocated(call[0][0]),
+            _in_a_job,
+            hides=False,
+        ),
+        Hook("Module.load_state_dict", _loads("state_dict")),
     ),
     "torch.distributed.pipelining.schedules": (
-        Hook("PipelineScheduleSingle.step", _schedules, hides=False),
-        Hook("PipelineScheduleMulti.step", _schedules, hides=False),
+        Hook("PipelineScheduleSingle.step", lambda seen, call: seen.scheduled(call[0][0]), hides=False),
+        Hook("PipelineScheduleMulti.step", lambda seen, call: seen.scheduled(call[0][0]), hides=False),
     ),
     "torch.distributed.checkpoint.state_dict": (
-        Hook("set_model_state_dict", _sets),
-        Hook("set_state_dict", _set_both),
+        Hook("set_model_state_dict", _loads("model_state_dict")),
+        Hook(
+            "set_state_dict",
+            lambda seen, call: seen.loaded_state_dict(argument(call, 0, "model"), call[1].get("model_state_dict")),
+        ),
         *map(Hook, ("get_state_dict", "get_optimizer_state_dict", "set_optimizer_state_dict")),
     ),
     "torch.distributed.checkpoint.state_dict_loader": (Hook("load", None, _dcp),),
-    "torch.distributed.distributed_c10d": (Hook("init_process_group", None, _joined, _always, hides=False),),
+    "torch.distributed.distributed_c10d": (
+        Hook("init_process_group", None, lambda seen, call, result: seen.joined(), _always, hides=False),
+    ),
     "transformers.modeling_utils": (Hook("PreTrainedModel.from_pretrained", None, _pretrained, _in_a_job),),
     "torch.distributed.elastic.multiprocessing.errors": (
         Hook("ChildFailedError.__init__", _children_failed, None, _always, hides=False),
     ),
     "torch.multiprocessing.spawn": (
-        Hook("ProcessExitedException.__init__", _child_exited, None, _always, hides=False),
+        Hook(
+            "ProcessExitedException.__init__",
+            lambda seen, call: seen.rank_died(
+                int(argument(call, 2, "error_index")), int(argument(call, 4, "exit_code"))
+            ),
+            None,
+            _always,
+            hides=False,
+        ),
     ),
     "torch.serialization": (Hook("load", None, _torch_loads, _in_a_job, hides=False),),
-    "safetensors": (Hook("safe_open", None, _opens, _in_a_job, hides=False),),
-    "torch.optim.optimizer": (Hook("Optimizer.__init__", None, _optimizes, _always, hides=False),),
+    "safetensors": (
+        Hook(
+            "safe_open",
+            None,
+            lambda seen, call, result: seen.session.opened_file(str(argument(call, 0, "filename"))),
+            _in_a_job,
+            hides=False,
+        ),
+    ),
+    "torch.optim.optimizer": (
+        Hook("Optimizer.__init__", None, lambda seen, call, result: seen.optimizing(call[0][0]), _always, hides=False),
+    ),
 }

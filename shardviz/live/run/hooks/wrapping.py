@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.options import Options
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from shardviz.live.run.observer import Observer
+    from shardviz.live.run.stamped.table import Change
+
+Around: TypeAlias = "Hook | Change"
+"""What is put around a function."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -37,24 +41,6 @@ def is_awake() -> bool:
 
 # What a rank forks is not a rank: a loader's workers, for one. Unless it joins others itself, it is left alone.
 os.register_at_fork(after_in_child=observer.cache_clear)
-
-
-class Around(Protocol):
-    """What is put around a function.
-
-    Attributes:
-        name: The function's name in its module, `Class.method` for a method.
-        is_optional: Whether a module may lack the function: another version has it elsewhere.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    @property
-    def is_optional(self) -> bool: ...  # noqa: D102
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls another one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
+from shardviz.live.run.known.changed import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.known.overlooked import is_of_another_kind, misfits, notes_on, notes_on_mixtures
-from shardviz.live.run.known.rounded import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.known.values import NAME, UNSEEN
 from shardviz.reference.files import Reference
 from shardviz.relate.values import is_alike
@@ -41,12 +41,14 @@ class Candidate:
         path: What they are of, for messages.
         is_snapshot: Whether the job may rightly have changed them since.
         is_guess: Whether it is not known that the tensor has them.
+        session: The folder of the rank that says so, where its entry may be; empty where every rank reaches it.
     """
 
     entry: Entry
     path: Path
     is_snapshot: bool
     is_guess: bool
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,33 +59,34 @@ class Chosen:
         reference: Their places, by the model's names.
         snapshots: Names of tensors that the job may rightly have changed since, each with where its values are.
         before: The names of those whose values are from before sharding.
+        elsewhere: The names of those of which this rank does not reach the first rank's values, but another's.
         notes: What a reader should know of files that the job opened.
     """
 
     reference: Reference
     snapshots: Mapping[str, Path]
     before: frozenset[str]
+    elsewhere: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
 
-def chosen(sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local], kept: Mapping[str, Kept]) -> Chosen:
+def chosen(
+    session: str, sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local], kept: Mapping[str, Kept]
+) -> Chosen:
     """Choose what each tensor of a model is compared with. Every rank calls this.
 
     Args:
+        session: The folder that this rank writes to.
         sources: What values may be compared with, the newest last.
         model: The model, without wrappers.
         locals_: Its tensors on this rank.
         kept: What is known of them from before they were sharded.
     """
-    mine = candidates(sources, model, [local.name for local in locals_])
+    mine = candidates(session, sources, model, [local.name for local in locals_])
     why = {name: kept[name].why or UNSEEN if name in kept else UNSEEN for name in _names(locals_) if name not in mine}
-    of_all: dict[str, list[Candidate]] = {}
-    reasons: dict[str, str] = {}
-    for of_rank, not_here in of_all_ranks((mine, why)):
-        for name, some in of_rank.items():
-            known = of_all.setdefault(name, [])
-            known += [one for one in some if all(one.path != other.path for other in known)]
-        reasons = not_here | reasons
+    of_ranks = of_all_ranks((mine, why))
+    reasons = {name: text for _, not_here in reversed(of_ranks) for name, text in not_here.items()}
+    of_all, elsewhere = _together([of_rank for of_rank, _ in of_ranks])
     found, notes = fitting(of_all, locals_)
     paths = sorted({one.path for one in found.values()}, key=str)
     path = paths[0] if len(paths) == 1 else Path(" or ".join(one.name for one in paths) or "nothing")
@@ -95,17 +98,43 @@ def chosen(sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
         ),
         {name: one.path for name, one in found.items() if one.is_snapshot},
         frozenset(name for name, one in found.items() if str(one.path) == NAME),
+        elsewhere,
         tuple(notes),
     )
 
 
-def candidates(sources: Sequence[Source], model: nn.Module, names: Sequence[str]) -> dict[str, list[Candidate]]:
+def _together(of_ranks: Iterable[Mapping[str, list[Candidate]]]) -> tuple[dict[str, list[Candidate]], frozenset[str]]:
+    """Return what any rank knows of each tensor, and the names of those whose first entries are out of reach here.
+
+    The paths are the same on all ranks, in one order; of each the first entry counts that is in reach.
+    """
+    of_all: dict[str, list[Candidate]] = {}
+    elsewhere: set[str] = set()
+    reached: dict[str, bool] = {}
+    for of_rank in of_ranks:
+        for name, some in of_rank.items():
+            known = of_all.setdefault(name, [])
+            for one in some:
+                at = next((at for at, other in enumerate(known) if other.path == one.path), None)
+                for session in {one.session} - reached.keys():
+                    reached[session] = not session or Path(session).is_dir()
+                if at is None:
+                    known.append(one)
+                elif reached[one.session] and not reached[known[at].session]:
+                    known[at] = one
+                    elsewhere.add(name)
+    return of_all, frozenset(elsewhere)
+
+
+def candidates(
+    session: str, sources: Sequence[Source], model: nn.Module, names: Sequence[str]
+) -> dict[str, list[Candidate]]:
     """Return what this rank knows of each tensor: files that were opened, the newest first, and what is sure."""
     found: dict[str, list[Candidate]] = {}
     sure: dict[str, Candidate] = {}
     for source in sources:
         for name, entry in source.entries(model, names).items():
-            one = Candidate(entry, source.path, source.is_snapshot, source.is_guess)
+            one = Candidate(entry, source.path, source.is_snapshot, source.is_guess, session)
             if source.is_guess:
                 found.setdefault(name, []).insert(0, one)
             else:

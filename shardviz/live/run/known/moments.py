@@ -18,8 +18,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.compat import clean_name
 from shardviz.live.run.known.choosing import Candidate, Chosen, fitting
-from shardviz.live.run.known.files import Opened
-from shardviz.live.run.known.sources import Loaded
+from shardviz.live.run.known.sources import Loaded, Opened
 from shardviz.reference.names import matched
 from shardviz.relate.values import is_alike
 from shardviz.text import counted, named_ranks, printable

@@ -1,8 +1,10 @@
-"""What a job loaded after its model was sharded: the checkpoint itself, or the whole tensors that it gave to torch."""
+"""What a job loaded, or may have: whole tensors that it gave to torch, checkpoints, and files that it opens itself."""
 
 from __future__ import annotations
 
+import os
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,19 +13,24 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from shardviz.checkpoint.formats.headers import index_in
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.hooks import read_by
 from shardviz.live.compat import clean_name
 from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks.observing import report
-from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
+from shardviz.live.run.known.writing import is_first_here, is_plain, may_write, rank_here, write
 from shardviz.reference.files import Reference, open_reference
-from shardviz.reference.names import matched
+from shardviz.reference.names import matched, wrapped_alone
+from shardviz.stamping.target import SAFETENSORS, json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from torch import nn
 
     from shardviz.live.run.options import Options
     from shardviz.reference.files import Entry
@@ -97,7 +104,7 @@ def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Opti
     """Keep the whole tensors of a state dict that a sharded model is loading; DTensors have only pieces."""
     tensors = {name: value for name, value in state_dict.items() if is_plain(value)}
     size = sum(value.nbytes for value in tensors.values())
-    if not tensors or not is_writer(size) or not has_room(options.session, size, "the values that were loaded"):
+    if not tensors or not may_write(options.session, size, "the values that were loaded"):
         return None
     path = Path(options.session) / f"loaded-{rank_here()}-{number}.safetensors"
     entries = write(path, tensors)
@@ -109,16 +116,16 @@ def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
     reference = _opened(folder)
     pointers = frozenset(
         (value.to_local() if isinstance(value, DTensor) else value).data_ptr()
-        for value in _tensors(state_dict)
+        for _, value in tensors_in(state_dict)
         if not value.is_meta
     )
-    has_states = any(state_of(name) for name in _names(state_dict))
+    has_states = any(state_of(name) for name, _ in tensors_in(state_dict))
     return Loaded(Path(folder), reference, None, pointers, has_states=has_states) if reference else None
 
 
 def has_shards(state_dict: Mapping[str, Any]) -> bool:
     """Whether a state dict has parts of tensors: those of a model, or copies of them."""
-    return any(isinstance(value, DTensor) for value in _tensors(state_dict))
+    return any(isinstance(value, DTensor) for _, value in tensors_in(state_dict))
 
 
 def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
@@ -133,13 +140,13 @@ def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
 def loaded_whole(model: nn.Module, known: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
     """Load a sharded model once more, unsharded, for what its library merges or makes of a checkpoint as it loads.
 
-    Rank 0 does so alone, and only where the checkpoint lacks some of the model's tensors by their names, and where the
-    machine has memory for the whole model twice: the job needs some, too.
+    One rank on each disk does so alone, and only where the checkpoint lacks some of the model's tensors by their names,
+    and where the machine has memory for the whole model twice: the job needs some, too.
     """
     names = [name for name, _ in _named(model) if known.reference.find(name) is None]
-    if not names or rank_here() != 0 or not any(isinstance(one, DTensor) for one in model.parameters()):
+    if not names or not any(isinstance(one, DTensor) for one in model.parameters()):
         return None
-    if not _has_memory(model, known.path):
+    if not is_first_here(options.session) or not _has_memory(model, known.path):
         return None
     with kept_random_states():
         tensors = dict(_named(load()))
@@ -176,15 +183,60 @@ def _opened(place: str) -> Reference | None:
         return None
 
 
-def _names(nested: Mapping[Any, Any], before: str = "") -> Iterator[str]:
-    for name, value in nested.items():
-        yield from _names(value, f"{before}{name}.") if isinstance(value, dict) else (f"{before}{name}",)
-
-
-def _tensors(nested: Any) -> Iterator[torch.Tensor]:
-    values = nested.values() if isinstance(nested, dict) else nested if isinstance(nested, list | tuple) else ()
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
+def tensors_in(nested: Any, before: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a nested state dict by the keys that lead to them."""
+    pairs = nested.items() if isinstance(nested, dict) else ()
+    for key, one in enumerate(nested) if isinstance(nested, list | tuple) else pairs:
+        if isinstance(one, torch.Tensor):
+            yield f"{before}{key}", one
         else:
-            yield from _tensors(value)
+            yield from tensors_in(one, f"{before}{key}.")
+
+
+MOST = 64
+"""Files that are remembered, the newest: a job may keep its data in safetensors files, too."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint that the job has opened a file of. Whether it loaded anything from it is not known.
+
+    Attributes:
+        path: The file, or the folder whose index names it.
+        is_snapshot: Always: the job may have changed what it read.
+        is_guess: Always: it is compared with only where some rank holds what it has, or nothing else is known.
+    """
+
+    path: Path
+    is_snapshot: bool = True
+    is_guess: bool = True
+
+    def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
+        """Return what the checkpoint has of a model, by the model's names."""
+        reference = self.opened()
+        if reference is None:
+            return {}
+        found = dict(matched(names, reference.entries).names)
+        found |= _wrapped(root, [name for name in names if name not in found], reference, set(found.values()))
+        return {name: reference.entries[other] for name, other in found.items()}
+
+    def opened(self) -> Reference | None:
+        """Return what it has, if it can be read."""
+        with suppress(ShardvizError, OSError):  # it may be gone by now, and it was never asked for
+            return open_reference(self.path)
+        return None
+
+
+def _wrapped(root: nn.Module, names: Iterable[str], reference: Reference, used: set[str]) -> dict[str, str]:
+    """Return what a checkpoint has of weights whose modules the job has put into others since, such as LoRA's."""
+    shapes = {clean_name(name): tuple(one.shape) for _, name, one in named_tensors(root)}
+    others = {name: one.shape for name, one in reference.entries.items() if name not in used}
+    return wrapped_alone(names, others, lambda name, other: shapes.get(name) == others[other])
+
+
+def checkpoint_of(file: str | Path) -> tuple[Path, str]:
+    """Return the checkpoint that a file is of, and the file's name in it: empty where it is a checkpoint by itself."""
+    path = Path(os.path.abspath(file))
+    index = index_in(path.parent) if path.suffix == SAFETENSORS and path.is_file() else None
+    named = json_object(index.read_bytes()).get("weight_map") if index else None
+    return (path.parent, path.name) if isinstance(named, dict) and path.name in named.values() else (path, "")

@@ -1,4 +1,10 @@
-"""The values that modules had just before they were sharded, kept on disk: what shards must be pieces of."""
+"""The values that modules had just before they were sharded, kept on disk: what shards must be pieces of.
+
+Beside them, the memory that `Module.to_empty` gave to parameters and that nothing has written to since. A write shows
+in the values or in the version counter that torch keeps of a tensor: `.data` hides it from the counter, the same values
+again from the values. Memory that is the same number throughout, as fresh pages are zero, may have been written all the
+same: it counts if another rank shows that nothing was. Buffers are passed over: a cache is written before it is read.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +20,10 @@ from weakref import ref as weakref
 import torch
 from torch import nn
 
+from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import storage_key
-from shardviz.live.compat import clean_name
-from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
+from shardviz.live.compat import clean_name, local_of, version_of
+from shardviz.live.run.known.writing import is_plain, may_write, rank_here, write
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
@@ -71,7 +78,7 @@ class Values:
         if all(part in self._owners for part in module.modules()):
             return
         self._num_looks += 1
-        parts = [part for part in _outermost(module).modules() if part not in self._owners]
+        parts = [part for part in outermost(module).modules() if part not in self._owners]
         tensors = {(part, name): tensor for part in parts for name, tensor in _own_tensors(part)}
         plain = {where: tensor for where, tensor in tensors.items() if is_plain(tensor)}
         entries = self._write(plain)
@@ -150,7 +157,7 @@ class Values:
         """Write values where this rank writes and the disk has room; of tensors that share memory one."""
         self._pointers |= {tensor.data_ptr() for tensor in tensors.values()}
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if not tensors or not is_writer(size) or not has_room(self._session, size, "the values before sharding"):
+        if not tensors or not may_write(self._session, size, "the values before sharding"):
             return {}
         by_memory = {where: _memory(tensor) for where, tensor in tensors.items()}
         once = {memory: tensors[where] for where, memory in by_memory.items()}
@@ -178,34 +185,66 @@ def sample(tensor: torch.Tensor) -> int:
 
 def _living() -> list[nn.Module]:
     """Return every module of this process."""
-    # By type(): isinstance would run the code of lazy proxies that say that they are something else, and take longer.
-    kinds = _kinds(nn.Module)
-    modules = [one for one in gc.get_objects() if type(one) in kinds]
+    # By type(): isinstance would run the code of lazy proxies that say that they are something else.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     return [one for one in modules if "_modules" in vars(one)]  # a wrapper that is being made has none yet
 
 
-def _kinds(kind: type) -> set[type]:
-    """Return a class and all that are derived from it."""
-    found, seen = [kind], {kind}
-    for one in found:
-        derived: list[type] = type.__subclasses__(one)
-        for other in derived:
-            if other not in seen:
-                seen.add(other)
-                found.append(other)
-    return seen
-
-
-def _outermost(module: nn.Module) -> nn.Module:
+def outermost(module: nn.Module) -> nn.Module:
     """Return the largest living module that contains one: layers are sharded one by one, before the model is."""
-    parents: dict[int, list[nn.Module]] = defaultdict(list)
-    for parent in _living():
-        for child in parent.children():
-            parents[id(child)].append(parent)
-    around, seen = [module], {id(module)}
-    for one in around:
-        for parent in parents[id(one)]:
-            if id(parent) not in seen:
-                seen.add(id(parent))
-                around.append(parent)
-    return max(around, key=lambda one: sum(1 for _ in one.modules()))
+    around = (one for one in _living() if any(part is module for part in one.modules()))
+    return max(around, key=lambda one: sum(1 for _ in one.modules()), default=module)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A parameter's memory on this rank, and what tells whether anything wrote to it.
+
+    Attributes:
+        pointer: Its address.
+        versions: torch's counters of writes, of the parameter and of this rank's part.
+        sample: A checksum of its first values.
+        is_alike: Whether these are all the same, by their bits.
+    """
+
+    pointer: int
+    versions: tuple[int, int]
+    sample: int
+    is_alike: bool
+
+
+class Unwritten:
+    """What `to_empty` allocated, by the module that owns each parameter."""
+
+    def __init__(self) -> None:
+        self._owners: WeakKeyDictionary[nn.Module, dict[str, Memory]] = WeakKeyDictionary()
+
+    def remember(self, module: nn.Module) -> None:
+        """Look at a module's memory just after `to_empty`."""
+        for part in module.modules():
+            self._owners[part] = dict(_memories(part))
+
+    def names(self, root: nn.Module) -> frozenset[str]:
+        """Return a model's parameters that hold what their memory held when it was allocated. Every rank calls this."""
+        mine = {
+            clean_name(f"{prefix}.{name}" if prefix else name): memory.is_alike
+            for prefix, module in root.named_modules(remove_duplicate=False)
+            if module in self._owners
+            for name, memory in _memories(module)
+            if self._owners[module].get(name) == memory
+        }
+        seen = {name for of_rank in of_all_ranks(mine) for name, is_alike in of_rank.items() if not is_alike}
+        return frozenset(mine) & seen
+
+
+def _memories(module: nn.Module) -> Iterator[tuple[str, Memory]]:
+    """Yield the memory of a module's own parameters, as far as it has any."""
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        local = local_of(parameter).detach()
+        if type(local) is torch.Tensor and not local.is_meta and local.layout == torch.strided and local.numel():
+            yield name, Memory(local.data_ptr(), version_of(parameter), sample(local), _is_alike(local))
+
+
+def _is_alike(local: torch.Tensor) -> bool:
+    bits = local.reshape(-1)[:SAMPLE].contiguous().view(torch.uint8).view(-1, local.element_size())
+    return bool((bits == bits[:1]).all())

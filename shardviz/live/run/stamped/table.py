@@ -21,96 +21,69 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Redirect:
-    """A function that opens a checkpoint: it gets the copy's path.
+class Change:
+    """A function that does something else.
 
     Attributes:
         name: Its name in its module.
-        index: Where the path is among its arguments.
-        called: What the argument is called.
+        instead: Called with the function and what it is called with.
         is_optional: Whether the module may lack it.
     """
 
     name: str
-    index: int
-    called: str
+    instead: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
     is_optional: bool = False
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with another path."""
+        """Return what is called in place of the function."""
 
-        @_like(function)
+        @functools.wraps(function, updated=() if isinstance(function, type) else functools.WRAPPER_UPDATES)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = list(args)
-            if len(given) > self.index:
-                given[self.index] = _redirected(given[self.index])
-            elif self.called in kwargs:
-                kwargs = {**kwargs, self.called: _redirected(kwargs[self.called])}
-            return function(*given, **kwargs)
+            return self.instead(function, args, kwargs)
 
         return call
 
 
-@dataclass(frozen=True, slots=True)
-class Replace:
-    """A function that returns what was loaded: its weights are stamped.
+def _redirect(name: str, index: int, called: str, *, is_optional: bool = False) -> Change:
+    """Have a function that opens a checkpoint open its copy."""
 
-    Attributes:
-        name: Its name in its module.
-        is_optional: Whether the module may lack it.
-    """
+    def instead(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = list(args)
+        if len(given) > index:
+            given[index] = _redirected(given[index])
+        elif called in kwargs:
+            kwargs = {**kwargs, called: _redirected(kwargs[called])}
+        return function(*given, **kwargs)
 
-    name: str
-    is_optional: bool = False
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with another result."""
-
-        @_like(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            place = argument((args, kwargs), 0, "f")
-            if _is_of_a_file(place):
-                _or_end(observer(), lambda seen: seen.stamping(result, getattr(place, "name", place)))
-            return result
-
-        return call
+    return Change(name, instead, is_optional)
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """A function before which something is done, which ends the job if that fails.
+def _before(name: str, do: Callable[[Observer, Call], None], *, is_optional: bool = False) -> Change:
+    """Do something before a function, and end the job if that fails."""
 
-    Attributes:
-        name: Its name in its module.
-        what: Called with the observer and the call.
-        is_optional: Whether the module may lack it.
-        is_after: Whether it is done after the function instead.
-    """
+    def instead(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _or_end(observer(), lambda seen: do(seen, (args, kwargs)))
+        return function(*args, **kwargs)
 
-    name: str
-    what: Callable[[Observer, Call], None]
-    is_optional: bool = False
-    is_after: bool = False
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with something before it, or after it."""
-
-        @_like(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.is_after:
-                result = function(*args, **kwargs)
-                _or_end(observer(), lambda seen: self.what(seen, (args, kwargs)))
-                return result
-            _or_end(observer(), lambda seen: self.what(seen, (args, kwargs)))
-            return function(*args, **kwargs)
-
-        return call
+    return Change(name, instead, is_optional)
 
 
-def _like(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    own = () if isinstance(function, type) else functools.WRAPPER_UPDATES
-    return functools.wraps(function, updated=own)
+def _torch_load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Stamp the weights of what was loaded."""
+    result = function(*args, **kwargs)
+    place = argument((args, kwargs), 0, "f")
+    if _is_of_a_file(place):
+        _or_end(observer(), lambda seen: seen.stamping(result, getattr(place, "name", place)))
+    return result
+
+
+def _to_empty(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Poison the memory that a module was given."""
+    from shardviz.live.run.stamped.memory import poison_module
+
+    result = function(*args, **kwargs)
+    _or_end(observer(), lambda _: poison_module(args[0]))
+    return result
 
 
 def _or_end(seen: Observer, do: Callable[[Observer], Any]) -> Any:
@@ -157,15 +130,9 @@ def has_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer) or hasattr(value, "state_dict")
 
 
-def _gives_memory(seen: Observer, call: Call) -> None:
-    from shardviz.live.run.stamped.poison import poison_module
-
-    poison_module(call[0][0])
-
-
 def _loads(index: int, called: str) -> Callable[[Observer, Call], None]:
     def poison(seen: Observer, call: Call) -> None:
-        from shardviz.live.run.stamped.poison import poison_loaded
+        from shardviz.live.run.stamped.memory import poison_loaded
 
         module, state = argument(call, 0, "model"), argument(call, index, called)
         if isinstance(state, dict):
@@ -175,7 +142,7 @@ def _loads(index: int, called: str) -> Callable[[Observer, Call], None]:
 
 
 def _loads_dcp(seen: Observer, call: Call) -> None:
-    from shardviz.live.run.stamped.poison import poison_state
+    from shardviz.live.run.stamped.memory import poison_state
     from shardviz.reference.files import open_reference
 
     place = call[1].get("checkpoint_id") or getattr(call[1].get("storage_reader"), "path", None)
@@ -185,28 +152,28 @@ def _loads_dcp(seen: Observer, call: Call) -> None:
         poison_state(state, open_reference(copy).entries)
 
 
-STAMPED: dict[str, tuple[Redirect | Replace | Before, ...]] = {
+STAMPED: dict[str, tuple[Change, ...]] = {
     "safetensors": (
-        Redirect("safe_open", 0, "filename"),
-        Before("serialize_file", _saves("a save of safetensors", 1, "filename")),
-        Before("serialize", _saves("a save of safetensors")),
+        _redirect("safe_open", 0, "filename"),
+        _before("serialize_file", _saves("a save of safetensors", 1, "filename")),
+        _before("serialize", _saves("a save of safetensors")),
     ),
     "torch.distributed.checkpoint.filesystem": (
-        Redirect("FileSystemReader.__init__", 1, "path"),
-        Redirect("FileSystemReader.reset", 1, "checkpoint_id", is_optional=True),
+        _redirect("FileSystemReader.__init__", 1, "path"),
+        _redirect("FileSystemReader.reset", 1, "checkpoint_id", is_optional=True),
     ),
-    "torch.distributed.checkpoint.state_dict_loader": (Before("load", _loads_dcp),),
+    "torch.distributed.checkpoint.state_dict_loader": (_before("load", _loads_dcp),),
     "torch.distributed.checkpoint.state_dict_saver": (
-        Before("save", _saves("torch.distributed.checkpoint.save")),
-        Before("async_save", _saves("torch.distributed.checkpoint.async_save"), is_optional=True),
-        Before("save_state_dict", _saves("torch.distributed.checkpoint.save_state_dict"), is_optional=True),
+        _before("save", _saves("torch.distributed.checkpoint.save")),
+        _before("async_save", _saves("torch.distributed.checkpoint.async_save"), is_optional=True),
+        _before("save_state_dict", _saves("torch.distributed.checkpoint.save_state_dict"), is_optional=True),
     ),
-    "torch.distributed.checkpoint.state_dict": (Before("set_model_state_dict", _loads(1, "model_state_dict")),),
-    "torch.serialization": (Replace("load"), Before("save", _torch_saves)),
+    "torch.distributed.checkpoint.state_dict": (_before("set_model_state_dict", _loads(1, "model_state_dict")),),
+    "torch.serialization": (Change("load", _torch_load), _before("save", _torch_saves)),
     "torch.nn.modules.module": (
-        Before("Module.load_state_dict", _loads(1, "state_dict")),
-        Before("Module.to_empty", _gives_memory, is_after=True),
+        _before("Module.load_state_dict", _loads(1, "state_dict")),
+        Change("Module.to_empty", _to_empty),
     ),
-    "transformers.modeling_utils": (Before("PreTrainedModel.save_pretrained", _saves("save_pretrained")),),
+    "transformers.modeling_utils": (_before("PreTrainedModel.save_pretrained", _saves("save_pretrained")),),
 }
 """By module, as `table.HOOKS`. What `safetensors.torch` has goes through what `safetensors` has."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import sys
 from dataclasses import replace
@@ -17,8 +16,8 @@ from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.followed import Followed
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
-from shardviz.live.run.tracing.recording import JobTrace, most_of
-from shardviz.live.run.tracing.writing import Step, weights_of
+from shardviz.live.run.known.values import outermost
+from shardviz.live.run.tracing.writing import JobTrace, Step, most_of, weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,7 +80,7 @@ class Follower:
             return
         with nested() as is_outermost:
             if is_outermost and torch.is_grad_enabled() and self._is_trained(module):
-                self._follow(_outermost(module) if self.model is None else self.model)
+                self._follow(outermost(module) if self.model is None else self.model)
 
     def _is_trained(self, module: nn.Module) -> bool:
         wanted = {id(one) for one in module.parameters() if one.requires_grad}
@@ -129,15 +128,6 @@ class Follower:
 
 def _parameters(optimizer: Optimizer) -> set[int]:
     return {id(one) for group in optimizer.param_groups for one in group["params"]}
-
-
-def _outermost(module: nn.Module) -> nn.Module:
-    """Return the largest living module that contains one: a job may call the parts of its model by themselves."""
-    found = [module]
-    for other in gc.get_objects():
-        if issubclass(type(other), nn.Module) and _contains(other.modules(), module):
-            found.append(other)
-    return max(found, key=lambda one: sum(1 for _ in one.modules()))
 
 
 def _contains(modules: Iterable[nn.Module], wanted: nn.Module) -> bool:

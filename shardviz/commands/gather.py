@@ -1,0 +1,46 @@
+"""Put the dumps of machines without a shared disk together.
+
+`shardviz run` on each machine writes the files of its own ranks. Copy the
+folders to one place: a run id says that they are of one job. Every rank has to
+be in one of them. `shardviz check` takes them as they are, too.
+
+examples:
+  shardviz gather node_a/train.shardviz node_b/train.shardviz -o all.shardviz
+  shardviz check node_a/train.shardviz node_b/train.shardviz
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz.commands.common.streams import talk
+from shardviz.errors import EXIT_CLEAN
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("parts", type=Path, nargs="+", metavar="PART", help="the folder of a machine")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder for all ranks")
+    parser.add_argument("--force", action="store_true", help="replace DIR, if it is a dump")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Copy the parts into one folder.
+
+    Raises:
+        DumpError: A part or a rank is missing or damaged, or they are not of one run.
+    """
+    from shardviz.dump.gather import gather
+    from shardviz.text import counted, printable
+
+    files = gather(args.parts, args.output, force=args.force)
+    shown = printable(shlex.quote(os.path.relpath(args.output)))
+    ranks, parts = counted(files.run.num_ranks, "rank"), counted(len(args.parts), "part")
+    talk(f"wrote {shown}: {ranks} of {parts}; look for what is wrong with: shardviz check {shown}")
+    return EXIT_CLEAN

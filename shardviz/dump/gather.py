@@ -1,0 +1,147 @@
+"""Put the parts of one dump together, which machines without a shared disk have kept: read as one, or copied to one."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.dump.file import plain_file
+from shardviz.dump.read import read_files
+from shardviz.dump.write import TRACE_FOLDER, dense_file, rank_file, replacing_folder, write_run
+from shardviz.errors import DumpError
+from shardviz.text import named_ranks, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from shardviz.dump.read import DumpFiles
+
+MOST_RANKS = 8
+"""Ranks that a message names one by one."""
+
+
+def read_parts(
+    folders: Sequence[Path], *, strict: bool = True, on_progress: Callable[[int, int], None] | None = None
+) -> DumpFiles:
+    """Read the parts of a dump as one, with the run's record of the part that has the lowest rank.
+
+    Args:
+        folders: The parts; a single one may be any dump.
+        strict: Raise on the first damaged rank file; otherwise note it and read the rest.
+        on_progress: Called with the number of ranks read and the number of rank files, part by part.
+
+    Raises:
+        DumpError: A part is not a dump or is damaged, two have the same rank, or they are of different runs.
+    """
+    first, *others = (read_files(folder, strict=strict, on_progress=on_progress) for folder in folders)
+    if not others:
+        return first
+    folder_of: dict[int, Path] = {}
+    for part in (first, *others):
+        _refuse_plan(part)
+        _refuse_stranger(part, first)
+        for rank in (*part.ranks, *part.damaged):
+            if rank in folder_of:
+                one, other = _named(folder_of[rank]), _named(part.path)
+                where = f"in {one}, which is given twice" if one == other else f"both in {one} and in {other}"
+                raise DumpError(f"rank {rank} is {where}", "give each machine's folder once")
+            folder_of[rank] = part.path
+    parts = sorted((first, *others), key=lambda part: min((*part.ranks, *part.damaged), default=part.run.num_ranks))
+    return replace(
+        parts[0],
+        ranks={rank: record for part in parts for rank, record in part.ranks.items()},
+        damaged={rank: why for part in parts for rank, why in part.damaged.items()},
+        folder_of=folder_of,
+    )
+
+
+def gather(folders: Sequence[Path], output: Path, *, force: bool = False) -> DumpFiles:
+    """Copy the parts of a dump, with the trace of a step that they may have, into one folder.
+
+    Args:
+        folders: The parts.
+        output: The folder.
+        force: Replace the folder if it is a dump.
+
+    Returns:
+        What was read.
+
+    Raises:
+        DumpError: As `read_parts`; a rank is in none of the parts, or the folder may not be replaced.
+    """
+    files = _whole(folders)
+    with replacing_folder(output, force=force) as unfinished:
+        _copy(files, unfinished)
+        traces = [folder / TRACE_FOLDER for folder in folders if _has_trace(folder)]
+        if traces:
+            (unfinished / TRACE_FOLDER).mkdir()
+            _copy(_whole(traces), unfinished / TRACE_FOLDER)
+    return files
+
+
+def _refuse_plan(files: DumpFiles) -> None:
+    if files.planned is not None:
+        raise DumpError(f"{_named(files.path)} is a plan, which has no parts", "give what the machines of a job wrote")
+
+
+def _refuse_stranger(part: DumpFiles, first: DumpFiles) -> None:
+    """Raise unless both are parts of one run.
+
+    Raises:
+        DumpError: They are not.
+    """
+    names = f"{_named(first.path)} and {_named(part.path)}"
+    if part.run.run_id != first.run.run_id:
+        ids = f"{first.run.run_id or 'no id'} and {part.run.run_id or 'no id'}"
+        raise DumpError(f"{names} are of two different runs: {ids}", "give the folders that one job has written")
+    if not first.run.run_id:
+        raise DumpError(f"{names} do not say of which run they are", "run the job again with this shardviz")
+    for field in ("num_ranks", "mesh", "stamps", "intended"):
+        if getattr(part.run, field) != getattr(first.run, field):
+            raise DumpError(f"{names} differ in {field} of run.json: one of them is damaged", "copy both again")
+
+
+def _whole(folders: Sequence[Path]) -> DumpFiles:
+    """Read the parts of a dump, all of them.
+
+    Raises:
+        DumpError: A rank is in none of them.
+    """
+    files = read_parts(folders)
+    _refuse_plan(files)
+    if missing := files.missing_ranks:
+        there = ", ".join(map(_named, folders))
+        raise DumpError(
+            f"{len(missing):,} of {files.run.num_ranks:,} ranks are missing: {named_ranks(missing, MOST_RANKS)} "
+            f"{'is' if len(missing) == 1 else 'are'} not in {there}",
+            f"give the folders of their machines, too; shardviz check {there.replace(', ', ' ')} reports without them",
+        )
+    return files
+
+
+def _has_trace(folder: Path) -> bool:
+    """Whether a part has the trace of a step.
+
+    Raises:
+        DumpError: A link is in its place.
+    """
+    trace = folder / TRACE_FOLDER
+    if trace.is_symlink():
+        raise DumpError(f"{_named(trace)} is a link", "a dump's files are plain files; copy the target here")
+    return trace.is_dir()
+
+
+def _copy(files: DumpFiles, folder: Path) -> None:
+    """Copy the files of each rank; links are never followed."""
+    write_run(folder, files.run)
+    for rank in files.ranks:
+        for name in (rank_file(rank), dense_file(rank)):
+            source = plain_file(files.folder(rank), name)
+            if source.exists():
+                shutil.copyfile(source, folder / name, follow_symlinks=False)
+
+
+def _named(path: Path) -> str:
+    return printable(str(path))
