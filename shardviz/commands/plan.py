@@ -127,7 +127,7 @@ def _choose(args: argparse.Namespace) -> int:
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
-    from shardviz.live.plan.rows import rows as planned_rows
+    from shardviz.live.plan.planning import rows as planned_rows
     from shardviz.picture.text.fits import choice_lines
     from shardviz.plan.choice import bytes_of, fitting
 
@@ -142,7 +142,7 @@ def _choose(args: argparse.Namespace) -> int:
     doing = Doing(len(tried))
     try:
         with progress(lambda: str(doing)):
-            for row in planned_rows(job, tried, memory, doing, doing.ended):
+            for row in planned_rows(job, tried, memory, doing.ended):
                 rows.append(row)
     except KeyboardInterrupt:
         talk(f"shardviz: planned {len(rows)} of {len(tried)} meshes")
@@ -156,7 +156,7 @@ def _choose(args: argparse.Namespace) -> int:
 def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
     """Return the meshes of a number of ranks that are planned, and say where there are more."""
     from shardviz.commands.common.streams import talk
-    from shardviz.plan.search import MOST_MESHES, meshes
+    from shardviz.plan.choice import MOST_MESHES, meshes
 
     found = meshes(job.mesh.axes, gpus, job.node)
     if len(found) > MOST_MESHES:
@@ -171,25 +171,19 @@ class Doing:
     Attributes:
         of: How many meshes there are.
         done: How many are done.
-        now: What is done now.
         begun: When it began.
     """
 
     of: int
     done: int = 0
-    now: str = "loading the probe"
     begun: float = field(default_factory=time.monotonic)
-
-    def __call__(self, now: str) -> None:
-        """Note what is done next."""
-        self.now = now
 
     def ended(self) -> None:
         """Count a mesh."""
         self.done += 1
 
     def __str__(self) -> str:
-        return f"{self.done} of {self.of} meshes done{self._left()}, {self.now}"
+        return f"{self.done} of {self.of} meshes done{self._left()}"
 
     def _left(self) -> str:
         """Say about how long it takes yet, if all meshes take as long as those that are done."""

@@ -1,4 +1,4 @@
-"""Meshes that were planned, and which of them fit: each is what a plan of that mesh alone says."""
+"""Meshes of a number of ranks, and which of those that were planned fit: each is what a plan of it alone says."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
+from shardviz.layout.mesh import Mesh
 from shardviz.plan.counting.amounts import Amounts
 from shardviz.plan.counting.traffic import crossing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from shardviz.dump.planned.ranks import PlannedRanks
     from shardviz.dump.records.plan import StepFails
-    from shardviz.layout.mesh import Mesh
 
 NO_STEP = "no step was planned: the probe has no batch(), and there is no --batch"
+
+MOST_MESHES = 64
+"""Meshes that are planned at most: each takes seconds."""
 
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) *((?P<unit>[KMGTP])(?P<binary>i?)B?|B)", re.IGNORECASE)
 
@@ -106,3 +109,33 @@ def is_failing(row: Row, rows: Sequence[Row]) -> bool:
     """Whether a mesh's step fails: where only one without values has, it may be the plan's fault if it does on all."""
     has_step = any(not (one.failed or one.without_step) for one in rows)
     return row.step_fails == "yes" or (row.step_fails == "perhaps" and has_step)
+
+
+def meshes(axes: Sequence[str], gpus: int, node: int = 0) -> list[Mesh]:
+    """Return every way to share out so many ranks over axes, those that are likely first.
+
+    Likely is what keeps the inner axes, whose groups talk most, within a node: an axis called tp, cp or sp is no wider
+    than a node where nodes are known.
+
+    Example:
+        >>> [str(mesh) for mesh in meshes(("dp", "tp"), 4)]
+        ['(dp=4, tp=1)', '(dp=2, tp=2)', '(dp=1, tp=4)']
+    """
+
+    def is_wide(mesh: Mesh) -> bool:
+        inner = (mesh.axis_size(axis) for axis in mesh.axes if axis in ("tp", "cp", "sp"))
+        return bool(node) and any(size > node for size in inner)
+
+    shared = [Mesh(tuple(axes), sizes) for sizes in _shared(gpus, len(axes))]
+    return sorted(shared, key=lambda mesh: (is_wide(mesh), mesh.shape[-1]))
+
+
+def _shared(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to write a number as a product of so many others."""
+    if parts == 1:
+        yield (number,)
+        return
+    for first in range(1, number + 1):
+        if number % first == 0:
+            for rest in _shared(number // first, parts - 1):
+                yield (first, *rest)

@@ -107,6 +107,7 @@ def know_fakes(found: Iterable[tuple[Any, Any]]) -> None:
         func = getattr(getattr(getattr(torch.ops, space), packet), overload)
         key = (func, *rest)
         _FAKES[key] = entry
+        _NEW_FAKES.append(key)  # so that the parent of this process gets to know it, too
 
 
 _FAKES: dict[tuple[Any, ...], Any] = {}

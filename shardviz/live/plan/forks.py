@@ -1,36 +1,40 @@
-"""A rank that is asked: a fork of this process, so that it leaves nothing behind for the next.
+"""Ask ranks, each in a fork of this process: as many at a time as there are cores, and as memory suffices.
 
-Only one thing is passed on: what operators return on tensors without values, which is the same for all ranks.
+A fork leaves nothing behind for the next, except for what operators return on tensors without values: that is the same
+on all ranks. How much memory a rank needs is known once the first one has answered.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import linecache
-import multiprocessing
 import os
 import pickle
 import resource
 import signal
 import sys
 import sysconfig
-import threading
 import traceback
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.compat import know_fakes, new_fakes
 from shardviz.live.world.failures.raised import is_of_shardviz
+from shardviz.machine import cores, free_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
     from types import FrameType
+
+Answer = TypeVar("Answer")
 
 STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 """The folder of Python's own modules."""
@@ -38,71 +42,143 @@ STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """The folder of torch."""
 
+WAIT = 600.0
+"""Seconds without an answer after which none will come."""
+
+TICK = 1.0
+"""Seconds to wait at a time: no more are counted if this process was stopped in between, as by Ctrl-Z."""
+
+UNKNOWN = 2
+"""Ranks that are asked at a time if nobody knows how much memory they need, or how much is free."""
+
+PR_SET_PDEATHSIG = 1
+"""The option of Linux' `prctl` that ends a process with its parent."""
+
 KILLED = "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine"
 ENDED = "another program has ended it: plan again"
 HINTS = {-signal.SIGKILL: KILLED, -signal.SIGTERM: ENDED, -signal.SIGHUP: ENDED}
 DIED = "call build() and parallelize() by hand: python -X faulthandler shows where it ends"
+SHORT = "end other programs, or raise their limit: ulimit -n, ulimit -u"
+HANGS = "plan a smaller model to see where it hangs"
 
 
-@dataclass
+class KilledError(RankError):
+    """The system has killed a rank, as it does if memory runs out."""
+
+
+@dataclass(frozen=True)
 class Fork:
-    """The process of a rank that is being asked.
+    """A process that has begun, and the pipe that its answer comes through."""
 
-    Attributes:
-        process: The process.
-        answers: Where its answer is read.
-        most: The most ranks, itself included, that ran at a time since it began.
+    pid: int
+    pipe: Connection
+
+    def exit_code(self) -> int:
+        """Wait for its end, and return its exit code, or the negative number of the signal that ended it."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def ask(ranks: Iterable[int], work: Callable[[int], Answer], most: int = 0) -> dict[int, Answer]:
+    """Return by rank what `answers` yields."""
+    return dict(answers(ranks, work, most))
+
+
+def answers(
+    ranks: Iterable[int], work: Callable[[int], Answer], most: int = 0, patience: float = WAIT
+) -> Iterator[tuple[int, Answer]]:
+    """Yield each rank with what `work(rank)` returns in a fork, as the answers come.
+
+    If the system kills one of several, it is asked again, and from then on one at a time. All forks end with the
+    iterator.
+
+    Args:
+        ranks: The ranks.
+        work: Answers for a rank.
+        most: How many may be asked at a time; 0 for one on each core.
+        patience: Seconds without an answer after which none will come.
+
+    Raises:
+        ShardvizError: What a rank raised; any other exception becomes a `RankError` with its last line.
     """
-
-    process: BaseProcess
-    answers: Connection
-    most: int = 1
-
-
-@contextlib.contextmanager
-def interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C and what ends the command wait for what is done inside: a fork that has begun is to be ended, too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    came: list[int] = []
-    for number in before:
-        signal.signal(number, lambda number, _: came.append(number))
+    waiting = list(dict.fromkeys(ranks))
+    running: dict[int, Fork] = {}
+    most = min(most or cores(), len(waiting))
+    has_answers, silent = False, 0.0
     try:
-        yield
+        while waiting or running:
+            while waiting and _has_room(len(running), most, has_answers=has_answers):
+                try:
+                    running[waiting[0]] = begin(waiting[0], work)
+                except OSError as error:
+                    if not running:
+                        raise RankError(f"rank {waiting[0]} cannot be asked: {error.strerror}", SHORT) from None
+                    break
+                del waiting[0]
+            ready = wait([fork.pipe for fork in running.values()], min(TICK, patience))
+            silent = 0.0 if ready else silent + TICK
+            if silent >= patience:
+                names = f"{'rank' if len(running) == 1 else 'ranks'} {', '.join(map(str, running))}"
+                raise RankError(f"{names} did not answer for {patience:g} s", HANGS)
+            for rank in [rank for rank, fork in running.items() if fork.pipe in ready]:
+                try:
+                    answer = _answer_of(rank, running.pop(rank))
+                except KilledError:
+                    if most == 1:
+                        raise
+                    most = 1
+                    waiting.insert(0, rank)
+                    continue
+                has_answers = True
+                yield rank, answer
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for first in came[:1]:
-        signal.raise_signal(first)
+        for fork in running.values():
+            os.kill(fork.pid, signal.SIGKILL)
+            fork.exit_code()
+
+
+def _has_room(running: int, most: int, *, has_answers: bool) -> bool:
+    """Whether one more rank may be asked."""
+    if not running or running >= most:
+        return not running
+    free = free_memory()
+    if running >= UNKNOWN and (free is None or not has_answers):
+        return False
+    return free is None or free > memory_used() * (running + 1)
+
+
+def memory_used() -> int:
+    """Return the most bytes that this process or a rank has used, with what they share."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def begin(rank: int, work: Callable[[int], object]) -> Fork:
-    """Begin to ask a rank."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
+    """Begin to ask a rank.
+
+    Raises:
+        OSError: The system has no process for it, or no file.
+    """
+    ours, theirs = Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
-    process = context.Process(target=_run, args=(rank, work, theirs, ours), daemon=True)
-    process.start()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()  # a rank whose parent was killed would wait for itself to read its answer
+            _run(rank, work, theirs)
+        finally:
+            os._exit(0)
     theirs.close()
-    return Fork(process, ours)
+    return Fork(pid, ours)
 
 
-def end(one: Fork) -> None:
-    """End the process of a rank, whatever it does."""
-    one.process.kill()
-    one.process.join()
-
-
-def _run(rank: int, work: Callable[[int], object], answers: Connection, read: Connection) -> None:
-    read.close()  # a rank whose parent was killed would wait for itself to read its answer
+def _run(rank: int, work: Callable[[int], object], pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its forks
     for number in (signal.SIGTERM, signal.SIGHUP):
         if callable(signal.getsignal(number)):  # the command's: it exits as if the probe did
             signal.signal(number, signal.SIG_DFL)
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
     new_fakes()
     try:
@@ -112,34 +188,25 @@ def _run(rank: int, work: Callable[[int], object], answers: Connection, read: Co
     except BaseException as error:  # torch has some that do not derive from Exception
         raised = RankError(f"rank {rank}: {one_line(error)}", "call it by hand: its traceback shows where")
         answer = pickle.dumps((False, raised, new_fakes()))
+    sys.stdout.flush()
+    sys.stderr.flush()
     with contextlib.suppress(BrokenPipeError):  # nobody is left to read it
-        answers.send_bytes(answer)
-    answers.close()
+        pipe.send_bytes(answer)
 
 
-def answer_of(rank: int, one: Fork) -> object:
-    """Return what a rank has answered.
-
-    Raises:
-        ShardvizError: What it raised; a `RankError` of any other exception, or where its process has died.
-    """
+def _answer_of(rank: int, fork: Fork) -> object:
+    """Return what a rank has answered, or raise what it raised; `KilledError` if the system killed it."""
     try:
-        done, answer, fakes = pickle.loads(one.answers.recv_bytes())
+        done, answer, fakes = pickle.loads(fork.pipe.recv_bytes())
     except EOFError:
-        one.process.join()
-        code = one.process.exitcode or 0
-        raise RankError(f"the process that planned rank {rank} died, exit code {code}", HINTS.get(code, DIED)) from None
-    one.process.join()
+        code = fork.exit_code()
+        kind = KilledError if code == -signal.SIGKILL else RankError
+        raise kind(f"the process that planned rank {rank} died, exit code {code}", HINTS.get(code, DIED)) from None
+    fork.exit_code()
     know_fakes(fakes)
     if not done:
         raise answer
     return answer
-
-
-def memory_used() -> int:
-    """Return the most bytes that this process or a rank has used, with what they share."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def one_line(error: BaseException) -> str:
@@ -159,19 +226,22 @@ def _first_line(error: BaseException) -> str:
 
 
 def where(error: BaseException) -> str:
-    """Return the line of the user's code that raised an exception, in parentheses; empty where none of it did."""
+    """Return the line of the user's code that raised an exception, in parentheses; empty if none of it did."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+    return _line(own[-1].filename, own[-1].lineno or 0) if own else ""
 
 
 def own_line() -> str:
-    """Return the line of the user's code that runs, in parentheses; empty where none of it does."""
+    """Return the line of the user's code that runs, in parentheses; empty if none of it does."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _run.__code__ and not is_own(frame.f_code.co_filename):
+    while frame is not None and frame.f_code is not _run.__code__:
+        if is_own(frame.f_code.co_filename):
+            return _line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
-    if frame is None or frame.f_code is _run.__code__:
-        return ""
-    file, number = frame.f_code.co_filename, frame.f_lineno
+    return ""
+
+
+def _line(file: str, number: int) -> str:
     return f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
 
 

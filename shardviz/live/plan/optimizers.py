@@ -18,13 +18,14 @@ from shardviz.live.step.observe import optimizer_states, tied_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import ModuleType
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.plan.asked import Question
     from shardviz.live.plan.building import Built
+    from shardviz.live.plan.job import PlanJob
     from shardviz.live.plan.step.planned import PlannedStep
 
 NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}
@@ -64,71 +65,62 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-@dataclass(frozen=True)
-class States:
-    """What an optimizer keeps.
-
-    Attributes:
-        tensors: Its state.
-        of: The optimizer's name.
-    """
-
-    tensors: list[Local]
-    of: str
-
-
 def states(
-    question: Question,
+    job: PlanJob,
+    probe: ModuleType,
     built: Built,
     mesh: DeviceMesh,
     params: Sequence[Local],
     grads: Sequence[Local],
     step: PlannedStep | None,
-) -> States:
-    """Return the state of every parameter that has a gradient.
+) -> tuple[list[Local], str]:
+    """Return the state of every parameter that has a gradient, and the optimizer's name.
 
     Args:
-        question: Whose optimizer it is.
+        job: What is planned.
+        probe: The probe, which may have an optimizer.
         built: The model, with the gradients of a step if one was planned.
         mesh: The mesh.
         params: The model's parameters.
         grads: Their gradients.
-        step: The step; None where none was planned.
+        step: The step; None if none was planned.
     """
-    wanted = question.optimizer
-    if not wanted.kind and hasattr(question.probe, "optimizer") and step is not None:
-        found = _of_own(question, built, mesh, params, step)
-        if found is not None:
-            return found
+    wanted = job.optimizer
+    if not wanted.kind and hasattr(probe, "optimizer") and step is not None:
+        kept = _of_own(job, probe, built, mesh, params, step)
+        if kept is not None:
+            return kept
     trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
     by_rule = _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
-    return States(by_rule, NAMES[wanted.kind or "adam"])
+    return by_rule, NAMES[wanted.kind or "adam"]
 
 
 def _of_own(
-    question: Question, built: Built, mesh: DeviceMesh, params: Sequence[Local], step: PlannedStep
-) -> States | None:
-    """Return the state of the probe's own optimizer, once it has stepped; None where it has not made any."""
+    job: PlanJob, probe: ModuleType, built: Built, mesh: DeviceMesh, params: Sequence[Local], step: PlannedStep
+) -> tuple[list[Local], str] | None:
+    """Return the state of the probe's own optimizer, once it has stepped; None if it has not made any."""
     parts: list[Any] = []
     answers = Answers(1, 1)
     try:
         with step.without_values, answers, quiet_redistribution():
-            own = question.probe.optimizer(built.model, mesh)
+            own = probe.optimizer(built.model, mesh)
             parts = _parts(own)
             with step.comms or contextlib.nullcontext():
                 own.step()
     except Exception as error:
         if not _are_made(parts):
-            step.notes.append(f"the optimizer's state is counted as Adam's, and may not be that: {_reason(error)}")
+            why = f"optimizer() or its step raised {one_line(error)}"
+            why = error.message if isinstance(error, ShardvizError) else why
+            step.notes.append(f"the optimizer's state is counted as Adam's, and may not be that: {why}")
             return None
         step.notes.append(f"the optimizer's state is what it had made when its step raised {one_line(error)}")
     if answers.lines:
         step.notes.append(f"the optimizer reads {answers.said}, taken as 1: what it keeps is taken not to depend on it")
-    if question.optimizer.dtype or question.optimizer.master:
+    if job.optimizer.dtype or job.optimizer.master:
         step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")
     names = dict.fromkeys(type(getattr(part, "optim", part)).__name__ for part in parts)
     model = unwrapped(built.model)
-    return States([one for part in parts for one in _kept(part, model, params)], ", ".join(names))
+    return [one for part in parts for one in _kept(part, model, params)], ", ".join(names)
 
 
 def _kept(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
@@ -158,18 +150,8 @@ def _are_made(parts: Sequence[Any]) -> bool:
     return bool(stepped) and all(stepped)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, ShardvizError):
-        return error.message
-    return f"optimizer() or its step raised {one_line(error)}"
-
-
 def _parts(own: Any) -> list[Any]:
-    """Return an optimizer, or those that an object with a `step` of its own has.
-
-    Raises:
-        ShardvizError: It has none.
-    """
+    """Return an optimizer, or those that an object with a `step` of its own has."""
     if hasattr(own, "state") or hasattr(own, "optim"):
         return [own]
     inside = [

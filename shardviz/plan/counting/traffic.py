@@ -76,33 +76,30 @@ def received_along(plan: PlanRecord, mesh: Mesh) -> dict[str, int]:
 
 def crossing(plan: PlanRecord, mesh: Mesh) -> int:
     """Return the bytes that the busiest rank receives in groups that span more than one node."""
-    most = 0
-    for part in plan.parts:
-        own = _of_part(part, mesh, plan.node).values()
-        most = max(most, sum(one.received for one in own if one.nodes > 1))
-    return most
+    of_parts = (_of_part(part, mesh, plan.node).values() for part in plan.parts)
+    return max((sum(one.received for one in own if one.nodes > 1) for own in of_parts), default=0)
 
 
 def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[Kind, Sent]:
-    found: dict[Kind, Sent] = {}
-    for one in part.record.collectives:
-        key = (one.axes, mesh.axes_within(one.ranks), one.op, one.when, one.size)
-        before = found.get(key)
-        kind = kind_of(one.module)
-        modules = before.modules if before else ()
-        found[key] = Sent(
-            one.axes,
-            one.op,
-            one.when,
-            one.count + (before.count if before else 0),
-            one.bytes + (before.bytes if before else 0),
-            received(one) + (before.received if before else 0),
-            one.size,
-            max(before.nodes if before else 0, _nodes(mesh, one, node)),
-            modules if kind in modules else (*modules, kind),
-            mesh.axes_within(one.ranks),
+    by_kind: dict[Kind, list[CollectiveRecord]] = {}
+    for record in part.record.collectives:
+        key = (record.axes, mesh.axes_within(record.ranks), record.op, record.when, record.size)
+        by_kind.setdefault(key, []).append(record)
+    return {
+        (axes, within, op, when, size): Sent(
+            axes,
+            op,
+            when,
+            sum(record.count for record in records),
+            sum(record.bytes for record in records),
+            sum(map(received, records)),
+            size,
+            max(_nodes(mesh, record, node) for record in records),
+            tuple(dict.fromkeys(kind_of(record.module) for record in records)),
+            within,
         )
-    return found
+        for (axes, within, op, when, size), records in by_kind.items()
+    }
 
 
 def _nodes(mesh: Mesh, one: CollectiveRecord, node: int) -> int:

@@ -16,10 +16,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardviz.live.compat import ranks_of_operator, real_tensors
 from shardviz.live.plan.forks import own_line
-from shardviz.live.plan.step.exchanges import flows, received
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 ATEN = torch.ops.aten
@@ -44,6 +45,9 @@ GROUPED = (ATEN._grouped_mm.default,) if hasattr(ATEN, "_grouped_mm") else ()
 """The grouped product, which torch has since 2.8."""
 
 COUNTS = (ATEN.arange.default, ATEN.arange.start, ATEN.arange.start_step)
+
+OUT_FIRST = ("alltoall_base_", "_allgather_base_")
+"""Collectives of c10d that fill their first argument with what they make of the second."""
 
 BY_INDEX = (ATEN.index.Tensor, ATEN.index_put.default, ATEN.index_put_.default, ATEN._index_put_impl_.default)
 """Operators that take masks as indices."""
@@ -111,7 +115,7 @@ class Choices:
         if 0 < indices.numel() <= MOST and dim is not None:
             with real_tensors():
                 turns = torch.arange(indices.numel()).remainder(args[0].shape[dim]).view(indices.shape)
-            self._known[indices] = Known(turns, Origin({f"{func.__name__.partition('.')[0]}(){own_line()}": None}))
+            self._known[indices] = Known(turns, Origin({f"{_name(func)}(){own_line()}": None}))
         return returned
 
     def _filled(self, func: Any, returned: Tensor, args: Any, kwargs: Any) -> Tensor:
@@ -131,7 +135,7 @@ class Choices:
         """Work out what is received where every rank sends what this one does."""
         ranks = ranks_of_operator(func, args)
         at = ranks.index(torch.distributed.get_rank())
-        for sent, into in flows(func, args, returned, at):
+        for sent, into in _flows(func, args, returned, at):
             known = self._of(sent)
             with real_tensors():
                 values = None if known is None else received(func, known.values, args, len(ranks), at)
@@ -233,3 +237,46 @@ def _origin(values: Tensor, known: list[Known], choices: dict[str, None]) -> Ori
             one.origin.choices |= choices
             return one.origin
     return Origin(choices)
+
+
+def _flows(func: Any, args: Any, returned: Any, at: int) -> Iterable[tuple[Tensor, Tensor]]:
+    """Return what a collective sends, each with the tensor that is filled with it, `at` a position in its group."""
+    name = _name(func)
+    if name in OUT_FIRST:
+        return [(args[1], args[0])]
+    if name == "allgather_":
+        return [(sent, one) for sent, parts in zip(args[1], args[0], strict=True) for one in parts]
+    if name == "alltoall_":
+        return [(args[1][at], one) for one in args[0]]
+    if "functional" in func.namespace and torch.is_tensor(returned):
+        return [(args[0], returned)]
+    return [(one, one) for arg in args for one in (arg if isinstance(arg, list) else [arg]) if torch.is_tensor(one)]
+
+
+def received(func: Any, values: Tensor, args: Any, size: int, at: int) -> Tensor | None:
+    """Return what a rank receives if every rank of its group sends the same; None if that is not known here.
+
+    Args:
+        func: The operator.
+        values: What each of them sends.
+        args: The operator's arguments.
+        size: How many they are.
+        at: The position of this rank among them.
+    """
+    name = _name(func)
+    if name in ("allgather_", "alltoall_"):
+        return values
+    if name in ("alltoall_base_", "all_to_all_single"):
+        splits = args[4] if name == "alltoall_base_" else args[2]
+        parts = torch.split(values, list(splits)) if splits else values.chunk(size)
+        return torch.cat([parts[at]] * size) if len(parts) == size else None
+    if name in ("_allgather_base_", "all_gather_into_tensor"):
+        return torch.cat([values] * size)
+    if name == "all_reduce":
+        return values * size if args[1] == "sum" else values if args[1] in ("max", "min", "avg") else None
+    return None
+
+
+def _name(func: Any) -> str:
+    """Return `alltoall_base_` for `c10d.alltoall_base_.default`."""
+    return str(func.__name__).partition(".")[0]

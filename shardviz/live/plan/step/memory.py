@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from shardviz.dump.records.plan import PeakRecord
 from shardviz.errors import ProbeError
 from shardviz.live.compat import (
     UnwrappedMode,
+    answered_alone,
     flat_gradients_reduced,
     id_without_memory,
     in_backward,
@@ -37,15 +39,16 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from shardviz.live.plan.step.choices import Choices
     from shardviz.live.step.comms import Comms
 
 FORWARD_ENDS = -1
 """In a log, instead of the number of a storage: a forward that was waited for has ended."""
 
-ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.view.default)
-"""Operators that make another tensor of the same memory, which torch allows of memory that is freed."""
-
 ATEN = torch.ops.aten
+
+ALIASES = (ATEN.detach.default, ATEN.alias.default, ATEN.view.default)
+"""Operators that make another tensor of the same memory, which torch allows of memory that is freed."""
 
 OF_ONE_DTYPE = {
     ATEN.mm.default: (0, 1),
@@ -129,28 +132,42 @@ class Log:
 
 
 @lru_cache(maxsize=4096)
-def waits(func: Any) -> bool:
+def _waits(func: Any) -> bool:
     """Whether an operator waits for a collective."""
     return "wait_tensor" in str(func)
 
 
-class Memory(UnwrappedMode):
-    """Follows storages while a model runs; `Watched` shows it the operators.
+@lru_cache(maxsize=256)
+def _has_dtensor(types: tuple[type, ...]) -> bool:
+    return any(issubclass(one, DTensor) for one in types)
+
+
+class Watched(UnwrappedMode):
+    """Follows storages while a model runs, records its collectives, and works out what its choices lead to.
+
+    One mode does all of that: an operator that goes through four modes takes twice as long.
 
     Args:
         model: The model.
         passes: The modules whose forwards are what is waited for: the stages of a pipeline, or the model itself.
-        comms: Knows which module is running.
+        comms: Records collectives, and knows which module is running.
         buckets: Those of DistributedDataParallel, which are there when the step has ended.
+        choices: Gives choices numbers; None if tensors have values.
 
     Attributes:
         log: What was made and freed.
     """
 
     def __init__(
-        self, model: nn.Module, passes: Iterable[nn.Module], comms: Comms, buckets: Sequence[torch.Tensor] = ()
+        self,
+        model: nn.Module,
+        passes: Iterable[nn.Module],
+        comms: Comms,
+        buckets: Sequence[torch.Tensor] = (),
+        choices: Choices | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._choices = choices
         self._model = model
         self._passes = tuple(passes)
         self._comms = comms
@@ -163,7 +180,7 @@ class Memory(UnwrappedMode):
         self._attention = Attention()
         self.log = Log()
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> Watched:
         self._mark_state()
         for one in self._passes:
             ended = one.register_forward_hook(lambda *_: self.log.events.append((FORWARD_ENDS, 0)))
@@ -185,25 +202,36 @@ class Memory(UnwrappedMode):
         self._mark_state()
         self._followed.clear()  # what is freed from now on is not of the step
 
-    def _followed_up(self, func: Any, args: Any, kwargs: Any, returned: Any) -> Any:
-        """Follow the storages that an operator made, and return what it returns with values."""
-        if waits(func):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and see what it sends, chooses and makes."""
+        if (answer := answered_alone(func, args)) is not None:
+            return answer
+        if _has_dtensor(tuple(types)):
+            return NotImplemented  # then its operators on plain tensors come by, one after the other
+        kwargs = kwargs or {}
+        if self._only_shapes():
+            return func(*args, **kwargs)
+        self._refuse_freed(func, args)
+        self._refuse_dtypes(func, args)
+        self._comms.note(func, args, kwargs)
+        if _waits(func):
             return args[0]  # without values a new tensor is returned, with values the same one
+        returned = func(*args, **kwargs) if self._choices is None else self._choices.run(func, args, kwargs)
+        self._follow(func, args, kwargs, returned)
+        return returned
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
+        """Follow the storages that an operator made."""
         takes_all = getattr(func, "namespace", "") == "fsdp"
         is_of_fsdp = takes_all or self._reduces_flat()
         for made in self._made_in([returned, args, kwargs] if takes_all else returned):
             made.of_fsdp = made.of_fsdp or is_of_fsdp
             made.is_score = made.is_score or self._attention.note(func, returned, in_backward=made.in_backward)
-            if func is torch.ops.aten.cat.default and made.in_backward:
+            if func is ATEN.cat.default and made.in_backward:
                 made.parts = self._made_in(args)
-        return returned
 
     def _refuse_freed(self, func: Any, args: Any) -> None:
-        """Refuse an operator in backward that reads what FSDP has freed: only with values does torch notice.
-
-        Raises:
-            ProbeError: It does.
-        """
+        """Refuse an operator in backward that reads what FSDP has freed: only with values does torch notice."""
         if not self._emptied or func in ALIASES or not in_backward():
             return
         for one in args:
@@ -213,11 +241,7 @@ class Memory(UnwrappedMode):
                     raise ProbeError(FREED)
 
     def _refuse_dtypes(self, func: Any, args: Any) -> None:
-        """Refuse operands of different element types where only an operator with values does.
-
-        Raises:
-            RuntimeError: They are, as torch raises it.
-        """
+        """Refuse operands of different element types where only an operator with values does."""
         if func in OF_ONE_DTYPE:
             operands = [args[at] for at in OF_ONE_DTYPE[func]]
             dtypes = dict.fromkeys(str(one.dtype) for one in operands if one is not None)

@@ -32,7 +32,7 @@ from shardviz.live.plan.forks import one_line, where
 from shardviz.live.plan.optimizers import dtype_of
 from shardviz.live.plan.step.answers import NoOperator, Refusal
 from shardviz.live.plan.step.choices import OF_VALUES, Choices
-from shardviz.live.plan.step.watched import Watched
+from shardviz.live.plan.step.memory import Watched
 from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch, whole_parts
 from shardviz.live.step.observe import observed
 from shardviz.live.step.running import tensors_in
@@ -47,13 +47,11 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.plan import StepFails
     from shardviz.dump.records.step import StageRecord
-    from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.building import Built
+    from shardviz.live.plan.job import PlanJob
     from shardviz.live.plan.step.answers import Answers
-    from shardviz.live.plan.step.memory import Log
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
-    from shardviz.live.step.observe import Observed
 
 UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
 
@@ -74,9 +72,6 @@ LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
     "DistributedDataParallel"
 )
-
-Shape = tuple[tuple[int, ...], str]
-"""Sizes and element type; without the latter that of the probe's own batch."""
 
 
 @dataclass
@@ -110,30 +105,21 @@ class PlannedStep:
 
 
 def planned_step(
-    probe: ModuleType,
-    built: Built,
-    device_mesh: DeviceMesh,
-    mesh: Mesh,
-    batch: Shape | None,
-    *,
-    double: bool,
-    answers: Answers | None = None,
+    job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceMesh, answers: Answers | None = None
 ) -> PlannedStep | None:
     """Step a sharded model on tensors without values.
 
     Args:
+        job: What is planned.
         probe: The probe, for its batch and its step.
         built: The model; one on the meta device gets tensors that say they are on a CPU.
-        device_mesh: The mesh, as torch's object.
-        mesh: The same.
-        batch: The batch's shape and element type; None for the probe's own.
-        double: Whether the batch is in float64.
+        device_mesh: The job's mesh, as torch's object.
         answers: What code gets that reads a number; None to end the step there.
 
     Returns:
-        None where there is no batch to step on.
+        None if there is no batch to step on.
     """
-    if batch is None and not hasattr(probe, "batch"):
+    if job.batch is None and not hasattr(probe, "batch"):
         return None
     mode = contextlib.nullcontext() if built.means == "values" else built.mode or fake_mode()
     try:
@@ -142,7 +128,7 @@ def planned_step(
             if built.means == "meta":
                 built.model.to_empty(device="cpu")
             with answers or contextlib.nullcontext():
-                return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
+                return _stepped(job, probe, built, device_mesh, mode)
     except ShardvizError as error:
         hint = f": {error.hint}" if error.hint else ""
         fails: StepFails = "yes" if isinstance(error, ProbeError) else "no"
@@ -191,68 +177,56 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
     return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", fails=fails)
 
 
-def _stepped(
-    probe: ModuleType,
-    built: Built,
-    device_mesh: DeviceMesh,
-    mesh: Mesh,
-    batch: Shape | None,
-    mode: Any,
-    *,
-    double: bool,
-) -> PlannedStep:
+def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceMesh, mode: Any) -> PlannedStep:
     model = built.model
-    axes = batch_axes(probe, mesh)
-    own = own_batch(_whole(probe, batch, axes, mesh, double=double), axes, device_mesh)
+    axes = batch_axes(probe, job.mesh)
+    batch = own_batch(_whole(job, probe, axes), axes, device_mesh)
     with real_tensors():
         stages = stages_of(probe, model, device_mesh)
     torch.manual_seed(2)
     buckets = ddp_alone(model)
     choices = None if built.means == "values" else Choices()
     with (
-        _alone(built),
+        _alone(has_values=built.means == "values"),
         _saved_on_cpu() as saved_on_cpu,
         observed(model, stages, values=False) as seen,
-        Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as memory,
+        Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as watched,
     ):
         if hasattr(probe, "step"):
-            probe.step(model, as_written(own), device_mesh)
+            probe.step(model, as_written(batch), device_mesh)
         else:
-            torch.autograd.backward(loss_of(probe, model, own))
-    read = [EVENLY.format(call) for call in getattr(choices, "read", ())]
-    return _what_it_did(model, seen, memory.log, mode, [*read, *([ON_CPU] if saved_on_cpu else [])])
-
-
-def _what_it_did(model: nn.Module, seen: Observed, log: Log, mode: Any, notes: list[str]) -> PlannedStep:
-    """Return what a step has sent and held, as it was seen."""
+            torch.autograd.backward(loss_of(probe, model, batch))
     leaves_none = _leaves_none(model)
-    clears = leaves_none and any(one.in_backward for one in log.made)
-    no_gradients = [NO_GRADIENTS] if leaves_none and not clears else []
+    clears = leaves_none and any(one.in_backward for one in watched.log.made)
+    notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
+    notes += [ON_CPU] if saved_on_cpu else []
+    notes += [STATIC.format(once)] if (once := only_in_first_step(model)) else []
+    notes += [LAZY] if is_made_in_first_step(model) else []
+    notes += [NO_GRADIENTS] if leaves_none and not clears else []
     return PlannedStep(
         comms=seen.comms,
         schedule=tuple(seen.schedule),
-        saved=tuple(SavedRecord(name, size) for name, size in log.kept().items() if size),
-        peak=log.peak(),
+        saved=tuple(SavedRecord(name, size) for name, size in watched.log.kept().items() if size),
+        peak=watched.log.peak(),
         without_values=mode,
-        notes=[*notes, *_notes(model), *no_gradients],
+        notes=notes,
         clears=clears,
     )
 
 
-def _whole(probe: ModuleType, batch: Shape | None, axes: Mapping[str, int], mesh: Mesh, *, double: bool) -> Batch:
+def _whole(job: PlanJob, probe: ModuleType, axes: Mapping[str, int]) -> Batch:
     """Return the batch of all ranks; without an element type it has that of the probe's own, or float32."""
-    if batch is None:
-        return whole_batch(probe, axes, mesh, double=double)
-    sizes, name = batch
+    if job.batch is None:
+        return whole_batch(probe, axes, job.mesh, double=job.double)
+    sizes, name = job.batch
     own = tensors_in(probe.batch()) if not name and hasattr(probe, "batch") else ()
     dtype = dtype_of(name) if name else next((one.dtype for one in own), torch.float32)
-    return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, mesh)
+    return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, job.mesh)
 
 
 @contextlib.contextmanager
-def _alone(built: Built) -> Iterator[None]:
+def _alone(*, has_values: bool) -> Iterator[None]:
     """Let a step run on one rank, and refuse to read values."""
-    has_values = built.means == "values"
     with (
         Refusal() if has_values else contextlib.nullcontext(),
         NoOperator(has_values=has_values),
@@ -263,14 +237,6 @@ def _alone(built: Built) -> Iterator[None]:
         torch.backends.mkldnn.flags(enabled=False),  # how much its LSTM keeps for backward only oneDNN knows
     ):
         yield
-
-
-def _notes(model: nn.Module) -> Iterator[str]:
-    """Yield what of a step on real ranks this one has not shown."""
-    if once := only_in_first_step(model):
-        yield STATIC.format(once)
-    if is_made_in_first_step(model):
-        yield LAZY
 
 
 def _leaves_none(model: nn.Module) -> bool:
