@@ -54,18 +54,16 @@ class Row:
 
 def row_of(ranks: PlannedRanks) -> Row:
     """Return a plan's row."""
-    amounts = Amounts(ranks)
-    has_step = all(part.peak is not None for part in ranks.plan.parts)
-    without = "" if has_step else ranks.plan.without_step or NO_STEP
-    across = crossing(ranks.plan, ranks.mesh) if ranks.plan.node else None
+    amounts, plan = Amounts(ranks), ranks.plan
+    has_step = all(part.peak is not None for part in plan.parts)
     return Row(
-        ranks.mesh,
-        int(amounts.on_gpu.max()),
-        int(amounts.offloaded.max()),
-        across,
-        without_step=without,
-        step_fails=ranks.plan.step_fails,
-        notes=ranks.plan.how[1:],
+        mesh=ranks.mesh,
+        bytes=int(amounts.on_gpu.max()),
+        offloaded=int(amounts.offloaded.max()),
+        crossing=crossing(plan, ranks.mesh) if plan.node else None,
+        without_step="" if has_step else plan.without_step or NO_STEP,
+        step_fails=plan.step_fails,
+        notes=plan.how[1:],
     )
 
 

@@ -126,18 +126,16 @@ def test_ranks_that_were_asked_by_a_rank_end_with_it(ends_all: signal.Signals, t
 
 
 def test_as_many_ranks_are_asked_at_a_time_as_memory_suffices_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = 1 << 30
-    monkeypatch.setattr(forks, "memory_used", lambda: used)
-
-    def most(free: float | None, *, has_answers: bool) -> int:
-        monkeypatch.setattr(forks, "free_memory", lambda: None if free is None else int(free * used))
+    def most(free: float | None, used: int = 1 << 30) -> int:
+        monkeypatch.setattr(forks, "memory_used", lambda: used)
+        monkeypatch.setattr(forks, "free_memory", lambda: None if free is None else int(free * (1 << 30)))
         running = 0
-        while forks._has_room(running, 4, has_answers=has_answers):
+        while forks._has_room(running, 4):
             running += 1
         return running
 
-    assert [most(free, has_answers=True) for free in (0, 2.5, 3.5, 99, None)] == [1, 2, 3, 4, 2]
-    assert most(99, has_answers=False) == 2
+    assert [most(free) for free in (0, 2.5, 3.5, 99, None)] == [1, 2, 3, 4, 2]
+    assert most(99, used=0) == 2, "no rank has answered yet"
 
 
 def test_a_rank_that_the_system_kills_beside_others_is_asked_again_alone(on_cores: int, tmp_path: Path) -> None:
@@ -183,7 +181,7 @@ def test_a_rank_for_which_there_is_no_process_is_asked_later(on_cores: int, monk
 
     monkeypatch.setattr(forks, "begin", short)
     if on_cores == 1:
-        monkeypatch.setattr(forks, "_has_room", lambda running, most, *, has_answers: running < 2)
+        monkeypatch.setattr(forks, "_has_room", lambda running, most: running < 2)
     assert ask([0, 1], lambda rank: rank * 10) == {0: 0, 1: 10}
     assert begun == [0, 1, 1]
 

@@ -67,11 +67,7 @@ class Built:
 
 
 def unsharded(probe: Any, build: str, *, double: bool = False) -> nn.Module:
-    """Build a probe's model.
-
-    Raises:
-        ProbeError: It is not a module.
-    """
+    """Build a probe's model, or raise a `ProbeError` if that is not a module."""
     torch.manual_seed(0)
     model = _module(getattr(probe, build)(), f"{build}()", "return a torch.nn.Module")
     return model.double() if double else model
@@ -175,7 +171,7 @@ def sharded(
 
     Args:
         build: Builds the unsharded model.
-        parallelize: Shards it on this rank.
+        parallelize: Shards it on this rank, and returns it or None.
         mesh: The mesh.
         means: What to try.
         size: Bytes of the unsharded model; 0 if that is not known.

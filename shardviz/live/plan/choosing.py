@@ -11,7 +11,6 @@ first, and along those every position is asked.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import product
 from operator import ge
 from typing import TYPE_CHECKING
@@ -58,41 +57,24 @@ NOT_ALL = (
 )
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The ranks that stand for all.
-
-    Attributes:
-        parts: Each rank's reply, with the positions along axes of the ranks that it stands for.
-        num_asked: How many ranks were asked.
-        axes: The axes along which the code tells ranks apart.
-        failed: Why no step was planned, though ranks were asked for one; empty if one was.
-        step_fails: Whether that is because the step fails, on real ranks too.
-        notes: What the parts do not say of ranks that were asked, a sentence each.
-    """
-
-    parts: Sequence[Part]
-    num_asked: int
-    axes: tuple[str, ...]
-    failed: str = ""
-    step_fails: StepFails = "no"
-    notes: tuple[str, ...] = ()
-
-
-class _Replies:
-    """The replies of the ranks that were asked.
+class Replies:
+    """The replies of the ranks that were asked, and which of them stand for all.
 
     Attributes:
         mesh: The mesh of the plan.
-        by_rank: What they have, by rank.
-        failed: Why a rank could not be stepped; empty if all could that were asked for it.
-        step_fails: Whether that is because its step fails, on real ranks too.
+        by_rank: What the ranks have.
+        parts: The replies that stand for all ranks, each with the positions along axes of those that it stands for.
+        axes: The axes along which the code tells ranks apart.
+        failed: Why no step was planned, though ranks were asked for one; empty if one was.
+        step_fails: Whether that is because the step fails, on real ranks too.
     """
 
     def __init__(self, mesh: Mesh, ask: Ask) -> None:
         self.mesh = mesh
         self._ask = ask
         self.by_rank: dict[int, Reply] = {}
+        self.parts: Sequence[Part] = ()
+        self.axes: tuple[str, ...] = ()
         self.failed = ""
         self.step_fails: StepFails = "no"
 
@@ -127,19 +109,33 @@ class _Replies:
         lines = {axis: line for reply in self.by_rank.values() for axis, line in reply.reads.items()}
         return {axis: lines[axis] for axis in self.mesh.axes if axis in lines}
 
-    def position(self, rank: int) -> tuple[int, ...]:
-        """Return where a rank is along the axes that the user's code reads."""
-        coord = self.mesh.coord_of(rank)
-        return tuple(coord[self.mesh.axis_index(axis)] for axis in self.reads)
+    def positions(self, ranks: Iterable[int]) -> list[tuple[int, ...]]:
+        """Return where ranks are along these axes."""
+        indices = [self.mesh.axis_index(axis) for axis in self.reads]
+        return [tuple(self.mesh.coord_of(rank)[index] for index in indices) for rank in ranks]
 
-    @property
-    def num_missing(self) -> int:
-        """How many positions along these axes no rank was asked at."""
-        positions = math.prod(map(self.mesh.axis_size, self.reads))
-        return positions - len(set(map(self.position, self.by_rank)))
+    def stand_for(self) -> dict[int, Reply]:
+        """Return by rank, of those that were asked, the reply that stands for it."""
+        stands = [(PlannedPart(structs.replace(reply.part, at=at), self.mesh), reply) for reply, at in self.parts]
+        return {rank: reply for part, reply in stands for rank in part.ranks if rank in self.by_rank}
+
+    def notes(self) -> Iterator[str]:
+        """Note a rank that holds less in a step than the one that stands for it, and places that were not asked."""
+        differences = [
+            (_in_step(other.part)[0] - _in_step(self.by_rank[rank].part)[0], -rank, other.part.record.rank)
+            for rank, other in self.stand_for().items()
+            if self.by_rank[rank].part.peak is not None
+        ]
+        less, rank, other_rank = max(differences, default=(0, 0, 0))
+        if less:
+            than = f"{bytes_text(less)} less than rank {other_rank}, which stands for it"
+            yield f"at a step's fullest moment rank {-rank} holds {than}"
+        known, places = len({*self.positions(self.by_rank)}), math.prod(map(self.mesh.axis_size, self.reads))
+        if known < places:
+            yield NOT_ALL.format(", ".join(self.reads), next(iter(self.reads.values())), known, places)
 
 
-def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Chosen:
+def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Replies:
     """Ask as few ranks as it takes.
 
     Args:
@@ -150,60 +146,26 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Chosen:
     Raises:
         ShardvizError: Too many ranks would have to be asked.
     """
-    replies = _Replies(mesh, ask)
-    parts, axes = _parts(replies, stage_axes)
-    notes = (*_held_less(parts, replies), *_not_asked(replies))
-    return Chosen(parts, len(replies.by_rank), axes, replies.failed, replies.step_fails, notes)
-
-
-def _parts(replies: _Replies, stage_axes: Sequence[str]) -> tuple[Sequence[Part], tuple[str, ...]]:
-    """Return the ranks that stand for all, and the axes along which the code tells ranks apart."""
-    mesh = replies.mesh
+    replies = Replies(mesh, ask)
     replies.ask([mesh.ranks[0], mesh.ranks[-1]])
     if _is_uneven(replies.first.part.record):
         replies.ask(_corners(mesh), with_step=False)
     replies.ask(_where_read(replies))
+    replies.parts = [(replies.first, {})]
     if all(map(replies.is_explained, replies.by_rank)):
-        return [(replies.first, {})], ()
+        return replies
     long_axes = tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)
     told_apart = _told_apart(replies, stage_axes)
     with_read = tuple(axis for axis in long_axes if axis in {*told_apart, *replies.reads})
     for axes in dict.fromkeys(filter(None, (told_apart, with_read, long_axes))):
-        parts = _asked_along(replies, axes)
-        own = _stand_for(parts, replies)
-        if axes == long_axes or all(explains(own[rank], one, mesh) for rank, one in replies.by_rank.items()):
+        replies.parts, replies.axes = _asked_along(replies, axes), axes
+        stand_for = replies.stand_for()
+        if all(explains(stand_for[rank], reply, mesh) for rank, reply in replies.by_rank.items()):
             break
-    return parts, axes
+    return replies
 
 
-def _stand_for(parts: Sequence[Part], replies: _Replies) -> dict[int, Reply]:
-    """Return by rank, of those that were asked, the reply that stands for it."""
-    stands = [(PlannedPart(structs.replace(reply.part, at=at), replies.mesh), reply) for reply, at in parts]
-    return {rank: reply for part, reply in stands for rank in part.ranks if rank in replies.by_rank}
-
-
-def _held_less(parts: Sequence[Part], replies: _Replies) -> Iterator[str]:
-    """Note a rank that holds less in a step than the one that stands for it."""
-    differences = [
-        (_in_step(one.part)[0] - _in_step(replies.by_rank[rank].part)[0], -rank, one.part.record.rank)
-        for rank, one in _stand_for(parts, replies).items()
-        if replies.by_rank[rank].part.peak is not None
-    ]
-    less, rank, other = max(differences, default=(0, 0, 0))
-    if less:
-        than = f"{bytes_text(less)} less than rank {other}, which stands for it"
-        yield f"at a step's fullest moment rank {-rank} holds {than}"
-
-
-def _not_asked(replies: _Replies) -> Iterator[str]:
-    """Note that the code reads its place, and that not all places were asked."""
-    if missing := replies.num_missing:
-        known = len(set(map(replies.position, replies.by_rank)))
-        line = next(iter(replies.reads.values()))
-        yield NOT_ALL.format(", ".join(replies.reads), line, known, known + missing)
-
-
-def _asked_along(replies: _Replies, axes: tuple[str, ...]) -> Sequence[Part]:
+def _asked_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
     """Ask every position along some axes."""
     wanted = _along(replies.mesh, axes)
     if len(wanted) > MAX_ASKED:
@@ -218,13 +180,14 @@ def _is_uneven(record: RankRecord) -> bool:
     return not all(has_equal_parts(layout_of(one, mesh_of(record.meshes[one.mesh]))) for one in record.layouts)
 
 
-def _where_read(replies: _Replies) -> list[int]:
+def _where_read(replies: Replies) -> list[int]:
     """Return a rank for each position along the axes that the user's code reads, unless these are too many."""
+    mesh, reads, known = replies.mesh, replies.reads, {*replies.positions(replies.by_rank)}
     tensors = max(1, len(replies.first.part.record.tensors))
-    if replies.num_missing > min(MAX_READING, MAX_TENSORS // tensors):
+    if math.prod(map(mesh.axis_size, reads)) - len(known) > min(MAX_READING, MAX_TENSORS // tensors):
         return []
-    known = set(map(replies.position, replies.by_rank))
-    return [rank for rank in _along(replies.mesh, tuple(replies.reads)) if replies.position(rank) not in known]
+    ranks = list(_along(mesh, tuple(reads)))
+    return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in known]
 
 
 def _corners(mesh: Mesh) -> list[int]:
@@ -233,23 +196,19 @@ def _corners(mesh: Mesh) -> list[int]:
     return [mesh.rank_at(way) for way in ways[:MAX_CORNERS]]
 
 
-def _told_apart(replies: _Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:
+def _told_apart(replies: Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:
     """Return the axes along which the last position is not what the first one explains."""
-    sizes = dict(zip(replies.mesh.axes, replies.mesh.shape, strict=True))
-    at_end = {axis: _rank_at(replies.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
-    replies.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
-    return tuple(axis for axis, rank in at_end.items() if axis in stage_axes or not replies.is_explained(rank))
-
-
-def _rank_at(mesh: Mesh, at: dict[str, int]) -> int:
-    return mesh.rank_at(tuple(at.get(axis, 0) for axis in mesh.axes))
+    mesh = replies.mesh
+    last = {axis: [*_along(mesh, [axis])][-1] for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    replies.ask(rank for axis, rank in last.items() if axis not in stage_axes)
+    return tuple(axis for axis, rank in last.items() if axis in stage_axes or not replies.is_explained(rank))
 
 
 def _along(mesh: Mesh, axes: Sequence[str]) -> dict[int, dict[str, tuple[int, ...]]]:
     """Return one rank for each position along some axes, with the position."""
-    ways = product(*(range(mesh.axis_size(axis)) for axis in axes))
-    places = [dict(zip(axes, way, strict=True)) for way in ways]
-    return {_rank_at(mesh, at): {axis: (position,) for axis, position in at.items()} for at in places}
+    ranges = [range(size if axis in axes else 1) for axis, size in zip(mesh.axes, mesh.shape, strict=True)]
+    places = [(way, dict(zip(mesh.axes, way, strict=True))) for way in product(*ranges)]
+    return {mesh.rank_at(way): {axis: (at[axis],) for axis in axes} for way, at in places}
 
 
 def _merged(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:

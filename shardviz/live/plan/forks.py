@@ -16,11 +16,10 @@ import signal
 import sys
 import sysconfig
 import traceback
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -54,9 +53,12 @@ UNKNOWN = 2
 PR_SET_PDEATHSIG = 1
 """The option of Linux' `prctl` that ends a process with its parent."""
 
-KILLED = "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine"
 ENDED = "another program has ended it: plan again"
-HINTS = {-signal.SIGKILL: KILLED, -signal.SIGTERM: ENDED, -signal.SIGHUP: ENDED}
+HINTS = {
+    -signal.SIGKILL: "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine",
+    -signal.SIGTERM: ENDED,
+    -signal.SIGHUP: ENDED,
+}
 DIED = "call build() and parallelize() by hand: python -X faulthandler shows where it ends"
 SHORT = "end other programs, or raise their limit: ulimit -n, ulimit -u"
 HANGS = "plan a smaller model to see where it hangs"
@@ -66,27 +68,24 @@ class KilledError(RankError):
     """The system has killed a rank, as it does if memory runs out."""
 
 
-@dataclass(frozen=True)
-class Fork:
-    """A process that has begun, and the pipe that its answer comes through."""
-
-    pid: int
-    pipe: Connection
-
-    def exit_code(self) -> int:
-        """Wait for its end, and return its exit code, or the negative number of the signal that ended it."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 def ask(ranks: Iterable[int], work: Callable[[int], Answer], most: int = 0) -> dict[int, Answer]:
-    """Return by rank what `answers` yields."""
-    return dict(answers(ranks, work, most))
+    """Return by rank what `work(rank)` returns in a fork, asked as by `answers`.
+
+    Raises:
+        ShardvizError: What a rank raised; any other exception becomes a `RankError` with its last line.
+    """
+    by_rank: dict[int, Answer] = {}
+    for rank, answer in answers(ranks, work, most):
+        if isinstance(answer, ShardvizError):
+            raise answer
+        by_rank[rank] = answer
+    return by_rank
 
 
 def answers(
     ranks: Iterable[int], work: Callable[[int], Answer], most: int = 0, patience: float = WAIT
-) -> Iterator[tuple[int, Answer]]:
-    """Yield each rank with what `work(rank)` returns in a fork, as the answers come.
+) -> Iterator[tuple[int, Answer | ShardvizError]]:
+    """Yield each rank with what `work(rank)` returns or raises in a fork, as the answers come.
 
     If the system kills one of several, it is asked again, and from then on one at a time. All forks end with the
     iterator.
@@ -98,62 +97,59 @@ def answers(
         patience: Seconds without an answer after which none will come.
 
     Raises:
-        ShardvizError: What a rank raised; any other exception becomes a `RankError` with its last line.
+        RankError: The ranks that are left do not answer, or none can be asked.
     """
     waiting = list(dict.fromkeys(ranks))
-    running: dict[int, Fork] = {}
-    most = min(most or cores(), len(waiting))
-    has_answers, silent = False, 0.0
+    running: dict[Connection, tuple[int, int]] = {}  # a rank and its process, by the pipe that it answers through
+    most, silent = min(most or cores(), len(waiting)), 0.0
     try:
         while waiting or running:
-            while waiting and _has_room(len(running), most, has_answers=has_answers):
+            while waiting and _has_room(len(running), most):
                 try:
-                    running[waiting[0]] = begin(waiting[0], work)
+                    pipe, pid = begin(waiting[0], work)
                 except OSError as error:
                     if not running:
                         raise RankError(f"rank {waiting[0]} cannot be asked: {error.strerror}", SHORT) from None
                     break
-                del waiting[0]
-            ready = wait([fork.pipe for fork in running.values()], min(TICK, patience))
+                running[pipe] = waiting.pop(0), pid
+            ready = wait([*running], min(TICK, patience))
             silent = 0.0 if ready else silent + TICK
             if silent >= patience:
-                names = f"{'rank' if len(running) == 1 else 'ranks'} {', '.join(map(str, running))}"
+                silent_ranks = [str(rank) for rank, _ in running.values()]
+                names = f"{'rank' if len(running) == 1 else 'ranks'} {', '.join(silent_ranks)}"
                 raise RankError(f"{names} did not answer for {patience:g} s", HANGS)
-            for rank in [rank for rank, fork in running.items() if fork.pipe in ready]:
-                try:
-                    answer = _answer_of(rank, running.pop(rank))
-                except KilledError:
-                    if most == 1:
-                        raise
+            for pipe in [pipe for pipe in running if pipe in ready]:
+                rank, pid = running.pop(pipe)
+                answer = _answer_of(rank, pid, pipe)
+                if isinstance(answer, KilledError) and most > 1:
                     most = 1
                     waiting.insert(0, rank)
-                    continue
-                has_answers = True
-                yield rank, answer
+                else:
+                    yield rank, answer
     finally:
-        for fork in running.values():
-            os.kill(fork.pid, signal.SIGKILL)
-            fork.exit_code()
+        for _, pid in running.values():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
-def _has_room(running: int, most: int, *, has_answers: bool) -> bool:
+def _has_room(running: int, most: int) -> bool:
     """Whether one more rank may be asked."""
     if not running or running >= most:
         return not running
-    free = free_memory()
-    if running >= UNKNOWN and (free is None or not has_answers):
-        return False
-    return free is None or free > memory_used() * (running + 1)
+    free, used = free_memory(), memory_used()
+    if free is None or not used:
+        return running < UNKNOWN
+    return free > used * (running + 1)
 
 
 def memory_used() -> int:
-    """Return the most bytes that this process or a rank has used, with what they share."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    """Return the most bytes that this process or a rank has used, with what they share; 0 if no rank has ended yet."""
+    of_ranks, of_this = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF))
+    return (1 if sys.platform == "darwin" else 1024) * max(of_ranks, of_this) if of_ranks else 0
 
 
-def begin(rank: int, work: Callable[[int], object]) -> Fork:
-    """Begin to ask a rank.
+def begin(rank: int, work: Callable[[int], object]) -> tuple[Connection, int]:
+    """Begin to ask a rank; return the pipe that its answer comes through, and its process.
 
     Raises:
         OSError: The system has no process for it, or no file.
@@ -169,7 +165,7 @@ def begin(rank: int, work: Callable[[int], object]) -> Fork:
         finally:
             os._exit(0)
     theirs.close()
-    return Fork(pid, ours)
+    return ours, pid
 
 
 def _run(rank: int, work: Callable[[int], object], pipe: Connection) -> None:
@@ -182,30 +178,28 @@ def _run(rank: int, work: Callable[[int], object], pipe: Connection) -> None:
     torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
     new_fakes()
     try:
-        answer = pickle.dumps((True, work(rank), new_fakes()))
+        answer = pickle.dumps((work(rank), new_fakes()))
     except ShardvizError as error:
-        answer = pickle.dumps((False, error, new_fakes()))
+        answer = pickle.dumps((error, new_fakes()))
     except BaseException as error:  # torch has some that do not derive from Exception
         raised = RankError(f"rank {rank}: {one_line(error)}", "call it by hand: its traceback shows where")
-        answer = pickle.dumps((False, raised, new_fakes()))
+        answer = pickle.dumps((raised, new_fakes()))
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.suppress(BrokenPipeError):  # nobody is left to read it
         pipe.send_bytes(answer)
 
 
-def _answer_of(rank: int, fork: Fork) -> object:
-    """Return what a rank has answered, or raise what it raised; `KilledError` if the system killed it."""
+def _answer_of(rank: int, pid: int, pipe: Connection) -> Any:
+    """Return what a rank has answered or raised; a `RankError` if it died, a `KilledError` if the system killed it."""
     try:
-        done, answer, fakes = pickle.loads(fork.pipe.recv_bytes())
+        answer, fakes = pickle.loads(pipe.recv_bytes())
     except EOFError:
-        code = fork.exit_code()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         kind = KilledError if code == -signal.SIGKILL else RankError
-        raise kind(f"the process that planned rank {rank} died, exit code {code}", HINTS.get(code, DIED)) from None
-    fork.exit_code()
+        return kind(f"the process that planned rank {rank} died, exit code {code}", HINTS.get(code, DIED))
+    os.waitpid(pid, 0)
     know_fakes(fakes)
-    if not done:
-        raise answer
     return answer
 
 
@@ -214,15 +208,9 @@ def one_line(error: BaseException) -> str:
 
     A first line that ends in a colon goes on with that of the exception's own cause, as of a pipeline's backward.
     """
-    text = _first_line(error)
-    if text.endswith(":") and error.__cause__ is not None:
-        text = f"{text} {_first_line(error.__cause__)}"
-    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return named + where(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+    text, cause = (str(raised or "").strip().partition("\n")[0].rstrip(".") for raised in (error, error.__cause__))
+    text = f"{text} {cause}" if text.endswith(":") and cause else text
+    return f"{type(error).__name__}{': ' if text else ''}{text}{where(error)}"
 
 
 def where(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import math
 import secrets
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -17,7 +17,7 @@ from shardviz.dump.records.plan import PlanRecord
 from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.plan.choosing import choose
-from shardviz.live.plan.forks import KilledError, answers, ask
+from shardviz.live.plan.forks import answers, ask
 from shardviz.live.plan.job import PlanJob, load
 from shardviz.live.plan.rank import answer
 from shardviz.machine import cores
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.plan.choosing import Chosen
+    from shardviz.live.plan.choosing import Replies
     from shardviz.live.plan.job import Loaded
     from shardviz.live.plan.rank import Reply
-
-    End = Literal["planned", "large", "killed"]
 
 __all__ = ["PlanJob", "plan", "rows"]
 
@@ -79,19 +77,19 @@ def _check_mesh(job: PlanJob, loaded: Loaded) -> None:
         loaded.module.check_mesh(job.mesh)
 
 
-def _record(job: PlanJob, chosen: Chosen) -> PlanRecord:
+def _record(job: PlanJob, replies: Replies) -> PlanRecord:
     run_id = secrets.token_hex(8)
     parts = tuple(
         structs.replace(reply.part, at=at, record=structs.replace(reply.part.record, run_id=run_id, hostname=""))
-        for reply, at in chosen.parts
+        for reply, at in replies.parts
     )
-    stands = f"{counted(chosen.num_asked, 'rank')} of {job.mesh.size:,} asked"
-    apart = f"; the code tells ranks apart along {', '.join(chosen.axes)}" if chosen.axes else ""
-    notes = dict.fromkeys([*(line for reply, _ in chosen.parts for line in reply.how), *chosen.notes])
-    failed = chosen.failed if job.with_step else "--no-step was given"
-    optimizer = next((reply.optimizer for reply, _ in chosen.parts if reply.optimizer), "")
+    stands = f"{counted(len(replies.by_rank), 'rank')} of {job.mesh.size:,} asked"
+    apart = f"; the code tells ranks apart along {', '.join(replies.axes)}" if replies.axes else ""
+    notes = dict.fromkeys([*(line for reply, _ in replies.parts for line in reply.how), *replies.notes()])
+    failed = replies.failed if job.with_step else "--no-step was given"
+    optimizer = next((reply.optimizer for reply, _ in replies.parts if reply.optimizer), "")
     how = (stands + apart, *notes)
-    return PlanRecord(SCHEMA, parts, run_id, job.node, optimizer, how, failed, chosen.step_fails)
+    return PlanRecord(SCHEMA, parts, run_id, job.node, optimizer, how, failed, replies.step_fails)
 
 
 def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], None] = lambda: None) -> Iterator[Row]:
@@ -112,39 +110,34 @@ def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], N
     loaded = load(job)
     share = max(1, cores() // len(tried))
     large: list[Row] = []
-    killed: list[Row] = []
 
-    def work(place: int) -> tuple[Row, End]:
-        row, end = _row(replace(job, mesh=tried[place]), loaded, memory, share)
-        return replace(row, place=place), end
+    def work(place: int) -> Row | int:
+        return _row(replace(job, mesh=tried[place]), loaded, memory, share)
 
-    for _, (row, end) in answers(range(len(tried)), work, patience=math.inf):
+    for place, row in answers(range(len(tried)), work, patience=math.inf):
         ended()
-        if end == "planned":
-            yield row
+        if isinstance(row, int):
+            large.append(Row(tried[place], row, place=place))
+        elif isinstance(row, ShardvizError):
+            yield Row(tried[place], failed=row.message, place=place)
         else:
-            (large if end == "large" else killed).append(row)
-    for row in killed:  # next to others; alone it may have enough memory
-        yield replace(_row(replace(job, mesh=row.mesh), loaded, memory, 1)[0], place=row.place)
+            yield replace(row, place=place)
     yield from _too_large(job, loaded, large, len(tried))
 
 
-def _row(job: PlanJob, loaded: Loaded, memory: int, most: int) -> tuple[Row, End]:
-    """Return the row of a mesh, and how it came to be: it is not planned if a rank that was looked at does not fit."""
+def _row(job: PlanJob, loaded: Loaded, memory: int, most: int) -> Row | int:
+    """Return the row of a mesh, or only the bytes of a rank that was looked at and does not fit."""
     stages = dict(_last_but_one(job.mesh, loaded.stage_axes))
     wanted = [*stages.values(), *([job.mesh.ranks[0]] if memory and job.with_step else [])]
-    try:
-        _check_mesh(job, loaded)
-        looks = _looks(job, loaded, wanted, most)
-        idle = [axis for axis, rank in stages.items() if rank in looks and not looks[rank][1]]
-        if idle:
-            return Row(job.mesh, failed=IDLE.format(idle[0])), "planned"
-        lasting = max((lasting for lasting, _ in looks.values()), default=0)
-        if memory and lasting > memory:
-            return Row(job.mesh, lasting), "large"
-        return row_of(PlannedRanks(_planned(job, loaded, most), job.mesh)), "planned"
-    except ShardvizError as error:
-        return Row(job.mesh, failed=error.message), "killed" if isinstance(error, KilledError) else "planned"
+    _check_mesh(job, loaded)
+    looks = _looks(job, loaded, wanted, most)
+    for axis, rank in stages.items():
+        if rank in looks and not looks[rank][1]:
+            raise ShardvizError(IDLE.format(axis))
+    lasting = max((lasting for lasting, _ in looks.values()), default=0)
+    if memory and lasting > memory:
+        return lasting
+    return row_of(PlannedRanks(_planned(job, loaded, most), job.mesh))
 
 
 def _last_but_one(mesh: Mesh, axes: Sequence[str]) -> Iterator[tuple[str, int]]:

@@ -199,7 +199,9 @@ class _Rank:
 
     def _locals(self, model: nn.Module) -> list[Local]:
         inner = unwrapped(model)
-        return self.stages.own(taken_apart(local_tensors(inner, self.job.mesh), inner))
+        named = (*inner.named_parameters(remove_duplicate=False), *inner.named_buffers(remove_duplicate=False))
+        tensors = {clean_name(name): tensor for name, tensor in named}
+        return self.stages.own(taken_apart(local_tensors(inner, self.job.mesh), tensors))
 
 
 def _buckets(model: nn.Module) -> tuple[BucketRecord, ...]:

@@ -110,7 +110,8 @@ class Amounts:
     @cached_property
     def together(self) -> NDArray[np.int64]:
         """Bytes on every rank of the mesh."""
-        return np.sum([*self.by_role.values()], axis=0, dtype=np.int64)
+        total: NDArray[np.int64] = np.stack([*self.by_role.values()]).sum(axis=0)
+        return total
 
     @cached_property
     def offloaded(self) -> NDArray[np.int64]:

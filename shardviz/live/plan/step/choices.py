@@ -87,14 +87,13 @@ class Choices:
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on plain tensors without values, and on those of its inputs that are known."""
-        kind = _kind(func)
-        if kind == "chooses":
+        if func in CHOOSES:
             return self._chosen(func, func(*args, **kwargs), args)
-        if kind == "fills":
+        if func in FILLS or func in FILLS_WITH or func in COUNTS:
             return self._filled(func, func(*args, **kwargs), args, kwargs)
-        if kind == "depends" and not len(self._known):
+        if not len(self._known) and func not in GROUPED:
             return func(*args, **kwargs)
-        if kind == "exchanges":
+        if "c10d" in getattr(func, "namespace", ""):
             return self._exchanged(func, func(*args, **kwargs), args)
         known = [self._of(one) for one in tensors_in((args, kwargs))]
         if known and None not in known and _is_pure(func):
@@ -202,18 +201,6 @@ def _unless_of_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _kind(func: Any) -> str:
-    """Return what is done about an operator; `depends` where that is nothing as long as no numbers are known."""
-    if func in CHOOSES:
-        return "chooses"
-    if func in FILLS or func in FILLS_WITH or func in COUNTS:
-        return "fills"
-    if "c10d" in getattr(func, "namespace", ""):
-        return "exchanges"
-    return "multiplies" if func in GROUPED else "depends"
-
-
-@lru_cache(maxsize=4096)
 def _is_pure(func: Any) -> bool:
     """Whether an operator's result follows from its inputs."""
     return func.namespace in ("aten", "prims") and torch.Tag.nondeterministic_seeded not in func.tags
@@ -254,15 +241,7 @@ def _flows(func: Any, args: Any, returned: Any, at: int) -> Iterable[tuple[Tenso
 
 
 def received(func: Any, values: Tensor, args: Any, size: int, at: int) -> Tensor | None:
-    """Return what a rank receives if every rank of its group sends the same; None if that is not known here.
-
-    Args:
-        func: The operator.
-        values: What each of them sends.
-        args: The operator's arguments.
-        size: How many they are.
-        at: The position of this rank among them.
-    """
+    """Return what the rank at a position of a group receives if all of it send the same; None if that is not known."""
     name = _name(func)
     if name in ("allgather_", "alltoall_"):
         return values

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from shardviz.live.plan.step.choices import Choices
     from shardviz.live.step.comms import Comms
 
-FORWARD_ENDS = -1
-"""In a log, instead of the number of a storage: a forward that was waited for has ended."""
-
 ATEN = torch.ops.aten
 
 ALIASES = (ATEN.detach.default, ATEN.alias.default, ATEN.view.default)
@@ -96,39 +93,42 @@ class Log:
     """What was made and freed, in order.
 
     Attributes:
-        made: The storages.
-        events: For each change the number of the storage, and by how many bytes it grew or shrank.
+        events: For each change the storage, and by how many bytes it grew or shrank; None at the end of a forward that
+            was waited for.
     """
 
-    made: list[Made] = field(default_factory=list)
-    events: list[tuple[int, int]] = field(default_factory=list)
+    events: list[tuple[Made, int] | None] = field(default_factory=list)
 
     def peak(self) -> PeakRecord:
         """Return the moment at which most was held."""
         activations = gathered = scores = fused = 0
         most = PeakRecord()
-        for number, size in self.events:
-            one = self.made[number]
-            if number == FORWARD_ENDS or one.is_state:
+        for made, size in filter(None, self.events):
+            if made.is_state:
                 continue
-            gathered += size if one.of_fsdp else 0
-            activations += 0 if one.of_fsdp else size
-            scores += size if one.is_score else 0
+            gathered += size if made.of_fsdp else 0
+            activations += 0 if made.of_fsdp else size
+            scores += size if made.is_score else 0
             fused = max(fused, activations + gathered - scores)
             if activations + gathered > most.activations + most.gathered:
-                most = PeakRecord(activations, gathered, one.module, one.in_backward, scores)
+                most = PeakRecord(activations, gathered, made.module, made.in_backward, scores)
         return replace(most, fused=fused) if most.scores else most
 
     def kept(self) -> Counter[str]:
         """Return the bytes that wait for backward by module, at the end of the forward after which there were most."""
         now: Counter[str] = Counter()
         most: Counter[str] = Counter()
-        for number, size in self.events:
-            if number == FORWARD_ENDS:
+        for event in self.events:
+            if event is None:
                 most = Counter(now) if now.total() > most.total() else most
-            elif not (self.made[number].is_state or self.made[number].of_fsdp):
-                now[self.made[number].module] += size
+            elif not (event[0].is_state or event[0].of_fsdp):
+                now[event[0].module] += event[1]
         return most
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether anything was made in a backward."""
+        return any(made.in_backward for made, _ in filter(None, self.events))
 
 
 @lru_cache(maxsize=4096)
@@ -172,7 +172,7 @@ class Watched(UnwrappedMode):
         self._passes = tuple(passes)
         self._comms = comms
         self._buckets = buckets
-        self._followed: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
+        self._followed: dict[int, tuple[Made, int, weakref.ref[Any]]] = {}
         self._emptied: set[int] = set()
         self._stack = ExitStack()
         self._only_shapes: Callable[[], bool] = bool
@@ -183,8 +183,7 @@ class Watched(UnwrappedMode):
     def __enter__(self) -> Watched:
         self._mark_state()
         for one in self._passes:
-            ended = one.register_forward_hook(lambda *_: self.log.events.append((FORWARD_ENDS, 0)))
-            self._stack.callback(ended.remove)
+            self._stack.callback(one.register_forward_hook(lambda *_: self.log.events.append(None)).remove)
         self._stack.enter_context(storages_resized(self._resized))
         self._stack.callback(register_optimizer_step_pre_hook(lambda *_: self._mark_state()).remove)
         self._stack.callback(
@@ -272,22 +271,21 @@ class Watched(UnwrappedMode):
     def _made(self, storage: torch.UntypedStorage) -> Made:
         key = id_without_memory(storage)
         if key not in self._followed:
-            number, size = len(self.log.made), storage.nbytes()
-            self._followed[key] = number, size, weakref.ref(storage, lambda _: self._freed(key))
-            self.log.made.append(Made(self._comms.module, in_backward()))
-            self.log.events.append((number, size))
-        return self.log.made[self._followed[key][0]]
+            made, size = Made(self._comms.module, in_backward()), storage.nbytes()
+            self._followed[key] = made, size, weakref.ref(storage, lambda _: self._freed(key))
+            self.log.events.append((made, size))
+        return self._followed[key][0]
 
     def _freed(self, key: int) -> None:
-        number, size, _ = self._followed.pop(key)
-        self.log.events.append((number, -size))
+        made, size, _ = self._followed.pop(key)
+        self.log.events.append((made, -size))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage has another size: FSDP frees and fills what it gathers so, and nobody else does."""
         key = id_without_memory(storage)
         (self._emptied.discard if storage.nbytes() else self._emptied.add)(key)
         if key in self._followed:
-            number, before, reference = self._followed[key]
-            self.log.made[number].of_fsdp = True
-            self.log.events.append((number, storage.nbytes() - before))
-            self._followed[key] = number, storage.nbytes(), reference
+            made, before, reference = self._followed[key]
+            made.of_fsdp = True
+            self.log.events.append((made, storage.nbytes() - before))
+            self._followed[key] = made, storage.nbytes(), reference

@@ -53,25 +53,19 @@ if TYPE_CHECKING:
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
 
-UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
-
 EVENLY = "the step reads what {} chose: planned as if it chose all equally often, on every rank"
-
-STATIC = (
-    "the first step reduces {:,} bytes more, not counted: which parameters were used, for DistributedDataParallel with "
-    "static_graph=True"
-)
-
-NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
-
-NO_GPU = ": a plan has no GPU"
-
-ON_CPU = "what save_on_cpu() keeps in the CPU's memory is counted as activations, as if it stayed on the GPU"
-
 LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
     "DistributedDataParallel"
 )
+NO_GPU = ": a plan has no GPU"
+NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
+ON_CPU = "what save_on_cpu() keeps in the CPU's memory is counted as activations, as if it stayed on the GPU"
+STATIC = (
+    "the first step reduces {:,} bytes more, not counted: which parameters were used, for DistributedDataParallel with "
+    "static_graph=True"
+)
+UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
 
 
 @dataclass
@@ -79,13 +73,12 @@ class PlannedStep:
     """What a step of one rank did.
 
     Attributes:
-        failed: Why there was none; empty where there was.
-        reads_values: Whether values that were made up would not help: the model does what its values say, or the probe
-            is wrong.
+        failed: Why there was none; empty if there was.
+        reads_values: Whether made-up values would not help: the model does what its values say, or the probe is wrong.
         comms: What it would have sent, as it was seen.
         schedule: The passes of its stages.
         saved: What its forward keeps for its backward, by module.
-        peak: The moment at which it holds most; None where there was no step.
+        peak: The moment at which it holds most; None if there was no step.
         without_values: The mode in which its tensors live.
         notes: What could not be had.
         clears: Whether it has cleared its gradients when it ends, as after an optimizer's step.
@@ -153,25 +146,24 @@ def _silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _saved_on_cpu() -> Iterator[list[bool]]:
-    """Note whether a step uses `save_on_cpu`, which keeps tensors as they are where they are on a CPU already."""
-    found: list[bool] = []
+    """Note whether a step uses `save_on_cpu`, which keeps tensors as they are if they are on a CPU already."""
+    uses: list[bool] = []
     before: Any = torch.autograd.graph.save_on_cpu.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        found.append(True)
+        uses.append(True)
         before(self, *args, **kwargs)
 
     with replaced(torch.autograd.graph.save_on_cpu, "__init__", made):
-        yield found
+        yield uses
 
 
 def _failed(built: Built, error: BaseException) -> PlannedStep:
     how = "with values" if built.means == "values" else "without values"
-    reads_values = type(error).__name__ in OF_VALUES
-    if reads_values and looks_for_unused(built.model):
-        return PlannedStep(f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}", reads_values)
-    if reads_values:
-        return PlannedStep(f"the step reads a value, and a plan has none{where(error)}", reads_values)
+    if type(error).__name__ in OF_VALUES:
+        reads = f"the step reads a value, and a plan has none{where(error)}"
+        unused = f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}"
+        return PlannedStep(unused if looks_for_unused(built.model) else reads, reads_values=True)
     why = NO_GPU if "cuda" in str(error).lower() else ""
     fails: StepFails = "no" if why else "yes" if built.means == "values" else "perhaps"
     return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", fails=fails)
@@ -197,7 +189,7 @@ def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceM
         else:
             torch.autograd.backward(loss_of(probe, model, batch))
     leaves_none = _leaves_none(model)
-    clears = leaves_none and any(one.in_backward for one in watched.log.made)
+    clears = leaves_none and watched.log.has_backward
     notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
     notes += [ON_CPU] if saved_on_cpu else []
     notes += [STATIC.format(once)] if (once := only_in_first_step(model)) else []
