@@ -90,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     """Plan one mesh."""
-    from shardviz.live.plan.planning import plan
-
     if args.memory is not None:
         raise ShardvizError("--memory is for --gpus", "say of how many: --gpus 1024 --memory 80GB")
     job = _job(args)
+    from shardviz.live.plan.planning import plan
+
     folder = args.output or _folder(job)
     force = args.force or (args.output is None and is_earlier_run(folder, job.probe.name, job.mesh))
     if args.lock is None:
@@ -127,7 +127,6 @@ def _choose(args: argparse.Namespace) -> int:
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
-    from shardviz.live.plan.planning import rows as planned_rows
     from shardviz.picture.text.fits import choice_lines
     from shardviz.plan.choice import bytes_of, fitting
 
@@ -137,6 +136,8 @@ def _choose(args: argparse.Namespace) -> int:
     if args.memory is not None and not memory:
         raise ShardvizError(f"--memory {args.memory}: no mesh fits in 0 bytes", "give what a GPU has: --memory 80GB")
     job = _job(args)
+    from shardviz.live.plan.planning import rows as planned_rows
+
     tried = _tried(job, args.gpus)
     rows: list[Row] = []
     doing = Doing(len(tried))
@@ -242,16 +243,16 @@ def _folder(job: PlanJob) -> Path:
 
 
 def _job(args: argparse.Namespace) -> PlanJob:
-    """Read what was asked for, before torch is imported for it."""
-    from shardviz.live.plan.optimizers import Optimizer
-    from shardviz.live.plan.planning import PlanJob
-
+    """Read what was asked for; torch, which takes seconds, is imported once that is known to be right."""
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
-    mesh = mesh_for(probe, args.mesh)
+    mesh, batch = mesh_for(probe, args.mesh), _batch(args.batch)
+    from shardviz.live.plan.job import PlanJob
+    from shardviz.live.plan.optimizers import Optimizer
+
     optimizer = Optimizer(args.optimizer or "", args.state, args.master)
     command = ("shardviz", *sys.argv[1:])
-    return PlanJob(probe, mesh, args.node, optimizer, _batch(args.batch), with_step=not args.no_step, command=command)
+    return PlanJob(probe, mesh, args.node, optimizer, batch, with_step=not args.no_step, command=command)
 
 
 def _batch(text: str | None) -> tuple[tuple[int, ...], str] | None:

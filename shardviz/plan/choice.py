@@ -88,11 +88,7 @@ def bytes_of(text: str) -> int:
 def fitting(rows: Sequence[Row], memory: int) -> list[Row]:
     """Return the meshes that fit, those that cross nodes least first; those without activations last: they may not.
 
-    A mesh on which the step fails is none of them.
-
-    Args:
-        rows: The meshes that were planned.
-        memory: Bytes that a rank has; 0 where it is not given.
+    A mesh on which the step fails is none of them. Any size fits if the memory of a rank is not given.
     """
     fits = [row for row in rows if not (row.failed or is_too_large(row, memory) or is_failing(row, rows))]
     return sorted(fits, key=lambda row: (bool(row.without_step), row.crossing or 0, row.bytes, row.place))

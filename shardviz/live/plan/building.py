@@ -169,13 +169,8 @@ def sharded(
 ) -> Built:
     """Build and shard a model by the first means that works.
 
-    Args:
-        build: Builds the unsharded model.
-        parallelize: Shards it on this rank, and returns it or None.
-        mesh: The mesh.
-        means: What to try.
-        size: Bytes of the unsharded model; 0 if that is not known.
-        early: The model on the meta device, if it was built already.
+    The bytes of the unsharded model are 0 if they are not known. `early` is that model on the meta device, if it was
+    built already.
 
     Raises:
         ProbeError: No means works.

@@ -136,12 +136,7 @@ class Replies:
 
 
 def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Replies:
-    """Ask as few ranks as it takes.
-
-    Args:
-        mesh: The mesh of the plan.
-        ask: Asks ranks, with a step or without one.
-        stage_axes: Axes along which ranks are known to differ.
+    """Ask as few ranks as it takes; those along `stage_axes` are known to differ.
 
     Raises:
         ShardvizError: Too many ranks would have to be asked.

@@ -87,14 +87,8 @@ def answers(
 ) -> Iterator[tuple[int, Answer | ShardvizError]]:
     """Yield each rank with what `work(rank)` returns or raises in a fork, as the answers come.
 
-    If the system kills one of several, it is asked again, and from then on one at a time. All forks end with the
-    iterator.
-
-    Args:
-        ranks: The ranks.
-        work: Answers for a rank.
-        most: How many may be asked at a time; 0 for one on each core.
-        patience: Seconds without an answer after which none will come.
+    At most so many are asked at a time, or one on each core. If the system kills one of several, it is asked again, and
+    from then on one at a time. All forks end with the iterator.
 
     Raises:
         RankError: The ranks that are left do not answer, or none can be asked.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.intended import check_intended
+from shardviz.live.noting import is_library
 from shardviz.live.plan.building import early_model, unsharded, without_groups
 from shardviz.live.plan.forks import is_own, one_line
 from shardviz.live.plan.optimizers import Optimizer, dtype_of
@@ -104,7 +104,7 @@ def load(job: PlanJob) -> Loaded:
 def _again(job: PlanJob, module: ModuleType, names: set[str]) -> Again:
     """Return how a rank imports a probe again, with those of its modules that are the user's own."""
     files = {name: getattr(sys.modules[name], "__file__", None) or "<" for name in names}
-    own = [name for name, file in files.items() if is_own(file) and "site-packages" not in Path(file).parts]
+    own = [name for name, file in files.items() if is_own(file) and not is_library(file)]
     modules = {name: sys.modules[name] for name in own}
 
     def once() -> ModuleType:

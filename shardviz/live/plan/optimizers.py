@@ -72,14 +72,14 @@ def states(
     mesh: DeviceMesh,
     params: Sequence[Local],
     grads: Sequence[Local],
-    step: PlannedStep | None,
+    step: PlannedStep,
 ) -> tuple[list[Local], str]:
     """Return the state of every parameter that has a gradient, and the optimizer's name.
 
     That is the probe's own optimizer if there is one and a step was planned, after which the model has gradients.
     """
     wanted = job.optimizer
-    if not wanted.kind and hasattr(probe, "optimizer") and step is not None:
+    if not wanted.kind and hasattr(probe, "optimizer") and step.comms is not None:
         kept = _of_own(job, probe, built, mesh, params, step)
         if kept is not None:
             return kept

@@ -96,13 +96,7 @@ def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], N
     """Plan meshes side by side, each in a fork of this process, and yield a row for each when it is known.
 
     A rank or two of each mesh are looked at first, without a step: the mesh is planned if it may fit and leaves no rank
-    idle. Those that do not fit come last.
-
-    Args:
-        job: The job; its mesh is not planned.
-        tried: The meshes.
-        memory: Bytes that a GPU has; 0 if it is not given.
-        ended: Called when a mesh has been planned, or looked at if it is too large.
+    idle. Then `ended` is called. Those that do not fit into the bytes of a GPU's memory, if these are given, come last.
 
     Raises:
         ShardvizError: The probe cannot be loaded.

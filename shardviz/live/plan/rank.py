@@ -107,36 +107,33 @@ class _Rank:
         self.capture.add_mesh(self.mesh)
         units = tuple(UnitRecord(*unit) for unit in fsdp_units(unwrapped(built.model)))
         buckets = self.buckets or _buckets(built.model)
-        optimizer = self._record(built, step if step is not None and not step.failed else None)
-        if step is None:
-            part = PlanPart(self.capture.record(), {}, units, buckets)
-            return Reply(part, built.refused, "", self.job.with_step, optimizer)
+        optimizer = self._record(built, step)
         if step.comms is not None:
             self.capture.collectives += step.comms.records(self.job.mesh, self.rank, with_ranks=True)
         self.capture.schedule += step.schedule
         part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
-        compiled = (COMPILED,) if any(map(is_compiled, built.model.modules())) else ()
+        is_stepped = step.comms is not None or step.failed
+        compiled = (COMPILED,) if is_stepped and any(map(is_compiled, built.model.modules())) else ()
         how = (*built.refused, *step.notes, *compiled)
         return Reply(part, how, step.failed, self.job.with_step, optimizer, step.fails)
 
-    def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
+    def _built_and_stepped(self) -> tuple[Built, PlannedStep]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""
         built = self._sharded()
         step = self._step(built)
-        if step is not None and step.reads_values:
-            answered = self._answered(built.means)
-            if answered is not None:
-                return answered
-        if step is None or not step.failed or built.means != "meta":
+        answered = self._answered(built.means) if step.reads_values else None
+        if answered is not None:
+            return answered
+        if not step.failed or built.means != "meta":
             return built, step
         for means in ("fakes",) if step.reads_values else ALL[1:]:
             with contextlib.suppress(ShardvizError):
                 other = self._sharded(means)
                 again = self._step(other)
-                if again is not None and not again.failed:
+                if not again.failed:
                     again.notes += [f"planned with this rank's own values: {step.failed}"] if means == "values" else []
                     return other, again
-                step = step if again is None or again.reads_values else again
+                step = step if again.reads_values else again
         return self._sharded(), step  # a step that failed has left its model half done
 
     def _answered(self, means: Means) -> tuple[Built, PlannedStep] | None:
@@ -150,7 +147,7 @@ class _Rank:
         for answers in (Answers(*pair) for pair in TRIED):
             built = self._sharded(means)
             step = self._step(built, answers)
-            if step is None or step.reads_values or not answers.lines:
+            if step.reads_values or not answers.lines:
                 return None
             if step.failed:
                 ended += f"; with {answers.tried} {step.failed}"
@@ -183,14 +180,14 @@ class _Rank:
         self.capture.add_ties(built.model)
         return built
 
-    def _step(self, built: Built, answers: Answers | None = None) -> PlannedStep | None:
-        return planned_step(self.job, self.probe, built, self.mesh, answers) if self.job.with_step else None
+    def _step(self, built: Built, answers: Answers | None = None) -> PlannedStep:
+        return planned_step(self.job, self.probe, built, self.mesh, answers)
 
-    def _record(self, built: Built, step: PlannedStep | None) -> str:
+    def _record(self, built: Built, step: PlannedStep) -> str:
         """Record the model, and what it has once it has been stepped; return the name of its optimizer."""
         for local in self.before:
             self.capture.add_values(local, "initial")
-        is_left = step is not None and not step.clears
+        is_left = step.comms is not None and not step.clears
         grads = gradients(self._locals(built.model)) if is_left else _expected(built.model, self.before)
         kept, optimizer = states(self.job, self.probe, built, self.mesh, self.before, grads, step)
         for local in [*grads, *kept]:

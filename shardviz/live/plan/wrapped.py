@@ -38,24 +38,20 @@ def _parts_of(name: str, role: Role, tensor: torch.Tensor) -> list[Local]:
     wrapper, parts = local_of(tensor), list[Local]()
     for attribute, part in inner_tensors(wrapper).items():
         if part.shape == wrapper.shape and not any(other.name == name for other in parts):
-            parts.append(_with_gradient(of_tensor(name, role, _placed(part.detach(), tensor)), tensor))
+            parts.append(_main_part(name, role, part.detach(), tensor))
         else:
             part_name = f"{name}{'_' if role == 'optim' else '.'}{attribute.replace('.', '_')}"
             parts.append(Local(part_name, role, tuple(part.shape), part.detach()))
     return parts
 
 
-def _placed(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a part with the placements of the tensor that it is of."""
-    if not isinstance(like, DTensor):
-        return part
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
-
-
-def _with_gradient(local: Local, tensor: torch.Tensor) -> Local:
-    if not tensor.is_leaf or tensor.grad is None:
+def _main_part(name: str, role: Role, part: torch.Tensor, of: torch.Tensor) -> Local:
+    """Return a part with the placements and the gradient of the tensor that it is of."""
+    if isinstance(of, DTensor):
+        shape, stride = of.shape, of.stride()
+        part = DTensor.from_local(part, of.device_mesh, of.placements, run_check=False, shape=shape, stride=stride)
+    local = of_tensor(name, role, part)
+    if not of.is_leaf or of.grad is None:
         return local
-    grad = of_tensor(local.name, "grad", tensor.grad)
+    grad = of_tensor(name, "grad", of.grad)
     return replace(local, grad=grad.values, grad_claim=grad.claim)

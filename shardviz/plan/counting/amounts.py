@@ -168,12 +168,7 @@ def _held(part: PlannedPart) -> Iterator[Held]:
 
 
 def _is_offloaded(owner: str, units: Mapping[str, bool]) -> bool:
-    """Whether the innermost of FSDP's units that has a parameter keeps it in the CPU's memory.
-
-    Args:
-        owner: The parameter's name.
-        units: Whether each unit does, by the name of its module.
-    """
+    """Whether the innermost of FSDP's units that has a parameter keeps it in the CPU's memory, as the units say."""
     modules = owner.split(".")[:-1]
     around = (".".join(modules[:depth]) for depth in range(len(modules), -1, -1))
     return next((units[name] for name in around if name in units), False)

@@ -73,9 +73,9 @@ class PlannedStep:
     """What a step of one rank did.
 
     Attributes:
-        failed: Why there was none; empty if there was.
+        failed: Why it failed; empty if it did not, or none was asked for.
         reads_values: Whether made-up values would not help: the model does what its values say, or the probe is wrong.
-        comms: What it would have sent, as it was seen.
+        comms: What it would have sent, as it was seen; None if there was no step.
         schedule: The passes of its stages.
         saved: What its forward keeps for its backward, by module.
         peak: The moment at which it holds most; None if there was no step.
@@ -99,21 +99,14 @@ class PlannedStep:
 
 def planned_step(
     job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceMesh, answers: Answers | None = None
-) -> PlannedStep | None:
-    """Step a sharded model on tensors without values.
+) -> PlannedStep:
+    """Step a sharded model on tensors without values, if a step is planned and there is a batch.
 
-    Args:
-        job: What is planned.
-        probe: The probe, for its batch and its step.
-        built: The model; one on the meta device gets tensors that say they are on a CPU.
-        device_mesh: The job's mesh, as torch's object.
-        answers: What code gets that reads a number; None to end the step there.
-
-    Returns:
-        None if there is no batch to step on.
+    A model on the meta device gets tensors that say they are on a CPU. Code that reads a number gets one of the
+    answers; without them the step ends there.
     """
-    if job.batch is None and not hasattr(probe, "batch"):
-        return None
+    if not job.with_step or (job.batch is None and not hasattr(probe, "batch")):
+        return PlannedStep()
     mode = contextlib.nullcontext() if built.means == "values" else built.mode or fake_mode()
     try:
         with mode, _silence():
