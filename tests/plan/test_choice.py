@@ -224,6 +224,27 @@ def test_what_is_planned_by_ctrl_c_is_printed(
     assert [cells(line)[0] for line in out.splitlines()[:2]] == ["mesh", "(fsdp=2, tp=1)"]
 
 
+KILLED_ONCE = """
+import os
+shard = parallelize
+def parallelize(model, mesh):
+    if not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getpid(), 9)
+    shard(model, mesh)
+"""
+
+
+def test_a_mesh_whose_rank_the_system_kills_next_to_others_is_planned_alone(
+    mine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardviz.live.plan.forks.cores", lambda: 2)
+    mine.write_text(MINE + KILLED_ONCE)
+    out = printed(capfd, mine.name, "--gpus", "2", "--no-step")
+    assert {cells(line)[0] for line in out.splitlines()[1:3]} == {"(fsdp=2, tp=1)", "(fsdp=1, tp=2)"}
+    assert Path("killed").exists()
+
+
 @nightly
 def test_a_mesh_on_which_what_lasts_does_not_fit_is_planned_without_a_step(
     mine: Path, capfd: pytest.CaptureFixture[str]

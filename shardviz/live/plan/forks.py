@@ -27,6 +27,7 @@ from shardviz.errors import RankError, ShardvizError
 from shardviz.live.compat import know_fakes, new_fakes
 from shardviz.live.world.failures.raised import is_of_shardviz
 from shardviz.machine import cores, free_memory
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -109,8 +110,7 @@ def answers(
             ready = wait([*running], min(TICK, patience))
             silent = 0.0 if ready else silent + TICK
             if silent >= patience:
-                silent_ranks = [str(rank) for rank, _ in running.values()]
-                names = f"{'rank' if len(running) == 1 else 'ranks'} {', '.join(silent_ranks)}"
+                names = named_ranks([rank for rank, _ in running.values()])
                 raise RankError(f"{names} did not answer for {patience:g} s", HANGS)
             for pipe in [pipe for pipe in running if pipe in ready]:
                 rank, pid = running.pop(pipe)

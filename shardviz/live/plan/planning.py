@@ -15,7 +15,7 @@ from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.plan import PlanRecord
 from shardviz.dump.records.tensors import MeshRecord
-from shardviz.errors import RankError, ShardvizError
+from shardviz.errors import ShardvizError
 from shardviz.live.plan.choosing import choose
 from shardviz.live.plan.forks import answers, ask
 from shardviz.live.plan.job import PlanJob, load
@@ -96,7 +96,8 @@ def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], N
     """Plan meshes side by side, each in a fork of this process, and yield a row for each when it is known.
 
     A rank or two of each mesh are looked at first, without a step: the mesh is planned if it may fit and leaves no rank
-    idle. Then `ended` is called. Those that do not fit into the bytes of a GPU's memory, if these are given, come last.
+    idle. Those that need more bytes than a GPU's `memory`, which is 0 if nobody gives it, come last. `ended` is called
+    when a mesh has been planned, or looked at.
 
     Raises:
         ShardvizError: The probe cannot be loaded.
@@ -120,13 +121,17 @@ def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], N
 
 
 def _row(job: PlanJob, loaded: Loaded, memory: int, most: int) -> Row | int:
-    """Return the row of a mesh, or only the bytes of a rank that was looked at and does not fit."""
+    """Return the row of a mesh, or only the bytes of a rank that was looked at and does not fit.
+
+    Raises:
+        ShardvizError: The mesh is not planned.
+    """
     stages = dict(_last_but_one(job.mesh, loaded.stage_axes))
     wanted = [*stages.values(), *([job.mesh.ranks[0]] if memory and job.with_step else [])]
     _check_mesh(job, loaded)
     looks = _looks(job, loaded, wanted, most)
     for axis, rank in stages.items():
-        if rank in looks and not looks[rank][1]:
+        if not looks[rank][1]:
             raise ShardvizError(IDLE.format(axis))
     lasting = max((lasting for lasting, _ in looks.values()), default=0)
     if memory and lasting > memory:
@@ -151,10 +156,7 @@ def _looks(job: PlanJob, loaded: Loaded, ranks: Sequence[int], most: int) -> dic
         has_parameters = any(part.record.bodies[tensor.body].role == "param" for tensor in part.record.tensors)
         return int(amounts.lasting[job.mesh.ranks.index(rank)]), has_parameters
 
-    try:
-        return ask(ranks, look, most)
-    except RankError:  # it died or hung: then the plan says so
-        return {}
+    return ask(ranks, look, most)
 
 
 def _too_large(job: PlanJob, loaded: Loaded, large: Sequence[Row], place: int) -> Iterator[Row]:
@@ -169,7 +171,7 @@ def _too_large(job: PlanJob, loaded: Loaded, large: Sequence[Row], place: int) -
             try:
                 record = _planned(replace(job, mesh=row.mesh, with_step=False), loaded)
                 row = replace(row, bytes=int(Amounts(PlannedRanks(record, row.mesh)).lasting.max()))
+                least = min(least, row.bytes)
             except ShardvizError as error:
                 row = Row(row.mesh, failed=error.message)
-            least = min(least, row.bytes)
         yield replace(row, place=place + number)

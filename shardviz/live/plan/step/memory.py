@@ -189,7 +189,7 @@ class Watched(UnwrappedMode):
         self._stack.callback(
             register_optimizer_step_post_hook(lambda of, *_: self._mark(list(of.state.values()))).remove
         )
-        self._stack.enter_context(self._attention)
+        self._stack.enter_context(self._attention.following())
         self._only_shapes = self._stack.enter_context(working_out_shapes())
         self._reduces_flat = self._stack.enter_context(flat_gradients_reduced(self._mark_flat))
         super().__enter__()  # type: ignore[no-untyped-call]
