@@ -60,7 +60,7 @@ class Sizes:
 
     Attributes:
         sizes: Kind by kind: those that ranks hold, then those that they receive.
-        not_compared: Of which plan alone no step was planned, and why; empty where that is true of both or of none.
+        not_compared: Of which plan alone no step was planned, and why; empty if that is true of both or of none.
     """
 
     sizes: tuple[Size, ...] = ()

@@ -33,9 +33,9 @@ class Row:
         mesh: The mesh.
         bytes: Bytes that the GPU of the fullest rank has to hold.
         offloaded: Bytes that a rank has in a CPU's memory at most.
-        crossing: Bytes the busiest rank receives in groups that cross nodes; None where no node size is given.
-        failed: Why it was not planned; empty where it was.
-        without_step: Why activations and collectives are not in it; empty where they are.
+        crossing: Bytes the busiest rank receives in groups that cross nodes; None if no node size is given.
+        failed: Why it was not planned; empty if it was.
+        without_step: Why activations and collectives are not in it; empty if they are.
         step_fails: Whether that is because the step fails, on real ranks too.
         notes: What a plan of this mesh alone says of how it was made.
         place: Where it stands among the meshes that were tried: rows come as they are known.
@@ -109,7 +109,7 @@ def meshes(axes: Sequence[str], gpus: int, node: int = 0) -> list[Mesh]:
     """Return every way to share out so many ranks over axes, those that are likely first.
 
     Likely is what keeps the inner axes, whose groups talk most, within a node: an axis called tp, cp or sp is no wider
-    than a node where nodes are known.
+    than a node if nodes are known.
 
     Example:
         >>> [str(mesh) for mesh in meshes(("dp", "tp"), 4)]

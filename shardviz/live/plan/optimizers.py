@@ -43,7 +43,7 @@ class Optimizer:
     """An optimizer, as far as memory goes.
 
     Attributes:
-        kind: A name in `KINDS`; empty for the probe's own, or Adam where it has none.
+        kind: A name in `KINDS`; empty for the probe's own, or Adam if it has none.
         dtype: The element type of its state; empty for that of each parameter.
         master: Whether it keeps a float32 copy of every parameter that is narrower.
     """

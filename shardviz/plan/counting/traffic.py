@@ -33,9 +33,9 @@ class Sent:
         bytes: What they are about, together.
         received: Bytes that a rank receives.
         size: Ranks of a group.
-        nodes: How many nodes a group spans at most; 0 where the size of a node is not given.
+        nodes: How many nodes a group spans at most; 0 if the size of a node is not given.
         modules: The modules that call it, numbers left out.
-        within: The axes along which ranks of a group differ, where it runs along none of them from end to end.
+        within: The axes along which ranks of a group differ, if it runs along none of them from end to end.
     """
 
     axes: Axes

@@ -59,7 +59,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Wait for nothing more, where collection was interrupted."""
+    """Wait for nothing more, if collection was interrupted."""
     preload = config.stash.get(_PRELOAD, None)
     if preload is not None:
         preload.end()

@@ -26,7 +26,7 @@ class Spmd:
         mesh: The mesh whose ranks run it.
         timeout: Seconds that it may take; None for `--shardviz-timeout`.
         launch: How ranks are started; None for `--shardviz-launch`.
-        backend: A process group backend; None for nccl where each rank has a GPU, else gloo.
+        backend: A process group backend; None for nccl if each rank has a GPU, else gloo.
     """
 
     mesh: Mesh
@@ -62,7 +62,7 @@ def spmd(
 
 
 def spmd_of(item: pytest.Item) -> Spmd | None:
-    """Return how a test wants to be run by the marker nearest to it; None where it has none.
+    """Return how a test wants to be run by the marker nearest to it; None if it has none.
 
     Raises:
         MeshError: The marker's arguments are not a mesh, or give two.

@@ -24,7 +24,7 @@ TRIED = ((0.0, 0), (1.0, 100), (math.inf, 1), (-1.0, 2))
 """What a number that a step reads is taken as, and what an integer, one pair after the other."""
 
 NOT_TRUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""Operators whose results are not the real ones where a value is not."""
+"""Operators whose results are not the real ones if a value is not."""
 
 MOST = 1 << 12
 """How often a line is answered at most that does something in between: a loop may wait for another answer for ever."""

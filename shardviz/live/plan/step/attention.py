@@ -1,4 +1,4 @@
-"""Which tensors are scores of attention: a CPU makes them where it has no fused kernel, and a GPU may have one."""
+"""Which tensors are scores of attention: a CPU makes them if it has no fused kernel, and a GPU may have one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOVES = {
 
 
 class Attention(TorchFunctionMode):
-    """Follows calls of `scaled_dot_product_attention`: by a mode, and where torch takes modes away, by its name.
+    """Follows calls of `scaled_dot_product_attention`: by a mode, and if torch takes modes away, by its name.
 
     In a backward, where the forward of a checkpoint runs again, there are no modes; code that has the function under a
     name of its own is followed by the mode alone.

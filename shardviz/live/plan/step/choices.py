@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ATEN = torch.ops.aten
 
 OF_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
-"""What FakeTensorMode raises where code reads values, or the size of a result depends on them."""
+"""What FakeTensorMode raises if code reads values, or the size of a result depends on them."""
 
 MOST = 1 << 24
 """Elements of a tensor whose numbers are worked out at most."""
@@ -58,7 +58,7 @@ class Origin:
     """Where the numbers of a storage come from.
 
     Attributes:
-        choices: The calls that chose, a line each; empty where no number depends on a choice.
+        choices: The calls that chose, a line each; empty if no number depends on a choice.
         is_lost: Whether something has been written to it that is not known.
     """
 
@@ -131,7 +131,7 @@ class Choices:
         return returned
 
     def _exchanged(self, func: Any, returned: Any, args: Any) -> Any:
-        """Work out what is received where every rank sends what this one does."""
+        """Work out what is received if every rank sends what this one does."""
         ranks = ranks_of_operator(func, args)
         at = ranks.index(torch.distributed.get_rank())
         for sent, into in _flows(func, args, returned, at):
@@ -145,7 +145,7 @@ class Choices:
         return returned
 
     def _worked_out(self, func: Any, args: Any, kwargs: Any, known: list[Known]) -> Any:
-        """Run an operator on numbers as well; where the size of its result depends on them, it is what they say."""
+        """Run an operator on numbers as well; if the size of its result depends on them, it is what they say."""
         choices = {line: None for one in known for line in one.origin.choices}
         returned = None if func is ATEN._local_scalar_dense.default else _unless_of_values(func, args, kwargs)
         if any(one.numel() > MOST for one in tensors_in(returned)):
@@ -191,7 +191,7 @@ class Choices:
 
 
 def _unless_of_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator returns on tensors without values; None where that depends on their values."""
+    """Return what an operator returns on tensors without values; None if that depends on their values."""
     try:
         return func(*args, **kwargs)
     except Exception as error:

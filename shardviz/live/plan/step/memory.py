@@ -56,7 +56,7 @@ OF_ONE_DTYPE = {
     ATEN.index_put_.default: (0, 2),
     ATEN.index_add.default: (0, 3),
 }
-"""Operators that refuse operands of two element types where they have values, and not where they have none: which.
+"""Operators that refuse operands of two element types if they have values, and not if they have none: which.
 
 Found by trying operators in both ways, on torch 2.13.0.
 """
@@ -240,7 +240,7 @@ class Watched(UnwrappedMode):
                     raise ProbeError(FREED)
 
     def _refuse_dtypes(self, func: Any, args: Any) -> None:
-        """Refuse operands of different element types where only an operator with values does."""
+        """Refuse operands of different element types if only an operator with values does."""
         if func in OF_ONE_DTYPE:
             operands = [args[at] for at in OF_ONE_DTYPE[func]]
             dtypes = dict.fromkeys(str(one.dtype) for one in operands if one is not None)

@@ -73,7 +73,7 @@ class Parcel:
         mesh: The mesh.
         seed: The seed of torch, numpy and random on every rank.
         filters: Warning filters as pytest has them: those of its configuration, of its command line, of marks.
-        log_level: `--log-level`; None where it was not given.
+        log_level: `--log-level`; None if it was not given.
         style: How a failure is shown.
         folder: Where ranks write how the test ended.
         terminal: The terminal that a debugger may open; empty without `--pdb`.

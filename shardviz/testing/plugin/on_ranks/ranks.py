@@ -66,7 +66,7 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
 
 
 def call(function: Callable[[], Any], name: str) -> None:
-    """Call a test, and run what it returns to its end where that is a coroutine; warn, as pytest does, of a result."""
+    """Call a test, and run what it returns to its end if that is a coroutine; warn, as pytest does, of a result."""
     result = function()
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
