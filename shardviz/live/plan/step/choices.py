@@ -151,18 +151,15 @@ class Choices:
         if any(one.numel() > MOST for one in tensors_in(returned)):
             self._lose(func, args)
             return returned
-        values = self._on_values(func, args, kwargs)
+        with real_tensors():
+            own_args, own_kwargs = tree_map_only(torch.Tensor, lambda one: self._known[one].values, (args, kwargs))
+            values = func(*own_args, **own_kwargs)
         if returned is None:
             self.read |= choices
             returned = tree_map_only(torch.Tensor, _without_values, values)
         for one, number in zip(tensors_in(returned), tensors_in(values), strict=True):
             self._known[one] = Known(number, _origin(number, known, choices))
         return returned
-
-    def _on_values(self, func: Any, args: Any, kwargs: Any) -> Any:
-        with real_tensors():
-            own_args, own_kwargs = tree_map_only(torch.Tensor, lambda one: self._known[one].values, (args, kwargs))
-            return func(*own_args, **own_kwargs)
 
     def _lose(self, func: Any, args: Any) -> None:
         """Forget what an operator overwrites with what is not known."""
@@ -180,14 +177,14 @@ class Choices:
         indices: list[Any] = []
         for one in args[1]:
             known = self._of(one) if one is not None and one.dtype == torch.bool else None
-            indices += [one] if known is None else self._positions(known)
+            if known is None:
+                indices.append(one)
+                continue
+            self.read |= known.origin.choices
+            with real_tensors():
+                positions = known.values.nonzero(as_tuple=True)
+            indices += map(_without_values, positions)
         return (args[0], indices, *args[2:])
-
-    def _positions(self, known: Known) -> list[Tensor]:
-        self.read |= known.origin.choices
-        with real_tensors():
-            positions = known.values.nonzero(as_tuple=True)
-        return [_without_values(one) for one in positions]
 
 
 def _unless_of_values(func: Any, args: Any, kwargs: Any) -> Any:
