@@ -224,6 +224,24 @@ def test_what_is_planned_by_ctrl_c_is_printed(
     assert [cells(line)[0] for line in out.splitlines()[:2]] == ["mesh", "(fsdp=2, tp=1)"]
 
 
+FAILS_ON_TWO = """
+def step(model, x, mesh):
+    if mesh["tp"].size() == 2:
+        open(f"stepped{mesh.get_rank()}", "w").close()
+        raise ValueError("no")
+    model(x).sum().backward()
+"""
+
+
+def test_of_a_mesh_on_which_the_step_fails_no_other_rank_is_asked(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(MINE + FAILS_ON_TWO)
+    text = printed(capfd, mine.name, "--gpus", "2")
+    assert "the step fails on (fsdp=1, tp=2): a step run without values raised ValueError: no" in " ".join(text.split())
+    assert [path.name for path in Path().glob("stepped*")] == ["stepped0"]
+
+
 KILLED_ONCE = """
 import os
 shard = parallelize

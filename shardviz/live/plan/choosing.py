@@ -135,18 +135,23 @@ class Replies:
             yield NOT_ALL.format(", ".join(self.reads), next(iter(self.reads.values())), known, places)
 
 
-def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Replies:
+def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = (), *, needs_step: bool = False) -> Replies:
     """Ask as few ranks as it takes; those along `stage_axes` are known to differ.
+
+    A plan that needs a step is not looked into any further if the step of the first rank fails.
 
     Raises:
         ShardvizError: Too many ranks would have to be asked.
     """
     replies = Replies(mesh, ask)
-    replies.ask([mesh.ranks[0], mesh.ranks[-1]])
+    replies.ask([mesh.ranks[0], *([] if needs_step else [mesh.ranks[-1]])])
+    replies.parts = [(replies.first, {})]
+    if needs_step and replies.step_fails != "no":
+        return replies
+    replies.ask([mesh.ranks[-1]])
     if _is_uneven(replies.first.part.record):
         replies.ask(_corners(mesh), with_step=False)
     replies.ask(_where_read(replies))
-    replies.parts = [(replies.first, {})]
     if all(map(replies.is_explained, replies.by_rank)):
         return replies
     long_axes = tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)

@@ -26,7 +26,7 @@ from shardviz.plan.counting.amounts import Amounts
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.choosing import Replies
@@ -60,7 +60,7 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
     return run, record
 
 
-def _planned(job: PlanJob, loaded: Loaded, most: int = 0) -> PlanRecord:
+def _planned(job: PlanJob, loaded: Loaded, most: int = 0, *, needs_step: bool = False) -> PlanRecord:
     """Ask ranks, as many at a time as is said, and return the plan."""
     _check_mesh(job, loaded)
 
@@ -68,7 +68,7 @@ def _planned(job: PlanJob, loaded: Loaded, most: int = 0) -> PlanRecord:
         asked = replace(job, with_step=with_step and job.with_step)
         return ask(ranks, lambda rank: answer(asked, loaded, rank), most)
 
-    return _record(job, choose(job.mesh, ask_ranks, loaded.stage_axes))
+    return _record(job, choose(job.mesh, ask_ranks, loaded.stage_axes, needs_step=needs_step))
 
 
 def _check_mesh(job: PlanJob, loaded: Loaded) -> None:
@@ -96,8 +96,8 @@ def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], N
     """Plan meshes side by side, each in a fork of this process, and yield a row for each when it is known.
 
     A rank or two of each mesh are looked at first, without a step: the mesh is planned if it may fit and leaves no rank
-    idle. Those that need more bytes than a GPU's `memory`, which is 0 if nobody gives it, come last. `ended` is called
-    when a mesh has been planned, or looked at.
+    idle, and only in brief if its step fails, unless all do. Those that need more bytes than a GPU's `memory`, which is
+    0 if nobody gives it, come last. `ended` is called when a mesh has been planned, or looked at.
 
     Raises:
         ShardvizError: The probe cannot be loaded.
@@ -106,21 +106,33 @@ def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], N
     share = max(1, cores() // len(tried))
     large: list[Row] = []
 
-    def work(place: int) -> Row | int:
-        return _row(replace(job, mesh=tried[place]), loaded, memory, share)
+    def planned(places: Iterable[int], *, needs_step: bool) -> Iterator[Row]:
+        def work(place: int) -> Row | int:
+            return _row(replace(job, mesh=tried[place]), loaded, memory, share, needs_step=needs_step)
 
-    for place, row in answers(range(len(tried)), work, patience=math.inf):
-        ended()
-        if isinstance(row, int):
-            large.append(Row(tried[place], row, place=place))
-        elif isinstance(row, ShardvizError):
-            yield Row(tried[place], failed=row.message, place=place)
-        else:
-            yield replace(row, place=place)
+        for place, row in answers(places, work, patience=math.inf):
+            if needs_step == job.with_step:  # once for each mesh
+                ended()
+            if isinstance(row, int):
+                large.append(Row(tried[place], row, place=place))
+            elif isinstance(row, ShardvizError):
+                yield Row(tried[place], failed=row.message, place=place)
+            else:
+                yield replace(row, place=place)
+
+    failing: list[Row] = []
+    has_step = False
+    for row in planned(range(len(tried)), needs_step=job.with_step):
+        if row.step_fails != "no":
+            failing.append(row)
+            continue
+        has_step = has_step or not (row.failed or row.without_step)
+        yield row
+    yield from failing if has_step else planned([row.place for row in failing], needs_step=False)
     yield from _too_large(job, loaded, large, len(tried))
 
 
-def _row(job: PlanJob, loaded: Loaded, memory: int, most: int) -> Row | int:
+def _row(job: PlanJob, loaded: Loaded, memory: int, most: int, *, needs_step: bool) -> Row | int:
     """Return the row of a mesh, or only the bytes of a rank that was looked at and does not fit.
 
     Raises:
@@ -136,7 +148,7 @@ def _row(job: PlanJob, loaded: Loaded, memory: int, most: int) -> Row | int:
     lasting = max((lasting for lasting, _ in looks.values()), default=0)
     if memory and lasting > memory:
         return lasting
-    return row_of(PlannedRanks(_planned(job, loaded, most), job.mesh))
+    return row_of(PlannedRanks(_planned(job, loaded, most, needs_step=needs_step), job.mesh))
 
 
 def _last_but_one(mesh: Mesh, axes: Sequence[str]) -> Iterator[tuple[str, int]]:
