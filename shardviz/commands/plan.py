@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     """Plan the probe, print what every rank will hold, and write the dump; or compare it with a lockfile.
 
     Returns:
-        0; 1 where a lockfile says something else.
+        0; 1 if a lockfile says something else.
     """
     with ending_at_signals():
         return _choose(args) if args.gpus is not None else _plan(args)
@@ -90,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     """Plan one mesh."""
-    from shardviz.live.plan.planning import plan
-
     if args.memory is not None:
         raise ShardvizError("--memory is for --gpus", "say of how many: --gpus 1024 --memory 80GB")
     job = _job(args)
+    from shardviz.live.plan.planning import plan
+
     folder = args.output or _folder(job)
     force = args.force or (args.output is None and is_earlier_run(folder, job.probe.name, job.mesh))
     if args.lock is None:
@@ -123,11 +123,10 @@ def _choose(args: argparse.Namespace) -> int:
     """Plan every mesh of a number of ranks, and list those that fit.
 
     Returns:
-        0; 1 where none fits, or the step fails on all that would.
+        0; 1 if none fits, or the step fails on all that would.
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
-    from shardviz.live.plan.rows import rows as planned_rows
     from shardviz.picture.text.fits import choice_lines
     from shardviz.plan.choice import bytes_of, fitting
 
@@ -137,12 +136,14 @@ def _choose(args: argparse.Namespace) -> int:
     if args.memory is not None and not memory:
         raise ShardvizError(f"--memory {args.memory}: no mesh fits in 0 bytes", "give what a GPU has: --memory 80GB")
     job = _job(args)
+    from shardviz.live.plan.planning import rows as planned_rows
+
     tried = _tried(job, args.gpus)
     rows: list[Row] = []
     doing = Doing(len(tried))
     try:
         with progress(lambda: str(doing)):
-            for row in planned_rows(job, tried, memory, doing, doing.ended):
+            for row in planned_rows(job, tried, memory, doing.ended):
                 rows.append(row)
     except KeyboardInterrupt:
         talk(f"shardviz: planned {len(rows)} of {len(tried)} meshes")
@@ -154,9 +155,9 @@ def _choose(args: argparse.Namespace) -> int:
 
 
 def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
-    """Return the meshes of a number of ranks that are planned, and say where there are more."""
+    """Return the meshes of a number of ranks that are planned, and say if there are more."""
     from shardviz.commands.common.streams import talk
-    from shardviz.plan.search import MOST_MESHES, meshes
+    from shardviz.plan.choice import MOST_MESHES, meshes
 
     found = meshes(job.mesh.axes, gpus, job.node)
     if len(found) > MOST_MESHES:
@@ -171,25 +172,19 @@ class Doing:
     Attributes:
         of: How many meshes there are.
         done: How many are done.
-        now: What is done now.
         begun: When it began.
     """
 
     of: int
     done: int = 0
-    now: str = "loading the probe"
     begun: float = field(default_factory=time.monotonic)
-
-    def __call__(self, now: str) -> None:
-        """Note what is done next."""
-        self.now = now
 
     def ended(self) -> None:
         """Count a mesh."""
         self.done += 1
 
     def __str__(self) -> str:
-        return f"{self.done} of {self.of} meshes done{self._left()}, {self.now}"
+        return f"{self.done} of {self.of} meshes done{self._left()}"
 
     def _left(self) -> str:
         """Say about how long it takes yet, if all meshes take as long as those that are done."""
@@ -248,16 +243,16 @@ def _folder(job: PlanJob) -> Path:
 
 
 def _job(args: argparse.Namespace) -> PlanJob:
-    """Read what was asked for, before torch is imported for it."""
-    from shardviz.live.plan.optimizers import Optimizer
-    from shardviz.live.plan.planning import PlanJob
-
+    """Read what was asked for; torch, which takes seconds, is imported once that is known to be right."""
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
-    mesh = mesh_for(probe, args.mesh)
+    mesh, batch = mesh_for(probe, args.mesh), _batch(args.batch)
+    from shardviz.live.plan.job import PlanJob
+    from shardviz.live.plan.optimizers import Optimizer
+
     optimizer = Optimizer(args.optimizer or "", args.state, args.master)
     command = ("shardviz", *sys.argv[1:])
-    return PlanJob(probe, mesh, args.node, optimizer, _batch(args.batch), with_step=not args.no_step, command=command)
+    return PlanJob(probe, mesh, args.node, optimizer, batch, with_step=not args.no_step, command=command)
 
 
 def _batch(text: str | None) -> tuple[tuple[int, ...], str] | None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from shardviz.dump.planned.ranks import PlannedRanks
     from shardviz.dump.read import DumpFiles
 
+    Plans = tuple[PlannedRanks, PlannedRanks]
+
 NOT_PLANNED = "not planned"
 
 
@@ -28,7 +30,7 @@ class Size:
 
     Attributes:
         name: What they are: a role, or the axes along which they are received.
-        before: How many the first plan has; None where it does not tell.
+        before: How many the first plan has; None if it does not tell.
         after: How many the second one has.
         title: Which rank has them.
     """
@@ -58,7 +60,7 @@ class Sizes:
 
     Attributes:
         sizes: Kind by kind: those that ranks hold, then those that they receive.
-        not_compared: Of which plan alone no step was planned, and why; empty where that is true of both or of none.
+        not_compared: Of which plan alone no step was planned, and why; empty if that is true of both or of none.
     """
 
     sizes: tuple[Size, ...] = ()
@@ -66,48 +68,38 @@ class Sizes:
 
 
 def sizes_beside(before: DumpFiles, after: DumpFiles) -> Sizes:
-    """Return the bytes of two plans; nothing where the ranks of one of them were run.
+    """Return the bytes of two plans; nothing if the ranks of one of them were run.
 
-    Where one plan has no step, nothing is said to have changed that only a step tells.
-
-    Args:
-        before: The plan to compare with.
-        after: The plan that may have changed.
+    If one plan has no step, nothing is said to have changed that only a step tells.
     """
     if before.planned is None or after.planned is None:
         return Sizes()
     plans = before.planned, after.planned
-    return Sizes((*_held(*plans), *_received(*plans)), _without_step(*plans))
-
-
-def _without_step(before: PlannedRanks, after: PlannedRanks) -> str:
-    """Say of which plan alone no step was planned, and why; empty where that is true of both or of none."""
-    reasons = [ranks.plan.without_step for ranks in (before, after)]
+    reasons = [ranks.plan.without_step for ranks in plans]
     if all(reasons) or not any(reasons):
-        return ""
-    return f"what a step needs: the {'first' if reasons[0] else 'second'} plan has none: {''.join(reasons)}"
+        return Sizes((*_held(plans, ROLES), *_received(plans)))
+    lacking = "first" if reasons[0] else "second"
+    why = f"what a step needs: the {lacking} plan has none: {''.join(reasons)}"
+    lasting = tuple(role for role in ROLES if role not in OF_A_STEP)
+    return Sizes((*_held(plans, lasting), *_received(plans)), why)
 
 
-def _held(before: PlannedRanks, after: PlannedRanks) -> Iterator[Size]:
-    plans, is_mixed = (before, after), bool(_without_step(before, after))
-    roles = tuple(role for role in ROLES if not (is_mixed and role in OF_A_STEP))
-    by_role = [np.stack([Amounts(ranks).by_role[role] for role in ROLES]) for ranks in plans]
-    counted = [sizes[[ROLES.index(role) for role in roles]] for sizes in by_role]
-    title, shown = _shown(*counted)
-    for at, role in enumerate(ROLES):
-        both = [int(sizes[at, rank]) for sizes, rank in zip(by_role, shown, strict=True)]
+def _held(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
+    """Yield the bytes of one rank of each plan by role, and together those of the roles that are compared."""
+    by_role = [Amounts(ranks).by_role for ranks in plans]
+    before, after = (np.stack([sizes[role] for role in compared]) for sizes in by_role)
+    title, shown = _shown(before, after)
+    for role in ROLES:
+        both = [int(sizes[role][rank]) for sizes, rank in zip(by_role, shown, strict=True)]
         if any(both):
-            one, other = (
-                None if role not in roles and ranks.plan.without_step else size
-                for ranks, size in zip(plans, both, strict=True)
-            )
+            one, other = both if role in compared else map(_unless, plans, both)
             yield Size(role, one, other, title)
-    one, other = (int(sizes[:, rank].sum()) for sizes, rank in zip(counted, shown, strict=True))
-    yield Size(f"together{', no step' * is_mixed}", one, other, title)
+    name = "together" if compared == ROLES else "together, no step"
+    yield Size(name, int(before[:, shown[0]].sum()), int(after[:, shown[1]].sum()), title)
 
 
 def _shown(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[str, tuple[int, int]]:
-    """Return which rank of each plan to show: the fullest, or where these have the same, the first that has not."""
+    """Return which rank of each plan to show: the fullest, or if these have the same, the first that has not."""
     fullest = int(before.sum(0).argmax()), int(after.sum(0).argmax())
     if before.shape == after.shape and np.array_equal(before[:, fullest[0]], after[:, fullest[1]]):
         for rank in np.flatnonzero((before != after).any(0)):
@@ -115,17 +107,17 @@ def _shown(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[str, tu
     return "bytes of the fullest rank", fullest
 
 
-def _received(before: PlannedRanks, after: PlannedRanks) -> Iterator[Size]:
-    plans, title = (before, after), "received in a step, at most"
-    found = [received_along(ranks.plan, ranks.mesh) for ranks in plans]
-    for name in dict.fromkeys([*found[0], *found[1]]):
-        one, other = (_unless(ranks, own.get(name, 0)) for ranks, own in zip(plans, found, strict=True))
+def _received(plans: Plans) -> Iterator[Size]:
+    title = "received in a step, at most"
+    along = [received_along(ranks.plan, ranks.mesh) for ranks in plans]
+    for name in dict.fromkeys([*along[0], *along[1]]):
+        one, other = (_unless(ranks, sizes.get(name, 0)) for ranks, sizes in zip(plans, along, strict=True))
         yield Size(name, one, other, title)
-    for node in sorted({ranks.plan.node for ranks in plans if ranks.plan.node} if any(found) else ()):
+    for node in sorted({ranks.plan.node for ranks in plans if ranks.plan.node} if any(along) else ()):
         one, other = (_unless(ranks, crossing(ranks.plan, ranks.mesh), node) for ranks in plans)
         yield Size(f"crossing nodes of {node}", one, other, title)
 
 
 def _unless(ranks: PlannedRanks, size: int, node: int = 0) -> int | None:
-    """Return a number of bytes; None where a plan does not tell, having no step or no nodes of that size."""
+    """Return a number of bytes; None if a plan does not tell, having no step or no nodes of that size."""
     return None if ranks.plan.without_step or (node and ranks.plan.node != node) else size

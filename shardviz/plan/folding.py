@@ -15,7 +15,6 @@ Key = TypeVar("Key", bound="Hashable")
 NUMBERS = re.compile(r"(?<![^.])\[[0-9,-]+\](?![^.])")
 """The numbers of a folded name: `[0-3,7]`."""
 
-
 _FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
 
 
@@ -31,7 +30,7 @@ def unfolded(name: str) -> list[str]:
 
 
 def fold_all(named: Iterable[tuple[str, Key]]) -> list[tuple[str, Key, int, int]]:
-    """Fold the layers of all stages of a pipeline, and what is alike in each of them, where the key is the same.
+    """Fold the layers of all stages of a pipeline, and what is alike in each of them, if the key is the same.
 
     Returns:
         Each fold as text, its key, how many names it has in a layer, and how many in all.
@@ -40,11 +39,9 @@ def fold_all(named: Iterable[tuple[str, Key]]) -> list[tuple[str, Key, int, int]
         >>> fold_all([("layers.[0-3].w", 8), ("layers.[4-6].w", 8), ("layers.7.w", 8), ("norm.w", 8)])
         [('layers.[0-7].w', 8, 1, 8), ('norm.w', 8, 1, 1)]
     """
-    layers = [
-        (str(one), key, len(one)) for one, key in fold((one, key) for name, key in named for one in unfolded(name))
-    ]
-    found = fold_again((name, (key, count)) for name, key, count in layers)
-    return [(name, key, in_each, count * in_each) for name, (key, count), in_each in found]
+    layers = fold((single, key) for name, key in named for single in unfolded(name))
+    folds = fold_again((str(layer), (key, len(layer))) for layer, key in layers)
+    return [(name, key, in_each, count * in_each) for name, (key, count), in_each in folds]
 
 
 def fold_again(named: Iterable[tuple[str, Key]]) -> list[tuple[str, Key, int]]:

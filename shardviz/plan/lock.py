@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.dump.planned.ranks import PlannedRanks
-    from shardviz.plan.counting.amounts import Held
     from shardviz.plan.counting.traffic import Sent
 
 HEAD = "# shardviz layouts 1: mesh "
@@ -63,14 +62,17 @@ class Line:
 
 def lock_lines(ranks: PlannedRanks) -> list[Line]:
     """Return the lines of a plan's lockfile, sorted."""
-    found: dict[str, Line] = {}
+    lines: dict[str, Line] = {}
     for _, held in Amounts(ranks).held:
         for one in held:
             if one.role in KINDS:
-                line = _of_tensor(one)
-                before = found.get(line.name)
-                found[line.name] = line if before is None or line.bytes > before.bytes else before
-    return _folded([*found.values(), *_of_step(ranks)])
+                most = int(one.bytes.max())
+                layout = (
+                    write(one.layout, one.body.dtype) if one.layout else f"{one.body.dtype}{list(one.body.shape)} plain"
+                )
+                line = Line(f"{KINDS[one.role]} {printable(one.name)}", f"{layout}, {most} bytes per rank", most)
+                lines[line.name] = max(lines.get(line.name, line), line, key=lambda line: line.bytes)
+    return _folded([*lines.values(), *_of_step(ranks)])
 
 
 def _of_step(ranks: PlannedRanks) -> Iterator[Line]:
@@ -78,32 +80,19 @@ def _of_step(ranks: PlannedRanks) -> Iterator[Line]:
     by_name: dict[str, list[Sent]] = {}
     for one in sent(ranks.plan, ranks.mesh):
         by_name.setdefault(f"sent {one.op} {where(one)}, {one.when}", []).append(one)
-    for name, own in by_name.items():
-        sizes = " and ".join(map(str, sorted({one.size for one in own}, reverse=True)))
-        received = sum(one.received for one in own)
+    for name, same in by_name.items():
+        sizes = " and ".join(map(str, sorted({one.size for one in same}, reverse=True)))
+        received = sum(one.received for one in same)
         yield Line(name, f"{sizes} ranks, {received} bytes", received)
 
 
 def _folded(lines: Iterable[Line]) -> list[Line]:
     """Fold lines that differ in one further number only, until none do: that of an expert, then of a module in it."""
-    before = _in_order(lines)
-    after = _in_order(_folded_once(before))
-    return after if len(after) == len(before) else _folded(after)
-
-
-def _folded_once(lines: Iterable[Line]) -> Iterator[Line]:
-    for name, (text, size), count in fold_again((one.name, (one.text, one.bytes)) for one in lines):
-        yield Line(name, _BYTES.sub(str(size * count), text), size * count)
-
-
-def _in_order(lines: Iterable[Line]) -> list[Line]:
-    return sorted(lines, key=lambda line: natural_key(line.name))
-
-
-def _of_tensor(one: Held) -> Line:
-    most = int(one.bytes.max())
-    layout = write(one.layout, one.body.dtype) if one.layout else f"{one.body.dtype}{list(one.body.shape)} plain"
-    return Line(f"{KINDS[one.role]} {printable(one.name)}", f"{layout}, {most} bytes per rank", most)
+    before = sorted(lines, key=lambda line: natural_key(line.name))
+    folds = fold_again((line.name, (line.text, line.bytes)) for line in before)
+    if len(folds) == len(before):
+        return before
+    return _folded(Line(name, _BYTES.sub(str(size * count), text), size * count) for name, (text, size), count in folds)
 
 
 def lock_text(ranks: PlannedRanks) -> str:
@@ -123,29 +112,22 @@ def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
         raise ShardvizError(f"cannot read {path}: {error}", "shardviz plan ... --lock FILE writes it") from None
     version = _VERSION.match(first)
     if version and version["number"] != "1":
-        raise ShardvizError(
-            f"{path} is a lockfile of version {version['number']}, and this shardviz reads version 1",
-            "install the shardviz that wrote it, or give --force to write it again",
-        )
+        text = f"{path} is a lockfile of version {version['number']}, and this shardviz reads version 1"
+        raise ShardvizError(text, "install the shardviz that wrote it, or give --force to write it again")
     if not first.startswith(HEAD):
-        raise ShardvizError(
-            f"{path} is not a lockfile: it begins with {printable(first[:40])!r}",
-            f"its first line begins with {HEAD!r}",
-        )
-    lines = [_read_line(path, at, text) for at, text in enumerate(rest, 2) if text and not text.startswith("#")]
-    by_name = {line.name: line for line in lines}
-    if len(by_name) < len(lines):
-        twice = next(line.name for line in lines if by_name[line.name] is not line)
-        raise ShardvizError(f"{path} has two lines for {printable(twice)}", DAMAGED)
-    return first.removeprefix(HEAD), by_name
-
-
-def _read_line(path: Path, at: int, text: str) -> Line:
-    match = _LINE.fullmatch(text)
-    if match is None:
-        read = f"line {at} of {path} is damaged: {printable(text[:60])!r}"
-        raise ShardvizError(read, DAMAGED)
-    return Line(match["name"], match["text"], int(match["bytes"]))
+        text = f"{path} is not a lockfile: it begins with {printable(first[:40])!r}"
+        raise ShardvizError(text, f"its first line begins with {HEAD!r}")
+    lines: dict[str, Line] = {}
+    for number, text in enumerate(rest, 2):
+        if not text or text.startswith("#"):
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None:
+            raise ShardvizError(f"line {number} of {path} is damaged: {printable(text[:60])!r}", DAMAGED)
+        if match["name"] in lines:
+            raise ShardvizError(f"{path} has two lines for {printable(match['name'])}", DAMAGED)
+        lines[match["name"]] = Line(match["name"], match["text"], int(match["bytes"]))
+    return first.removeprefix(HEAD), lines
 
 
 def layouts_of(path: Path) -> dict[str, str]:
@@ -154,13 +136,12 @@ def layouts_of(path: Path) -> dict[str, str]:
     Raises:
         ShardvizError: It cannot be read, or is not a lockfile.
     """
-    found: dict[str, str] = {}
+    layouts: dict[str, str] = {}
     for line in read_lock(path)[1].values():
         kind, _, name = line.name.partition(" ")
         if kind in KINDS.values():
-            layout = line.text.rpartition(", ")[0].removesuffix(" plain")
-            found |= dict.fromkeys(unfolded(name), layout)
-    return found
+            layouts |= dict.fromkeys(unfolded(name), line.text.rpartition(", ")[0].removesuffix(" plain"))
+    return layouts
 
 
 def changed(path: Path, ranks: PlannedRanks) -> list[str]:
@@ -172,12 +153,12 @@ def changed(path: Path, ranks: PlannedRanks) -> list[str]:
     mesh, lines = read_lock(path)
     before = {line.name: line for line in _folded(lines.values())}  # as an older shardviz wrote them, too
     after = {line.name: line for line in lock_lines(ranks)}
-    found = [f"- mesh {mesh}", f"+ mesh {ranks.mesh}"] if mesh != str(ranks.mesh) else []
+    texts = [f"- mesh {mesh}", f"+ mesh {ranks.mesh}"] if mesh != str(ranks.mesh) else []
     for was, now in _pairs(before, after):
         if was != now:
-            found += [f"- {was}{'' if now else _cost(was, None)}"] if was else []
-            found += [f"+ {now}{_cost(was, now)}"] if now else []
-    return found
+            texts += [f"- {was}{'' if now else _cost(was, None)}"] if was else []
+            texts += [f"+ {now}{_cost(was, now)}"] if now else []
+    return texts
 
 
 def same_text(path: Path) -> str:
@@ -193,7 +174,7 @@ def same_text(path: Path) -> str:
 
 
 def _pairs(before: dict[str, Line], after: dict[str, Line]) -> list[tuple[Line | None, Line | None]]:
-    """Return the lines of two files by name; where only the numbers of layers differ, the one line of each."""
+    """Return the lines of two files by name; if only the numbers of layers differ, the one line of each."""
     pairs = {name: (before.get(name), after.get(name)) for name in {*before, *after}}
     gone, new = _by_kind(before, after), _by_kind(after, before)
     for kind in gone.keys() & new.keys():
@@ -206,12 +187,12 @@ def _pairs(before: dict[str, Line], after: dict[str, Line]) -> list[tuple[Line |
 
 def _by_kind(lines: dict[str, Line], others: dict[str, Line]) -> dict[str, list[Line]]:
     """Return the lines that only one file has, by their names without numbers."""
-    found: dict[str, list[Line]] = {}
+    by_kind: dict[str, list[Line]] = {}
     for name, line in lines.items():
         if name not in others:
-            kind, _, own = name.partition(" ")
-            found.setdefault(f"{kind} {kind_of(own)}", []).append(line)
-    return found
+            kind, _, tensor = name.partition(" ")
+            by_kind.setdefault(f"{kind} {kind_of(tensor)}", []).append(line)
+    return by_kind
 
 
 def _cost(was: Line | None, now: Line | None) -> str:

@@ -20,11 +20,9 @@ from whole import compare, peak_memory_of_children, python, verdict
 
 from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
-from shardviz.live.plan.asked import Question, answer
-from shardviz.live.plan.asking import cores
-from shardviz.live.plan.building import EarlyModel, unsharded
-from shardviz.live.plan.optimizers import Optimizer
-from shardviz.live.probe import load_probe
+from shardviz.live.plan.job import PlanJob, load
+from shardviz.live.plan.rank import answer
+from shardviz.machine import cores
 
 NAME = "plans/llama_405b"
 LARGE, SMALL = "pp=16,fsdp=128,tp=8", "pp=16,fsdp=1,tp=1"
@@ -139,11 +137,10 @@ def _quietly(arguments: list[str]) -> str:
 
 def _profile() -> None:
     probe = probe_files.find(NAME)
-    mesh = mesh_for(probe, LARGE)
-    module = load_probe(probe.path, probe.build, probe.module)
-    early = EarlyModel(lambda: unsharded(module, probe.build))
+    job = PlanJob(probe, mesh_for(probe, LARGE))
+    loaded = load(job)
     profile = cProfile.Profile()
-    profile.runcall(answer, Question(module, probe.build, mesh, Optimizer(), early), 0)
+    profile.runcall(answer, job, loaded, 0)
     pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 
 

@@ -1,10 +1,11 @@
-"""Programs ask ranks side by side: on many cores as on one, whatever becomes of a rank."""
+"""Ranks are asked side by side: on many cores as on one, whatever becomes of a rank."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -14,37 +15,24 @@ import pytest
 import torch
 
 from shardviz.commands.probe import ending_at_signals
-from shardviz.errors import RankError, ShardvizError
-from shardviz.live.plan import asking
-from shardviz.live.plan.asking import Request, ask, together
-from tests.lanes import at_night, nightly
+from shardviz.errors import RankError
+from shardviz.live.plan import forks
+from shardviz.live.plan.forks import answers, ask
+from tests.lanes import at_night
 from tests.live.worlds import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from shardviz.live.plan.asking import Program
 
 CORES = [1, 2, *at_night([5])]
 
 
 @pytest.fixture(params=CORES)
 def on_cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(asking, "cores", lambda: request.param)
-    monkeypatch.setattr(asking, "free_memory", lambda: 1 << 60)
+    monkeypatch.setattr(forks, "cores", lambda: request.param)
+    monkeypatch.setattr(forks, "free_memory", lambda: 1 << 60)
     number: int = request.param
     return number
-
-
-def asks(*questions: list[int], work: Callable[[int], int] = lambda rank: rank * 10) -> Program[list[dict[int, int]]]:
-    """Ask some ranks, then others; return all answers, or what was raised."""
-    found = []
-    for ranks in questions:
-        try:
-            found.append((yield Request(ranks, work)))
-        except RankError as error:
-            found.append({0: len(str(error))})
-    return found
 
 
 def hang(folder: Path) -> None:
@@ -76,11 +64,9 @@ def waits(folder: Path, name: str) -> None:
     raise TimeoutError(name)
 
 
-def test_every_program_gets_the_answers_of_its_own_ranks_in_turn(on_cores: int) -> None:
-    programs = [asks([number, 7], [], [number + 1]) for number in range(5)]
-    assert dict(together(programs)) == {
-        number: [{number: number * 10, 7: 70}, {}, {number + 1: number * 10 + 10}] for number in range(5)
-    }
+def test_every_rank_answers_for_itself(on_cores: int) -> None:
+    assert ask([4, 7, 1], lambda rank: rank * 10) == {4: 40, 7: 70, 1: 10}
+    assert ask([], lambda rank: rank) == {}
 
 
 def test_a_rank_is_asked_once_however_often_it_is_named(on_cores: int) -> None:
@@ -96,58 +82,60 @@ def test_no_more_ranks_run_at_a_time_than_there_are_cores(on_cores: int, tmp_pat
         own.unlink()
         return running
 
-    found = dict(together([asks([0, 1, 2], work=work) for _ in range(3)]))
-    most = max(running for answers in found.values() for running in answers[0].values())
+    most = max(ask(range(9), work).values())
     assert most <= on_cores
     assert on_cores > 1 or most == 1
+    assert max(ask(range(3), work, most=1).values()) == 1
 
 
-def test_programs_run_side_by_side_where_there_are_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(asking, "cores", lambda: 2)
-    monkeypatch.setattr(asking, "free_memory", lambda: 1 << 60)
+def test_ranks_run_side_by_side_on_two_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(forks, "cores", lambda: 2)
+    monkeypatch.setattr(forks, "free_memory", lambda: 1 << 60)
 
-    def first(_: int) -> int:
-        waits(tmp_path, "second")  # in vain, if the second program began only after this one
-        return 1
+    def work(rank: int) -> int:
+        (tmp_path / str(rank)).touch()
+        waits(tmp_path, str(1 - rank))  # in vain, if the second one began only after the first
+        return rank
 
-    def second(_: int) -> int:
-        (tmp_path / "second").touch()
-        return 2
-
-    assert dict(together([asks([0], work=first), asks([0], work=second)])) == {0: [{0: 1}], 1: [{0: 2}]}
+    assert ask([0, 1], work) == {0: 0, 1: 1}
 
 
-@nightly
-def test_on_one_core_programs_end_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "cores", lambda: 1)
-    assert [number for number, _ in together([asks([0, 1], [2]) for _ in range(4)])] == [0, 1, 2, 3]
+def test_a_rank_may_ask_others(on_cores: int) -> None:
+    assert ask([1, 2], lambda rank: sum(ask([rank, rank + 1], lambda other: other * 10).values())) == {1: 30, 2: 50}
 
 
-@pytest.mark.parametrize(
-    ("free", "known", "most"),
-    [(0, True, 1), (2.5, True, 2), (3.5, True, 3), (99, True, 4), (99, False, 2), (None, True, 2)],
-)
-def test_as_many_ranks_are_asked_at_a_time_as_memory_suffices_for(
-    free: float | None, known: bool, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used = 1 << 30
-    monkeypatch.setattr(asking, "cores", lambda: 4)
-    monkeypatch.setattr(asking, "memory_used", lambda: used)
-    monkeypatch.setattr(asking, "free_memory", lambda: None if free is None else int(free * used))
-    begun = []
+@pytest.fixture(params=["SIGINT", "SIGKILL"])
+def ends_all(request: pytest.FixtureRequest) -> signal.Signals:
+    """How a command ends whose ranks have asked others."""
+    return signal.Signals[request.param]
 
-    def counted(rank: int, work: Callable[[int], object], before=asking.begin) -> object:  # type: ignore[no-untyped-def]
-        begun.append(rank)
-        return before(rank, work)
 
-    monkeypatch.setattr(asking, "begin", counted)
-    turns = asking._Turns([asks([0, 1, 2, 3, 4])])
-    turns._has_answers = known
-    try:
-        assert list(turns._fill()) == []
-    finally:
-        turns.stop()
-    assert len(begun) == most
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_ranks_that_were_asked_by_a_rank_end_with_it(ends_all: signal.Signals, tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with contextlib.suppress(BaseException):
+            ask([0], lambda _: len(ask([1], lambda _: hang(tmp_path))))
+        os._exit(0)
+    wait_until(lambda: any(tmp_path.iterdir()))
+    os.kill(pid, ends_all)
+    os.waitpid(pid, 0)
+    (rank,) = (int(path.name) for path in tmp_path.iterdir())
+    wait_until(lambda: not is_alive(rank))
+
+
+def test_as_many_ranks_are_asked_at_a_time_as_memory_suffices_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def most(free: float | None, used: int = 1 << 30) -> int:
+        monkeypatch.setattr(forks, "memory_used", lambda: used)
+        monkeypatch.setattr(forks, "free_memory", lambda: None if free is None else int(free * (1 << 30)))
+        running = 0
+        while forks._has_room(running, 4):
+            running += 1
+        return running
+
+    assert [most(free) for free in (0, 2.5, 3.5, 99, None)] == [1, 2, 3, 4, 2]
+    assert most(99, used=0) == 2, "no rank has answered yet"
 
 
 def test_a_rank_that_the_system_kills_beside_others_is_asked_again_alone(on_cores: int, tmp_path: Path) -> None:
@@ -167,8 +155,8 @@ def test_a_rank_that_the_system_kills_beside_others_is_asked_again_alone(on_core
 def test_a_rank_killed_beside_another_is_asked_again_where_the_other_has_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(asking, "cores", lambda: 2)
-    monkeypatch.setattr(asking, "free_memory", lambda: 1 << 60)
+    monkeypatch.setattr(forks, "cores", lambda: 2)
+    monkeypatch.setattr(forks, "free_memory", lambda: 1 << 60)
 
     def work(rank: int) -> int:
         (tmp_path / f"begun-{rank}").touch()
@@ -183,25 +171,26 @@ def test_a_rank_killed_beside_another_is_asked_again_where_the_other_has_ended(
 
 
 def test_a_rank_for_which_there_is_no_process_is_asked_later(on_cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = [0]
+    begun: list[int] = []
 
-    def short(rank: int, work: Callable[[int], object], before=asking.begin) -> object:  # type: ignore[no-untyped-def]
-        if len(turns[0]._open[0].running) > 0:
+    def short(rank: int, work: Callable[[int], object], before=forks.begin) -> object:  # type: ignore[no-untyped-def]
+        begun.append(rank)
+        if begun.count(rank) == 1 and rank > 0:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        running[0] += 1
         return before(rank, work)
 
-    monkeypatch.setattr(asking, "begin", short)
-    turns = [asking._Turns([asks([0, 1, 2])])]
-    assert list(turns[0].run()) == [(0, [{0: 0, 1: 10, 2: 20}])]
-    assert running == [3]
+    monkeypatch.setattr(forks, "begin", short)
+    if on_cores == 1:
+        monkeypatch.setattr(forks, "_has_room", lambda running, most: running < 2)
+    assert ask([0, 1], lambda rank: rank * 10) == {0: 0, 1: 10}
+    assert begun == [0, 1, 1]
 
 
 def test_where_no_process_can_begin_the_error_says_what_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(rank: int, work: object) -> object:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(asking, "begin", short)
+    monkeypatch.setattr(forks, "begin", short)
     with pytest.raises(RankError, match="rank 3 cannot be asked: Too many open files") as raised:
         ask([3], lambda rank: rank)
     assert "ulimit -n" in str(raised.value.hint)
@@ -269,14 +258,13 @@ def test_time_in_which_all_is_stopped_is_not_waited_for(tmp_path: Path, monkeypa
             time.sleep(0.1)
         return 0
 
-    monkeypatch.setattr(asking, "WAIT", 4.0)
-    monkeypatch.setattr(asking, "TICK", 0.5)
+    monkeypatch.setattr(forks, "TICK", 0.5)
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
         code = 1
         try:
-            code = ask([0], work)[0]
+            code = dict(answers([0], work, patience=4.0))[0]
         except BaseException:
             traceback.print_exc()
         os._exit(code)
@@ -296,54 +284,31 @@ def test_time_in_which_all_is_stopped_is_not_waited_for(tmp_path: Path, monkeypa
         (lambda: [][0], "rank 1: IndexError: list index out of range"),
     ],
 )
-def test_a_rank_that_fails_ends_its_own_program_and_no_other(
-    fails: Callable[[], object], said: str, on_cores: int
-) -> None:
-    def work(rank: int) -> int:
-        return fails() is None if rank == 1 else rank
-
-    raised: list[str] = []
-
-    def failing() -> Program[str]:
-        try:
-            yield Request([0, 1, 2], work)
-        except RankError as error:
-            raised.append(str(error))
-            again = yield Request([2], work)  # a program may go on
-            return f"went on with {again}"
-        return "not reached"
-
-    found = dict(together([asks([0], work=work), failing(), asks([0, 2], work=work)]))
-    assert found == {0: [{0: 0}], 1: "went on with {2: 2}", 2: [{0: 0, 2: 2}]}
-    assert len(raised) == 1
-    assert said in raised[0]
+def test_a_rank_that_fails_is_named(fails: Callable[[], object], said: str, on_cores: int) -> None:
+    with pytest.raises(RankError, match=said):
+        ask([0, 1, 2], lambda rank: fails() if rank == 1 else rank)
 
 
-def test_a_rank_that_hangs_is_ended_and_named(on_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "WAIT", 0.5)
-
+def test_a_rank_that_hangs_is_ended_and_named(on_cores: int, tmp_path: Path) -> None:
     def hangs(rank: int) -> int:
         if rank == 3:
             hang(tmp_path)
         return rank
 
     with pytest.raises(RankError, match=r"rank 3 did not answer for 0\.5 s"):
-        ask([3], hangs)
+        dict(answers([3], hangs, patience=0.5))
     assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
 
 
-def test_what_a_program_raises_ends_all_of_them(on_cores: int, tmp_path: Path) -> None:
-    def hangs(_: int) -> int:
-        hang(tmp_path)
-        return 0
+def test_who_takes_no_more_answers_ends_all_ranks(on_cores: int, tmp_path: Path) -> None:
+    def work(rank: int) -> int:
+        if rank:
+            hang(tmp_path)
+        return rank
 
-    def raises() -> Program[None]:
-        yield Request([0], lambda _: 0)
-        raise ShardvizError("too many ranks differ")
-
-    programs = [raises(), asks([0, 1], work=hangs)]
-    with pytest.raises(ShardvizError, match="too many"):
-        list(together(programs))
+    for rank, _ in answers([0, 1, 2], work):
+        assert rank == 0
+        break
     assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
 
 
@@ -359,19 +324,19 @@ def test_ctrl_c_leaves_no_rank_running(on_cores: int, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist ignores it
     try:
         with pytest.raises(KeyboardInterrupt):
-            list(together([asks([0], work=work), asks([1], work=work)]))
+            ask([0, 1], work)
     finally:
         signal.signal(signal.SIGINT, before)
     assert list(tmp_path.iterdir())
     assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
 
 
-def test_a_rank_waits_for_no_thread_of_the_process_that_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "WAIT", 20.0)
+def test_a_rank_waits_for_no_thread_of_the_process_that_asks_it() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         torch.ones(1 << 22).exp_()  # from now on this process has threads, and a fork of it has none
-        assert ask([0], lambda _: torch.ones(1 << 22).exp_().numel()) == {0: 1 << 22}
+        asked = answers([0], lambda _: torch.ones(1 << 22).exp_().numel(), patience=20.0)
+        assert dict(asked) == {0: 1 << 22}
     finally:
         torch.set_num_threads(before)

@@ -226,3 +226,12 @@ def test_a_plan_that_is_ended_ends_the_ranks_that_it_asks(number: signal.Signals
     assert plan.returncode == (130 if number == signal.SIGINT else 128 + number)
     assert not out
     assert not list(tmp_path.glob("*.shardviz*"))
+
+
+@pytest.mark.parametrize("options", [[], ["--gpus", "4"]])
+def test_a_probe_that_is_not_there_is_named_before_torch_is_imported(options: list[str], tmp_path: Path) -> None:
+    args = ["plan", "nothere.py", *options]
+    code = f"import sys; from shardviz.cli import main; print(main({args!r}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+    assert f"cannot read probe {tmp_path / 'nothere.py'}: No such file or directory" in done.stderr

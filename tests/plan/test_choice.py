@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,10 @@ from shardviz.cli import main
 from shardviz.commands.plan import Doing
 from shardviz.dump.planned.ranks import PlannedRanks
 from shardviz.layout.mesh import Mesh
-from shardviz.live.plan.planning import PlanJob, plan
-from shardviz.live.plan.rows import rows
+from shardviz.live.plan.planning import PlanJob, plan, rows
 from shardviz.picture.text.fits import choice_lines
-from shardviz.plan.choice import Row, fitting
+from shardviz.plan.choice import Row, fitting, meshes
 from shardviz.plan.counting.amounts import Amounts
-from shardviz.plan.search import meshes
 from shardviz.text import bytes_text
 from tests.lanes import at_night, nightly
 
@@ -212,13 +211,56 @@ def test_every_way_to_share_out_a_number_of_gpus_is_tried_once() -> None:
 def test_what_is_planned_by_ctrl_c_is_printed(
     mine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardviz.live.plan.asking.cores", lambda: 1)
-    stop = "def check_mesh(mesh):\n    if mesh.shape[1] == 2: raise KeyboardInterrupt\n"
-    mine.write_text(MINE + stop)
-    assert main(["plan", str(mine), "--gpus", "2", "--no-step"]) == 130
+    monkeypatch.setattr("shardviz.live.plan.forks.cores", lambda: 1)
+    stop = "    if mesh.shape[1] == 2: os.kill(os.getppid(), signal.SIGINT)\n"
+    mine.write_text(f"import os, signal\n{MINE}def check_mesh(mesh):\n{stop}")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist ignores it
+    try:
+        assert main(["plan", str(mine), "--gpus", "2", "--no-step"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     out, err = capfd.readouterr()
     assert "planned 1 of 2 meshes" in err
     assert [cells(line)[0] for line in out.splitlines()[:2]] == ["mesh", "(fsdp=2, tp=1)"]
+
+
+FAILS_ON_TWO = """
+def step(model, x, mesh):
+    if mesh["tp"].size() == 2:
+        open(f"stepped{mesh.get_rank()}", "w").close()
+        raise ValueError("no")
+    model(x).sum().backward()
+"""
+
+
+def test_of_a_mesh_on_which_the_step_fails_no_other_rank_is_asked(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(MINE + FAILS_ON_TWO)
+    text = printed(capfd, mine.name, "--gpus", "2")
+    assert "the step fails on (fsdp=1, tp=2): a step run without values raised ValueError: no" in " ".join(text.split())
+    assert [path.name for path in Path().glob("stepped*")] == ["stepped0"]
+
+
+KILLED_ONCE = """
+import os
+shard = parallelize
+def parallelize(model, mesh):
+    if not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getpid(), 9)
+    shard(model, mesh)
+"""
+
+
+def test_a_mesh_whose_rank_the_system_kills_next_to_others_is_planned_alone(
+    mine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardviz.live.plan.forks.cores", lambda: 2)
+    mine.write_text(MINE + KILLED_ONCE)
+    out = printed(capfd, mine.name, "--gpus", "2", "--no-step")
+    assert {cells(line)[0] for line in out.splitlines()[1:3]} == {"(fsdp=2, tp=1)", "(fsdp=1, tp=2)"}
+    assert Path("killed").exists()
 
 
 @nightly
@@ -236,9 +278,9 @@ def test_a_mesh_on_which_what_lasts_does_not_fit_is_planned_without_a_step(
 def test_a_mesh_that_is_too_large_counts_as_done_once_it_was_looked_at(mine: Path) -> None:
     job = PlanJob(probe_files.find(str(mine)), Mesh(("fsdp", "tp"), (1, 2)))
     doing = Doing(2)
-    planned = rows(job, meshes(("fsdp", "tp"), 2), 1000, doing, doing.ended)
+    planned = rows(job, meshes(("fsdp", "tp"), 2), 1000, doing.ended)
     assert next(planned).bytes > 1000
-    assert str(doing) == "2 of 2 meshes done, planning what does not fit"
+    assert str(doing) == "2 of 2 meshes done"
     assert len(list(planned)) == 1
 
 
@@ -290,17 +332,17 @@ def test_a_first_rank_without_parameters_is_planned_where_no_axis_has_idle_stage
 
 
 def test_how_far_it_is_is_whole_before_the_probe_is_loaded() -> None:
-    assert str(Doing(12)) == "0 of 12 meshes done, loading the probe"
+    assert str(Doing(12)) == "0 of 12 meshes done"
 
 
 @pytest.mark.parametrize(
     ("passed", "done", "said"),
     [
-        (5, 1, "1 of 12 meshes done, loading the probe"),
-        (60, 0, "0 of 12 meshes done, loading the probe"),
-        (60, 3, "3 of 12 meshes done, about 3 min left, loading the probe"),
-        (110, 11, "11 of 12 meshes done, less than 1 min left, loading the probe"),
-        (110, 12, "12 of 12 meshes done, loading the probe"),
+        (5, 1, "1 of 12 meshes done"),
+        (60, 0, "0 of 12 meshes done"),
+        (60, 3, "3 of 12 meshes done, about 3 min left"),
+        (110, 11, "11 of 12 meshes done, less than 1 min left"),
+        (110, 12, "12 of 12 meshes done"),
     ],
 )
 def test_how_long_it_takes_yet_is_said_once_it_is_known(passed: float, done: int, said: str) -> None:
@@ -355,7 +397,7 @@ def test_where_a_step_fails_on_the_first_rank_it_is_not_tried_on_all(
 def test_how_many_meshes_are_left_out_is_said(
     mine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardviz.plan.search.MOST_MESHES", 1)
+    monkeypatch.setattr("shardviz.plan.choice.MOST_MESHES", 1)
     assert main(["plan", mine.name, "--gpus", "2", "--no-step"]) == 0
     out, err = capfd.readouterr()
     assert "trying the 1 likeliest of 2 meshes" in err

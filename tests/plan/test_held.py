@@ -17,7 +17,7 @@ from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
 from shardviz.live.compat import fake_world, parameters_are_held
 from shardviz.live.job import ProbeJob
-from shardviz.live.plan.asking import ask
+from shardviz.live.plan.forks import ask
 from shardviz.live.plan.planning import PlanJob, plan
 from tests.lanes import at_night, nightly
 from tests.plan.agreeing import differences

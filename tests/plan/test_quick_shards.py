@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardviz.live.compat import fake_mode, fake_world, split_alike
-from shardviz.live.plan.asking import ask
+from shardviz.live.plan.forks import ask
 from tests.lanes import at_night
 
 SPLITS = [

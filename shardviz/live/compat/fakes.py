@@ -94,7 +94,7 @@ def _has_known_cache(kind: Any) -> bool:
 
 
 def new_fakes() -> list[tuple[Any, Any]]:
-    """Return what `fake_mode` has found out since it was last asked, for `know_fakes` in another process."""
+    """Return what `fake_mode` has learned since this was last called, for `know_fakes` in another process."""
     found = [((str(key[0]), *key[1:]), _FAKES[key]) for key in _NEW_FAKES]
     _NEW_FAKES.clear()
     return found
@@ -107,6 +107,7 @@ def know_fakes(found: Iterable[tuple[Any, Any]]) -> None:
         func = getattr(getattr(getattr(torch.ops, space), packet), overload)
         key = (func, *rest)
         _FAKES[key] = entry
+        _NEW_FAKES.append(key)
 
 
 _FAKES: dict[tuple[Any, ...], Any] = {}

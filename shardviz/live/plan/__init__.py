@@ -1,4 +1,5 @@
 """Plan a job on a few of its ranks: each is asked alone, in a world that does not exist. Needs torch.
 
-`asking` asks ranks in `forks`, `choosing` says which, `asked` builds and shards the model there, `step/` runs its step.
+`planning` plans a `job`; `choosing` says which ranks are asked, `forks` asks them, and in each `rank` builds the model,
+shards it and runs its `step/`.
 """

@@ -1,10 +1,12 @@
-"""Build a probe's model and shard it without values where that works, and as little with them as it takes."""
+"""Build a probe's model and shard it without values if that works, and otherwise with as little of them as it takes."""
 
 from __future__ import annotations
 
 import contextlib
+import traceback
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,14 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ProbeError
 from shardviz.live.compat import fake_mode, fakes_converted, has_ddp, parameters_are_held, replaced, split_alike
-from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.forks import is_own, one_line
 from shardviz.live.plan.reads import variables_read
-from shardviz.live.plan.talks import Talks
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import ModuleType
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -31,12 +31,13 @@ MAX_VALUES = 1 << 28
 """Bytes of a model that may be built with its values."""
 
 AT_FAULT = "make what it calls work on the meta device"
-
 BY_HAND = "call build() and parallelize() by hand: the traceback shows where"
 NO_GPU = "a plan has no GPU: leave out what asks for one, and take the device from mesh.device_type"
 FOR_FSDP1 = "a plan has no GPU: give FullyShardedDataParallel device_id=torch.device(mesh.device_type)"
-
 ONE_GROUP = "the ranks are there before parallelize() is called: leave out init_process_group, and take their mesh"
+TALKS = (
+    "parallelize() calls {}: a plan sends nothing, so what it returns is not true, nor are layouts that depend on it"
+)
 
 INSTEAD = {
     "fakes": "so the model is built on tensors without memory, under FakeTensorMode",
@@ -65,56 +66,44 @@ class Built:
     refused: tuple[str, ...] = ()
 
 
-def unsharded(probe: ModuleType, build: str, *, double: bool = False) -> nn.Module:
-    """Build a probe's model.
-
-    Raises:
-        ProbeError: It is not a module.
-    """
+def unsharded(probe: Any, build: str, *, double: bool = False) -> nn.Module:
+    """Build a probe's model, or raise a `ProbeError` if that is not a module."""
     torch.manual_seed(0)
     model = _module(getattr(probe, build)(), f"{build}()", "return a torch.nn.Module")
     return model.double() if double else model
 
 
 def _module(value: Any, call: str, hint: str) -> nn.Module:
-    """Return what a probe's function returned.
-
-    Raises:
-        ProbeError: That is not a module.
-    """
+    """Return what a probe's function returned, and refuse what is not a module."""
     if not isinstance(value, nn.Module):
         raise ProbeError(f"{call} returned {type(value).__name__}", hint)
     return value
 
 
-class EarlyModel:
-    """A model on the meta device that was built before there were any ranks, once for all of them.
+def early_model(build: Callable[[], nn.Module]) -> nn.Module | None:
+    """Build a model on the meta device before there are any ranks, once for all of them.
 
-    Args:
-        build: Builds it.
-        is_same: Whether it may be the same on all ranks; no model is built where it is not.
+    Returns:
+        None if it cannot be built there, or asks for a rank, and may not be the same on all.
     """
+    checks: list[bool] = []
+    before = distributed.is_initialized
 
-    def __init__(self, build: Callable[[], nn.Module], *, is_same: bool = True) -> None:
-        self.model: nn.Module | None = None
-        if not is_same:
-            return
-        with (
-            _checks_for_ranks() as checks,
-            variables_read() as read,
-            contextlib.suppress(Exception),
-            torch.device("meta"),
-            _without_warnings(),
-        ):
-            model = build()
-            self.model = None if checks or read else model
+    def is_initialized() -> bool:
+        checks.append(True)
+        return before()
 
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
+    with (
+        replaced(distributed, "is_initialized", is_initialized),
+        variables_read() as read,
+        contextlib.suppress(Exception),
+        torch.device("meta"),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # the exception names what is wrong
-        yield
+        model = build()
+        return None if checks or read else model
+    return None
 
 
 class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -134,24 +123,29 @@ class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
 
-@contextlib.contextmanager
-def _checks_for_ranks() -> Iterator[list[bool]]:
-    """Note whether code asks whether there are ranks, so that what it builds may depend on the answer."""
-    checks: list[bool] = []
-    before = distributed.is_initialized
+class _Talks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes collectives that no library has called: here they send nothing, and what they return is not true."""
 
-    def is_initialized() -> bool:
-        checks.append(True)
-        return before()
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: dict[str, None] = {}
 
-    with replaced(distributed, "is_initialized", is_initialized):
-        yield checks
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator; if it is a collective, note who called the outermost of torch's functions for it."""
+        if getattr(func, "namespace", "") == "c10d" and "barrier" not in str(func):
+            frames = list(traceback.extract_stack())
+            first = next((at for at, one in enumerate(frames) if one.filename.endswith("distributed_c10d.py")), 0)
+            callers = [one for one in frames[:first] if not one.filename.endswith("c10d_logger.py")]
+            if callers and is_own(callers[-1].filename):
+                caller = callers[-1]
+                line = f"({Path(caller.filename).name}, line {caller.lineno}: {caller.line})"
+                self.calls[TALKS.format(f"{frames[first].name} {line}")] = None
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
 def without_groups() -> Iterator[None]:
     """Refuse a process group while a probe is imported: it would wait for ranks that are never started."""
-
     before: Any = distributed.init_process_group
     is_imported = False
 
@@ -175,88 +169,48 @@ def sharded(
 ) -> Built:
     """Build and shard a model by the first means that works.
 
-    Args:
-        build: Builds the unsharded model.
-        parallelize: Shards it on this rank.
-        mesh: The mesh.
-        means: What to try.
-        size: Bytes of the unsharded model; 0 where that is not known.
-        early: The model on the meta device, if it was built already.
+    The bytes of the unsharded model are 0 if they are not known. `early` is that model on the meta device, if it was
+    built already.
 
     Raises:
         ProbeError: No means works.
     """
     refused: list[str] = []
     reasons: list[str] = []
+    talks = _Talks()
     for one in means:
-        _refuse_large(one, size, refused)
-        attempt = _Attempt(one)
+        if one == "values" and size > MAX_VALUES:
+            limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
+            raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
+        mode: Any = {"meta": contextlib.nullcontext, "fakes": fake_mode, "values": _Limit}[one]()
+        call, talks = "build()", _Talks()
         try:
-            done = attempt.run(build, parallelize, mesh, early)
+            with mode, fakes_converted(mode) if one == "fakes" else contextlib.nullcontext():
+                with torch.device("meta") if one == "meta" else contextlib.nullcontext():
+                    model = early if one == "meta" and early is not None else build()
+                call = "parallelize()"
+                with talks, split_alike():  # what `parallelize` makes for itself has values
+                    returned = parallelize(model, mesh)
+                if returned is not None:
+                    model = _module(returned, call, "return the model, or None")
         except ProbeError as error:
             raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # torch's CheckpointException is not derived from Exception
-            reasons.append(f"{attempt.call} raised {one_line(error)}")
-            refused.append(f"{attempt.call} {ON[one]} raised {one_line(error)}")
+            reasons.append(f"{call} raised {one_line(error)}")
+            refused.append(f"{call} {ON[one]} raised {one_line(error)}")
             continue
-        if one == "meta" and (has_ddp(done) or parameters_are_held(done)):
+        if one == "meta" and (has_ddp(model) or parameters_are_held(model)):
             continue  # a step needs others, which are on a device
         instead = (INSTEAD[one],) if refused else ()
-        return Built(done, one, attempt.mode if one == "fakes" else None, (*refused, *instead, *attempt.talks.said))
+        return Built(model, one, mode if one == "fakes" else None, (*refused, *instead, *talks.calls))
     why = reasons[-1] if len(set(reasons)) == 1 else refused[-1]
-    raise ProbeError("; ".join((why, *attempt.talks.said)), _hint(why))
-
-
-def _refuse_large(means: Means, size: int, refused: Sequence[str]) -> None:
-    """Refuse to build a large model with its values.
-
-    Raises:
-        ProbeError: It is too large; the message begins with why it is not built by other means.
-    """
-    if means == "values" and size > MAX_VALUES:
-        limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
-        raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
-
-
-class _Attempt:
-    """Builds and shards a model by one means.
-
-    Args:
-        means: The means.
-
-    Attributes:
-        mode: The mode in which tensors are made; None on the meta device.
-        call: The probe's function that was called last.
-        talks: The collectives that `parallelize` has called.
-    """
-
-    def __init__(self, means: Means) -> None:
-        self._means = means
-        self.mode: Any = {"meta": lambda: None, "fakes": fake_mode, "values": _Limit}[means]()
-        self.call = "build()"
-        self.talks = Talks()
-
-    def run(
-        self,
-        build: Callable[[], nn.Module],
-        parallelize: Callable[[nn.Module, DeviceMesh], Any],
-        mesh: DeviceMesh,
-        early: nn.Module | None,
-    ) -> nn.Module:
-        """Return the sharded model."""
-        converted = fakes_converted(self.mode) if self._means == "fakes" else contextlib.nullcontext()
-        with self.mode or contextlib.nullcontext(), converted:
-            model = _built(build, self._means, early)
-            self.call = "parallelize()"
-            with self.talks, split_alike():
-                returned = parallelize(model, mesh)
-        return model if returned is None else _module(returned, "parallelize()", "return the model, or None")
+    raise ProbeError("; ".join((why, *talks.calls)), _hint(why))
 
 
 def _hint(why: str) -> str:
-    """Return what to do where a model cannot be built by any means."""
+    """Return what to do if a model cannot be built by any means."""
     if "needs a non-CPU accelerator" in why:
         return FOR_FSDP1
     if "default process group twice" in why:
@@ -264,18 +218,7 @@ def _hint(why: str) -> str:
     return NO_GPU if any(word in why.lower() for word in ("cuda", "nccl")) else BY_HAND
 
 
-def _built(build: Callable[[], nn.Module], means: str, early: nn.Module | None) -> nn.Module:
-    """Build a model, on the meta device if that is how; what `parallelize` makes for itself has values."""
-    if means != "meta":
-        return build()
-    if early is not None:
-        return early
-    with torch.device("meta"):
-        return build()
-
-
 def size_of(model: nn.Module | None) -> int:
-    """Return the bytes of a model's tensors; 0 where there is none."""
-    if model is None:
-        return 0
-    return sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
+    """Return the bytes of a model's tensors; 0 if there is none."""
+    tensors = () if model is None else (*model.parameters(), *model.buffers())
+    return sum(one.numel() * one.element_size() for one in tensors)

@@ -1,8 +1,8 @@
 """Which ranks are asked, and which each of them stands for.
 
-The first rank and the last one are asked. Where both have the same tensors with the same layouts, and the oracle says
-what the last one holds from what the first one does, one of them stands for all. Where parts are uneven, all corners of
-the mesh are asked, or the first 16, without a step: torch may not split as the oracle does. Where the user's code reads
+The first rank and the last one are asked. If both have the same tensors with the same layouts, and the oracle says
+what the last one holds from what the first one does, one of them stands for all. If parts are uneven, all corners of
+the mesh are asked, or the first 16, without a step: torch may not split as the oracle does. If the user's code reads
 where its rank is along some axes, every position along those is asked, as long as they are few: one in the middle may
 be special. Otherwise the code tells ranks apart along some axes: those along which the last position differs from the
 first, and along those every position is asked.
@@ -10,7 +10,7 @@ first, and along those every position is asked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
 from itertools import product
 from operator import ge
 from typing import TYPE_CHECKING
@@ -21,7 +21,6 @@ from shardviz.dump.planned.ranks import PlannedPart, has_equal_parts, without_ra
 from shardviz.dump.records.plan import PeakRecord
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
-from shardviz.live.plan.reads import Reading
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
@@ -30,11 +29,13 @@ if TYPE_CHECKING:
     from shardviz.dump.records.files import RankRecord
     from shardviz.dump.records.plan import PlanPart, StepFails
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.plan.asked import Reply
-    from shardviz.live.plan.asking import Program
+    from shardviz.live.plan.rank import Reply
 
-    Ask = Callable[[Sequence[int], bool], Program[dict[int, Reply]]]
+    Ask = Callable[[Sequence[int], bool], dict[int, Reply]]
     """Asks ranks, with a step or without one."""
+
+    Part = tuple[Reply, dict[str, tuple[int, ...]]]
+    """A rank's reply, with the positions along axes of the ranks that it stands for."""
 
 MAX_CORNERS = 16
 """The most ranks to ask of those that are first or last along every axis."""
@@ -48,70 +49,50 @@ MAX_READING = 32
 MAX_TENSORS = 4096
 """Tensors that these positions may have, all together: 2 ms each, measured."""
 
+TOO_MANY = "the code tells ranks apart along {} = {:,} positions, more than the {} that are asked"
 
-@dataclass(frozen=True)
-class Chosen:
-    """The ranks that stand for all.
+NOT_ALL = (
+    "the code reads its place along {}{}: {} of these {:,} places were asked, and one in the middle that does "
+    "something else is planned as if it did not"
+)
+
+
+class Replies:
+    """The replies of the ranks that were asked, and which of them stand for all.
 
     Attributes:
-        parts: Each rank's reply, with the positions along axes of the ranks that it stands for.
-        num_asked: How many ranks were asked.
+        mesh: The mesh of the plan.
+        by_rank: What the ranks have.
+        parts: The replies that stand for all ranks, each with the positions along axes of those that it stands for.
         axes: The axes along which the code tells ranks apart.
-        failed: Why no step was planned, though ranks were asked for one; empty where one was.
+        failed: Why no step was planned, though ranks were asked for one; empty if one was.
         step_fails: Whether that is because the step fails, on real ranks too.
-        notes: What the parts do not say of ranks that were asked, a sentence each.
-    """
-
-    parts: tuple[tuple[Reply, dict[str, tuple[int, ...]]], ...]
-    num_asked: int
-    axes: tuple[str, ...]
-    failed: str = ""
-    step_fails: StepFails = "no"
-    notes: tuple[str, ...] = ()
-
-
-class _Replies:
-    """The replies of the ranks that were asked.
-
-    Args:
-        mesh: The mesh of the plan.
-        ask: Asks ranks, with a step or without one.
-
-    Attributes:
-        by_rank: What they have, by rank.
-        mesh: The mesh of the plan.
-        failed: Why a rank could not be stepped; empty where all could that were asked for it.
-        step_fails: Whether that is because its step fails, on real ranks too.
     """
 
     def __init__(self, mesh: Mesh, ask: Ask) -> None:
         self.mesh = mesh
         self._ask = ask
         self.by_rank: dict[int, Reply] = {}
+        self.parts: Sequence[Part] = ()
+        self.axes: tuple[str, ...] = ()
         self.failed = ""
         self.step_fails: StepFails = "no"
 
-    def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> Program[None]:
+    def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> None:
         """Ask those ranks that were not asked before, or not for a step.
 
-        Where one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
+        If one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
         """
         with_step = with_step and not self.failed
         known = {rank for rank, reply in self.by_rank.items() if reply.was_asked_for_step or not with_step}
-        found = yield from self._ask([rank for rank in ranks if rank not in known], with_step)
-        self.by_rank |= found
-        failed = [found[rank] for rank in sorted(found) if found[rank].without_step]
+        replies = self._ask([rank for rank in ranks if rank not in known], with_step)
+        self.by_rank |= replies
+        failed = [replies[rank] for rank in sorted(replies) if replies[rank].without_step]
         if failed and not self.failed:
             self.failed, self.step_fails = failed[0].without_step, failed[0].step_fails
         if self.failed and with_step:
             stepped = [rank for rank, one in self.by_rank.items() if one.was_asked_for_step and not one.without_step]
-            self.by_rank |= yield from self._ask(stepped, False)
-
-    @property
-    def reading(self) -> Reading:
-        """What the user's code reads of its place, on the ranks that were asked."""
-        reads = {axis: line for reply in self.by_rank.values() for axis, line in reply.reads.items()}
-        return Reading(self.mesh, reads, self.by_rank)
+            self.by_rank |= self._ask(stepped, False)
 
     @property
     def first(self) -> Reply:
@@ -122,104 +103,91 @@ class _Replies:
         """Whether a rank has what the oracle says from the first one's reply."""
         return explains(self.first, self.by_rank[rank], self.mesh)
 
+    @property
+    def reads(self) -> dict[str, str]:
+        """The axes along which the user's code reads where its rank is, in the mesh's order, and the lines that do."""
+        lines = {axis: line for reply in self.by_rank.values() for axis, line in reply.reads.items()}
+        return {axis: lines[axis] for axis in self.mesh.axes if axis in lines}
 
-def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Program[Chosen]:
-    """Ask as few ranks as it takes.
+    def positions(self, ranks: Iterable[int]) -> list[tuple[int, ...]]:
+        """Return where ranks are along these axes."""
+        indices = [self.mesh.axis_index(axis) for axis in self.reads]
+        return [tuple(self.mesh.coord_of(rank)[index] for index in indices) for rank in ranks]
 
-    Args:
-        mesh: The mesh of the plan.
-        ask: Asks ranks, with a step or without one.
-        stage_axes: Axes along which ranks are known to differ.
+    def stand_for(self) -> dict[int, Reply]:
+        """Return by rank, of those that were asked, the reply that stands for it."""
+        stands = [(PlannedPart(structs.replace(reply.part, at=at), self.mesh), reply) for reply, at in self.parts]
+        return {rank: reply for part, reply in stands for rank in part.ranks if rank in self.by_rank}
+
+    def notes(self) -> Iterator[str]:
+        """Note a rank that holds less in a step than the one that stands for it, and places that were not asked."""
+        differences = [
+            (_in_step(other.part)[0] - _in_step(self.by_rank[rank].part)[0], -rank, other.part.record.rank)
+            for rank, other in self.stand_for().items()
+            if self.by_rank[rank].part.peak is not None
+        ]
+        less, rank, other_rank = max(differences, default=(0, 0, 0))
+        if less:
+            than = f"{bytes_text(less)} less than rank {other_rank}, which stands for it"
+            yield f"at a step's fullest moment rank {-rank} holds {than}"
+        known, places = len({*self.positions(self.by_rank)}), math.prod(map(self.mesh.axis_size, self.reads))
+        if known < places:
+            yield NOT_ALL.format(", ".join(self.reads), next(iter(self.reads.values())), known, places)
+
+
+def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = (), *, needs_step: bool = False) -> Replies:
+    """Ask as few ranks as it takes; those along `stage_axes` are known to differ.
+
+    A plan that needs a step is not looked into any further if the step of the first rank fails.
 
     Raises:
         ShardvizError: Too many ranks would have to be asked.
     """
-    replies = _Replies(mesh, ask)
-    chosen = yield from _chosen(replies, stage_axes)
-    return replace(
-        chosen,
-        num_asked=len(replies.by_rank),
-        failed=replies.failed,
-        step_fails=replies.step_fails,
-        notes=(*_held_less(chosen, replies), *replies.reading.said),
-    )
-
-
-def _chosen(replies: _Replies, stage_axes: Sequence[str]) -> Program[Chosen]:
-    mesh = replies.mesh
-    yield from replies.ask([mesh.ranks[0], mesh.ranks[-1]])
+    replies = Replies(mesh, ask)
+    replies.ask([mesh.ranks[0], *([] if needs_step else [mesh.ranks[-1]])])
+    replies.parts = [(replies.first, {})]
+    if needs_step and replies.step_fails != "no":
+        return replies
+    replies.ask([mesh.ranks[-1]])
     if _is_uneven(replies.first.part.record):
-        yield from replies.ask(_corners(mesh), with_step=False)
-    yield from replies.ask(_where_read(replies))
+        replies.ask(_corners(mesh), with_step=False)
+    replies.ask(_where_read(replies))
     if all(map(replies.is_explained, replies.by_rank)):
-        return Chosen(((replies.first, {}),), len(replies.by_rank), ())
-    told_apart = yield from _told_apart(replies, stage_axes)
-    apart_or_read = {*told_apart, *replies.reading.axes}
-    with_read = tuple(axis for axis in mesh.axes if axis in apart_or_read and mesh.axis_size(axis) > 1)
-    for axes in dict.fromkeys(axes for axes in (told_apart, with_read) if axes):
-        chosen = yield from _asked_along(replies, axes)
-        if _explain(chosen, replies):
-            return chosen
-    return (yield from _asked_along(replies, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)))
+        return replies
+    long_axes = tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)
+    told_apart = _told_apart(replies, stage_axes)
+    with_read = tuple(axis for axis in long_axes if axis in {*told_apart, *replies.reads})
+    for axes in dict.fromkeys(filter(None, (told_apart, with_read, long_axes))):
+        replies.parts, replies.axes = _asked_along(replies, axes), axes
+        stand_for = replies.stand_for()
+        if all(explains(stand_for[rank], reply, mesh) for rank, reply in replies.by_rank.items()):
+            break
+    return replies
 
 
-def _explain(chosen: Chosen, replies: _Replies) -> bool:
-    """Whether all ranks that were asked have what the oracle says."""
-    own = _stand_for(chosen, replies)
-    return all(explains(own[rank], reply, replies.mesh) for rank, reply in replies.by_rank.items())
-
-
-def _stand_for(chosen: Chosen, replies: _Replies) -> dict[int, Reply]:
-    """Return by rank, of those that were asked, the reply that stands for it."""
-    stands = [(PlannedPart(structs.replace(reply.part, at=at), replies.mesh), reply) for reply, at in chosen.parts]
-    return {rank: reply for part, reply in stands for rank in part.ranks if rank in replies.by_rank}
-
-
-def _held_less(chosen: Chosen, replies: _Replies) -> Iterator[str]:
-    """Say it where a rank holds less in a step than the one that stands for it."""
-    found = [
-        (_in_step(one.part)[0] - _in_step(replies.by_rank[rank].part)[0], -rank, one.part.record.rank)
-        for rank, one in _stand_for(chosen, replies).items()
-        if replies.by_rank[rank].part.peak is not None
-    ]
-    less, rank, other = max(found, default=(0, 0, 0))
-    if less:
-        beside = f"{bytes_text(less)} less than rank {other}, which stands for it"
-        yield f"at a step's fullest moment rank {-rank} holds {beside}"
-
-
-def _asked_along(replies: _Replies, axes: tuple[str, ...]) -> Program[Chosen]:
-    """Ask every position along some axes.
-
-    Raises:
-        ShardvizError: These are too many.
-    """
+def _asked_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
+    """Ask every position along some axes."""
     wanted = _along(replies.mesh, axes)
     if len(wanted) > MAX_ASKED:
         sizes = " * ".join(f"{axis}({replies.mesh.axis_size(axis)})" for axis in axes)
-        raise ShardvizError(
-            f"the code tells ranks apart along {sizes} = {len(wanted):,} positions, more than the {MAX_ASKED} that are "
-            "asked",
-            "plan a smaller mesh of the same axes",
-        )
-    yield from replies.ask(wanted)
-    parts = [(replies.by_rank[rank], at) for rank, at in wanted.items()]
-    return Chosen(tuple(_merged(parts, replies.mesh)), len(replies.by_rank), axes)
+        raise ShardvizError(TOO_MANY.format(sizes, len(wanted), MAX_ASKED), "plan a smaller mesh of the same axes")
+    replies.ask(wanted)
+    return _merged([(replies.by_rank[rank], at) for rank, at in wanted.items()], replies.mesh)
 
 
 def _is_uneven(record: RankRecord) -> bool:
-    """Whether a layout splits a dim into parts of different sizes, where torch and the oracle may not agree."""
-    layouts = [layout_of(one, mesh_of(record.meshes[one.mesh])) for one in record.layouts]
-    return not all(map(has_equal_parts, layouts))
+    """Whether a layout splits a dim into parts of different sizes: torch and the oracle may not agree there."""
+    return not all(has_equal_parts(layout_of(one, mesh_of(record.meshes[one.mesh]))) for one in record.layouts)
 
 
-def _where_read(replies: _Replies) -> list[int]:
+def _where_read(replies: Replies) -> list[int]:
     """Return a rank for each position along the axes that the user's code reads, unless these are too many."""
-    mesh, reading = replies.mesh, replies.reading
+    mesh, reads, known = replies.mesh, replies.reads, {*replies.positions(replies.by_rank)}
     tensors = max(1, len(replies.first.part.record.tensors))
-    if reading.missing > min(MAX_READING, MAX_TENSORS // tensors):
+    if math.prod(map(mesh.axis_size, reads)) - len(known) > min(MAX_READING, MAX_TENSORS // tensors):
         return []
-    return [rank for rank in _along(mesh, reading.axes) if reading.position(rank) not in reading.known]
+    ranks = list(_along(mesh, tuple(reads)))
+    return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in known]
 
 
 def _corners(mesh: Mesh) -> list[int]:
@@ -228,45 +196,39 @@ def _corners(mesh: Mesh) -> list[int]:
     return [mesh.rank_at(way) for way in ways[:MAX_CORNERS]]
 
 
-def _told_apart(replies: _Replies, stage_axes: Sequence[str]) -> Program[tuple[str, ...]]:
+def _told_apart(replies: Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:
     """Return the axes along which the last position is not what the first one explains."""
-    sizes = dict(zip(replies.mesh.axes, replies.mesh.shape, strict=True))
-    at_end = {axis: _rank_at(replies.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
-    yield from replies.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
-    return tuple(axis for axis, rank in at_end.items() if axis in stage_axes or not replies.is_explained(rank))
-
-
-def _rank_at(mesh: Mesh, at: dict[str, int]) -> int:
-    return mesh.rank_at(tuple(at.get(axis, 0) for axis in mesh.axes))
+    mesh = replies.mesh
+    last = {axis: [*_along(mesh, [axis])][-1] for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    replies.ask(rank for axis, rank in last.items() if axis not in stage_axes)
+    return tuple(axis for axis, rank in last.items() if axis in stage_axes or not replies.is_explained(rank))
 
 
 def _along(mesh: Mesh, axes: Sequence[str]) -> dict[int, dict[str, tuple[int, ...]]]:
     """Return one rank for each position along some axes, with the position."""
-    ways = product(*(range(mesh.axis_size(axis)) for axis in axes))
-    places = [dict(zip(axes, way, strict=True)) for way in ways]
-    return {_rank_at(mesh, at): {axis: (position,) for axis, position in at.items()} for at in places}
+    ranges = [range(size if axis in axes else 1) for axis, size in zip(mesh.axes, mesh.shape, strict=True)]
+    places = [(way, dict(zip(mesh.axes, way, strict=True))) for way in product(*ranges)]
+    return {mesh.rank_at(way): {axis: (at[axis],) for axis in axes} for way, at in places}
 
 
-def _merged(
-    parts: list[tuple[Reply, dict[str, tuple[int, ...]]]], mesh: Mesh
-) -> list[tuple[Reply, dict[str, tuple[int, ...]]]]:
-    """Let one rank stand for others that differ from it along one axis only, where it has and holds what they do."""
-    found: list[tuple[Reply, dict[str, tuple[int, ...]]]] = []
+def _merged(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:
+    """Let one rank stand for others that differ from it along one axis only, if it has and holds what they do."""
+    merged: list[Part] = []
     for reply, at in parts:
-        for index, (other, there) in enumerate(found):
+        for index, (other, there) in enumerate(merged):
             axes = [axis for axis in at if at[axis] != there[axis]]
             if len(axes) == 1 and _in_step(other.part) == _in_step(reply.part) and explains(other, reply, mesh):
-                found[index] = other, {**there, axes[0]: (*there[axes[0]], *at[axes[0]])}
+                merged[index] = other, {**there, axes[0]: (*there[axes[0]], *at[axes[0]])}
                 break
         else:
-            found.append((reply, at))
-    return found
+            merged.append((reply, at))
+    return merged
 
 
 def explains(one: Reply, other: Reply, mesh: Mesh) -> bool:
     """Whether a rank's record is the one that the oracle makes for it out of another rank's.
 
-    A step is compared where both were asked for one: a rank stands for others that hold as much in it, or less.
+    A step is compared if both were asked for one: a rank stands for others that hold as much in it, or less.
     """
     made = PlannedPart(one.part, mesh).record(other.part.record.rank)
     stepped = one.was_asked_for_step and other.was_asked_for_step
@@ -288,7 +250,7 @@ def _comparable(record: RankRecord, *, stepped: bool) -> object:
         (structs.replace(one, layout=None), None if one.layout is None else layouts[one.layout])
         for one in record.bodies
     ]
-    found = [(one, bodies[one.body]) for one in record.tensors]
-    tensors = {(one.name, one.numbers, one.suffix): body for one, body in found if stepped or body[0].moment != "step"}
+    named = [(one, bodies[one.body]) for one in record.tensors]
+    tensors = {(one.name, one.numbers, one.suffix): body for one, body in named if stepped or body[0].moment != "step"}
     step = (without_ranks(record.collectives), record.schedule) if stepped else ()
     return tensors, record.tied, record.not_checked, step

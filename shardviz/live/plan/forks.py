@@ -1,36 +1,40 @@
-"""A rank that is asked: a fork of this process, so that it leaves nothing behind for the next.
+"""Ask ranks, each in a fork of this process: as many at a time as there are cores, and as memory suffices.
 
-Only one thing is passed on: what operators return on tensors without values, which is the same for all ranks.
+A fork leaves nothing behind for the next, except for what operators return on tensors without values: that is the same
+on all ranks. How much memory a rank needs is known once the first one has answered.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import linecache
-import multiprocessing
 import os
 import pickle
 import resource
 import signal
 import sys
 import sysconfig
-import threading
 import traceback
-from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.compat import know_fakes, new_fakes
 from shardviz.live.world.failures.raised import is_of_shardviz
+from shardviz.machine import cores, free_memory
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
     from types import FrameType
+
+Answer = TypeVar("Answer")
 
 STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 """The folder of Python's own modules."""
@@ -38,108 +42,159 @@ STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """The folder of torch."""
 
-KILLED = "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine"
+WAIT = 600.0
+"""Seconds without an answer after which none will come."""
+
+TICK = 1.0
+"""Seconds to wait at a time: no more are counted if this process was stopped in between, as by Ctrl-Z."""
+
+UNKNOWN = 2
+"""Ranks that are asked at a time if nobody knows how much memory they need, or how much is free."""
+
+PR_SET_PDEATHSIG = 1
+"""The option of Linux' `prctl` that ends a process with its parent."""
+
 ENDED = "another program has ended it: plan again"
-HINTS = {-signal.SIGKILL: KILLED, -signal.SIGTERM: ENDED, -signal.SIGHUP: ENDED}
+HINTS = {
+    -signal.SIGKILL: "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine",
+    -signal.SIGTERM: ENDED,
+    -signal.SIGHUP: ENDED,
+}
 DIED = "call build() and parallelize() by hand: python -X faulthandler shows where it ends"
+SHORT = "end other programs, or raise their limit: ulimit -n, ulimit -u"
+HANGS = "plan a smaller model to see where it hangs"
 
 
-@dataclass
-class Fork:
-    """The process of a rank that is being asked.
+class KilledError(RankError):
+    """The system has killed a rank, as it does if memory runs out."""
 
-    Attributes:
-        process: The process.
-        answers: Where its answer is read.
-        most: The most ranks, itself included, that ran at a time since it began.
+
+def ask(ranks: Iterable[int], work: Callable[[int], Answer], most: int = 0) -> dict[int, Answer]:
+    """Return by rank what `work(rank)` returns in a fork, asked as by `answers`.
+
+    Raises:
+        ShardvizError: What a rank raised; any other exception becomes a `RankError` with its last line.
     """
+    by_rank: dict[int, Answer] = {}
+    for rank, answer in answers(ranks, work, most):
+        if isinstance(answer, ShardvizError):
+            raise answer
+        by_rank[rank] = answer
+    return by_rank
 
-    process: BaseProcess
-    answers: Connection
-    most: int = 1
 
+def answers(
+    ranks: Iterable[int], work: Callable[[int], Answer], most: int = 0, patience: float = WAIT
+) -> Iterator[tuple[int, Answer | ShardvizError]]:
+    """Yield each rank with what `work(rank)` returns or raises in a fork, as the answers come.
 
-@contextlib.contextmanager
-def interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C and what ends the command wait for what is done inside: a fork that has begun is to be ended, too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    came: list[int] = []
-    for number in before:
-        signal.signal(number, lambda number, _: came.append(number))
+    At most so many are asked at a time, or one on each core. If the system kills one of several, it is asked again, and
+    from then on one at a time. All forks end with the iterator.
+
+    Raises:
+        RankError: The ranks that are left do not answer, or none can be asked.
+    """
+    waiting = list(dict.fromkeys(ranks))
+    running: dict[Connection, tuple[int, int]] = {}  # a rank and its process, by the pipe that it answers through
+    most, silent = min(most or cores(), len(waiting)), 0.0
     try:
-        yield
+        while waiting or running:
+            while waiting and _has_room(len(running), most):
+                try:
+                    pipe, pid = begin(waiting[0], work)
+                except OSError as error:
+                    if not running:
+                        raise RankError(f"rank {waiting[0]} cannot be asked: {error.strerror}", SHORT) from None
+                    break
+                running[pipe] = waiting.pop(0), pid
+            ready = wait([*running], min(TICK, patience))
+            silent = 0.0 if ready else silent + TICK
+            if silent >= patience:
+                names = named_ranks([rank for rank, _ in running.values()])
+                raise RankError(f"{names} did not answer for {patience:g} s", HANGS)
+            for pipe in [pipe for pipe in running if pipe in ready]:
+                rank, pid = running.pop(pipe)
+                answer = _answer_of(rank, pid, pipe)
+                if isinstance(answer, KilledError) and most > 1:
+                    most = 1
+                    waiting.insert(0, rank)
+                else:
+                    yield rank, answer
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for first in came[:1]:
-        signal.raise_signal(first)
+        for _, pid in running.values():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
-def begin(rank: int, work: Callable[[int], object]) -> Fork:
-    """Begin to ask a rank."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
+def _has_room(running: int, most: int) -> bool:
+    """Whether one more rank may be asked."""
+    if not running or running >= most:
+        return not running
+    free, used = free_memory(), memory_used()
+    if free is None or not used:
+        return running < UNKNOWN
+    return free > used * (running + 1)
+
+
+def memory_used() -> int:
+    """Return the most bytes that this process or a rank has used, with what they share; 0 if no rank has ended yet."""
+    of_ranks, of_this = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF))
+    return (1 if sys.platform == "darwin" else 1024) * max(of_ranks, of_this) if of_ranks else 0
+
+
+def begin(rank: int, work: Callable[[int], object]) -> tuple[Connection, int]:
+    """Begin to ask a rank; return the pipe that its answer comes through, and its process.
+
+    Raises:
+        OSError: The system has no process for it, or no file.
+    """
+    ours, theirs = Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
-    process = context.Process(target=_run, args=(rank, work, theirs, ours), daemon=True)
-    process.start()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()  # a rank whose parent was killed would wait for itself to read its answer
+            _run(rank, work, theirs)
+        finally:
+            os._exit(0)
     theirs.close()
-    return Fork(process, ours)
+    return ours, pid
 
 
-def end(one: Fork) -> None:
-    """End the process of a rank, whatever it does."""
-    one.process.kill()
-    one.process.join()
-
-
-def _run(rank: int, work: Callable[[int], object], answers: Connection, read: Connection) -> None:
-    read.close()  # a rank whose parent was killed would wait for itself to read its answer
+def _run(rank: int, work: Callable[[int], object], pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its forks
     for number in (signal.SIGTERM, signal.SIGHUP):
         if callable(signal.getsignal(number)):  # the command's: it exits as if the probe did
             signal.signal(number, signal.SIG_DFL)
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
     new_fakes()
     try:
-        answer = pickle.dumps((True, work(rank), new_fakes()))
+        answer = pickle.dumps((work(rank), new_fakes()))
     except ShardvizError as error:
-        answer = pickle.dumps((False, error, new_fakes()))
+        answer = pickle.dumps((error, new_fakes()))
     except BaseException as error:  # torch has some that do not derive from Exception
         raised = RankError(f"rank {rank}: {one_line(error)}", "call it by hand: its traceback shows where")
-        answer = pickle.dumps((False, raised, new_fakes()))
+        answer = pickle.dumps((raised, new_fakes()))
+    sys.stdout.flush()
+    sys.stderr.flush()
     with contextlib.suppress(BrokenPipeError):  # nobody is left to read it
-        answers.send_bytes(answer)
-    answers.close()
+        pipe.send_bytes(answer)
 
 
-def answer_of(rank: int, one: Fork) -> object:
-    """Return what a rank has answered.
-
-    Raises:
-        ShardvizError: What it raised; a `RankError` of any other exception, or where its process has died.
-    """
+def _answer_of(rank: int, pid: int, pipe: Connection) -> Any:
+    """Return what a rank has answered or raised; a `RankError` if it died, a `KilledError` if the system killed it."""
     try:
-        done, answer, fakes = pickle.loads(one.answers.recv_bytes())
+        answer, fakes = pickle.loads(pipe.recv_bytes())
     except EOFError:
-        one.process.join()
-        code = one.process.exitcode or 0
-        raise RankError(f"the process that planned rank {rank} died, exit code {code}", HINTS.get(code, DIED)) from None
-    one.process.join()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        kind = KilledError if code == -signal.SIGKILL else RankError
+        return kind(f"the process that planned rank {rank} died, exit code {code}", HINTS.get(code, DIED))
+    os.waitpid(pid, 0)
     know_fakes(fakes)
-    if not done:
-        raise answer
     return answer
-
-
-def memory_used() -> int:
-    """Return the most bytes that this process or a rank has used, with what they share."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def one_line(error: BaseException) -> str:
@@ -147,31 +202,28 @@ def one_line(error: BaseException) -> str:
 
     A first line that ends in a colon goes on with that of the exception's own cause, as of a pipeline's backward.
     """
-    text = _first_line(error)
-    if text.endswith(":") and error.__cause__ is not None:
-        text = f"{text} {_first_line(error.__cause__)}"
-    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return named + where(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+    text, cause = (str(raised or "").strip().partition("\n")[0].rstrip(".") for raised in (error, error.__cause__))
+    text = f"{text} {cause}" if text.endswith(":") and cause else text
+    return f"{type(error).__name__}{': ' if text else ''}{text}{where(error)}"
 
 
 def where(error: BaseException) -> str:
-    """Return the line of the user's code that raised an exception, in parentheses; empty where none of it did."""
+    """Return the line of the user's code that raised an exception, in parentheses; empty if none of it did."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+    return _line(own[-1].filename, own[-1].lineno or 0) if own else ""
 
 
 def own_line() -> str:
-    """Return the line of the user's code that runs, in parentheses; empty where none of it does."""
+    """Return the line of the user's code that runs, in parentheses; empty if none of it does."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _run.__code__ and not is_own(frame.f_code.co_filename):
+    while frame is not None and frame.f_code is not _run.__code__:
+        if is_own(frame.f_code.co_filename):
+            return _line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
-    if frame is None or frame.f_code is _run.__code__:
-        return ""
-    file, number = frame.f_code.co_filename, frame.f_lineno
+    return ""
+
+
+def _line(file: str, number: int) -> str:
     return f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
 
 

@@ -13,18 +13,19 @@ from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import clean_name, quiet_redistribution
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.step.answers import Answers
-from shardviz.live.plan.wrapped import parts_of
+from shardviz.live.plan.wrapped import taken_apart
 from shardviz.live.step.observe import optimizer_states, tied_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import ModuleType
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.plan.asked import Question
     from shardviz.live.plan.building import Built
+    from shardviz.live.plan.job import PlanJob
     from shardviz.live.plan.step.planned import PlannedStep
 
 NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}
@@ -42,7 +43,7 @@ class Optimizer:
     """An optimizer, as far as memory goes.
 
     Attributes:
-        kind: A name in `KINDS`; empty for the probe's own, or Adam where it has none.
+        kind: A name in `KINDS`; empty for the probe's own, or Adam if it has none.
         dtype: The element type of its state; empty for that of each parameter.
         master: Whether it keeps a float32 copy of every parameter that is narrower.
     """
@@ -64,135 +65,102 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-@dataclass(frozen=True)
-class States:
-    """What an optimizer keeps.
-
-    Attributes:
-        tensors: Its state.
-        of: The optimizer's name.
-    """
-
-    tensors: list[Local]
-    of: str
-
-
 def states(
-    question: Question,
+    job: PlanJob,
+    probe: ModuleType,
     built: Built,
     mesh: DeviceMesh,
     params: Sequence[Local],
     grads: Sequence[Local],
-    step: PlannedStep | None,
-) -> States:
-    """Return the state of every parameter that has a gradient.
+    step: PlannedStep,
+) -> tuple[list[Local], str]:
+    """Return the state of every parameter that has a gradient, and the optimizer's name.
 
-    Args:
-        question: Whose optimizer it is.
-        built: The model, with the gradients of a step if one was planned.
-        mesh: The mesh.
-        params: The model's parameters.
-        grads: Their gradients.
-        step: The step; None where none was planned.
+    That is the probe's own optimizer if there is one and a step was planned, after which the model has gradients.
     """
-    wanted = question.optimizer
-    if not wanted.kind and hasattr(question.probe, "optimizer") and step is not None:
-        found = _of_own(question, built, mesh, params, step)
-        if found is not None:
-            return found
+    wanted = job.optimizer
+    if not wanted.kind and hasattr(probe, "optimizer") and step.comms is not None:
+        kept = _of_own(job, probe, built, mesh, params, step)
+        if kept is not None:
+            return kept
     trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
     by_rule = _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
-    return States(by_rule, NAMES[wanted.kind or "adam"])
+    return list(by_rule), NAMES[wanted.kind or "adam"]
 
 
 def _of_own(
-    question: Question, built: Built, mesh: DeviceMesh, params: Sequence[Local], step: PlannedStep
-) -> States | None:
-    """Return the state of the probe's own optimizer, once it has stepped; None where it has not made any."""
+    job: PlanJob, probe: ModuleType, built: Built, mesh: DeviceMesh, params: Sequence[Local], step: PlannedStep
+) -> tuple[list[Local], str] | None:
+    """Return the state of the probe's own optimizer, once it has stepped; None if it has not made any."""
     parts: list[Any] = []
     answers = Answers(1, 1)
     try:
         with step.without_values, answers, quiet_redistribution():
-            own = question.probe.optimizer(built.model, mesh)
+            own = probe.optimizer(built.model, mesh)
             parts = _parts(own)
             with step.comms or contextlib.nullcontext():
                 own.step()
     except Exception as error:
         if not _are_made(parts):
-            step.notes.append(f"the optimizer's state is counted as Adam's, and may not be that: {_reason(error)}")
+            why = f"optimizer() or its step raised {one_line(error)}"
+            why = error.message if isinstance(error, ShardvizError) else why
+            step.notes.append(f"the optimizer's state is counted as Adam's, and may not be that: {why}")
             return None
         step.notes.append(f"the optimizer's state is what it had made when its step raised {one_line(error)}")
     if answers.lines:
         step.notes.append(f"the optimizer reads {answers.said}, taken as 1: what it keeps is taken not to depend on it")
-    if question.optimizer.dtype or question.optimizer.master:
+    if job.optimizer.dtype or job.optimizer.master:
         step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")
     names = dict.fromkeys(type(getattr(part, "optim", part)).__name__ for part in parts)
     model = unwrapped(built.model)
-    return States([one for part in parts for one in _kept(part, model, params)], ", ".join(names))
+    return [local for part in parts for local in _kept(part, model, params)], ", ".join(names)
 
 
 def _kept(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
-    """Yield an optimizer's state, taken apart where it wraps other tensors: numbers of 8 bits and their scales."""
+    """Yield an optimizer's state, taken apart if it wraps other tensors: numbers of 8 bits and their scales."""
     state = getattr(optimizer, "optim", optimizer).state
-    wrapped = {
+    tensors = {
         f"{clean_name(name)}.{kind}": value
         for name, parameter in model.named_parameters()
         for kind, value in state.get(parameter, {}).items()
         if torch.is_tensor(value)
     }
-    for local in optimizer_states(optimizer, model, params):
-        parts = parts_of(local.name, "optim", wrapped[local.name]) if local.name in wrapped else []
-        yield from parts or [local]
+    return taken_apart(optimizer_states(optimizer, model, params), tensors)
 
 
 def _are_made(parts: Sequence[Any]) -> bool:
     """Whether optimizers have a state for every parameter that has a gradient: some make all of it before they step."""
-    own = [getattr(part, "optim", part) for part in parts]
+    optimizers = [getattr(part, "optim", part) for part in parts]
     stepped = [
-        bool(one.state.get(param))
-        for one in own
-        for group in one.param_groups
+        bool(optimizer.state.get(param))
+        for optimizer in optimizers
+        for group in optimizer.param_groups
         for param in group["params"]
         if param.grad is not None
     ]
     return bool(stepped) and all(stepped)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, ShardvizError):
-        return error.message
-    return f"optimizer() or its step raised {one_line(error)}"
+def _parts(optimizer: Any) -> list[Any]:
+    """Return an optimizer, or those that an object with a `step` of its own has."""
+    if hasattr(optimizer, "state") or hasattr(optimizer, "optim"):
+        return [optimizer]
+    parts: list[Any] = []
+    for value in getattr(optimizer, "__dict__", {}).values():
+        inside = value if isinstance(value, (list, tuple)) else [value]
+        parts += [one for one in inside if isinstance(one, torch.optim.Optimizer)]
+    if not parts:
+        name = type(optimizer).__name__
+        raise ShardvizError(f"optimizer() returned {name}, which has no state and no torch.optim.Optimizer")
+    return parts
 
 
-def _parts(own: Any) -> list[Any]:
-    """Return an optimizer, or those that an object with a `step` of its own has.
-
-    Raises:
-        ShardvizError: It has none.
-    """
-    if hasattr(own, "state") or hasattr(own, "optim"):
-        return [own]
-    inside = [
-        value
-        for one in getattr(own, "__dict__", {}).values()
-        for value in (one if isinstance(one, (list, tuple)) else [one])
-    ]
-    found = [one for one in inside if isinstance(one, torch.optim.Optimizer)]
-    if not found:
-        raise ShardvizError(
-            f"optimizer() returned {type(own).__name__}, which has no state and no torch.optim.Optimizer"
-        )
-    return found
-
-
-def _by_rule(wanted: Optimizer, trained: Sequence[Local]) -> list[Local]:
-    found: list[Local] = []
+def _by_rule(wanted: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
     for local in trained:
         dtype = dtype_of(wanted.dtype) if wanted.dtype else local.values.dtype
-        kinds = [(kind, dtype) for kind in KINDS[wanted.kind or "adam"]]
+        dtypes = dict.fromkeys(KINDS[wanted.kind or "adam"], dtype)
         if wanted.master and local.values.dtype.itemsize < torch.float32.itemsize:
-            kinds.append(("master", torch.float32))
-        for kind, of in kinds:
-            values = torch.empty(local.values.shape, dtype=of, device="meta")
-            found.append(replace(local, name=f"{local.name}.{kind}", role="optim", values=values, grad=None))
-    return found
+            dtypes["master"] = torch.float32
+        for kind, dtype in dtypes.items():
+            values = torch.empty(local.values.shape, dtype=dtype, device="meta")
+            yield replace(local, name=f"{local.name}.{kind}", role="optim", values=values, grad=None)

@@ -12,53 +12,46 @@ from typing import TYPE_CHECKING
 from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.locals import Local, of_tensor
-from shardviz.live.compat import clean_name, inner_tensors, local_of
+from shardviz.live.compat import inner_tensors, local_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import torch
-    from torch import nn
 
     from shardviz.dump.records.base import Role
 
 
-def taken_apart(locals_: Iterable[Local], model: nn.Module) -> Iterator[Local]:
-    """Yield a model's tensors; a tensor that wraps others is replaced by them."""
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    tensors = {clean_name(name): tensor for name, tensor in named}
+def taken_apart(locals_: Iterable[Local], tensors: Mapping[str, torch.Tensor]) -> Iterator[Local]:
+    """Yield tensors; one that wraps others, which its name leads to, is replaced by them."""
     for local in locals_:
-        parts = parts_of(local.name, local.role, tensors[local.name]) if local.name in tensors else []
+        parts = _parts_of(local.name, local.role, tensors[local.name]) if local.name in tensors else []
         yield from parts or [local]
 
 
-def parts_of(name: str, role: Role, tensor: torch.Tensor) -> list[Local]:
+def _parts_of(name: str, role: Role, tensor: torch.Tensor) -> list[Local]:
     """Return what a tensor is made of; nothing for a tensor with elements of its own.
 
     The part that has an element for each of its own is split as it is, and has its name and its gradient. The others,
     such as scales, are what this rank has of them: `up.weight.scale` of a weight, `up.weight.exp_avg_scale` of a state.
     """
-    wrapper, found = local_of(tensor), list[Local]()
+    wrapper, parts = local_of(tensor), list[Local]()
     for attribute, part in inner_tensors(wrapper).items():
-        if part.shape == wrapper.shape and not any(one.name == name for one in found):
-            found.append(_with_gradient(of_tensor(name, role, _placed(part.detach(), tensor)), tensor))
+        if part.shape == wrapper.shape and not any(other.name == name for other in parts):
+            parts.append(_main_part(name, role, part.detach(), tensor))
         else:
-            its = f"{name}{'_' if role == 'optim' else '.'}{attribute.replace('.', '_')}"
-            found.append(Local(its, role, tuple(part.shape), part.detach()))
-    return found
+            part_name = f"{name}{'_' if role == 'optim' else '.'}{attribute.replace('.', '_')}"
+            parts.append(Local(part_name, role, tuple(part.shape), part.detach()))
+    return parts
 
 
-def _placed(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a part with the placements of the tensor that it is of."""
-    if not isinstance(like, DTensor):
-        return part
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
-
-
-def _with_gradient(local: Local, tensor: torch.Tensor) -> Local:
-    if not tensor.is_leaf or tensor.grad is None:
+def _main_part(name: str, role: Role, part: torch.Tensor, of: torch.Tensor) -> Local:
+    """Return a part with the placements and the gradient of the tensor that it is of."""
+    if isinstance(of, DTensor):
+        shape, stride = of.shape, of.stride()
+        part = DTensor.from_local(part, of.device_mesh, of.placements, run_check=False, shape=shape, stride=stride)
+    local = of_tensor(name, role, part)
+    if not of.is_leaf or of.grad is None:
         return local
-    grad = of_tensor(local.name, "grad", tensor.grad)
+    grad = of_tensor(name, "grad", of.grad)
     return replace(local, grad=grad.values, grad_claim=grad.claim)

@@ -11,8 +11,7 @@ from shardviz.picture.text.schedule import bubble_text
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
 from shardviz.plan.choice import NO_STEP
-from shardviz.plan.counting.amounts import OF_A_STEP, ROLES, Amounts, gathered
-from shardviz.plan.counting.splits import uneven, whole
+from shardviz.plan.counting.amounts import OF_A_STEP, ROLES, Amounts, gathered, uneven, whole
 from shardviz.plan.counting.traffic import crossing, sent, where
 from shardviz.plan.folding import fold_again, fold_all, kind_of
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.planned.ranks import PlannedRanks
     from shardviz.dump.records.plan import PlanPart, PlanRecord
-    from shardviz.plan.counting.splits import Uneven, Whole
+    from shardviz.plan.counting.amounts import Uneven, Whole
     from shardviz.plan.counting.traffic import Sent
 
 MOST = 8
@@ -69,8 +68,8 @@ def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
         yield from _sentence(text, width)
     yield line("")
     yield from memory_lines(amounts, width)
-    yield from _uneven(list(uneven(amounts)), width)
-    yield from _whole(list(whole(amounts)), width)
+    yield from _uneven(uneven(amounts), width)
+    yield from _whole(whole(amounts), width)
     yield line("")
     yield from _traffic(plan, ranks, width)
     yield from _bubble(ranks)

@@ -1,4 +1,4 @@
-"""Bytes of a plan on every rank, by role: counted over the mesh at once, a layout at a time."""
+"""Bytes of a plan on every rank, by role, and what is uneven or whole: counted over the mesh at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shardviz.layout.dtypes import itemsize
 from shardviz.text import Fold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from shardviz.dump.planned.ranks import PlannedPart, PlannedRanks
     from shardviz.dump.records.plan import PlanPart
-    from shardviz.dump.records.tensors import Body, TensorRecord
+    from shardviz.dump.records.tensors import Body
     from shardviz.layout.layout import Layout
 
 ROLES = ("parameters", "buffers", "gradients", "optimizer", "buckets", "activations", "gathered")
@@ -35,6 +35,9 @@ OF_A_STEP = ("activations", "gathered")
 """Roles that only a step tells. They peak at different moments on different ranks: their sum says nothing."""
 
 OF = {"param": "parameters", "buffer": "buffers", "grad": "gradients", "optim": "optimizer"}
+
+LARGE = 0.01
+"""A tensor is large from this part of the parameters of the fullest rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,46 +96,43 @@ class Amounts:
     @cached_property
     def by_role(self) -> dict[str, NDArray[np.int64]]:
         """Bytes on every rank of the mesh, by role."""
-        found = {role: np.zeros(len(self.ranks), np.int64) for role in ROLES}
+        by_role = {role: np.zeros(len(self.ranks), np.int64) for role in ROLES}
         for part, held in self.held:
             ranks = np.array(part.ranks)
             for one in held:
-                found[one.role][ranks] += one.bytes
+                by_role[one.role][ranks] += one.bytes
             peak = part.part.peak or PeakRecord(0, gathered(part.part))
-            found["buckets"][ranks] += sum(one.bytes for one in part.part.buckets if not one.is_gradients)
-            found["activations"][ranks] += peak.activations
-            found["gathered"][ranks] += peak.gathered
-        return found
+            by_role["buckets"][ranks] += sum(one.bytes for one in part.part.buckets if not one.is_gradients)
+            by_role["activations"][ranks] += peak.activations
+            by_role["gathered"][ranks] += peak.gathered
+        return by_role
 
     @cached_property
     def together(self) -> NDArray[np.int64]:
         """Bytes on every rank of the mesh."""
-        total: NDArray[np.int64] = sum(self.by_role.values(), np.zeros(len(self.ranks), np.int64))
+        total: NDArray[np.int64] = np.stack([*self.by_role.values()]).sum(axis=0)
         return total
 
     @cached_property
     def offloaded(self) -> NDArray[np.int64]:
         """Bytes of every rank of the mesh that are in a CPU's memory."""
-        found = np.zeros(len(self.ranks), np.int64)
-        for part, held in self.held:
-            ranks = np.array(part.ranks)
-            for one in held:
-                found[ranks] += one.bytes - one.on_gpu
-        return found
+        return self._sum(lambda one: one.bytes - one.on_gpu)
 
     @property
     def on_gpu(self) -> NDArray[np.int64]:
         """Bytes of every rank of the mesh that its GPU has to hold."""
-        on_gpu: NDArray[np.int64] = self.together - self.offloaded
-        return on_gpu
+        return self.together - self.offloaded
 
     @cached_property
     def lasting(self) -> NDArray[np.int64]:
         """Bytes of every rank of the mesh that its GPU holds before, in and after a step."""
-        found = np.zeros(len(self.ranks), np.int64)
+        return self._sum(lambda one: one.on_gpu * (one.role != "gradients"))
+
+    def _sum(self, size: Callable[[Held], NDArray[np.int64]]) -> NDArray[np.int64]:
+        total = np.zeros(len(self.ranks), np.int64)
         for part, held in self.held:
-            found[np.array(part.ranks)] += sum(one.on_gpu for one in held if one.role != "gradients")
-        return found
+            total[np.array(part.ranks)] += sum(map(size, held))
+        return total
 
     @property
     def fullest(self) -> int:
@@ -153,34 +153,103 @@ def gathered(part: PlanPart) -> int:
     return stays + max(pairs, default=0)
 
 
-def _held(part: PlannedPart) -> list[Held]:
+def _held(part: PlannedPart) -> Iterator[Held]:
     record = part.part.record
     tied = {name for group in record.tied for name in group[1:]}
     units = {unit.name: unit.on_cpu for unit in part.part.units}
-    found = []
     for tensor in record.tensors:
         body = record.bodies[tensor.body]
-        names = Fold(tensor.name, tensor.numbers, tensor.suffix).names()
-        owners = [owner for name in names if (owner := owner_of(name, body.role)) not in tied]
+        fold = Fold(tensor.name, tensor.numbers, tensor.suffix)
+        owners = [owner for name in fold.names() if (owner := owner_of(name, body.role)) not in tied]
         if body.role in OF and owners:
             on_cpu = sum(_is_offloaded(owner, units) for owner in owners) if body.role != "buffer" else 0
-            found.append(_one(part, tensor, body, len(owners), on_cpu))
-    return found
+            layout = None if body.layout is None else part.layout(record.rank, body.layout)
+            yield Held(str(fold), OF[body.role], body, len(owners), layout, sizes(part, tensor.body), on_cpu)
 
 
 def _is_offloaded(owner: str, units: Mapping[str, bool]) -> bool:
-    """Whether the innermost of FSDP's units that has a parameter keeps it in the CPU's memory.
-
-    Args:
-        owner: The parameter's name.
-        units: Whether each unit does, by the name of its module.
-    """
+    """Whether the innermost of FSDP's units that has a parameter keeps it in the CPU's memory, as the units say."""
     modules = owner.split(".")[:-1]
     around = (".".join(modules[:depth]) for depth in range(len(modules), -1, -1))
     return next((units[name] for name in around if name in units), False)
 
 
-def _one(part: PlannedPart, tensor: TensorRecord, body: Body, count: int, on_cpu: int) -> Held:
-    name = str(Fold(tensor.name, tensor.numbers, tensor.suffix))
-    layout = None if body.layout is None else part.layout(part.part.record.rank, body.layout)
-    return Held(name, OF[body.role], body, count, layout, sizes(part, tensor.body), on_cpu)
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """A parameter whose parts differ in size from rank to rank.
+
+    Attributes:
+        held: The parameter.
+        least: Elements of the smallest part.
+        most: Elements of the largest part.
+        empty: How many ranks have none.
+        ranks: How many ranks have the parameter.
+    """
+
+    held: Held
+    least: int
+    most: int
+    empty: int
+    ranks: int
+
+
+def uneven(amounts: Amounts) -> list[Uneven]:
+    """Return the parameters whose parts differ in size from rank to rank, the emptiest first.
+
+    Those of FSDP1's flat parameters do not count: these are cut into equal parts, wherever one of them ends.
+    """
+    by_name: dict[str, list[Held]] = {}
+    for _, held in amounts.held:
+        for one in held:
+            if one.role == "parameters":
+                by_name.setdefault(one.name, []).append(one)
+    parameters = []
+    for same in by_name.values():  # in all parts of the plan
+        sizes = np.concatenate([one.sizes for one in same])
+        is_flat = same[0].layout is not None and same[0].layout.flat is not None
+        if sizes.min() < sizes.max() and not is_flat:
+            empty = int((sizes == 0).sum())
+            parameters.append(Uneven(same[0], int(sizes.min()), int(sizes.max()), empty, len(sizes)))
+    return sorted(parameters, key=lambda one: (-one.empty / one.ranks, -(one.most - one.least)))
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A large parameter that every rank along an axis has whole, though other parameters are split over that axis.
+
+    Attributes:
+        held: The parameter.
+        axis: The axis.
+        size: Ranks along it.
+        saved: Bytes that a rank would save, with gradient and optimizer state.
+    """
+
+    held: Held
+    axis: str
+    size: int
+    saved: int
+
+
+def whole(amounts: Amounts) -> list[Whole]:
+    """Return large parameters that could be split over an axis that splits others, those that would save most first."""
+    most = int(amounts.by_role["parameters"].max())
+    by_axis: dict[tuple[str, str], Whole] = {}
+    for _, held in amounts.held:
+        params = [one for one in held if one.role == "parameters" and one.layout is not None]
+        used = {axis for one in params if one.layout for axis in one.layout.split_axes}
+        large = (one for one in params if int(one.bytes.max()) >= LARGE * most)
+        for copied in (copied for one in large for copied in _copied(one, held, used)):
+            key = (copied.held.name, copied.axis)
+            by_axis[key] = max(by_axis.get(key, copied), copied, key=lambda one: one.saved)
+    return sorted(by_axis.values(), key=lambda one: -one.saved)
+
+
+def _copied(one: Held, held: tuple[Held, ...], used: set[str]) -> Iterator[Whole]:
+    """Yield what it would save to split a parameter, with its gradient and its state, along each axis in use."""
+    assert one.layout is not None
+    after = [other for other in held if other.role in ("gradients", "optimizer") and other.owner == one.name]
+    size_of_all = sum(int(other.bytes.max()) for other in (one, *after))
+    for axis in one.layout.replicate_axes:
+        size = one.layout.mesh.axis_size(axis)
+        if size > 1 and axis in used and any(dim >= size for dim in one.body.local_shape):
+            yield Whole(one, axis, size, size_of_all * (size - 1) // size)

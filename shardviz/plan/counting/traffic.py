@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 Axes = tuple[str, ...]
 
-Kind = tuple[Axes, Axes, str, str, int]
-"""Axes along which groups run or within which they lie, the operation, when it runs, and the ranks of a group."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -36,9 +33,9 @@ class Sent:
         bytes: What they are about, together.
         received: Bytes that a rank receives.
         size: Ranks of a group.
-        nodes: How many nodes a group spans at most; 0 where the size of a node is not given.
+        nodes: How many nodes a group spans at most; 0 if the size of a node is not given.
         modules: The modules that call it, numbers left out.
-        within: The axes along which ranks of a group differ, where it runs along none of them from end to end.
+        within: The axes along which ranks of a group differ, if it runs along none of them from end to end.
     """
 
     axes: Axes
@@ -55,58 +52,55 @@ class Sent:
 
 def sent(plan: PlanRecord, mesh: Mesh) -> list[Sent]:
     """Return what a step sends, along the innermost axes first."""
-    found: dict[Kind, Sent] = {}
-    for part in plan.parts:
-        for key, one in _of_part(part, mesh, plan.node).items():
-            if key not in found or (one.received, one.bytes) > (found[key].received, found[key].bytes):
-                found[key] = one  # by bytes, too: who sends receives nothing
-    return sorted(found.values(), key=lambda one: (one.nodes, one.axes, -one.received))
+    busiest: dict[object, Sent] = {}
+    for kind, one in (item for part in plan.parts for item in _of_part(part, mesh, plan.node).items()):
+        # By bytes, too: who sends receives nothing.
+        busiest[kind] = max(busiest.get(kind, one), one, key=lambda one: (one.received, one.bytes))
+    return sorted(busiest.values(), key=lambda one: (one.nodes, one.axes, -one.received))
 
 
 def received_along(plan: PlanRecord, mesh: Mesh) -> dict[str, int]:
     """Return the bytes that the busiest rank receives along each axis, or axes, of a mesh."""
-    most: dict[str, int] = {}
+    most: Counter[str] = Counter()
     for part in plan.parts:
-        own: Counter[str] = Counter()
+        along: Counter[str] = Counter()
         for one in _of_part(part, mesh, plan.node).values():
-            own[where(one)] += one.received
-        most |= {place: size for place, size in own.items() if size > most.get(place, 0)}
+            along[where(one)] += one.received
+        most |= along
     return most
 
 
 def crossing(plan: PlanRecord, mesh: Mesh) -> int:
     """Return the bytes that the busiest rank receives in groups that span more than one node."""
-    most = 0
-    for part in plan.parts:
-        own = _of_part(part, mesh, plan.node).values()
-        most = max(most, sum(one.received for one in own if one.nodes > 1))
-    return most
+    of_parts = (_of_part(part, mesh, plan.node).values() for part in plan.parts)
+    return max((sum(one.received for one in sent_ if one.nodes > 1) for sent_ in of_parts), default=0)
 
 
-def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[Kind, Sent]:
-    found: dict[Kind, Sent] = {}
-    for one in part.record.collectives:
-        key = (one.axes, mesh.axes_within(one.ranks), one.op, one.when, one.size)
-        before = found.get(key)
-        kind = kind_of(one.module)
-        modules = before.modules if before else ()
-        found[key] = Sent(
-            one.axes,
-            one.op,
-            one.when,
-            one.count + (before.count if before else 0),
-            one.bytes + (before.bytes if before else 0),
-            received(one) + (before.received if before else 0),
-            one.size,
-            max(before.nodes if before else 0, _nodes(mesh, one, node)),
-            modules if kind in modules else (*modules, kind),
-            mesh.axes_within(one.ranks),
+def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[object, Sent]:
+    """Return what a rank sends, by axes, operation, pass and ranks of a group."""
+    by_kind: dict[tuple[Axes, Axes, str, str, int], list[CollectiveRecord]] = {}
+    for record in part.record.collectives:
+        key = (record.axes, mesh.axes_within(record.ranks), record.op, record.when, record.size)
+        by_kind.setdefault(key, []).append(record)
+    return {
+        (axes, within, op, when, size): Sent(
+            axes=axes,
+            op=op,
+            when=when,
+            count=sum(record.count for record in records),
+            bytes=sum(record.bytes for record in records),
+            received=sum(map(received, records)),
+            size=size,
+            nodes=max(_nodes(mesh, record, node) for record in records),
+            modules=tuple(dict.fromkeys(kind_of(record.module) for record in records)),
+            within=within,
         )
-    return found
+        for (axes, within, op, when, size), records in by_kind.items()
+    }
 
 
 def _nodes(mesh: Mesh, one: CollectiveRecord, node: int) -> int:
-    """Return how many nodes a collective's group spans, on the rank that was asked where it runs along no axis."""
+    """Return how many nodes a collective's group spans, on the rank that was asked if it runs along no axis."""
     if node and one.ranks:
         return len({rank // node for rank in one.ranks})
     return nodes_of(mesh, one.axes, node)

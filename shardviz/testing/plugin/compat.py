@@ -127,7 +127,7 @@ def filter_warnings(configured: Iterable[str], given: Iterable[str], marked: Ite
 
 
 def log_level(config: pytest.Config) -> int | None:
-    """Return `--log-level`; None where it was not given."""
+    """Return `--log-level`; None if it was not given."""
     from _pytest.logging import get_log_level_for_setting
 
     return get_log_level_for_setting(config, "log_level")

@@ -25,13 +25,13 @@ class Debugged(bdb.BdbQuit):
 
 
 def terminal(config: pytest.Config) -> str:
-    """Return the path of the terminal that pytest was started from; empty where there is none."""
+    """Return the path of the terminal that pytest was started from; empty if there is none."""
     with compat.without_capture(config):
         return next((os.ttyname(stream) for stream in (0, 1, 2) if os.isatty(stream)), "")
 
 
 def give_terminal(path: str, rank: int) -> None:
-    """Let `breakpoint()` open the debugger on a terminal, where there is one."""
+    """Let `breakpoint()` open the debugger on a terminal, if there is one."""
     if path:
         sys.breakpointhook = lambda *args, **kwargs: _debugger(path, rank).set_trace(sys._getframe(1))
 

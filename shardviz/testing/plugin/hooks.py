@@ -59,7 +59,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Wait for nothing more, where collection was interrupted."""
+    """Wait for nothing more, if collection was interrupted."""
     preload = config.stash.get(_PRELOAD, None)
     if preload is not None:
         preload.end()
@@ -69,7 +69,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a test that cannot run on ranks before its fixtures are set up."""
     if item.get_closest_marker("mesh") is None:
         return
-    from shardviz.testing.plugin.checks import check_item
+    from shardviz.testing.plugin.marks import check_item
 
     check_item(item)
 

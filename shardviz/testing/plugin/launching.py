@@ -80,7 +80,6 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
         FixtureError: A value cannot be sent to ranks.
     """
     config = item.config
-    arguments = pack_arguments(item, item.stash.get(MESH, spmd.mesh))
     style = Style(config.option.tbstyle, config.option.fulltrace, config.option.showlocals, config.get_verbosity())
     marked = tuple(text for mark in item.iter_markers("filterwarnings") for text in mark.args)
     before = config.stash.get(COLLECTED, Collected())
@@ -90,10 +89,7 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
         owner=item.cls.__qualname__ if item.cls is not None else "",
         function=item.originalname,
         instance=pack_instance(item),
-        values=arguments.values,
-        indices=arguments.indices,
-        mesh_arguments=arguments.mesh_arguments,
-        made_arguments=arguments.made_arguments,
+        arguments=pack_arguments(item, item.stash.get(MESH, spmd.mesh)),
         module_bindings=pack_bound(item.module, before),
         class_bindings=pack_bound(item.cls, before),
         mesh=spmd.mesh,

@@ -1,4 +1,4 @@
-"""Which tests run on ranks: `@spmd(mesh=...)` and the marker `mesh` that it stands for."""
+"""Which tests run on ranks, and which cannot: `@spmd(mesh=...)` and the marker `mesh` that it stands for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import MeshError
 from shardviz.layout.mesh import Mesh, parse_mesh
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     import pytest
@@ -25,7 +26,7 @@ class Spmd:
         mesh: The mesh whose ranks run it.
         timeout: Seconds that it may take; None for `--shardviz-timeout`.
         launch: How ranks are started; None for `--shardviz-launch`.
-        backend: A process group backend; None for nccl where each rank has a GPU, else gloo.
+        backend: A process group backend; None for nccl if each rank has a GPU, else gloo.
     """
 
     mesh: Mesh
@@ -61,7 +62,7 @@ def spmd(
 
 
 def spmd_of(item: pytest.Item) -> Spmd | None:
-    """Return how a test wants to be run by the marker nearest to it; None where it has none.
+    """Return how a test wants to be run by the marker nearest to it; None if it has none.
 
     Raises:
         MeshError: The marker's arguments are not a mesh, or give two.
@@ -83,3 +84,35 @@ def _mesh(given: Any) -> Mesh:
     if not isinstance(given, Mapping) or not all(isinstance(size, int) for size in given.values()):
         raise MeshError(f"{given!r} is not a mesh", 'write {"fsdp": 2, "tp": 4} or "fsdp=2,tp=4"')
     return Mesh(tuple(given), tuple(given.values()))
+
+
+def check_item(item: pytest.Item) -> None:
+    """Fail or skip a marked test that cannot run on ranks."""
+    import unittest
+
+    import pytest
+
+    __tracebackhide__ = True
+    spmd, wrong = None, ""
+    try:
+        spmd = spmd_of(item)
+    except MeshError as error:
+        wrong = str(error)
+    if spmd is None:
+        pytest.fail(wrong, pytrace=False)
+    if not isinstance(item, pytest.Function):
+        pytest.fail(
+            f"{item.name} is marked with a mesh, but only functions and methods of plain classes run on ranks\n"
+            "Hint: make the test a function",
+            pytrace=False,
+        )
+    if item.cls is not None and issubclass(item.cls, unittest.TestCase):
+        kind = item.cls.__name__
+        pytest.fail(
+            f"{kind}.{item.name} is a method of a unittest.TestCase, which cannot run on ranks\n"
+            f"Hint: let {kind} be a plain class, with setup_method for setUp and assert for self.assertEqual",
+            pytrace=False,
+        )
+    limit = item.config.getoption("shardviz_ranks")
+    if limit is not None and spmd.mesh.size > limit:
+        pytest.skip(f"mesh {spmd.mesh} has {counted(spmd.mesh.size, 'rank')}, --shardviz-ranks allows {limit}")

@@ -39,7 +39,7 @@ def ranks_timeout(config: pytest.Config) -> float:
 def timeout_of(item: pytest.Function, own: float | None) -> float:
     """Return how many seconds a test may take on its ranks, by its own word or the session's.
 
-    Where pytest-timeout allows less, ranks are given a part of that: they say where they hang, it cannot.
+    If pytest-timeout allows less, ranks are given a part of that: they say where they hang, it cannot.
     """
     seconds = own or ranks_timeout(item.config)
     marker = item.get_closest_marker("timeout")

@@ -40,9 +40,9 @@ class Outcome:
         kind: What pytest calls it.
         reason: The exception's text.
         when: `time.monotonic()`.
-        error: The pickled exception; empty where it cannot pickle.
-        type_: Its pickled class; empty where that cannot pickle.
-        shown: The pickled representation that pytest would print; empty where it is none of an exception.
+        error: The pickled exception; empty if it cannot pickle.
+        type_: Its pickled class; empty if that cannot pickle.
+        shown: The pickled representation that pytest would print; empty if it is none of an exception.
         text: The same as text.
     """
 

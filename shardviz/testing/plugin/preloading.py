@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.live import world
-from shardviz.testing.plugin.on_ranks.modules import Source, source_of
+from shardviz.testing.plugin.on_ranks.modules import source_of
 from shardviz.testing.plugin.options import launch_method
 
 if TYPE_CHECKING:
@@ -44,15 +44,12 @@ class Preload:
         if self._folder is None or (self._folder / "modules").exists():
             return
         sources = {source_of(item): None for item in items if isinstance(item, pytest.Function)}
-        _write(self._folder / "modules", tuple(sys.path), list(sources))
+        unfinished = self._folder / "modules.tmp"
+        unfinished.write_bytes(pickle.dumps((tuple(sys.path), list(sources))))
+        unfinished.rename(self._folder / "modules")
 
     def end(self) -> None:
         """Leave nothing behind."""
         self.finish([])
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _write(file: Path, path: tuple[str, ...], sources: list[Source]) -> None:
-    file.with_suffix(".tmp").write_bytes(pickle.dumps((path, sources)))
-    file.with_suffix(".tmp").rename(file)

@@ -30,7 +30,7 @@ class Story:
 
     Attributes:
         shown: pytest's representation of it.
-        title: Which rank it is about; empty where it is about no single one.
+        title: Which rank it is about; empty if it is about no single one.
         rest: What the other ranks did, and the seed.
     """
 
@@ -64,7 +64,7 @@ def report_story(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def find_root(failure: ShardvizError, ends: list[Outcome]) -> Outcome | None:
-    """Return how the test ended on the rank that the others follow from; None where that rank could not say.
+    """Return how the test ended on the rank that the others follow from; None if that rank could not say.
 
     Failures come before skips, causes before echoes of another rank's failure, then the earliest comes first.
 

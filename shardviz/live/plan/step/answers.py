@@ -24,7 +24,7 @@ TRIED = ((0.0, 0), (1.0, 100), (math.inf, 1), (-1.0, 2))
 """What a number that a step reads is taken as, and what an integer, one pair after the other."""
 
 NOT_TRUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""Operators whose results are not the real ones where a value is not."""
+"""Operators whose results are not the real ones if a value is not."""
 
 MOST = 1 << 12
 """How often a line is answered at most that does something in between: a loop may wait for another answer for ever."""
@@ -34,11 +34,7 @@ NO_OPERATOR = {torch.Tensor.numpy: "numpy()", torch.Tensor.__array__: "numpy", t
 
 
 class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers every question for a number that torch does not know with the same one.
-
-    Args:
-        number: The number.
-        integer: The same, where a tensor has integers.
+    """Answers every question for a number that torch does not know with the same one, or with the same integer.
 
     Attributes:
         lines: How often each line of code has read one; the line is empty for code of a library.
@@ -52,11 +48,7 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._has_worked = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, unless it reads a number.
-
-        Raises:
-            ShardvizError: The same line has read `MOST` of them.
-        """
+        """Run an operator, unless it reads a number; raise an error once the same line has read `MOST` of them."""
         reads = func in COMPARES or (func is READS_NUMBER and not has_known_value(args[0]))
         if not reads:
             self._has_worked = True
@@ -66,7 +58,12 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._has_worked = False
         if self.lines[line] > MOST:
             raise ShardvizError(f"the step goes on reading values, and a plan has none {line}".rstrip())
-        return self._as(torch.bool if func in COMPARES else args[0].dtype)
+        dtype = torch.bool if func in COMPARES else args[0].dtype
+        if dtype == torch.bool:
+            return bool(self._number)
+        if dtype.is_complex:
+            return complex(self._number)
+        return self._number if dtype.is_floating_point else self._integer
 
     @property
     def said(self) -> str:
@@ -80,13 +77,6 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What is answered, in words."""
         return f"{self._number:g} (integers {self._integer})"
 
-    def _as(self, dtype: torch.dtype) -> bool | int | float | complex:
-        if dtype == torch.bool:
-            return bool(self._number)
-        if dtype.is_complex:
-            return complex(self._number)
-        return self._number if dtype.is_floating_point else self._integer
-
 
 class Refusal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses to read values in a step that has some: a plan sends nothing, so they are not those of a real step."""
@@ -95,11 +85,7 @@ class Refusal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, unless what it returns depends on values in more than values.
-
-        Raises:
-            ShardvizError: It does.
-        """
+        """Run an operator, or raise an error if what it returns depends on values in more than values."""
         if NOT_TRUE & set(func.tags):
             raise ShardvizError(f"the step reads a value, and a plan has no true one{own_line()}")
         return func(*args, **(kwargs or {}))
@@ -108,8 +94,7 @@ class Refusal(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class NoOperator(TorchFunctionMode):
     """Sees what reads values by no operator: numpy and dlpack are refused, a number in a text is read by one.
 
-    Args:
-        has_values: Whether the step has some, so that a list of them is refused as well.
+    A list of values is refused as well if the step has some.
     """
 
     def __init__(self, *, has_values: bool) -> None:
@@ -117,11 +102,7 @@ class NoOperator(TorchFunctionMode):
         self._refused = NO_OPERATOR | ({torch.Tensor.tolist: "tolist()"} if has_values else {})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function, unless it hands out values.
-
-        Raises:
-            ShardvizError: It does.
-        """
+        """Run a function, or raise an error if it hands out values."""
         if func in self._refused:
             raise ShardvizError(f"the step reads values by {self._refused[func]}, and a plan has none{own_line()}")
         if func is torch.Tensor.__format__ and is_fake(args[0]) and not args[0].dim():

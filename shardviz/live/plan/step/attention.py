@@ -1,16 +1,19 @@
-"""Which tensors are scores of attention: a CPU makes them where it has no fused kernel, and a GPU may have one."""
+"""Which tensors are scores of attention: a CPU makes them if it has no fused kernel, and a GPU may have one."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from shardviz.live.compat import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ATTENTION = functional.scaled_dot_product_attention
 
@@ -30,7 +33,7 @@ MOVES = {
 
 
 class Attention(TorchFunctionMode):
-    """Follows calls of `scaled_dot_product_attention`: by a mode, and where torch takes modes away, by its name.
+    """Follows calls of `scaled_dot_product_attention`: by a mode, and if torch takes modes away, by its name.
 
     In a backward, where the forward of a checkpoint runs again, there are no modes; code that has the function under a
     name of its own is followed by the mode alone.
@@ -42,18 +45,14 @@ class Attention(TorchFunctionMode):
         self._products = 0
         self._is_known_by_shape = False
         self._shapes: set[tuple[int, ...]] = set()
-        self._named = ExitStack()
 
-    def __enter__(self) -> Attention:
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow calls until the context ends."""
         # `context_parallel` puts a function of its own where this one's name says that it is.
         followed = wraps(ATTENTION)(lambda *args, **kwargs: self._followed(*args, **kwargs))
-        self._named.enter_context(replaced(functional, ATTENTION.__name__, followed))
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._named.close()
+        with replaced(functional, ATTENTION.__name__, followed), self:
+            yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function; while it is attention, know how many queries and keys it has."""
@@ -73,11 +72,9 @@ class Attention(TorchFunctionMode):
             self._pairs, self._products, self._is_known_by_shape = before
 
     def note(self, func: Any, value: Any, *, in_backward: bool) -> bool:
-        """Note what an operator has returned.
+        """Note what an operator has returned, and whether that is a score for each pair of a query and a key.
 
-        Returns:
-            Whether that is a score for each pair of a query and a key, of every head. Gradients of scores are known by
-            their shape, but not where queries, keys or values have the same.
+        Gradients of scores are known by their shape, unless queries, keys or values have the same.
         """
         if not torch.is_tensor(value) or value.ndim <= LEAST_DIMS:
             return False

@@ -16,16 +16,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardviz.live.compat import ranks_of_operator, real_tensors
 from shardviz.live.plan.forks import own_line
-from shardviz.live.plan.step.exchanges import flows, received
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 ATEN = torch.ops.aten
 
 OF_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
-"""What FakeTensorMode raises where code reads values, or the size of a result depends on them."""
+"""What FakeTensorMode raises if code reads values, or the size of a result depends on them."""
 
 MOST = 1 << 24
 """Elements of a tensor whose numbers are worked out at most."""
@@ -45,6 +46,9 @@ GROUPED = (ATEN._grouped_mm.default,) if hasattr(ATEN, "_grouped_mm") else ()
 
 COUNTS = (ATEN.arange.default, ATEN.arange.start, ATEN.arange.start_step)
 
+OUT_FIRST = ("alltoall_base_", "_allgather_base_")
+"""Collectives of c10d that fill their first argument with what they make of the second."""
+
 BY_INDEX = (ATEN.index.Tensor, ATEN.index_put.default, ATEN.index_put_.default, ATEN._index_put_impl_.default)
 """Operators that take masks as indices."""
 
@@ -54,7 +58,7 @@ class Origin:
     """Where the numbers of a storage come from.
 
     Attributes:
-        choices: The calls that chose, a line each; empty where no number depends on a choice.
+        choices: The calls that chose, a line each; empty if no number depends on a choice.
         is_lost: Whether something has been written to it that is not known.
     """
 
@@ -83,14 +87,13 @@ class Choices:
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on plain tensors without values, and on those of its inputs that are known."""
-        kind = _kind(func)
-        if kind == "chooses":
+        if func in CHOOSES:
             return self._chosen(func, func(*args, **kwargs), args)
-        if kind == "fills":
+        if func in FILLS or func in FILLS_WITH or func in COUNTS:
             return self._filled(func, func(*args, **kwargs), args, kwargs)
-        if kind == "depends" and not len(self._known):
+        if not len(self._known) and func not in GROUPED:
             return func(*args, **kwargs)
-        if kind == "exchanges":
+        if "c10d" in getattr(func, "namespace", ""):
             return self._exchanged(func, func(*args, **kwargs), args)
         known = [self._of(one) for one in tensors_in((args, kwargs))]
         if known and None not in known and _is_pure(func):
@@ -111,7 +114,7 @@ class Choices:
         if 0 < indices.numel() <= MOST and dim is not None:
             with real_tensors():
                 turns = torch.arange(indices.numel()).remainder(args[0].shape[dim]).view(indices.shape)
-            self._known[indices] = Known(turns, Origin({f"{func.__name__.partition('.')[0]}(){own_line()}": None}))
+            self._known[indices] = Known(turns, Origin({f"{_name(func)}(){own_line()}": None}))
         return returned
 
     def _filled(self, func: Any, returned: Tensor, args: Any, kwargs: Any) -> Tensor:
@@ -128,10 +131,10 @@ class Choices:
         return returned
 
     def _exchanged(self, func: Any, returned: Any, args: Any) -> Any:
-        """Work out what is received where every rank sends what this one does."""
+        """Work out what is received if every rank sends what this one does."""
         ranks = ranks_of_operator(func, args)
         at = ranks.index(torch.distributed.get_rank())
-        for sent, into in flows(func, args, returned, at):
+        for sent, into in _flows(func, args, returned, at):
             known = self._of(sent)
             with real_tensors():
                 values = None if known is None else received(func, known.values, args, len(ranks), at)
@@ -142,24 +145,21 @@ class Choices:
         return returned
 
     def _worked_out(self, func: Any, args: Any, kwargs: Any, known: list[Known]) -> Any:
-        """Run an operator on numbers as well; where the size of its result depends on them, it is what they say."""
+        """Run an operator on numbers as well; if the size of its result depends on them, it is what they say."""
         choices = {line: None for one in known for line in one.origin.choices}
         returned = None if func is ATEN._local_scalar_dense.default else _unless_of_values(func, args, kwargs)
         if any(one.numel() > MOST for one in tensors_in(returned)):
             self._lose(func, args)
             return returned
-        values = self._on_values(func, args, kwargs)
+        with real_tensors():
+            own_args, own_kwargs = tree_map_only(torch.Tensor, lambda one: self._known[one].values, (args, kwargs))
+            values = func(*own_args, **own_kwargs)
         if returned is None:
             self.read |= choices
             returned = tree_map_only(torch.Tensor, _without_values, values)
         for one, number in zip(tensors_in(returned), tensors_in(values), strict=True):
             self._known[one] = Known(number, _origin(number, known, choices))
         return returned
-
-    def _on_values(self, func: Any, args: Any, kwargs: Any) -> Any:
-        with real_tensors():
-            own_args, own_kwargs = tree_map_only(torch.Tensor, lambda one: self._known[one].values, (args, kwargs))
-            return func(*own_args, **own_kwargs)
 
     def _lose(self, func: Any, args: Any) -> None:
         """Forget what an operator overwrites with what is not known."""
@@ -177,36 +177,24 @@ class Choices:
         indices: list[Any] = []
         for one in args[1]:
             known = self._of(one) if one is not None and one.dtype == torch.bool else None
-            indices += [one] if known is None else self._positions(known)
+            if known is None:
+                indices.append(one)
+                continue
+            self.read |= known.origin.choices
+            with real_tensors():
+                positions = known.values.nonzero(as_tuple=True)
+            indices += map(_without_values, positions)
         return (args[0], indices, *args[2:])
-
-    def _positions(self, known: Known) -> list[Tensor]:
-        self.read |= known.origin.choices
-        with real_tensors():
-            positions = known.values.nonzero(as_tuple=True)
-        return [_without_values(one) for one in positions]
 
 
 def _unless_of_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator returns on tensors without values; None where that depends on their values."""
+    """Return what an operator returns on tensors without values; None if that depends on their values."""
     try:
         return func(*args, **kwargs)
     except Exception as error:
         if type(error).__name__ not in OF_VALUES:
             raise
         return None
-
-
-@lru_cache(maxsize=4096)
-def _kind(func: Any) -> str:
-    """Return what is done about an operator; `depends` where that is nothing as long as no numbers are known."""
-    if func in CHOOSES:
-        return "chooses"
-    if func in FILLS or func in FILLS_WITH or func in COUNTS:
-        return "fills"
-    if "c10d" in getattr(func, "namespace", ""):
-        return "exchanges"
-    return "multiplies" if func in GROUPED else "depends"
 
 
 @lru_cache(maxsize=4096)
@@ -233,3 +221,38 @@ def _origin(values: Tensor, known: list[Known], choices: dict[str, None]) -> Ori
             one.origin.choices |= choices
             return one.origin
     return Origin(choices)
+
+
+def _flows(func: Any, args: Any, returned: Any, at: int) -> Iterable[tuple[Tensor, Tensor]]:
+    """Return what a collective sends, each with the tensor that is filled with it, `at` a position in its group."""
+    name = _name(func)
+    if name in OUT_FIRST:
+        return [(args[1], args[0])]
+    if name == "allgather_":
+        return [(sent, one) for sent, parts in zip(args[1], args[0], strict=True) for one in parts]
+    if name == "alltoall_":
+        return [(args[1][at], one) for one in args[0]]
+    if "functional" in func.namespace and torch.is_tensor(returned):
+        return [(args[0], returned)]
+    return [(one, one) for arg in args for one in (arg if isinstance(arg, list) else [arg]) if torch.is_tensor(one)]
+
+
+def received(func: Any, values: Tensor, args: Any, size: int, at: int) -> Tensor | None:
+    """Return what the rank at a position of a group receives if all of it send the same; None if that is not known."""
+    name = _name(func)
+    if name in ("allgather_", "alltoall_"):
+        return values
+    if name in ("alltoall_base_", "all_to_all_single"):
+        splits = args[4] if name == "alltoall_base_" else args[2]
+        parts = torch.split(values, list(splits)) if splits else values.chunk(size)
+        return torch.cat([parts[at]] * size) if len(parts) == size else None
+    if name in ("_allgather_base_", "all_gather_into_tensor"):
+        return torch.cat([values] * size)
+    if name == "all_reduce":
+        return values * size if args[1] == "sum" else values if args[1] in ("max", "min", "avg") else None
+    return None
+
+
+def _name(func: Any) -> str:
+    """Return `alltoall_base_` for `c10d.alltoall_base_.default`."""
+    return str(func.__name__).partition(".")[0]

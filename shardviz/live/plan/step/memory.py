@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from shardviz.dump.records.plan import PeakRecord
 from shardviz.errors import ProbeError
 from shardviz.live.compat import (
     UnwrappedMode,
+    answered_alone,
     flat_gradients_reduced,
     id_without_memory,
     in_backward,
@@ -37,15 +39,13 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from shardviz.live.plan.step.choices import Choices
     from shardviz.live.step.comms import Comms
 
-FORWARD_ENDS = -1
-"""In a log, instead of the number of a storage: a forward that was waited for has ended."""
-
-ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.view.default)
-"""Operators that make another tensor of the same memory, which torch allows of memory that is freed."""
-
 ATEN = torch.ops.aten
+
+ALIASES = (ATEN.detach.default, ATEN.alias.default, ATEN.view.default)
+"""Operators that make another tensor of the same memory, which torch allows of memory that is freed."""
 
 OF_ONE_DTYPE = {
     ATEN.mm.default: (0, 1),
@@ -56,7 +56,7 @@ OF_ONE_DTYPE = {
     ATEN.index_put_.default: (0, 2),
     ATEN.index_add.default: (0, 3),
 }
-"""Operators that refuse operands of two element types where they have values, and not where they have none: which.
+"""Operators that refuse operands of two element types if they have values, and not if they have none: which.
 
 Found by trying operators in both ways, on torch 2.13.0.
 """
@@ -93,69 +93,86 @@ class Log:
     """What was made and freed, in order.
 
     Attributes:
-        made: The storages.
-        events: For each change the number of the storage, and by how many bytes it grew or shrank.
+        events: For each change the storage, and by how many bytes it grew or shrank; None at the end of a forward that
+            was waited for.
     """
 
-    made: list[Made] = field(default_factory=list)
-    events: list[tuple[int, int]] = field(default_factory=list)
+    events: list[tuple[Made, int] | None] = field(default_factory=list)
 
     def peak(self) -> PeakRecord:
         """Return the moment at which most was held."""
         activations = gathered = scores = fused = 0
         most = PeakRecord()
-        for number, size in self.events:
-            one = self.made[number]
-            if number == FORWARD_ENDS or one.is_state:
+        for made, size in filter(None, self.events):
+            if made.is_state:
                 continue
-            gathered += size if one.of_fsdp else 0
-            activations += 0 if one.of_fsdp else size
-            scores += size if one.is_score else 0
+            gathered += size if made.of_fsdp else 0
+            activations += 0 if made.of_fsdp else size
+            scores += size if made.is_score else 0
             fused = max(fused, activations + gathered - scores)
             if activations + gathered > most.activations + most.gathered:
-                most = PeakRecord(activations, gathered, one.module, one.in_backward, scores)
+                most = PeakRecord(activations, gathered, made.module, made.in_backward, scores)
         return replace(most, fused=fused) if most.scores else most
 
     def kept(self) -> Counter[str]:
         """Return the bytes that wait for backward by module, at the end of the forward after which there were most."""
         now: Counter[str] = Counter()
         most: Counter[str] = Counter()
-        for number, size in self.events:
-            if number == FORWARD_ENDS:
+        for event in self.events:
+            if event is None:
                 most = Counter(now) if now.total() > most.total() else most
-            elif not (self.made[number].is_state or self.made[number].of_fsdp):
-                now[self.made[number].module] += size
+            elif not (event[0].is_state or event[0].of_fsdp):
+                now[event[0].module] += event[1]
         return most
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether anything was made in a backward."""
+        return any(made.in_backward for made, _ in filter(None, self.events))
 
 
 @lru_cache(maxsize=4096)
-def waits(func: Any) -> bool:
+def _waits(func: Any) -> bool:
     """Whether an operator waits for a collective."""
     return "wait_tensor" in str(func)
 
 
-class Memory(UnwrappedMode):
-    """Follows storages while a model runs; `Watched` shows it the operators.
+@lru_cache(maxsize=256)
+def _has_dtensor(types: tuple[type, ...]) -> bool:
+    return any(issubclass(one, DTensor) for one in types)
+
+
+class Watched(UnwrappedMode):
+    """Follows storages while a model runs, records its collectives, and works out what its choices lead to.
+
+    One mode does all of that: an operator that goes through four modes takes twice as long.
 
     Args:
         model: The model.
         passes: The modules whose forwards are what is waited for: the stages of a pipeline, or the model itself.
-        comms: Knows which module is running.
+        comms: Records collectives, and knows which module is running.
         buckets: Those of DistributedDataParallel, which are there when the step has ended.
+        choices: Gives choices numbers; None if tensors have values.
 
     Attributes:
         log: What was made and freed.
     """
 
     def __init__(
-        self, model: nn.Module, passes: Iterable[nn.Module], comms: Comms, buckets: Sequence[torch.Tensor] = ()
+        self,
+        model: nn.Module,
+        passes: Iterable[nn.Module],
+        comms: Comms,
+        buckets: Sequence[torch.Tensor] = (),
+        choices: Choices | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._choices = choices
         self._model = model
         self._passes = tuple(passes)
         self._comms = comms
         self._buckets = buckets
-        self._followed: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
+        self._followed: dict[int, tuple[Made, int, weakref.ref[Any]]] = {}
         self._emptied: set[int] = set()
         self._stack = ExitStack()
         self._only_shapes: Callable[[], bool] = bool
@@ -163,17 +180,16 @@ class Memory(UnwrappedMode):
         self._attention = Attention()
         self.log = Log()
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> Watched:
         self._mark_state()
         for one in self._passes:
-            ended = one.register_forward_hook(lambda *_: self.log.events.append((FORWARD_ENDS, 0)))
-            self._stack.callback(ended.remove)
+            self._stack.callback(one.register_forward_hook(lambda *_: self.log.events.append(None)).remove)
         self._stack.enter_context(storages_resized(self._resized))
         self._stack.callback(register_optimizer_step_pre_hook(lambda *_: self._mark_state()).remove)
         self._stack.callback(
             register_optimizer_step_post_hook(lambda of, *_: self._mark(list(of.state.values()))).remove
         )
-        self._stack.enter_context(self._attention)
+        self._stack.enter_context(self._attention.following())
         self._only_shapes = self._stack.enter_context(working_out_shapes())
         self._reduces_flat = self._stack.enter_context(flat_gradients_reduced(self._mark_flat))
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -185,25 +201,36 @@ class Memory(UnwrappedMode):
         self._mark_state()
         self._followed.clear()  # what is freed from now on is not of the step
 
-    def _followed_up(self, func: Any, args: Any, kwargs: Any, returned: Any) -> Any:
-        """Follow the storages that an operator made, and return what it returns with values."""
-        if waits(func):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and see what it sends, chooses and makes."""
+        if (answer := answered_alone(func, args)) is not None:
+            return answer
+        if _has_dtensor(tuple(types)):
+            return NotImplemented  # then its operators on plain tensors come by, one after the other
+        kwargs = kwargs or {}
+        if self._only_shapes():
+            return func(*args, **kwargs)
+        self._refuse_freed(func, args)
+        self._refuse_dtypes(func, args)
+        self._comms.note(func, args, kwargs)
+        if _waits(func):
             return args[0]  # without values a new tensor is returned, with values the same one
+        returned = func(*args, **kwargs) if self._choices is None else self._choices.run(func, args, kwargs)
+        self._follow(func, args, kwargs, returned)
+        return returned
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
+        """Follow the storages that an operator made."""
         takes_all = getattr(func, "namespace", "") == "fsdp"
         is_of_fsdp = takes_all or self._reduces_flat()
         for made in self._made_in([returned, args, kwargs] if takes_all else returned):
             made.of_fsdp = made.of_fsdp or is_of_fsdp
             made.is_score = made.is_score or self._attention.note(func, returned, in_backward=made.in_backward)
-            if func is torch.ops.aten.cat.default and made.in_backward:
+            if func is ATEN.cat.default and made.in_backward:
                 made.parts = self._made_in(args)
-        return returned
 
     def _refuse_freed(self, func: Any, args: Any) -> None:
-        """Refuse an operator in backward that reads what FSDP has freed: only with values does torch notice.
-
-        Raises:
-            ProbeError: It does.
-        """
+        """Refuse an operator in backward that reads what FSDP has freed: only with values does torch notice."""
         if not self._emptied or func in ALIASES or not in_backward():
             return
         for one in args:
@@ -213,11 +240,7 @@ class Memory(UnwrappedMode):
                     raise ProbeError(FREED)
 
     def _refuse_dtypes(self, func: Any, args: Any) -> None:
-        """Refuse operands of different element types where only an operator with values does.
-
-        Raises:
-            RuntimeError: They are, as torch raises it.
-        """
+        """Refuse operands of different element types if only an operator with values does."""
         if func in OF_ONE_DTYPE:
             operands = [args[at] for at in OF_ONE_DTYPE[func]]
             dtypes = dict.fromkeys(str(one.dtype) for one in operands if one is not None)
@@ -248,22 +271,21 @@ class Memory(UnwrappedMode):
     def _made(self, storage: torch.UntypedStorage) -> Made:
         key = id_without_memory(storage)
         if key not in self._followed:
-            number, size = len(self.log.made), storage.nbytes()
-            self._followed[key] = number, size, weakref.ref(storage, lambda _: self._freed(key))
-            self.log.made.append(Made(self._comms.module, in_backward()))
-            self.log.events.append((number, size))
-        return self.log.made[self._followed[key][0]]
+            made, size = Made(self._comms.module, in_backward()), storage.nbytes()
+            self._followed[key] = made, size, weakref.ref(storage, lambda _: self._freed(key))
+            self.log.events.append((made, size))
+        return self._followed[key][0]
 
     def _freed(self, key: int) -> None:
-        number, size, _ = self._followed.pop(key)
-        self.log.events.append((number, -size))
+        made, size, _ = self._followed.pop(key)
+        self.log.events.append((made, -size))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage has another size: FSDP frees and fills what it gathers so, and nobody else does."""
         key = id_without_memory(storage)
         (self._emptied.discard if storage.nbytes() else self._emptied.add)(key)
         if key in self._followed:
-            number, before, reference = self._followed[key]
-            self.log.made[number].of_fsdp = True
-            self.log.events.append((number, storage.nbytes() - before))
-            self._followed[key] = number, storage.nbytes(), reference
+            made, before, reference = self._followed[key]
+            made.of_fsdp = True
+            self.log.events.append((made, storage.nbytes() - before))
+            self._followed[key] = made, storage.nbytes(), reference

@@ -32,7 +32,7 @@ from shardviz.live.plan.forks import one_line, where
 from shardviz.live.plan.optimizers import dtype_of
 from shardviz.live.plan.step.answers import NoOperator, Refusal
 from shardviz.live.plan.step.choices import OF_VALUES, Choices
-from shardviz.live.plan.step.watched import Watched
+from shardviz.live.plan.step.memory import Watched
 from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch, whole_parts
 from shardviz.live.step.observe import observed
 from shardviz.live.step.running import tensors_in
@@ -47,36 +47,25 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.plan import StepFails
     from shardviz.dump.records.step import StageRecord
-    from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.building import Built
+    from shardviz.live.plan.job import PlanJob
     from shardviz.live.plan.step.answers import Answers
-    from shardviz.live.plan.step.memory import Log
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
-    from shardviz.live.step.observe import Observed
-
-UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
 
 EVENLY = "the step reads what {} chose: planned as if it chose all equally often, on every rank"
-
-STATIC = (
-    "the first step reduces {:,} bytes more, not counted: which parameters were used, for DistributedDataParallel with "
-    "static_graph=True"
-)
-
-NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
-
-NO_GPU = ": a plan has no GPU"
-
-ON_CPU = "what save_on_cpu() keeps in the CPU's memory is counted as activations, as if it stayed on the GPU"
-
 LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
     "DistributedDataParallel"
 )
-
-Shape = tuple[tuple[int, ...], str]
-"""Sizes and element type; without the latter that of the probe's own batch."""
+NO_GPU = ": a plan has no GPU"
+NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
+ON_CPU = "what save_on_cpu() keeps in the CPU's memory is counted as activations, as if it stayed on the GPU"
+STATIC = (
+    "the first step reduces {:,} bytes more, not counted: which parameters were used, for DistributedDataParallel with "
+    "static_graph=True"
+)
+UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
 
 
 @dataclass
@@ -84,13 +73,12 @@ class PlannedStep:
     """What a step of one rank did.
 
     Attributes:
-        failed: Why there was none; empty where there was.
-        reads_values: Whether values that were made up would not help: the model does what its values say, or the probe
-            is wrong.
-        comms: What it would have sent, as it was seen.
+        failed: Why it failed; empty if it did not, or none was asked for.
+        reads_values: Whether made-up values would not help: the model does what its values say, or the probe is wrong.
+        comms: What it would have sent, as it was seen; None if there was no step.
         schedule: The passes of its stages.
         saved: What its forward keeps for its backward, by module.
-        peak: The moment at which it holds most; None where there was no step.
+        peak: The moment at which it holds most; None if there was no step.
         without_values: The mode in which its tensors live.
         notes: What could not be had.
         clears: Whether it has cleared its gradients when it ends, as after an optimizer's step.
@@ -110,31 +98,15 @@ class PlannedStep:
 
 
 def planned_step(
-    probe: ModuleType,
-    built: Built,
-    device_mesh: DeviceMesh,
-    mesh: Mesh,
-    batch: Shape | None,
-    *,
-    double: bool,
-    answers: Answers | None = None,
-) -> PlannedStep | None:
-    """Step a sharded model on tensors without values.
+    job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceMesh, answers: Answers | None = None
+) -> PlannedStep:
+    """Step a sharded model on tensors without values, if a step is planned and there is a batch.
 
-    Args:
-        probe: The probe, for its batch and its step.
-        built: The model; one on the meta device gets tensors that say they are on a CPU.
-        device_mesh: The mesh, as torch's object.
-        mesh: The same.
-        batch: The batch's shape and element type; None for the probe's own.
-        double: Whether the batch is in float64.
-        answers: What code gets that reads a number; None to end the step there.
-
-    Returns:
-        None where there is no batch to step on.
+    A model on the meta device gets tensors that say they are on a CPU. Code that reads a number gets one of the
+    answers; without them the step ends there.
     """
-    if batch is None and not hasattr(probe, "batch"):
-        return None
+    if not job.with_step or (job.batch is None and not hasattr(probe, "batch")):
+        return PlannedStep()
     mode = contextlib.nullcontext() if built.means == "values" else built.mode or fake_mode()
     try:
         with mode, _silence():
@@ -142,7 +114,7 @@ def planned_step(
             if built.means == "meta":
                 built.model.to_empty(device="cpu")
             with answers or contextlib.nullcontext():
-                return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
+                return _stepped(job, probe, built, device_mesh, mode)
     except ShardvizError as error:
         hint = f": {error.hint}" if error.hint else ""
         fails: StepFails = "yes" if isinstance(error, ProbeError) else "no"
@@ -167,92 +139,79 @@ def _silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _saved_on_cpu() -> Iterator[list[bool]]:
-    """Note whether a step uses `save_on_cpu`, which keeps tensors as they are where they are on a CPU already."""
-    found: list[bool] = []
+    """Note whether a step uses `save_on_cpu`, which keeps tensors as they are if they are on a CPU already."""
+    uses: list[bool] = []
     before: Any = torch.autograd.graph.save_on_cpu.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        found.append(True)
+        uses.append(True)
         before(self, *args, **kwargs)
 
     with replaced(torch.autograd.graph.save_on_cpu, "__init__", made):
-        yield found
+        yield uses
 
 
 def _failed(built: Built, error: BaseException) -> PlannedStep:
     how = "with values" if built.means == "values" else "without values"
-    reads_values = type(error).__name__ in OF_VALUES
-    if reads_values and looks_for_unused(built.model):
-        return PlannedStep(f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}", reads_values)
-    if reads_values:
-        return PlannedStep(f"the step reads a value, and a plan has none{where(error)}", reads_values)
+    if type(error).__name__ in OF_VALUES:
+        reads = f"the step reads a value, and a plan has none{where(error)}"
+        unused = f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}"
+        return PlannedStep(unused if looks_for_unused(built.model) else reads, reads_values=True)
     why = NO_GPU if "cuda" in str(error).lower() else ""
     fails: StepFails = "no" if why else "yes" if built.means == "values" else "perhaps"
     return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", fails=fails)
 
 
-def _stepped(
-    probe: ModuleType,
-    built: Built,
-    device_mesh: DeviceMesh,
-    mesh: Mesh,
-    batch: Shape | None,
-    mode: Any,
-    *,
-    double: bool,
-) -> PlannedStep:
+def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceMesh, mode: Any) -> PlannedStep:
     model = built.model
-    axes = batch_axes(probe, mesh)
-    own = own_batch(_whole(probe, batch, axes, mesh, double=double), axes, device_mesh)
+    axes = batch_axes(probe, job.mesh)
+    batch = own_batch(_whole(job, probe, axes), axes, device_mesh)
     with real_tensors():
         stages = stages_of(probe, model, device_mesh)
     torch.manual_seed(2)
     buckets = ddp_alone(model)
     choices = None if built.means == "values" else Choices()
     with (
-        _alone(built),
+        _alone(has_values=built.means == "values"),
         _saved_on_cpu() as saved_on_cpu,
         observed(model, stages, values=False) as seen,
-        Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as memory,
+        Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as watched,
     ):
         if hasattr(probe, "step"):
-            probe.step(model, as_written(own), device_mesh)
+            probe.step(model, as_written(batch), device_mesh)
         else:
-            torch.autograd.backward(loss_of(probe, model, own))
-    read = [EVENLY.format(call) for call in getattr(choices, "read", ())]
-    return _what_it_did(model, seen, memory.log, mode, [*read, *([ON_CPU] if saved_on_cpu else [])])
-
-
-def _what_it_did(model: nn.Module, seen: Observed, log: Log, mode: Any, notes: list[str]) -> PlannedStep:
-    """Return what a step has sent and held, as it was seen."""
+            torch.autograd.backward(loss_of(probe, model, batch))
     leaves_none = _leaves_none(model)
-    clears = leaves_none and any(one.in_backward for one in log.made)
-    no_gradients = [NO_GRADIENTS] if leaves_none and not clears else []
+    clears = leaves_none and watched.log.has_backward
+    notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
+    notes += [ON_CPU] if saved_on_cpu else []
+    notes += [STATIC.format(once)] if (once := only_in_first_step(model)) else []
+    notes += [LAZY] if is_made_in_first_step(model) else []
+    notes += [NO_GRADIENTS] if leaves_none and not clears else []
     return PlannedStep(
         comms=seen.comms,
         schedule=tuple(seen.schedule),
-        saved=tuple(SavedRecord(name, size) for name, size in log.kept().items() if size),
-        peak=log.peak(),
+        saved=tuple(SavedRecord(name, size) for name, size in watched.log.kept().items() if size),
+        peak=watched.log.peak(),
         without_values=mode,
-        notes=[*notes, *_notes(model), *no_gradients],
+        notes=notes,
         clears=clears,
     )
 
 
-def _whole(probe: ModuleType, batch: Shape | None, axes: Mapping[str, int], mesh: Mesh, *, double: bool) -> Batch:
+def _whole(job: PlanJob, probe: ModuleType, axes: Mapping[str, int]) -> Batch:
     """Return the batch of all ranks; without an element type it has that of the probe's own, or float32."""
-    if batch is None:
-        return whole_batch(probe, axes, mesh, double=double)
-    sizes, name = batch
+    if job.batch is None:
+        return whole_batch(probe, axes, job.mesh, double=job.double)
+    sizes, name = job.batch
     own = tensors_in(probe.batch()) if not name and hasattr(probe, "batch") else ()
     dtype = dtype_of(name) if name else next((one.dtype for one in own), torch.float32)
-    return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, mesh)
+    return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, job.mesh)
 
 
 @contextlib.contextmanager
-def _alone(built: Built) -> Iterator[None]:
+def _alone(*, has_values: bool) -> Iterator[None]:
     """Let a step run on one rank, and refuse to read values."""
-    has_values = built.means == "values"
     with (
         Refusal() if has_values else contextlib.nullcontext(),
         NoOperator(has_values=has_values),
@@ -263,14 +222,6 @@ def _alone(built: Built) -> Iterator[None]:
         torch.backends.mkldnn.flags(enabled=False),  # how much its LSTM keeps for backward only oneDNN knows
     ):
         yield
-
-
-def _notes(model: nn.Module) -> Iterator[str]:
-    """Yield what of a step on real ranks this one has not shown."""
-    if once := only_in_first_step(model):
-        yield STATIC.format(once)
-    if is_made_in_first_step(model):
-        yield LAZY
 
 
 def _leaves_none(model: nn.Module) -> bool:

@@ -42,6 +42,23 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a test, ready to be sent.
+
+    Attributes:
+        values: Pickled values, by name.
+        indices: Parametrized arguments that cannot pickle, by their place in the list of values.
+        meshes: Names of the arguments that are the device mesh.
+        made: Names of pytest's own fixtures that ranks make themselves.
+    """
+
+    values: Mapping[str, bytes]
+    indices: Mapping[str, int]
+    meshes: tuple[str, ...]
+    made: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Parcel:
     """One test on its way to the ranks.
 
@@ -50,16 +67,13 @@ class Parcel:
         owner: The qualified name of the test's class; empty for a function.
         function: The test's name in its class or module.
         instance: The pickled instance of the class, as setup methods left it.
-        values: The pickled values of arguments, by name.
-        indices: Parametrized arguments that cannot pickle, by their place in the list of values.
-        mesh_arguments: Names of the arguments that are the device mesh.
-        made_arguments: Names of pytest's own fixtures that ranks make themselves.
+        arguments: The test's arguments.
         module_bindings: What was bound in the test module since it was collected, pickled.
         class_bindings: The same of the test's class.
         mesh: The mesh.
         seed: The seed of torch, numpy and random on every rank.
         filters: Warning filters as pytest has them: those of its configuration, of its command line, of marks.
-        log_level: `--log-level`; None where it was not given.
+        log_level: `--log-level`; None if it was not given.
         style: How a failure is shown.
         folder: Where ranks write how the test ended.
         terminal: The terminal that a debugger may open; empty without `--pdb`.
@@ -69,10 +83,7 @@ class Parcel:
     owner: str
     function: str
     instance: bytes
-    values: Mapping[str, bytes]
-    indices: Mapping[str, int]
-    mesh_arguments: tuple[str, ...]
-    made_arguments: tuple[str, ...]
+    arguments: Arguments
     module_bindings: Mapping[str, bytes]
     class_bindings: Mapping[str, bytes]
     mesh: Mesh
@@ -82,16 +93,6 @@ class Parcel:
     style: Style
     folder: Path
     terminal: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """The arguments of a test, ready to be sent: as in `Parcel`."""
-
-    values: Mapping[str, bytes]
-    indices: Mapping[str, int]
-    mesh_arguments: tuple[str, ...]
-    made_arguments: tuple[str, ...]
 
 
 def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
@@ -146,8 +147,8 @@ def unpack_arguments(parcel: Parcel, module: ModuleType) -> dict[str, Any]:
     Raises:
         FixtureError: A value cannot be read here.
     """
-    values: dict[str, Any] = {name: _parameter(parcel, module, name) for name in parcel.indices}
-    for name, pickled in parcel.values.items():
+    values: dict[str, Any] = {name: _parameter(parcel, module, name) for name in parcel.arguments.indices}
+    for name, pickled in parcel.arguments.values.items():
         try:
             values[name] = pickle.loads(pickled)
         except Exception as error:
@@ -172,7 +173,7 @@ def _parameter(parcel: Parcel, module: ModuleType, name: str) -> Any:
         for mark in marks if isinstance(marks, list | tuple) else [marks]:
             wrapped: Any = getattr(mark, "mark", mark)
             if wrapped.name == "parametrize" and name in (names := _names(wrapped.args[0])):
-                values = list(wrapped.args[1])[parcel.indices[name]]
+                values = list(wrapped.args[1])[parcel.arguments.indices[name]]
                 values = getattr(values, "values", values)
                 return values[names.index(name)] if isinstance(values, tuple) else values
     raise FixtureError(f"the value of {name!r} cannot be sent to ranks, nor be found in its parametrize mark")

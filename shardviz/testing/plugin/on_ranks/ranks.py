@@ -11,8 +11,9 @@ import pickle
 import random
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +24,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardviz.live.world.failures.raised import pickled
 from shardviz.testing.assertions import current
 from shardviz.testing.plugin import compat, debugging, outcome
-from shardviz.testing.plugin.on_ranks import bindings, modules, own_fixtures, parcel
+from shardviz.testing.plugin.on_ranks import bindings, modules, parcel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -49,11 +50,11 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
         bindings.bind(sent, module)
         function = _function(sent, module)
         values = parcel.unpack_arguments(sent, module)
-        values.update(dict.fromkeys(sent.mesh_arguments, device_mesh(sent.mesh, world.device_type)))
+        values.update(dict.fromkeys(sent.arguments.meshes, device_mesh(sent.mesh, world.device_type)))
         seed(sent.seed)
         debugging.give_terminal(sent.terminal, world.rank)
         config = modules.config(sent.source.root)
-        with _warnings(sent) as seen, own_fixtures.made(sent.made_arguments, config, sent.log_level) as made:
+        with _warnings(sent) as seen, _own_fixtures(sent.arguments.made, config, sent.log_level) as made:
             call(partial(function, **values, **made), sent.function)
     except SystemExit:
         raise
@@ -65,7 +66,7 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
 
 
 def call(function: Callable[[], Any], name: str) -> None:
-    """Call a test, and run what it returns to its end where that is a coroutine; warn, as pytest does, of a result."""
+    """Call a test, and run what it returns to its end if that is a coroutine; warn, as pytest does, of a result."""
     result = function()
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
@@ -111,3 +112,29 @@ def _warned(message: warnings.WarningMessage) -> Warned:
     own = pickled(message.message) if isinstance(message.message, Warning) else b""
     plain = UserWarning(f"{message.category.__name__}: {message.message}")
     return own or pickle.dumps(plain), message.filename, message.lineno
+
+
+@contextmanager
+def _own_fixtures(names: Collection[str], config: pytest.Config, log_level: int | None) -> Iterator[dict[str, Any]]:
+    """Make those of pytest's own fixtures that act on the process that they are in, as `capsys`, and end them.
+
+    They are made by pytest's own functions. Log records go to stderr, as in a report of pytest.
+    """
+    with ExitStack() as stack:
+        node = compat.catch_logs(stack, log_level)
+        request = SimpleNamespace(config=config, node=node, fixturename="", raiseerror=_refuse)
+        yield {name: stack.enter_context(_made(name, request)) for name in names}
+
+
+@contextmanager
+def _made(name: str, request: SimpleNamespace) -> Iterator[Any]:
+    request.fixturename = name
+    function = compat.fixture_function(name)
+    takes_request = "request" in function.__code__.co_varnames[: function.__code__.co_argcount]
+    steps = function(request) if takes_request else function()
+    yield next(steps)
+    next(steps, None)
+
+
+def _refuse(message: str) -> None:
+    pytest.fail(message, pytrace=False)

@@ -1,4 +1,4 @@
-"""What one rank has of a probe's model: asked in a process of its own, in a world that does not exist."""
+"""What one rank has of a probe's model: the probe runs as that rank, in a world that does not exist."""
 
 from __future__ import annotations
 
@@ -28,58 +28,21 @@ from shardviz.live.step.step import gradients
 from shardviz.live.world.torchrun import environment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import ModuleType
 
     from torch import nn
 
     from shardviz.dump.records.plan import StepFails
-    from shardviz.layout.mesh import Mesh
-    from shardviz.live.plan.building import Built, EarlyModel, Means
-    from shardviz.live.plan.optimizers import Optimizer
+    from shardviz.live.plan.building import Built, Means
+    from shardviz.live.plan.job import Loaded, PlanJob
     from shardviz.live.plan.step.planned import PlannedStep
-
-    Again = Callable[[], tuple[ModuleType, tuple[str, ...]]]
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
 """How a model is built, in the order in which it is tried."""
 
 NO_VALUES = "the step reads {}, which a plan does not have: it does the same with {}{}"
-
 COMPILED = "the step is planned without torch.compile: compiled code may keep less of a forward"
-
-MORE = ALL[1:]
-"""How a model is built again whose step fails where it was built on the meta device."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of every rank.
-
-    Attributes:
-        probe: The probe's module.
-        build: The name of the function that builds the model.
-        mesh: The mesh of the plan.
-        optimizer: Whose state is planned.
-        early: The model, built before there were ranks.
-        batch: The shape and the element type of the batch; empty for the probe's own.
-        with_step: Whether a step is planned too.
-        double: Whether the model is planned in float64, as a probe runs.
-        node: GPUs of a node; 0 for one that has them all.
-        load: Imports the probe again, where it has read what is each rank's own, and says what is not true of that;
-            None where it has not.
-    """
-
-    probe: ModuleType
-    build: str
-    mesh: Mesh
-    optimizer: Optimizer
-    early: EarlyModel
-    batch: tuple[tuple[int, ...], str] | None = None
-    with_step: bool = True
-    double: bool = False
-    node: int = 0
-    load: Again | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +52,7 @@ class Reply:
     Attributes:
         part: Its record.
         how: What is to be known of how it was built and stepped, a sentence each.
-        without_step: Why no step was planned; empty where one was, or none was asked for.
+        without_step: Why no step was planned; empty if one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.
         optimizer: The optimizer whose state it has; empty for none.
         step_fails: Whether no step was planned because it fails, on real ranks too.
@@ -105,38 +68,38 @@ class Reply:
     reads: Mapping[str, str] = field(default_factory=dict)
 
 
-def answer(question: Question, rank: int) -> Reply:
+def answer(job: PlanJob, loaded: Loaded, rank: int) -> Reply:
     """Build and shard the model as a rank does, step it without values, and write down what there is."""
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch._subclasses").setLevel(logging.CRITICAL)  # what it raises is in the reply
-    size = question.mesh.size
     with (
         contextlib.redirect_stdout(sys.stderr),
-        environment_of(rank, size, question.node or size),
-        fake_world(rank, size),
+        environment_of(rank, job.mesh.size, job.per_node),
+        fake_world(rank, job.mesh.size),
         without_compiling(),
     ):
-        with places_read(question.mesh) as read:
-            probe, notes = question.load() if question.load is not None else (question.probe, ())
-            reply = _Rank(replace(question, probe=probe), rank).reply()
-        return replace(reply, reads=read, how=(*notes, *reply.how))
+        with places_read(job.mesh) as reads:
+            probe, notes = loaded.again() if loaded.again is not None else (loaded.module, ())
+            reply = _Rank(job, probe, loaded.early, rank).reply()
+        return replace(reply, reads=reads, how=(*notes, *reply.how))
 
 
 class _Rank:
     """One rank that is asked."""
 
-    def __init__(self, question: Question, rank: int) -> None:
-        self.question = question
+    def __init__(self, job: PlanJob, probe: ModuleType, early: nn.Module | None, rank: int) -> None:
+        self.job = job
+        self.probe = probe
         self.rank = rank
-        self.mesh = init_device_mesh("cpu", question.mesh.shape, mesh_dim_names=question.mesh.axes)
-        self.stages = PipelinePart(tuple(getattr(question.probe, "STAGE_AXES", ())))
-        self.capture = Capture(rank, question.mesh.size)
-        self.early = question.early.model
+        self.mesh = init_device_mesh("cpu", job.mesh.shape, mesh_dim_names=job.mesh.axes)
+        self.stages = PipelinePart(tuple(getattr(probe, "STAGE_AXES", ())))
+        self.capture = Capture(rank, job.mesh.size)
+        self.early = early
         # What the model has before it is stepped: `_pre_dp_module_transform` exchanges parameters in a forward.
         self.before: list[Local] = []
         self.buckets: tuple[BucketRecord, ...] = ()
-        self.size = size_of(self.early)
+        self.size = size_of(early)
 
     def reply(self) -> Reply:
         """Return what this rank has."""
@@ -144,105 +107,98 @@ class _Rank:
         self.capture.add_mesh(self.mesh)
         units = tuple(UnitRecord(*unit) for unit in fsdp_units(unwrapped(built.model)))
         buckets = self.buckets or _buckets(built.model)
-        of = self._record(built, step if step is not None and not step.failed else None)
-        if step is None:
-            part = PlanPart(self.capture.record(), {}, units, buckets)
-            return Reply(part, built.refused, "", self.question.with_step, of)
+        optimizer = self._record(built, step)
         if step.comms is not None:
-            self.capture.collectives += step.comms.records(self.question.mesh, self.rank, with_ranks=True)
+            self.capture.collectives += step.comms.records(self.job.mesh, self.rank, with_ranks=True)
         self.capture.schedule += step.schedule
         part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
-        compiled = (COMPILED,) if any(map(is_compiled, built.model.modules())) else ()
+        is_stepped = step.comms is not None or step.failed
+        compiled = (COMPILED,) if is_stepped and any(map(is_compiled, built.model.modules())) else ()
         how = (*built.refused, *step.notes, *compiled)
-        return Reply(part, how, step.failed, self.question.with_step, of, step.fails)
+        return Reply(part, how, step.failed, self.job.with_step, optimizer, step.fails)
 
-    def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
+    def _built_and_stepped(self) -> tuple[Built, PlannedStep]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""
         built = self._sharded()
         step = self._step(built)
-        if step is not None and step.reads_values:
-            answered = self._answered(built.means)
-            if answered is not None:
-                return answered
-        if step is None or not step.failed or built.means != "meta":
+        answered = self._answered(built.means) if step.reads_values else None
+        if answered is not None:
+            return answered
+        if not step.failed or built.means != "meta":
             return built, step
-        for means in ("fakes",) if step.reads_values else MORE:
+        for means in ("fakes",) if step.reads_values else ALL[1:]:
             with contextlib.suppress(ShardvizError):
                 other = self._sharded(means)
                 again = self._step(other)
-                if again is not None and not again.failed:
+                if not again.failed:
                     again.notes += [f"planned with this rank's own values: {step.failed}"] if means == "values" else []
                     return other, again
-                step = step if again is None or again.reads_values else again
+                step = step if again.reads_values else again
         return self._sharded(), step  # a step that failed has left its model half done
 
     def _answered(self, means: Means) -> tuple[Built, PlannedStep] | None:
-        """Step the model with a few answers for every number that it reads; None where the step depends on them.
+        """Step the model with a few answers for every number that it reads; None if the step depends on them.
 
         An answer on which the user's code raises, as on a loss that is infinite, is none that a job goes on with.
         """
-        first: tuple[Built, PlannedStep] | None = None
+        stepped: list[tuple[Built, PlannedStep]] = []
         same: list[Answers] = []
         ended = ""
         for answers in (Answers(*pair) for pair in TRIED):
             built = self._sharded(means)
             step = self._step(built, answers)
-            if step is None or step.reads_values or not answers.lines:
+            if step.reads_values or not answers.lines:
                 return None
             if step.failed:
                 ended += f"; with {answers.tried} {step.failed}"
                 continue
-            first = first or (built, step)
-            if self._did(built, step) != self._did(*first):
+            stepped.append((built, step))
+            if self._did(built, step) != self._did(*stepped[0]):
                 return None
             same.append(answers)
-        if first is None or len(same) < 2:
+        if len(same) < 2:
             return None
-        first[1].notes.append(NO_VALUES.format(same[0].said, ", ".join(one.tried for one in same), ended))
-        return first
+        tried = ", ".join(answers.tried for answers in same)
+        stepped[0][1].notes.append(NO_VALUES.format(same[0].said, tried, ended))
+        return stepped[0]
 
     def _did(self, built: Built, step: PlannedStep) -> object:
         """Return what a step has sent and held, and which parameters have a gradient after it."""
         assert step.comms is not None
-        sent = step.comms.records(self.question.mesh, self.rank, with_ranks=True)
+        sent = step.comms.records(self.job.mesh, self.rank, with_ranks=True)
         with_gradients = {name for name, param in built.model.named_parameters() if param.grad is not None}
         return sent, step.schedule, step.saved, step.peak, with_gradients
 
     def _sharded(self, *means: Means) -> Built:
+        def build() -> nn.Module:
+            return unsharded(self.probe, self.job.probe.build, double=self.job.double)
+
         early, self.early = self.early, None  # sharding changes it
-        parallelize = self.question.probe.parallelize
-        built = sharded(self._unsharded, parallelize, self.mesh, means or ALL, self.size, early)
+        built = sharded(build, self.probe.parallelize, self.mesh, means or ALL, self.size, early)
         self.before = [_without_values(local) for local in self._locals(built.model)]
         self.buckets = _buckets(built.model)
         self.capture.add_ties(built.model)
         return built
 
-    def _step(self, built: Built, answers: Answers | None = None) -> PlannedStep | None:
-        question = self.question
-        if not question.with_step:
-            return None
-        return planned_step(
-            question.probe, built, self.mesh, question.mesh, question.batch, double=question.double, answers=answers
-        )
+    def _step(self, built: Built, answers: Answers | None = None) -> PlannedStep:
+        return planned_step(self.job, self.probe, built, self.mesh, answers)
 
-    def _unsharded(self) -> nn.Module:
-        return unsharded(self.question.probe, self.question.build, double=self.question.double)
-
-    def _record(self, built: Built, step: PlannedStep | None) -> str:
+    def _record(self, built: Built, step: PlannedStep) -> str:
         """Record the model, and what it has once it has been stepped; return the name of its optimizer."""
-        before = self.before
-        for local in before:
+        for local in self.before:
             self.capture.add_values(local, "initial")
-        is_left = step is not None and not step.clears
-        grads = gradients(self._locals(built.model)) if is_left else _expected(built.model, before)
-        kept = states(self.question, built, self.mesh, before, grads, step)
-        for local in [*grads, *kept.tensors]:
+        is_left = step.comms is not None and not step.clears
+        grads = gradients(self._locals(built.model)) if is_left else _expected(built.model, self.before)
+        kept, optimizer = states(self.job, self.probe, built, self.mesh, self.before, grads, step)
+        for local in [*grads, *kept]:
             self.capture.add_values(_without_values(local), "step")
-        return kept.of
+        return optimizer
 
     def _locals(self, model: nn.Module) -> list[Local]:
         inner = unwrapped(model)
-        return self.stages.own(taken_apart(local_tensors(inner, self.question.mesh), inner))
+        named = (*inner.named_parameters(remove_duplicate=False), *inner.named_buffers(remove_duplicate=False))
+        tensors = {clean_name(name): tensor for name, tensor in named}
+        return self.stages.own(taken_apart(local_tensors(inner, self.job.mesh), tensors))
 
 
 def _buckets(model: nn.Module) -> tuple[BucketRecord, ...]:
@@ -250,7 +206,7 @@ def _buckets(model: nn.Module) -> tuple[BucketRecord, ...]:
 
 
 def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:
-    """Return gradients as a step leaves them where nothing is special: each as its parameter."""
+    """Return gradients as a step leaves them if nothing is special: each as its parameter."""
     params = {clean_name(name): param for name, param in unwrapped(model).named_parameters()}
     without = {name for name, param in params.items() if not param.requires_grad}
     without |= {one.name for one in locals_ if one.name.rpartition(".")[0] in params}  # scales of narrow weights
