@@ -102,7 +102,7 @@ class BesideView(PairsView):
         Raises:
             ShardvizError: It cannot be drawn.
         """
-        from shardviz.picture.svg.beside import beside_svg
+        from shardviz.picture.svg.stored import beside_svg
 
         compared, at = self.state.compared, self.query_one("#pairs", Lines).cursor
         if compared is None or not compared.lines:

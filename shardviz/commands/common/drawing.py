@@ -39,7 +39,7 @@ def draw_beside(
     from shardviz.picture.html.beside import beside_html
     from shardviz.picture.model.subjects.beside import beside
     from shardviz.picture.model.subjects.stored import numbered
-    from shardviz.picture.svg.beside import beside_svg
+    from shardviz.picture.svg.stored import beside_svg
 
     job, checkpoint = sides if isinstance(sides[0], Job) else sides[::-1]
     assert isinstance(job, Job), "the caller has looked"

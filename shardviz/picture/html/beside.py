@@ -12,17 +12,24 @@ from typing import TYPE_CHECKING
 from shardviz.check.verdicts import worst
 from shardviz.checkpoint.comparing.outcome import DIFFERENT, notable
 from shardviz.errors import ShardvizError
-from shardviz.picture.html.anchors import Anchors
-from shardviz.picture.html.order import in_natural_order
-from shardviz.picture.html.parts import coded, exhibit_table, here, names_of, section, tools, top
-from shardviz.picture.html.script import page_of
-from shardviz.picture.html.style import style_sheet
+from shardviz.picture.html.parts import (
+    Anchors,
+    coded,
+    exhibit_table,
+    here,
+    in_natural_order,
+    names_of,
+    section,
+    tools,
+    top,
+)
+from shardviz.picture.html.script import page_of, style_sheet
 from shardviz.picture.html.tree import sign
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.subjects.beside import beside
 from shardviz.picture.model.subjects.stored import numbered
-from shardviz.picture.svg.beside import beside_figure
-from shardviz.picture.svg.style import PATTERN
+from shardviz.picture.svg.stored import beside_figure
+from shardviz.picture.svg.tile import PATTERN
 from shardviz.picture.text.checkpoint import total, why_text
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, fold

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.picture.html.parts import coded, section, top
-from shardviz.picture.html.script import page_of
+from shardviz.picture.html.script import page_of, style_sheet
 from shardviz.picture.html.step_tree import modules_section
-from shardviz.picture.html.style import style_sheet
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.step_beside import step_of
+from shardviz.picture.model.step_heat import step_of
 from shardviz.picture.text.difference import agreement
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted

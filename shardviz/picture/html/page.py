@@ -15,15 +15,21 @@ from shardviz.check.verdicts import WORDS, not_compared
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.exhibits.of_finding import exhibit_of
-from shardviz.picture.html.anchors import Anchors
-from shardviz.picture.html.lines import lines_section
-from shardviz.picture.html.order import in_natural_order
-from shardviz.picture.html.parts import exhibit_table, here, names_of, ranks_cell, section, tools, top
-from shardviz.picture.html.references import advice
+from shardviz.picture.html.parts import (
+    Anchors,
+    advice,
+    exhibit_table,
+    here,
+    in_natural_order,
+    names_of,
+    ranks_cell,
+    section,
+    tools,
+    top,
+)
 from shardviz.picture.html.run import comms_section, memory_section, plan_section, schedule_section
-from shardviz.picture.html.script import page_of
-from shardviz.picture.html.step_tree import modules_section
-from shardviz.picture.html.style import style_sheet
+from shardviz.picture.html.script import page_of, style_sheet
+from shardviz.picture.html.step_tree import lines_section, modules_section
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_in_words
@@ -33,7 +39,7 @@ from shardviz.picture.model.step_heat import step_heats
 from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.page import figure, mesh_figure
-from shardviz.picture.svg.style import PATTERN
+from shardviz.picture.svg.tile import PATTERN
 from shardviz.picture.text.report import listed_rows, own_dtype, step_results, step_text, summary_line
 from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import fold

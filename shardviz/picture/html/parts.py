@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.picture.exhibits.columns import columns_of
+from shardviz.layout.region import merged
+from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.text.terminal import UNICODE
-from shardviz.text import bytes_text
+from shardviz.text import Fold, bytes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from shardviz.explain.finding import Finding
     from shardviz.picture.exhibits.exhibit import Cell, Exhibit
-    from shardviz.text import Fold
+
+
+MOST_CHARACTERS = 80
+
+_OTHERS = re.compile(r"[^A-Za-z0-9_.-]+")
+
+Item = TypeVar("Item")
+
+OWNERS = {
+    "Automodel": "NVIDIA-NeMo",
+    "composer": "mosaicml",
+    "DeepSpeed": "deepspeedai",
+    "foundation-model-stack": "foundation-model-stack",
+    "gpt-neox": "EleutherAI",
+    "KempnerForge": "KempnerInstitute",
+    "LlamaFactory": "hiyouga",
+    "Megatron-LM": "NVIDIA",
+    "OLMo-core": "allenai",
+    "pytorch": "pytorch",
+    "RLinf": "RLinf",
+    "torchtitan": "pytorch",
+    "torchtune": "meta-pytorch",
+    "transformers": "huggingface",
+    "vllm-gguf-plugin": "vllm-project",
+}
+"""The owner of each repository that references name without one."""
+
+SHORT = {"TGI": "huggingface/text-generation-inference"}
+"""Repositories that references name by initials."""
+
+_REFERENCE = re.compile(r"(?P<repository>[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)?)#(?P<number>[0-9]+)")
 
 
 def section(anchor: str, title: str, *parts: str) -> str:
@@ -76,7 +109,11 @@ _CODE = re.compile(
     r"|[A-Za-z_]\w*=[\w.-]+|\w*[a-z0-9]_\w+"  # a setting, a name with an underscore
     r"|(?:\b[a-z]+[0-9]+)?\[[^\[\]]*\]"  # a layout
 )
+
+
 _IS_CODE = re.compile(r"[A-Za-z_][\w.]*\(|\(\s*_?[A-Z]\w*\(|[^(]")
+
+
 MOST_CODED = 1000
 """A sentence of more characters has a stranger's name in it, and is left as it is: matching takes long."""
 
@@ -170,3 +207,62 @@ def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:
 def bytes_cell(count: int) -> str:
     """Write a number of bytes, with the exact number as tooltip."""
     return element("span", words(bytes_text(count)), title=f"{count:,} bytes", data_value=count)
+
+
+class Anchors:
+    """The anchors of one page, each given once."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def of(self, kind: str, *names: str) -> str:
+        """Return an anchor; a hash tells names apart that it does not spell as they are.
+
+        Args:
+            kind: What it leads to: `tensor`, `finding`.
+            names: What it is called.
+        """
+        name = "-".join(filter(None, names))
+        spelled = _OTHERS.sub("-", name).strip("-")[:MOST_CHARACTERS]
+        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+        plain = f"{kind}-{spelled}" if spelled == name else f"{kind}-{spelled}-{digest}"
+        found, count = plain, 1
+        while found in self._given:
+            count += 1
+            found = f"{plain}-{count}"
+        self._given.add(found)
+        return found
+
+
+def in_natural_order(folded: Sequence[tuple[Fold, Item]]) -> list[tuple[Fold, Item]]:
+    """Sort folds: checkpoints have layer 10 before layer 2, and one odd layer would stand behind all others."""
+    first: dict[tuple[str, str], int] = {}
+    for at, (names, _) in enumerate(folded):
+        first.setdefault((names.prefix, names.suffix), at)
+    rising = [(Fold(names.prefix, merged(sorted(names.numbers)), names.suffix), item) for names, item in folded]
+    return sorted(rising, key=lambda entry: (first[entry[0].prefix, entry[0].suffix], entry[0].numbers))
+
+
+def address(reference: str) -> str:
+    """Return the address of an issue or a pull request; empty where its repository is not known."""
+    found = _REFERENCE.fullmatch(reference)
+    if found is None:
+        return ""
+    name = found["repository"]
+    full = name if "/" in name else SHORT.get(name) or (f"{OWNERS[name]}/{name}" if name in OWNERS else "")
+    return f"https://github.com/{full}/issues/{found['number']}" if full else ""
+
+
+def reference_link(reference: str) -> str:
+    """Write a reference, as a link where it is known where it leads."""
+    where = address(reference)
+    return element("a", words(reference), href=where, rel="noreferrer") if where else words(reference)
+
+
+def advice(finding: Finding) -> list[tuple[str, str]]:
+    """Return the cause, the fix, what else fits and the references of a finding, as titled markup."""
+    markup: dict[str, Callable[[str], str]] = {
+        "fix": lambda text: element("span", coded(text), class_="fix"),
+        "see": lambda _: ", ".join(map(reference_link, finding.refs)),
+    }
+    return [(title, markup.get(title, words)(text)) for title, text in finding.advice]

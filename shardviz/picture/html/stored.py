@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
-from shardviz.picture.html.anchors import Anchors
-from shardviz.picture.html.order import in_natural_order
-from shardviz.picture.html.parts import bar, bytes_cell, here, names_of, section, table, tools, top
-from shardviz.picture.html.references import advice
-from shardviz.picture.html.script import page_of
-from shardviz.picture.html.style import style_sheet
+from shardviz.picture.html.parts import (
+    Anchors,
+    advice,
+    bar,
+    bytes_cell,
+    here,
+    in_natural_order,
+    names_of,
+    section,
+    table,
+    tools,
+    top,
+)
+from shardviz.picture.html.script import page_of, style_sheet
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import RANK_COLOURS, rank_colour
 from shardviz.picture.model.subjects.stored import numbered, stored
 from shardviz.picture.svg.stored import stored_figure
-from shardviz.picture.svg.style import PATTERN
+from shardviz.picture.svg.tile import PATTERN
 from shardviz.picture.text.checkpoint import facts_of, in_order, total
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, fold

@@ -5,6 +5,7 @@ Pixels are whole numbers, so that the bytes are stable.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import rank_array, ranks_of, ranks_text
 from shardviz.picture.model.mesh.labels import block_label
 from shardviz.picture.model.palette import WRONG
+from shardviz.picture.model.pieces import pieces
 from shardviz.picture.svg.tile import CHAR, Place, tile
 from shardviz.text import cut_at_comma
 
@@ -22,13 +24,21 @@ if TYPE_CHECKING:
     from shardviz.picture.model.drawing import Block, Grid, Panel
     from shardviz.picture.model.nest import Span
     from shardviz.picture.model.palette import Colouring
+    from shardviz.picture.model.pieces import Stretch
+
 
 BOX_HEIGHT = 18
+
 BOX_WIDTH = 44
+
 TITLE_HEIGHT = 20
+
 MAP_HEIGHT = 336
+
 NARROW = 176
+
 WIDE = 400
+
 BAND = 96
 """Pixels between the sides where bands run."""
 
@@ -246,3 +256,34 @@ def _column_titles(cols: Sequence[Span], scale: Scale) -> str:
         element("text", words(title), x=left + width // 2, y=-7, class_="sv-i")
         for title, left, width in zip(titles, scale.lefts, widths, strict=False)
     )
+
+
+def bands(panel: Panel, scale: Scale, colouring: Colouring, width: int) -> str:
+    """Draw a band from every piece as it is claimed to where it is held, `width` pixels wide; those that stay first."""
+    drawn = []
+    for mask, due, has in pieces(panel):
+        colour = f"sv-band sv-f{colouring.colour(ranks_of(mask)[0])}"
+        path = _band(panel.rows, scale, due, has, width)
+        drawn.append((due != has, element("path", d=path, class_=colour if due != has else f"{colour} sv-still")))
+    return "".join(path for _, path in sorted(drawn, key=lambda pair: pair[0]))
+
+
+def has_bands(panel: Panel) -> bool:
+    """Whether bands say where parts went: parts are stretches of one dim, and not too many."""
+    return bool(pieces(panel))
+
+
+def _band(rows: Sequence[Span], scale: Scale, due: Stretch, has: Stretch, width: int) -> str:
+    (top, bottom), (to_top, to_bottom) = (
+        (_pixel(rows, scale, low) + 1, _pixel(rows, scale, high) - 1) for low, high in (due, has)
+    )
+    bend = width // 2
+    there = f"M0 {top}C{bend} {top} {bend} {to_top} {width} {to_top}"
+    return f"{there}V{to_bottom}C{bend} {to_bottom} {bend} {bottom} 0 {bottom}Z"
+
+
+def _pixel(rows: Sequence[Span], scale: Scale, index: float) -> int:
+    """Return where an index is downwards."""
+    row = max(bisect_right([span.start for span in rows], index) - 1, 0)
+    share = min((index - rows[row].start) / len(rows[row]), 1)
+    return round(scale.tops[row] + share * (scale.tops[row + 1] - scale.tops[row]))

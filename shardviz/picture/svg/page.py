@@ -17,12 +17,9 @@ from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.palette import WRONG
-from shardviz.picture.svg.bands import bands, has_bands
-from shardviz.picture.svg.exhibit import exhibit_drawing
-from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, scale_for, side, title_width
-from shardviz.picture.svg.mesh import Drawn, mesh_drawing
-from shardviz.picture.svg.style import PATTERN, STYLE
-from shardviz.picture.svg.tile import CHAR
+from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
+from shardviz.picture.svg.mesh import mesh_drawing
+from shardviz.picture.svg.tile import CHAR, PATTERN, STYLE, Drawn, exhibit_drawing
 from shardviz.picture.text.page import as_claimed, notes, slice_title
 from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import counted, printable

@@ -14,17 +14,26 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from shardviz.check.step.lines.types import Row, Table
     from shardviz.picture.model.step_heat import StepHeat
     from shardviz.picture.model.step_tree import Node, StepTree
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
+
 LEVELS, IN_ASCII = " ·░▒▓█", " .:+#@"
+
 STYLES = {"good": GOOD, "error": BAD, "unknown": DIM}
+
 MARKS = {"right": "good", "pending": "+", "moved": "~", "repeated": "differs", "odd": "error", "cut": "|", "none": "0"}
 """A side's state in one character, or the name of the glyph that it is."""
+
 MOST_LINES = 200
+
 MOST_RANKS = 24
+
 NONE = "the step was not followed through its modules: only a probe with a batch() is, without --trace off"
+
+INDENT = 6
 
 
 def step_lines(tree: StepTree, heats: Sequence[StepHeat], terminal: Terminal) -> list[Text]:
@@ -111,3 +120,25 @@ def heat_lines(heat: StepHeat, glyphs: Glyphs, reference: str = UNSHARDED) -> li
 
 def _drawn(rows: list[list[int]], levels: str) -> list[str]:
     return ["".join(levels[at] for at in row) for row in rows]
+
+
+def lines_lines(table: Table, terminal: Terminal) -> list[Text]:
+    """Return each line once, with its calls below it."""
+    name = table.module or "the model"
+    about = f"{counted(len(table.rows), 'call')} inside of {name}, as they ran"
+    lines = [line((printable(about), "bold"))]
+    place = ""
+    for row in table.rows:
+        if row.place != place:
+            place = row.place
+            first = ("  first wrong line", BAD) if row.is_wrong else ("", "")
+            lines.append(line((printable(place), BAD if row.is_wrong else "bold"), f"  {printable(row.source)}", first))
+        lines += _call(row, terminal)
+    return lines
+
+
+def _call(row: Row, terminal: Terminal) -> list[Text]:
+    only = " (sharded only)" if row.is_sharded_only else ""
+    gradient = "" if row.gradient == "not compared" else f"; gradient: {row.gradient}"
+    head = line(("    ", DIM), printable(row.function), (printable(only), DIM), "  ", (row.types_text, "bold"))
+    return [head, *wrapped(printable(f"{row.held}{gradient}"), terminal.width, line(" " * INDENT), INDENT)]

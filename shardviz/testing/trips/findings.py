@@ -29,7 +29,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.comparing.changed.words import Words as Changed
+    from shardviz.checkpoint.comparing.changed.numbers import Words as Changed
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding, Kind

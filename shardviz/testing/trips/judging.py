@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from shardviz.check.run import report_on
-from shardviz.checkpoint.comparing.changed.factors import shifted
+from shardviz.checkpoint.comparing.changed.numbers import shifted
 from shardviz.dump.records.tensors import Stamp
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.checkpoint.comparing.changed.words import Words
+    from shardviz.checkpoint.comparing.changed.numbers import Words
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region

@@ -1,36 +1,58 @@
-"""What was done to values and sizes, where the order is not it: rounded on the way, cut off, padded, repeated."""
+"""What was done to values and sizes, where the order is not it: rounded, cut off, padded, repeated, or shifted."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.changed.words import Words
 from shardviz.explain.conversion import (
     CutOffDigits,
     CutOffEnd,
+    ForgottenFactor,
+    ForgottenOffset,
     NarrowedOnTheWay,
     PaddedEnd,
     PaddedParts,
     RepeatedHeads,
 )
-from shardviz.relate.stored import is_cut_off, rounding_between
-from shardviz.relate.values import is_alike
+from shardviz.relate.casts import cast, values_of
+from shardviz.relate.relations import Scaled
+from shardviz.relate.stored import is_cut_off, line_between, rounding_between
+from shardviz.relate.tolerance import WHOLE_FACTOR
+from shardviz.relate.values import blocks, is_alike
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.tensor import Tensor
+    from shardviz.explain.cause import Cause
 
     _Bits = tuple[NDArray[Any], str]
 
+
 NARROW = ("bfloat16", "float16")
+
 WIDE = ("float32", "float64")
+
 CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
+
 MAX_RANKS = 1024
 """Ranks that may each have padded their own part."""
+
+
+class Words(NamedTuple):
+    """What became of a tensor.
+
+    Attributes:
+        why: That, with the numbers.
+        explanation: What was done.
+    """
+
+    why: str
+    explanation: Cause
 
 
 def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Words | None:
@@ -119,3 +141,49 @@ def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArra
     is_longer = theirs.shape[odd[0]] > mine.shape[odd[0]]
     short, long = (np.moveaxis(one, odd[0], 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
     return odd[0], is_longer, short, long
+
+
+def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> Words | None:
+    """Say that all values of one side are those of the other times a factor, or with a number added.
+
+    Args:
+        mine: The first side's bits.
+        theirs: The second's.
+        dtype: The element type of both.
+        names: What the two are called.
+
+    Returns:
+        The words; None where it is not so.
+    """
+    relation = line_between(mine, theirs, dtype)
+    if isinstance(relation, Scaled):
+        return _multiplied(relation.factor, names)
+    return None if relation is None else _added(relation.number, names)
+
+
+def _multiplied(factor: float, names: tuple[str, str]) -> Words:
+    why = f"every value of {names[1]} is {factor_text(factor)} times that of {names[0]}"
+    return Words(why, ForgottenFactor(factor_text(1 / factor)))
+
+
+def _added(added: float, names: tuple[str, str]) -> Words:
+    size, (how, undo) = factor_text(abs(added)), ("more", "subtract") if added > 0 else ("less", "add")
+    why = f"every value of {names[1]} is {size} {how} than in {names[0]}"
+    return Words(why, ForgottenOffset(undo, size))
+
+
+def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
+    """Say how many values a cast made infinite; empty where it made none."""
+    count = 0
+    for part in blocks(wide):
+        narrow = cast(part, dtype, to)
+        if narrow is not None:
+            count += int((np.isinf(values_of(narrow, to)) & np.isfinite(values_of(part, dtype))).sum())
+    return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count else ""
+
+
+def factor_text(number: float) -> str:
+    """Return a factor in few digits; as a whole number where it is nearly one."""
+    near = round(number)
+    is_whole = near and math.isclose(number, near, rel_tol=WHOLE_FACTOR) and abs(number - near) < WHOLE_FACTOR
+    return f"{near:,}" if is_whole else f"{number:.4g}"
