@@ -14,9 +14,8 @@ from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import Fold, bytes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.explain.finding import Finding
     from shardviz.picture.exhibits.exhibit import Cell, Exhibit
 
 
@@ -25,30 +24,6 @@ MOST_CHARACTERS = 80
 _OTHERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 Item = TypeVar("Item")
-
-OWNERS = {
-    "Automodel": "NVIDIA-NeMo",
-    "composer": "mosaicml",
-    "DeepSpeed": "deepspeedai",
-    "foundation-model-stack": "foundation-model-stack",
-    "gpt-neox": "EleutherAI",
-    "KempnerForge": "KempnerInstitute",
-    "LlamaFactory": "hiyouga",
-    "Megatron-LM": "NVIDIA",
-    "OLMo-core": "allenai",
-    "pytorch": "pytorch",
-    "RLinf": "RLinf",
-    "torchtitan": "pytorch",
-    "torchtune": "meta-pytorch",
-    "transformers": "huggingface",
-    "vllm-gguf-plugin": "vllm-project",
-}
-"""The owner of each repository that references name without one."""
-
-SHORT = {"TGI": "huggingface/text-generation-inference"}
-"""Repositories that references name by initials."""
-
-_REFERENCE = re.compile(r"(?P<repository>[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)?)#(?P<number>[0-9]+)")
 
 
 def section(anchor: str, title: str, *parts: str) -> str:
@@ -243,26 +218,36 @@ def in_natural_order(folded: Sequence[tuple[Fold, Item]]) -> list[tuple[Fold, It
     return sorted(rising, key=lambda entry: (first[entry[0].prefix, entry[0].suffix], entry[0].numbers))
 
 
-def address(reference: str) -> str:
-    """Return the address of an issue or a pull request; empty where its repository is not known."""
-    found = _REFERENCE.fullmatch(reference)
-    if found is None:
-        return ""
-    name = found["repository"]
-    full = name if "/" in name else SHORT.get(name) or (f"{OWNERS[name]}/{name}" if name in OWNERS else "")
-    return f"https://github.com/{full}/issues/{found['number']}" if full else ""
+def leaf(
+    anchor: str, names: Fold, summary: str, *inner: str, size: int, is_open: bool, verdict: str | None = None
+) -> str:
+    """Write a line of a page's tree that opens on what is known of a tensor.
+
+    Args:
+        anchor: Where links to it lead.
+        names: The names that share it.
+        summary: The line.
+        inner: What it opens on.
+        size: The bytes of all its tensors.
+        is_open: Whether it is open at first.
+        verdict: What its tensors can be asked for by.
+    """
+    return element(
+        "details",
+        summary,
+        here(anchor),
+        *inner,
+        id=anchor,
+        class_="leaf",
+        open="open" if is_open else None,
+        data_names=names_of(names),
+        data_verdict=verdict,
+        data_many=len(names),
+        data_bytes=size,
+    )
 
 
-def reference_link(reference: str) -> str:
-    """Write a reference, as a link where it is known where it leads."""
-    where = address(reference)
-    return element("a", words(reference), href=where, rel="noreferrer") if where else words(reference)
-
-
-def advice(finding: Finding) -> list[tuple[str, str]]:
-    """Return the cause, the fix, what else fits and the references of a finding, as titled markup."""
-    markup: dict[str, Callable[[str], str]] = {
-        "fix": lambda text: element("span", coded(text), class_="fix"),
-        "see": lambda _: ", ".join(map(reference_link, finding.refs)),
-    }
-    return [(title, markup.get(title, words)(text)) for title, text in finding.advice]
+def name_cell(text: str, names: Fold) -> str:
+    """Write the name in a line, with how many tensors share it."""
+    count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
+    return element("span", words(text), count, class_="name")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import BLUE, GREEN, ORANGE, PURPLE, SKY
-from shardviz.picture.svg.tile import FONT, STYLE
+from shardviz.picture.svg.tile import FONT, PATTERN, STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,6 +53,28 @@ def page_of(title: str, style: str, *body: str) -> str:
     )
     whole = element("body", *body, f"<script>{script_text()}</script>")
     return f'<!doctype html>\n<html lang="en">{head}{whole}</html>\n'
+
+
+def full_page(title: str, style: str, first: str, header: str, top: str, *parts: str) -> str:
+    """Write the page of a run or a checkpoint.
+
+    Args:
+        title: As in `page_of`.
+        style: As in `page_of`.
+        first: The part that the keyboard can skip to.
+        header: What it begins with.
+        top: What stays at the top of the window.
+        parts: Its parts.
+    """
+    skip = element("a", f"Skip to the {first}", href=f"#{first}", class_="skip")
+    patterns = f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>'
+    return page_of(title, style, skip, patterns, header, top, element("main", *parts))
+
+
+def header_of(title: str, verdict: str, text: str, *known: str) -> str:
+    """Write what a page begins with: its title, a verdict (`good`, `bad` or `unsure`) in words, and what is known."""
+    said = element("p", words(text), class_=f"verdict {verdict}")
+    return element("header", element("p", "shardviz", class_="soft"), element("h1", words(title)), said, *known)
 
 
 def style_sheet(ranks: Iterable[int]) -> str:
