@@ -40,7 +40,7 @@ from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, fold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardviz.check.report import Report
     from shardviz.check.verdicts import Verdict

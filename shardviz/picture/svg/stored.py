@@ -10,7 +10,18 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import draw
 from shardviz.picture.model.palette import Colouring, rank_colour
 from shardviz.picture.svg.map import GAP, TITLE_HEIGHT, scale_for, side, title_width
-from shardviz.picture.svg.page import BUDGET, LINE, MAX_WIDTH, panels, paragraph, sheet, stacked, with_left_out
+from shardviz.picture.svg.page import (
+    BUDGET,
+    LINE,
+    MAX_WIDTH,
+    NAME_CHAR,
+    beside_map,
+    panels,
+    paragraph,
+    sheet,
+    stacked,
+    with_left_out,
+)
 from shardviz.picture.svg.tile import CHAR, Drawn, Place, exhibit_drawing, tile
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import bytes_text, counted, printable
@@ -32,7 +43,6 @@ MOST_NAME = 44
 
 CHIP = 40
 
-NAME_CHAR = 9.7
 
 NOUNS = ("rank", "file")
 
@@ -96,19 +106,6 @@ def files_drawing(one: Stored) -> Drawn:
     if more > 0:
         markup += element("text", f"{more:,} more", x=CHIP + 8, y=MOST_FILES * (LINE + 2) + 14, class_="sv-soft")
     return Drawn(markup, width, min(len(one.files), MOST_FILES + 1) * (LINE + 2))
-
-
-def beside_map(picture: Drawn, files: Drawn) -> Drawn:
-    """Put the files beside the map, or below it where there is no room."""
-    if not picture.width:
-        return files
-    if picture.width + GAP + files.width <= MAX_WIDTH:
-        at, height = (picture.width + GAP, TITLE_HEIGHT), max(picture.height, files.height + TITLE_HEIGHT)
-        width = picture.width + GAP + files.width
-    else:
-        at, height = (0, picture.height + GAP), picture.height + GAP + files.height
-        width = max(picture.width, files.width)
-    return Drawn(picture.markup + element("g", files.markup, transform=f"translate({at[0]} {at[1]})"), width, height)
 
 
 def _bytes(one: Stored) -> Drawn:

@@ -58,6 +58,29 @@ class Place:
     height: int
 
 
+def canvas(label: str, width: int, height: int, *content: str, is_alone: bool = True) -> str:
+    """Write an `svg` element.
+
+    Args:
+        label: What it shows, for screen readers.
+        width: Its pixels to the right.
+        height: Its pixels downwards.
+        content: What is in it.
+        is_alone: Whether it may be a file of its own, and not only a part of a page.
+    """
+    return element(
+        "svg",
+        *content,
+        xmlns="http://www.w3.org/2000/svg" if is_alone else None,
+        class_="sv",
+        role="img",
+        aria_label=label,
+        width=width,
+        height=height,
+        viewBox=f"0 0 {width} {height}",
+    )
+
+
 def tile(place: Place, label: str, tooltip: str, *, colour: object, ranks: Sequence[int], differs: bool) -> str:
     """Draw a box.
 
