@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.checkpoint.comparing.elsewhere.contents import dtype_of
 from shardviz.checkpoint.comparing.outcome import Outcome
-from shardviz.errors import DumpError
 from shardviz.explain.conversion import WrongQuantizationScales
 from shardviz.layout.region import index_of
 from shardviz.relate.casts import cast, numbers_of
@@ -104,16 +104,9 @@ def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
     if pair.one is None or pair.other is None:
         return None
     for at, (coded, wide) in enumerate(((pair.one, pair.other), (pair.other, pair.one))):
-        if _dtype(coded) in EIGHT_BITS and _dtype(wide) in WIDE:
+        if dtype_of(coded) in EIGHT_BITS and dtype_of(wide) in WIDE:
             return wide, coded, at
     return None
-
-
-def _dtype(tensor: Tensor) -> str:
-    try:
-        return tensor.dtype
-    except DumpError:
-        return ""
 
 
 def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:

@@ -57,6 +57,11 @@ class Stored:
     start: int
 
 
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor that is stored row by row."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A part of a file: a whole archive, or one of its members."""
@@ -266,7 +271,8 @@ def _stored(found: Any, members: dict[str, _Part], root: str, where: str) -> Sto
     numbers = (first, *shape, *strides)
     if not is_dtype(dtype) or not width or len(shape) != len(strides) or any(type(one) is not int for one in numbers):
         raise TypeError
-    last = first + _span(shape, strides) if math.prod(shape) else 0
+    steps = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    last = first + 1 + steps if math.prod(shape) else 0
     if min(numbers) < 0 or last * width > part.size:
         raise DumpError(
             f"{where} is damaged: {dtype}{list(shape)} ends at byte {last * width:,} of {part.size:,}", "copy it again"
@@ -279,8 +285,3 @@ def _dtype(kind: Global, args: Sequence[Any]) -> str:
     if name == "storage.UntypedStorage":
         return next(str(arg.name) for arg in args if type(arg) is Global).removeprefix("torch.")
     return _STORAGES[name.removesuffix("Storage")]
-
-
-def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the elements of storage from a tensor's first element to behind its last one."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

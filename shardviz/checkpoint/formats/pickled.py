@@ -16,6 +16,8 @@ from shardviz.layout.dtypes import is_dtype
 from shardviz.text import printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardviz.checkpoint.formats.machine import Reader, Step
 
 
@@ -282,3 +284,16 @@ def read_pickle(data: bytes, where: str) -> Any:
         ) from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DumpError(f"{where} is damaged at byte {machine.at:,} of {len(data):,}", "copy it again") from error
+
+
+def dict_of(value: Any, path: Path, what: str, *, optional: bool = False) -> dict[Any, Any]:
+    """Return what a pickle has as a dict; an empty one where it may lack it and does.
+
+    Raises:
+        DumpError: It is something else.
+    """
+    if value is None and optional:
+        return {}
+    if type(value) is not dict:
+        raise DumpError(f"{path}: {what} is not a dict, but {type(value).__name__}", "copy it again")
+    return value

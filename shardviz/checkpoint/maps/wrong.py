@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE
 from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
 from shardviz.checkpoint.maps.views import MisfitError
+from shardviz.checkpoint.tensor import Held
 from shardviz.explain.conversion import (
     AnotherSourceTensor,
     FusedShardsJoined,
@@ -28,20 +29,17 @@ from shardviz.explain.conversion import (
     TransposedInConversion,
     WrongMapNumber,
 )
-from shardviz.relate.values import is_alike, part_of
+from shardviz.relate.values import is_alike
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
 
     from shardviz.checkpoint.comparing.elsewhere.contents import Contents
     from shardviz.checkpoint.comparing.outcome import Verdict
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.tensor import Tensor
     from shardviz.explain.cause import Cause
-    from shardviz.layout.region import Region
 
 
 MAX_NAMED = 3
@@ -70,27 +68,6 @@ class Instead:
     why: str
     explanation: Cause | None = None
     verdict: Verdict = "permuted"
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a tensor.
-
-    Attributes:
-        name: What it should be.
-        shape: Its shape.
-        dtype: Its element type.
-        bits: Its values.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bits: NDArray[Any]
-
-    def read(self, region: Region) -> NDArray[Any]:
-        """Return the values of a part."""
-        return part_of(self.bits, region)
 
 
 def instead_of(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
@@ -131,7 +108,7 @@ def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
         if isinstance(part, Op):
             return None
         num += 1
-        piece = Piece(part.name, part.shape, tensor.dtype, view.reshape(part.shape))
+        piece = Held(part.name, tensor.dtype, view.reshape(part.shape))
         if agree(part, piece):
             continue
         found = next(known.equal_to(piece), None)
@@ -143,11 +120,11 @@ def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
 
 def _with_others(made: Made, tensor: Tensor) -> Instead | None:
     """Say which parts differ, where some do not, and what became of the first of them."""
-    odd: list[tuple[Node, Piece]] = []
+    odd: list[tuple[Node, Held]] = []
     num = 0
     for view, part in parts_of(made.node, tensor.bits):
         num += 1
-        piece = Piece("", part.shape, tensor.dtype, view.reshape(part.shape))
+        piece = Held("", tensor.dtype, view.reshape(part.shape))
         if isinstance(part, Op) or not agree(part, piece):
             odd.append((part, piece))
     if len(odd) == num:
