@@ -210,7 +210,9 @@ def of_another_shape(outcome: Outcome, live: Live, entry: Tensor) -> Outcome:
     best: tuple[Piece, ...] = ()
     for verdict, why, turn in _turns(live.shape, entry.shape):
         reader = Reader(entry, live.dtype, live.index_shape, turn)
-        right = tuple(piece for piece in live.pieces if _is_held(piece, reader))
+        right = tuple(
+            piece for piece in live.pieces if piece.claimed is not None and reader.is_held(piece.claimed, piece.digest)
+        )
         if len(right) == len(live.pieces):
             return outcome.became(verdict, why)
         best = right if verdict == "padded" else best
@@ -220,10 +222,6 @@ def of_another_shape(outcome: Outcome, live: Live, entry: Tensor) -> Outcome:
         why = f"{named_ranks(ranks_of(best))} the same as far as both go; of {named_ranks(others)} {AS_HASHED}"
         return outcome.became("padded", f"{shapes}: {why}", ranks=others)
     return outcome.became("other", shapes)
-
-
-def _is_held(piece: Piece, reader: Reader) -> bool:
-    return piece.claimed is not None and reader.is_held(piece.claimed, piece.digest)
 
 
 def _turns(shape: tuple[int, ...], own: tuple[int, ...]) -> Iterator[tuple[Verdict, str, Turn]]:

@@ -207,10 +207,6 @@ def _bases(claimed: Layout, axes: tuple[str, ...]) -> Iterator[tuple[Chain, ...]
 def _with_segments(base: tuple[Chain, ...], shape: tuple[int, ...]) -> Iterator[tuple[Chain, ...]]:
     """Yield a layout's chains with a number of segments before one of the axes of a dim."""
     for dim, chain in enumerate(base):
-        for number in _numbers(shape[dim]):
+        for number in [number for number in range(2, min(FEW, shape[dim] - 1) + 1) if shape[dim] % number == 0]:
             for at in range(len(chain)):
                 yield (*base[:dim], (*chain[:at], number, *chain[at:]), *base[dim + 1 :])
-
-
-def _numbers(size: int) -> list[int]:
-    return [number for number in range(2, min(FEW, size - 1) + 1) if size % number == 0]

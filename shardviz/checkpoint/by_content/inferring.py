@@ -177,7 +177,7 @@ class _Work:
             votes.update(set(recipes(whole.members[numbers], numbers, sources, self.strips)))
         most = max(votes.values(), default=0)
         found: dict[frozenset[Family], Recipe] = {}
-        for recipe in _in_order(votes):
+        for recipe in sorted(votes, key=lambda recipe: -votes[recipe]):
             is_renamed = len(recipe.links) == 1 and not (recipe.padded or recipe.joined or recipe.stacks)
             if votes[recipe] == most and not (side and is_renamed):  # the first side has found that
                 found.setdefault(frozenset(link.family for link in recipe.links), recipe)
@@ -274,10 +274,6 @@ def _may_be_part(whole: Family, part: Family) -> bool:
     """Whether shapes allow that one is part of the other: the sizes of all dims but one are there."""
     sizes = Counter(part.shape) - Counter(whole.shape)
     return sum(sizes.values()) <= 1 and len(part.shape) <= len(whole.shape)
-
-
-def _in_order(votes: Counter[Recipe]) -> list[Recipe]:
-    return sorted(votes, key=lambda recipe: -votes[recipe])
 
 
 def _count(link: Link, recipe: Recipe) -> int:

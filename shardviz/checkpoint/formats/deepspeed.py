@@ -18,7 +18,7 @@ from shardviz.checkpoint.formats.machine import Made
 from shardviz.checkpoint.formats.pickled import dict_of
 from shardviz.checkpoint.formats.torch_file import whole
 from shardviz.checkpoint.formats.zero_buffers import MASTER, Layout, RankFile, chunks_of, laid_out
-from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
+from shardviz.checkpoint.records import Checkpoint, Place, Problem, Saved
 from shardviz.errors import DumpError
 from shardviz.explain.files import UnfinishedUniversalCheckpoint
 from shardviz.text import counted, listed, printable
@@ -216,17 +216,12 @@ def _add_frozen(found: _Found, archives: Mapping[int, Archive], folder: Path) ->
             made = fragments.get(name)
             stored = archive.tensor(made, name) if type(made) is Made else None
             if stored is not None and len(stored.shape) == 1:
-                chunks = _stretch(shape, dp * stored.shape[0], stored, archive.path.name)
+                start, place = dp * stored.shape[0], Place(archive.path.name, stored.start, 0)
+                chunks = chunks_of(shape, start, min(start + stored.shape[0], math.prod(shape)), place, stored.dtype)
                 before = found.tensors.get(printable(name))
                 old = before.chunks if before is not None and before.shape == shape else ()
                 saved = Saved(printable(name), shape, stored.dtype, (*old, *chunks), folder)
                 found.tensors[saved.name] = saved
-
-
-def _stretch(shape: tuple[int, ...], start: int, stored: Any, file: str) -> list[Chunk]:
-    """Return the chunks of a tensor that a stretch of its elements in a file has."""
-    stop = min(start + stored.shape[0], math.prod(shape))
-    return chunks_of(shape, start, stop, Place(file, stored.start, 0), stored.dtype)
 
 
 def _add_shared(found: _Found, state: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.picture.model.holders import Mask, Plane
-from shardviz.picture.model.nest import Span, chosen, nest
+from shardviz.picture.model.nest import Span, chosen, nest, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,11 +203,7 @@ def _panel(
 
 def _compared(spans: list[Span], most: int) -> list[Span]:
     """Put all that comes after `most` parts into one span."""
-    return spans if len(spans) <= most else [*spans[: most - 1], _rest(spans[most - 1 :])]
-
-
-def _rest(spans: Sequence[Span]) -> Span:
-    return Span(spans[0].start, spans[-1].stop, sum(span.parts for span in spans))
+    return spans if len(spans) <= most else [*spans[: most - 1], together(spans[most - 1 :])]
 
 
 def _window(sides: Sides, plane: Plane, rows: Sequence[Span], cols: Sequence[Span]) -> tuple[list[Cell], Indices]:

@@ -63,7 +63,7 @@ def stored_figure(one: Stored, *, style: bool) -> str:
     """
     drawing = draw(one.sides, one.tensor.shape, BUDGET)
     parts = (
-        _heading(one),
+        stacked(paragraph(one.tensor.name, "sv-name", NAME_CHAR), paragraph(about(one), "sv-soft")),
         beside_map(with_left_out(panels(drawing, _panel), drawing), files_drawing(one)),
         _bytes(one),
     )
@@ -76,10 +76,6 @@ def about(one: Stored) -> str:
     sizes = " × ".join(map(str, tensor.shape)) or "one number"
     where = f"{counted(len(one.parts), 'part')} in {counted(len(one.files), 'file')}"
     return f"{printable(tensor.dtype)} {sizes}, {bytes_text(tensor.num_bytes)}, {where}"
-
-
-def _heading(one: Stored) -> Drawn:
-    return stacked(paragraph(one.tensor.name, "sv-name", NAME_CHAR), paragraph(about(one), "sv-soft"))
 
 
 def _panel(panel: Panel) -> Drawn:

@@ -119,7 +119,7 @@ def _painted(
     codes = [[numbers.setdefault(cell, len(numbers)) for cell in row] for row in cells]
     down, across = Cut.of_sizes(sizes.heights, ruled=sizes.ruled), Cut.of_sizes(sizes.widths)
     boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
-    fills = [_style(block, colouring) for block, _ in numbers]
+    fills = [colour_style(colouring.colour_of(rank_array(block.ranks))) if block.ranks else BAD for block, _ in numbers]
     styles = [[DIM if code == LINE else fills[code] for code in row] for row in boxes.codes.tolist()]
     first_lines = [down.first_of(row) for row in range(len(grid))]
     lefts = [across.first_of(col) for col in range(len(grid[0]))]
@@ -133,18 +133,9 @@ def _painted(
     return boxes, styles, first_lines
 
 
-def _style(block: Block, colouring: Colouring) -> str:
-    """Return the style of a block: filled in the colour of its ranks, also where others should hold it."""
-    return colour_style(colouring.colour_of(rank_array(block.ranks))) if block.ranks else BAD
-
-
 def _labels(panel: Panel, colouring: Colouring, room: int) -> list[str]:
     blocks = {block for grid in (panel.claimed, panel.held) if grid for row in grid for block in row}
-    return [_label(block, colouring, room) for block in blocks]
-
-
-def _label(block: Block, colouring: Colouring, room: int) -> str:
-    return ranks_label(block.ranks, colouring, room, many=block.is_mixed)
+    return [ranks_label(block.ranks, colouring, room, many=block.is_mixed) for block in blocks]
 
 
 def _heights(rows: Sequence[Span]) -> tuple[int, ...]:

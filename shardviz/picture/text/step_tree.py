@@ -105,7 +105,10 @@ def side_text(node: Node, side: str, reference: str = UNSHARDED) -> str:
 def heat_lines(heat: StepHeat, glyphs: Glyphs, reference: str = UNSHARDED) -> list[Text]:
     """Write what ranks have, what is due and the difference next to each other, the largest darkest."""
     levels = IN_ASCII if glyphs == ASCII else LEVELS
-    fields = [_drawn(heat.levels(field, len(levels)), levels) for field in ("has", "due", "off")]
+    fields = [
+        ["".join(levels[at] for at in row) for row in heat.levels(field, len(levels))]
+        for field in ("has", "due", "off")
+    ]
     due = reference.removeprefix("the ")
     width = max(len(fields[0][0]), len(due))
     title = f"{ranks_in_words(heat.ranks, MOST_RANKS)}, {list(heat.shape)} of {heat.layout}"
@@ -116,10 +119,6 @@ def heat_lines(heat: StepHeat, glyphs: Glyphs, reference: str = UNSHARDED) -> li
         lines.append(line(*cells[:2], (cells[2], BAD if heat.is_wrong else "")))
     scale = f"darkest: {heat.most:.4g}; differences: {heat.farthest:.4g}; rounding allows {heat.allowed:.4g}"
     return [*lines, line((scale, DIM))]
-
-
-def _drawn(rows: list[list[int]], levels: str) -> list[str]:
-    return ["".join(levels[at] for at in row) for row in rows]
 
 
 def lines_lines(table: Table, terminal: Terminal) -> list[Text]:

@@ -163,15 +163,14 @@ def _where(received: Received, name: str, parts: Sequence[Part]) -> str:
     return f"{len(parts):,} of {len(received.parts[name]):,} ranks"
 
 
-def _rows(parts: Sequence[Part]) -> str:
-    return listed((part.text for part in parts), MOST)
-
-
 def _finding(
     cause: Cause, received: Received, name: str, parts: Sequence[Part], text: str, kind: Kind | None = None
 ) -> Finding:
     """Return the finding with the rows of each rank, and with the kind that its cause has in a trip."""
-    details = (f"{WRONG}{_rows(parts)}", *([received.words.trips] if received.words.trips else []))
+    details = (
+        f"{WRONG}{listed((part.text for part in parts), MOST)}",
+        *([received.words.trips] if received.words.trips else []),
+    )
     return cause.finding(name, tuple(part.rank for part in parts), text, kind=kind, details=details)
 
 
@@ -196,7 +195,7 @@ def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
     trip, kept, role = received.words.trip, received.wrong("kept"), received.roles[name]
     if any(part.wrong < part.size for part in parts):
         return PartialWrite(trip)
-    if {part.rank for part in parts} < _ranks_of(received, name):
+    if {part.rank for part in parts} < {part.rank for part in received.parts[name] if part.size}:
         return SkippedRanks(trip)
     if set(kept) >= set(received.parts):
         return WriteIntoCopies(trip)
@@ -204,10 +203,6 @@ def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
     if len(same) > 1 and all(one in kept for one in same):
         return SkippedRole(trip, role)
     return SkippedKey()
-
-
-def _ranks_of(received: Received, name: str) -> set[int]:
-    return {part.rank for part in received.parts[name] if part.size}
 
 
 def _rounded(received: Received, name: str, parts: Sequence[Part]) -> Finding:

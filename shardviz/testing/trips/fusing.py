@@ -97,7 +97,7 @@ def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
     with suppress(ShardvizError):  # a layout of parts need not be one of the whole
         whole = cut.fused(name, local)
     wanted = part_of_entry(whole, cut.entry(name, None)) if whole is not None else None
-    if wanted is not None and _equal(wanted, got, cut.entry(name, None).dtype, local):
+    if wanted is not None and np.array_equal(cast_bits(wanted, cut.entry(name, None).dtype, local.values.dtype), got):
         return "the rank's rows are those of the whole, cut in one piece", FusedCutOtherwise("piece")
     right = [_right(cut, piece) for piece in pieces.values()]
     dim = cut.dim(name, local)
@@ -111,10 +111,6 @@ def _right(cut: Cut, piece: Piece) -> NDArray[Any] | None:
     entry = entry_of(cut.node(*piece.of))
     part = part_of_entry(piece.local, entry)
     return None if part is None else cast_bits(part, entry.dtype, piece.local.values.dtype)
-
-
-def _equal(wanted: NDArray[Any], got: NDArray[Any], dtype: str, local: Local) -> bool:
-    return np.array_equal(cast_bits(wanted, dtype, local.values.dtype), got)
 
 
 def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:

@@ -203,19 +203,11 @@ class Trip:
         parts = parts_of_all(now.tensors, targets)
         roles = {name: before.sent[name].role for name in parts}
         each = {name for name in parts if before.sent[name].each}
-        received = Received(parts, roles, each, _words(trips))
+        received = Received(parts, roles, each, Words(trip="load", sender="what was saved", trips=trips))
         placed = places(now.tensors, targets, received.unplaced, mesh) if received.unplaced else []
         beside = check_states(before.facts, old, now, self.of, trips)
         findings = [*before.found, *findings_of(received, placed), *beside]
         return message_of(findings), RoundTrip(len(parts), before.on_disk, tuple(notes))
-
-
-def _words(trips: str) -> Words:
-    return Words(
-        trip="load",
-        sender="what was saved",
-        trips=trips,
-    )
 
 
 def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, optimizer: Any, folder: Path) -> Any:

@@ -184,14 +184,9 @@ def _times(sides: list[Tensor]) -> float | None:
     times = factor_at_largest(second - first, change)
     at = int(np.abs(change).argmax())
     largest = max(abs(values[at]) for values in (first, second, last))
-    rounding = _rounding(one.dtype, times)
+    rounding = (2 + 2 * abs(times)) * EPSILON[one.dtype]
     if min(abs(times), abs(times - 1)) <= LEAST_PART:
         return None
     sources, slack = [bits[0], bits[2]], rounding * float(largest / abs(change[at]))
     fits = is_made(bits[1], sources, one.dtype, lambda base, end: base + times * (end - base), rounding, slack)
     return times if fits else None
-
-
-def _rounding(dtype: str, times: float) -> float:
-    """Return how far a value may be from the line, as a part of it, where all three were rounded."""
-    return (2 + 2 * abs(times)) * EPSILON[dtype]
