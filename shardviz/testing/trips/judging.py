@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
-    from shardviz.testing.trips.padding import Padded
+    from shardviz.testing.trips.mapping import Padded
 
     Fate = Literal["right", "kept", "rounded", "dtype", "zeros", "shape", "swapped", "other"]
 

@@ -21,12 +21,10 @@ from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
 from shardviz.testing.trips import filling
 from shardviz.testing.trips.contents import Contents, contents_of
-from shardviz.testing.trips.cutting import Cut
+from shardviz.testing.trips.cutting import Cut, fused_findings
 from shardviz.testing.trips.findings import Received, Words, findings_of, message_of
-from shardviz.testing.trips.fusing import fused_findings
 from shardviz.testing.trips.judging import Target, parts_of_all, places
-from shardviz.testing.trips.mapping import made_of, names_of, rules_of
-from shardviz.testing.trips.padding import padded_by_rank, without_padding
+from shardviz.testing.trips.mapping import made_of, names_of, padded_by_rank, rules_of, without_padding
 from shardviz.testing.trips.roundtrip import refuse_unchecked
 from shardviz.testing.trips.trip import RoundTrip
 from shardviz.text import counted, listed
