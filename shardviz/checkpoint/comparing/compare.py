@@ -156,13 +156,7 @@ def _lonely(pair: Pair) -> Outcome:
 
 
 def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
-    """Return what became of a tensor.
-
-    Args:
-        pair: What both have.
-        cut: The same without padding.
-        sides: What each checkpoint has.
-    """
+    """Return what became of a tensor; `cut` is the pair without its padding."""
     is_made = isinstance(pair.one, Made) or isinstance(pair.other, Made)
     outcome = Outcome(pair.name, pair.other_name, "equal", is_made=is_made)
     try:
@@ -258,13 +252,7 @@ class Named:
 
 
 def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Named:
-    """Return which tensors are compared: by their names, by the map that knows these, or by what is in them.
-
-    Args:
-        pairs: What is compared by name.
-        before: The first checkpoint.
-        after: The second.
-    """
+    """Return which tensors are compared: by their names, by the map that knows these, or by what is in them."""
     sides = [pair.one for pair in pairs.lonely], [pair.other for pair in pairs.lonely]
     first, second = ([one for one in side if one is not None] for side in sides)
     num_named = sum(state_of(pair.name) is None for pair in pairs.both)

@@ -57,12 +57,7 @@ class Fit:
 
 
 def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome, str] | None:
-    """Return what became of a weight that one side has in eight bits, and the name of its scales; None for others.
-
-    Args:
-        pair: The two tensors.
-        sides: The tensors of each checkpoint by name.
-    """
+    """Return what became of a weight that one side has in eight bits, and the name of its scales; None for others."""
     if (both := _in_eight_bits(pair)) is None:
         return None
     wide, coded, at = both
@@ -80,12 +75,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
 
 
 def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
-    """Return the outcome of a weight in eight bits without known scales: not compared unless it is a plain cast.
-
-    Args:
-        outcome: What became of it as if it were cast.
-        pair: The two tensors.
-    """
+    """Return the outcome of a weight in eight bits without known scales: not compared unless it is a plain cast."""
     both = _in_eight_bits(pair) if outcome.verdict == "other" else None
     if both is None or both[0].shape != both[1].shape:
         return outcome

@@ -113,14 +113,7 @@ def exhibit(
 ) -> Exhibit | None:
     """Make an exhibit of the first rows, without columns that say nothing; None where there are no rows.
 
-    Args:
-        caption: What the table has.
-        heads: The titles of its columns.
-        rows: The rows, those that are wrong first where not all can be shown.
-        left_out: How many of what rows stand for there are beside these.
-        sums_up: Whether the last row stays where there is room for few.
-        noun: What rows stand for.
-        rest: What all that is left out has in common.
+    The arguments are those of `Exhibit`; where not all rows can be shown, those that are wrong come first.
     """
     if not rows:
         return None

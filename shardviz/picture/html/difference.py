@@ -26,12 +26,7 @@ TITLES = {"differences": "Differences", "modules": "Step by module", "left": "No
 
 
 def difference_html(title: str, step: StepDifference) -> str:
-    """Write the page of two jobs' steps.
-
-    Args:
-        title: What the jobs are called.
-        step: How they compare.
-    """
+    """Write the page of two jobs' steps."""
     tree, heats = step_of(step)
     parts = {
         "differences": section("differences", "Differences", *map(_departure, step.departures)) * bool(step.departures),

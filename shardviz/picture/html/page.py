@@ -57,12 +57,7 @@ FULL = "the page is full; shardviz show draws it"
 
 
 def html(dump: Dump, report: Report) -> str:
-    """Write the page of a run.
-
-    Args:
-        dump: The dump's tensors.
-        report: What the check found.
-    """
+    """Write the page of a run."""
     entries = _entries(dump, report)
     findings, shown = _findings(dump, report, entries)
     parts = {

@@ -37,13 +37,7 @@ def policy() -> str:
 
 
 def page_of(title: str, style: str, *body: str) -> str:
-    """Write a whole page.
-
-    Args:
-        title: The name of what it shows.
-        style: Its style sheet.
-        body: The markup of its body.
-    """
+    """Write a whole page."""
     head = element(
         "head",
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width">',

@@ -71,12 +71,7 @@ VERDICTS = {"error": "different", "unknown": "not compared", "good": "equal"}
 
 
 def stored_html(checkpoint: Checkpoint, report: Report) -> str:
-    """Write the page of a checkpoint.
-
-    Args:
-        checkpoint: The checkpoint.
-        report: What the check of it found.
-    """
+    """Write the page of a checkpoint."""
     numbers = numbered(checkpoint)
     parts = _findings(report), _files(checkpoint, numbers), _tensors(checkpoint, numbers)
     colours = "".join(f".file{at}{{background:{colour}}}" for at, colour in enumerate(RANK_COLOURS))
@@ -170,13 +165,7 @@ def _picture(one: Saved, numbers: Mapping[str, int]) -> str:
 
 
 def beside_html(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> str:
-    """Write the page of a job beside a checkpoint.
-
-    Args:
-        comparison: What became of every tensor.
-        job: The job.
-        checkpoint: The checkpoint.
-    """
+    """Write the page of a job beside a checkpoint."""
     numbers = numbered(checkpoint)
     return full_page(
         f"{job.path.name} beside {checkpoint.path.name}",

@@ -236,13 +236,6 @@ def _without(sides: Sides, dump: Dump) -> Sides:
 def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, laid_out: LaidOut) -> Sides:
     """Lay what is held over what the author wants; the arguments are those of `sides_of`.
 
-    Args:
-        dump: The dump that the tensor is in.
-        tensor: The tensor.
-        name: Which of the fold's names.
-        wanted: The intended layout.
-        laid_out: The dump's tensors, as a check laid them out.
-
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """

@@ -192,12 +192,7 @@ def _spelled(layout: Layout, subject: Subject) -> str:
 
 
 def panels(drawing: Drawing, drawn: Callable[[Panel], Drawn]) -> Drawn:
-    """Put the panels of a drawing below each other, each under the slice that it is.
-
-    Args:
-        drawing: The panels.
-        drawn: Draws one of them.
-    """
+    """Put the panels of a drawing below each other, each under the slice that it is."""
     markup, width, top = "", 0, 0
     for panel in drawing.panels:
         if panel.at:

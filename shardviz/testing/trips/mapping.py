@@ -1,4 +1,4 @@
-"""How a target's tensors are made of a source's, by the maps of `shardviz diff`, and the padding that maps give them."""
+"""How a target's tensors are made of a source's, by the maps of `shardviz diff`, and the padding that a map gives."""
 
 from __future__ import annotations
 

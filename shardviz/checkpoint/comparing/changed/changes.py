@@ -81,15 +81,7 @@ def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Cha
 def counted_differences(
     one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
 ) -> str:
-    """Say how many values differ, and where.
-
-    Args:
-        one: The first tensor.
-        other: The second.
-        mine: The first's bits, in the narrower of both types.
-        theirs: The second's.
-        names: What the two are called.
-    """
+    """Say how many values differ, and where; `mine` and `theirs` are the bits of both, in the narrower of their types."""
     if one.shape != other.shape:
         return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
     if mine.size == 1 and (old := _first(one)) != (new := _first(other)):

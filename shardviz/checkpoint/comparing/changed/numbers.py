@@ -56,13 +56,7 @@ class Words(NamedTuple):
 
 
 def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Words | None:
-    """Say how values lost digits: through a narrower type, or cut off where torch rounds; None where they did not.
-
-    Args:
-        one: The first tensor.
-        other: The second.
-        names: What they are called.
-    """
+    """Say how values lost digits: through a narrower type, or cut off where torch rounds; None where they did not."""
     mine, theirs = one.bits, other.bits
     if one.shape != other.shape or is_alike(mine):
         return None
@@ -145,12 +139,6 @@ def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArra
 
 def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> Words | None:
     """Say that all values of one side are those of the other times a factor, or with a number added.
-
-    Args:
-        mine: The first side's bits.
-        theirs: The second's.
-        dtype: The element type of both.
-        names: What the two are called.
 
     Returns:
         The words; None where it is not so.

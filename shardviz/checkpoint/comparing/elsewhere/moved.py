@@ -204,12 +204,7 @@ def _parts(names: list[str]) -> str:
 
 
 def find_fused(parts: Iterable[Saved], wholes: Iterable[Saved]) -> dict[str, list[str]]:
-    """Return the tensors that are others one after the other, along their first dims, with those others in order.
-
-    Args:
-        parts: Tensors that only one checkpoint has.
-        wholes: Those that only the other has.
-    """
+    """Return the tensors that are others one after the other, along their first dims, with those others in order."""
     known: dict[_Key, list[Saved]] = {}
     for part in parts:
         if (key := next(_keys(part, 1), None)) is not None:
