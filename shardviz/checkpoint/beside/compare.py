@@ -40,10 +40,7 @@ if TYPE_CHECKING:
     Both: TypeAlias = tuple[str, str, Live, Tensor]
     Judged = tuple[Outcome, Live, Entry]
 
-
 MOST_NAMES = 3
-
-
 MAX_RANKS = 4
 
 

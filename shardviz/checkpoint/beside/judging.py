@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
-
 MAX_PERMUTED = 4
 """Dims of a tensor whose dims are exchanged in every way."""
 

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
 
-
 MOST_READ = 1 << 32
 """Bytes that are hashed to find out where shards are that are not what they claim, of all tensors together."""
-
 
 FEW = 16
 """Segments of a dim that are tried: q, k and v; gate and up; heads of a small model."""

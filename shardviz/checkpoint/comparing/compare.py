@@ -55,7 +55,6 @@ LONELY = 4
 WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
 
 MASTERS = ("fp32", "fp32_param", "master_param", "param")
-
 SIDES = ("first", "second")
 
 
@@ -177,7 +176,8 @@ def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Cont
     one, other = _of_both(cut)
     for at, (made, held) in enumerate(((one, other), (other, one))):
         if isinstance(made, Made) and (instead := instead_of(made, held, sides[at])) is not None:
-            return outcome.became(instead.verdict, _which(1 - at, instead.why), instead.explanation)
+            why = f"in the {('second', 'first')[at]}, {instead.why}"
+            return outcome.became(instead.verdict, why, instead.explanation)
     change = change_of(one, other)
     return outcome.became(change.verdict, change.why, change.explanation)
 
@@ -196,10 +196,6 @@ def _cast(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:
     if lost := overflown(wide.bits, wide.dtype, narrow) if narrow in OVERFLOWING else "":
         return outcome.became("cast", f"{why}; {lost}", OverflowInFloat16(narrow))
     return outcome.became("cast", why)
-
-
-def _which(at: int, why: str) -> str:
-    return f"in the {('first', 'second')[at]}, {why}"
 
 
 def with_masters(found: Found) -> Found:

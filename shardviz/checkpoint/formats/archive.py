@@ -33,7 +33,6 @@ _END_SIZE, _LOCATOR_SIZE, _ENTRY_SIZE, _LOCAL_SIZE = 22, 20, 46, 30
 _ENTRY = "<4s6H3I5H2I"
 _STORED = 0
 _LARGE = 0xFFFFFFFF
-
 _STORAGES = {
     **{"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "ComplexFloat": "complex64"},
     **{"Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"},

@@ -27,16 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-
 LATEST = ("latest", "latest_universal")
 """Files that name the folder of a step; the first that is there counts."""
 
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d{1,6})_)?mp_rank_(?P<mp>\d{1,6})_model_states\.pt")
-
 _OPTIM = re.compile(r"(?:bf16_)?(?:fp16_)?zero_pp_rank_(?P<dp>\d{1,6})_mp_rank_(?P<mp>\d{1,6})_optim_states\.pt")
-
 _OTHER = re.compile(r"layer_.*-model_.*\.pt|layer_.*_expert_.*\.pt|expp_rank_.*\.pt")
-
 FOLDER = "zero"
 
 ENDING = ".pt"

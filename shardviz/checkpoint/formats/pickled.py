@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.formats.machine import Reader, Step
 
-
 _DCP = "torch.distributed.checkpoint."
 
 _DEEPSPEED = (
@@ -32,7 +31,6 @@ _DEEPSPEED = (
 """Types of DeepSpeed's own files, and of what jobs put beside a model in them."""
 
 _STORAGES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool", "ComplexFloat")
-
 KNOWN = frozenset(
     {
         *(f"{_DCP}metadata.{name}" for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")),
@@ -224,7 +222,6 @@ _BY_CODE: dict[str, Step] = {
     **{"c": _global, "\x93": _stack_global, "R": _reduce, "\x81": _reduce, "b": _build, "Q": _outside},
 }
 
-
 STEPS: dict[bytes, tuple[Step, Reader]] = {
     opcode.code.encode("latin-1"): (_BY_CODE[opcode.code], opcode.arg.reader if opcode.arg else None)
     for opcode in pickletools.opcodes
@@ -243,7 +240,6 @@ class UnknownTypeError(DumpError):
 
 SHARDS = (b"torch.distributed.tensor", b"torch.distributed._tensor", b"torch.distributed._shard.sharded_tensor")
 """Modules of tensors that are split over ranks."""
-
 
 NEAR = 256
 """Bytes behind a tensor subclass in which its own type is named, before those of the tensors that follow."""

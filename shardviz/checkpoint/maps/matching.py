@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.tensor import Tensor
 
-
 MAX_PARTS = 1 << 16
 """Tensors that one is made of."""
 

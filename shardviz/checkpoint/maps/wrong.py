@@ -7,7 +7,7 @@ Nothing is guessed: what is named has all of the tensor's values.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import numpy as np
 from shardviz.check.order.infer.orders import name_order
 from shardviz.checkpoint.comparing.agreement import agree
 from shardviz.checkpoint.comparing.changed.changes import change_of
+from shardviz.checkpoint.comparing.outcome import Change
 from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE
 from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
@@ -36,11 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shardviz.checkpoint.comparing.elsewhere.contents import Contents
-    from shardviz.checkpoint.comparing.outcome import Verdict
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.tensor import Tensor
     from shardviz.explain.cause import Cause
-
 
 MAX_NAMED = 3
 """Parts that are named."""
@@ -55,22 +54,7 @@ MOST_PARTS = 3
 """Operands that are changed one at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instead:
-    """What a tensor is, in the place of what the map makes.
-
-    Attributes:
-        why: That in words, the same for every layer.
-        explanation: What the conversion did; None where that is not clear.
-        verdict: That in a word.
-    """
-
-    why: str
-    explanation: Cause | None = None
-    verdict: Verdict = "permuted"
-
-
-def instead_of(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
+def instead_of(made: Made, tensor: Tensor, known: Contents) -> Change | None:
     """Return what a tensor is instead of what a map makes; None where that cannot be named.
 
     Args:
@@ -82,7 +66,7 @@ def instead_of(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
         return None
     for variant, cause in variants(made.node):
         if variant.shape == tensor.shape and _is(variant, made, tensor):
-            return Instead(f"it is {_short(variant)}, where the map makes {printable(made.text)}", cause)
+            return Change("permuted", f"it is {_short(variant)}, where the map makes {printable(made.text)}", cause)
     return _by_parts(made, tensor, known) if made.shape == tensor.shape else None
 
 
@@ -99,7 +83,7 @@ def _short(node: Node) -> str:
     return f"{node.function}({', '.join((*parts, *map(str, node.numbers)))})"
 
 
-def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
+def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Change | None:
     """Name the tensors that are in the place of others; None where one of them is not known."""
     whole = tensor.bits
     odd: list[tuple[Tensor, Tensor]] = []
@@ -118,7 +102,7 @@ def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
     return _order_of(made, odd, num) if odd else None
 
 
-def _with_others(made: Made, tensor: Tensor) -> Instead | None:
+def _with_others(made: Made, tensor: Tensor) -> Change | None:
     """Say which parts differ, where some do not, and what became of the first of them."""
     odd: list[tuple[Node, Held]] = []
     num = 0
@@ -133,12 +117,12 @@ def _with_others(made: Made, tensor: Tensor) -> Instead | None:
     what = f"{len(odd)} of its {num} parts {'differs' if len(odd) == 1 else 'differ'}: {names}"
     part, piece = odd[0]
     if isinstance(part, Op):
-        return Instead(what, verdict="other")
+        return Change("other", what)
     change = change_of(part, piece, ("the map's", "it"))
-    return Instead(f"{what}: {change.why}", change.explanation, change.verdict)
+    return replace(change, why=f"{what}: {change.why}")
 
 
-def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead:
+def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Change:
     """Say where each part is that is not in its place."""
     names = [leaf.name for leaf in leaves(made.node)]
     order = renumbering(names, {part.name: found.name for part, found in odd})
@@ -146,7 +130,8 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
         at, numbers = order
         _, words = name_order(np.array(numbers), 0)
         words = _of_parts(words, around(names[0], at))
-        return Instead(f"its parts come in another order: {words}", AnotherSourceTensor(made.text, is_renumbered=True))
+        cause = AnotherSourceTensor(made.text, is_renumbered=True)
+        return Change("permuted", f"its parts come in another order: {words}", cause)
     shown = [
         f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
     ]
@@ -154,7 +139,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
         f", and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
     )
     several = f" in {len(odd)} of its {counted(num, 'part')}" if num > len(odd) else ""
-    return Instead(f"it has {words}{several}", AnotherSourceTensor(made.text))
+    return Change("permuted", f"it has {words}{several}", AnotherSourceTensor(made.text))
 
 
 def _of_parts(words: str, what: str) -> str:
@@ -185,15 +170,10 @@ def _slips(node: Node) -> Iterator[tuple[Node, Cause]]:
     inner = [list(_slips(part)) for part in node.parts]
     if len({len(slips) for slips in inner}) == 1:
         for column in zip(*inner, strict=True):
-            yield replace_parts(node, tuple(one for one, _ in column)), column[0][1]
+            yield replace(node, parts=tuple(one for one, _ in column)), column[0][1]
     for at, slips in enumerate(inner) if 1 < len(inner) <= MOST_PARTS else ():
         for one, cause in slips:
-            yield replace_parts(node, (*node.parts[:at], one, *node.parts[at + 1 :])), cause
-
-
-def replace_parts(node: Op, parts: tuple[Node, ...]) -> Op:
-    """Return a function of other operands."""
-    return Op(node.function, parts, node.numbers)
+            yield replace(node, parts=(*node.parts[:at], one, *node.parts[at + 1 :])), cause
 
 
 def _own_slips(node: Op) -> Iterator[tuple[Node, Cause]]:
@@ -269,7 +249,7 @@ def _transposed(node: Op) -> Iterator[Op]:
     if ndim >= 2:
         yield Op("transpose", (node,))
         if all(len(part.shape) >= 2 for part in node.parts) and not (ndim == 2 and len(node.parts) == 1):
-            yield replace_parts(node, tuple(Op("transpose", (part,)) for part in node.parts))
+            yield replace(node, parts=tuple(Op("transpose", (part,)) for part in node.parts))
 
 
 def _fits(node: Node) -> bool:

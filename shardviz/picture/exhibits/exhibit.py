@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
 
-
 MOST_ROWS = 8
 
 MOST_CELLS = 8

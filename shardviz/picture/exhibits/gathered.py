@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records.tensors import GatherRecord, Stamp
     from shardviz.explain.finding import Finding
 
-
 HEADS = ("", "stretch", "expected", "got")
 
 

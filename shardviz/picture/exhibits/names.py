@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
-
 HEADS_OF_NUMBERS = ("", "on the mesh", "number in its group")
 
 

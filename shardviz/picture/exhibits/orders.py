@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Range, Ranges
 
-
 MOST_POSITIONS = 12
 
 MOST_SHARDS = 32

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
 MOST_FINDINGS = 200
-
 OWNERS = {
     "Automodel": "NVIDIA-NeMo",
     "composer": "mosaicml",

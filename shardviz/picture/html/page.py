@@ -156,7 +156,6 @@ def _header(dump: Dump, report: Report) -> str:
 
 
 _EMPTY = ("", element("code"))
-
 TITLES = {
     "plan": "Plan",
     "findings": "Findings",

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     from shardviz.picture.exhibits.exhibit import Cell, Exhibit
 
-
 MOST_CHARACTERS = 80
-
 _OTHERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 Item = TypeVar("Item")
@@ -85,9 +83,7 @@ _CODE = re.compile(
     r"|(?:\b[a-z]+[0-9]+)?\[[^\[\]]*\]"  # a layout
 )
 
-
 _IS_CODE = re.compile(r"[A-Za-z_][\w.]*\(|\(\s*_?[A-Z]\w*\(|[^(]")
-
 
 MOST_CODED = 1000
 """A sentence of more characters has a stranger's name in it, and is left as it is: matching takes long."""

@@ -18,7 +18,6 @@ from shardviz.picture.svg.tile import FONT, PATTERN, STYLE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-
 MOST_LIT = 64
 """Ranks below this light up with all that they hold; each costs a rule."""
 

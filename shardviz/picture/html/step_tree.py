@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardviz.picture.model.step_heat import StepHeat
     from shardviz.picture.model.step_tree import Node, StepTree
 
-
 LEVELS = 9
 
 MOST_CALLS = 400

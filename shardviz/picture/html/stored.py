@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.text import Fold
 
-
 MOST_BYTES = 4_000_000
 """Characters of all maps together."""
 

@@ -201,6 +201,27 @@ def _panel(
     )
 
 
+def row_stretches(rows: Sequence[Span], grid: Grid, more: str = "…") -> list[tuple[int, int, str]]:
+    """Return rows with the same ranks, as (first row, one past the last, title); `more` is before what is left out."""
+    found: list[tuple[int, int, str]] = []
+    start = 0
+    for row in range(1, len(rows) + 1):
+        first = rows[start]
+        if row == len(rows) or grid[row] != grid[start] or not rows[row].parts == first.parts == 1:
+            title = f"{more} {first.parts:,} parts" if first.is_left_out else f"{first.start}:{rows[row - 1].stop}"
+            found.append((start, row, title))
+            start = row
+    return found
+
+
+def column_titles(cols: Sequence[Span], widths: Sequence[float], more: str = "…") -> list[str]:
+    """Return the titles of columns: their first indices alone where there is no room for more in some."""
+    titles = [span.title(more) for span in cols]
+    if all(len(title) <= width for title, width in zip(titles, widths, strict=True)):
+        return titles
+    return [more if span.is_left_out else str(span.start) for span in cols]
+
+
 def _compared(spans: list[Span], most: int) -> list[Span]:
     """Put all that comes after `most` parts into one span."""
     return spans if len(spans) <= most else [*spans[: most - 1], together(spans[most - 1 :])]

@@ -44,6 +44,15 @@ class Span:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it stands for parts that are only counted."""
+        return self.parts > 1 and not self.is_block
+
+    def title(self, more: str = "…") -> str:
+        """Return its indices; behind `more`, how many parts it stands for where these are only counted."""
+        return f"{more} {self.parts:,}" if self.is_left_out else str(self)
+
     def __str__(self) -> str:
         return f"{self.start}:{self.stop}"
 

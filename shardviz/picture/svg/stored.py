@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from shardviz.picture.model.subjects.beside import Beside, Marked
     from shardviz.picture.model.subjects.stored import Stored, StoredPart
 
-
 MOST_FILES = 14
 """Files that are named beside a map."""
 
@@ -42,10 +41,7 @@ MOST_NAME = 44
 """Characters of a file's name."""
 
 CHIP = 40
-
-
 NOUNS = ("rank", "file")
-
 UNLIKE = " (not what the checkpoint has)"
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from shardviz.picture.exhibits.exhibit import Exhibit
 
-
 CHAR = 7.3
 """Pixels of a character at the size that boxes are labelled in."""
 
@@ -29,7 +28,6 @@ MOST_CLASSES = 8
 FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
 ROW = 18
-
 COLUMN_GAP = 16
 
 
@@ -141,7 +139,6 @@ STYLE = (
         for at, colour in (*enumerate(RANK_COLOURS), *((f"h{at}", colour) for at, colour in enumerate(HEAT_COLOURS)))
     )
 )
-
 
 PATTERN = (
     '<defs><pattern id="sv-differs" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'

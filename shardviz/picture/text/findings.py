@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from shardviz.explain.pages import Page
     from shardviz.picture.text.terminal import Terminal
 
-
 INDENT = 12
 
 SHORT = 8

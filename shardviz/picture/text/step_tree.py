@@ -28,9 +28,7 @@ MARKS = {"right": "good", "pending": "+", "moved": "~", "repeated": "differs", "
 """A side's state in one character, or the name of the glyph that it is."""
 
 MOST_LINES = 200
-
 MOST_RANKS = 24
-
 NONE = "the step was not followed through its modules: only a probe with a batch() is, without --trace off"
 
 INDENT = 6

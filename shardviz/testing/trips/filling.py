@@ -40,7 +40,7 @@ OLD_NUMBER = 7
 
 
 def give_state(optimizer: Any) -> None:
-    """Let an optimizer make the state that it makes in its first step, where it has none. Gradients are zero and gone."""
+    """Let an optimizer without state make that of its first step. Gradients are zero, and gone."""
     if optimizer is None or len(optimizer.state):
         return
     parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]

@@ -29,7 +29,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.comparing.changed.numbers import Words as Changed
+    from shardviz.checkpoint.comparing.outcome import Change
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding, Kind
@@ -92,7 +92,7 @@ class Received:
         wrong = [part.padded for part in self.parts[name] if part.fate != "right"]
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
-    def change(self, name: str) -> Changed | None:
+    def change(self, name: str) -> Change | None:
         """Return what was done to all values of every wrong part of a tensor; None where that is not one thing."""
         changes = {part.change for part in self.parts[name] if part.fate != "right"}
         return changes.pop() if len(changes) == 1 else None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.checkpoint.comparing.changed.numbers import Words
+    from shardviz.checkpoint.comparing.outcome import Change
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
@@ -98,7 +98,7 @@ class Part:
     wrong: int = 0
     size: int = 0
     padded: Padded | None = None
-    change: Words | None = None
+    change: Change | None = None
 
     @property
     def text(self) -> str:

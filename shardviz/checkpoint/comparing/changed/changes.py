@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from shardviz.checkpoint.comparing.agreement import narrower
 from shardviz.checkpoint.comparing.changed.numbers import padding, repeated, rounded, shifted
 from shardviz.checkpoint.comparing.changed.orders import name_change
+from shardviz.checkpoint.comparing.outcome import Change
 from shardviz.checkpoint.records import Saved
 from shardviz.layout.region import box_of, index_of
 from shardviz.relate.casts import cast
@@ -19,32 +20,13 @@ from shardviz.relate.values import blocks, is_alike, part_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.comparing.outcome import Verdict
     from shardviz.checkpoint.tensor import Tensor
-    from shardviz.explain.cause import Cause
     from shardviz.layout.region import Region
-
 
 SIDES = ("the first", "the second")
 
-
 EXPONENTS = {"float64": 0x7FF0 << 48, "float32": 0x7F80 << 16, "float16": 0x7C00, "bfloat16": 0x7F80}
 """The bits of a value that are its exponent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What became of a tensor.
-
-    Attributes:
-        verdict: That in a word.
-        why: In words, with the numbers.
-        explanation: What was done; None where that is not known.
-    """
-
-    verdict: Verdict
-    why: str
-    explanation: Cause | None = None
 
 
 def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Change:
@@ -68,20 +50,20 @@ def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Cha
         return Change("permuted", f"{change}{types}")
     if found := repeated(mine, theirs, names):
         shapes = f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
-        return Change("other", f"{shapes}: {found.why}", found.explanation)
+        return replace(found, why=f"{shapes}: {found.why}")
     if found := padding(mine, theirs, names):
-        return Change("padded", f"{found.why}{types}", found.explanation)
+        return replace(found, why=f"{found.why}{types}")
     if found := rounded(one, other, names):
-        return Change("cast", *found)
+        return found
     if found := shifted(mine, theirs, narrow, names):
-        return Change("other", f"{found.why}{types}", found.explanation)
+        return replace(found, why=f"{found.why}{types}")
     return Change("other", counted_differences(one, other, mine, theirs, names))
 
 
 def counted_differences(
     one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
 ) -> str:
-    """Say how many values differ, and where; `mine` and `theirs` are the bits of both, in the narrower of their types."""
+    """Say how many values differ, and where; `mine` and `theirs` are the bits of both in the narrower type."""
     if one.shape != other.shape:
         return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
     if mine.size == 1 and (old := _first(one)) != (new := _first(other)):

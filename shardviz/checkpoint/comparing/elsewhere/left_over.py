@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
 
-
 SHARED = ("equal", "cast", "permuted", "padded")
 """Verdicts on tensors whose values both checkpoints have."""
 

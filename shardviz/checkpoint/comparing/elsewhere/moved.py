@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     Found = list[tuple[Outcome, Pair]]
 
-
 MAX_NUMBERS = 8
 """Numbers of layers that are named."""
 
@@ -40,7 +39,6 @@ MAX_PARTS = 4
 
 KEPT = ("equal", "cast")
 """Verdicts on tensors that are where they were."""
-
 
 MAX_CANDIDATES = 8
 """Parts with the same first line that are tried."""

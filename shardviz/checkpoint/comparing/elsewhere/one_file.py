@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 
     Found = list[tuple[Outcome, Pair]]
 
-
 SIDES = ("first", "second")
 
 FEWEST = 2
 """Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
 
 SAME = ("equal", "tied")
-
 LONE = ("missing", "added", "not-compared")
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 INDENT = "   "
 GAP = 2
-
 _IN_ASCII = str.maketrans(
     dict(zip(LEVELS, ".12345678", strict=True)) | {"…": ASCII.more, WRONG: ASCII.wrong, RIGHT: ASCII.good}
 )

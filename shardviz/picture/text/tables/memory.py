@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from shardviz.dump.costs.memory import MemoryTable
     from shardviz.dump.dump import Dump
 
-
 MAX_RANKS = 16
-
 MAX_NAMES = 40
-
 HEADS = ("  collective", "module", "pass", "count", "bytes", "received", "group", "on ranks")
 
 
