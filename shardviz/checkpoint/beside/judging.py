@@ -143,9 +143,13 @@ def _something_wrong(
         return outcome.became("other", what + but, NeverLoaded(), ranks=ranks)
     parts = search.regions(live, wrong, reader)
     outcome = replace(outcome, parts=tuple(sorted(parts.items())))
-    if len(parts) == len(wrong) and (named := name_places(live, parts, dump)):
-        placed = outcome.became("permuted", named.why + but, named.explanation, ranks=ranks)
-        return replace(placed, cause=named.cause, fix=named.fix)
+    if len(parts) == len(wrong):
+        why, there = name_places(live, parts, dump)
+        if there is None:
+            return outcome.became("permuted", why + but, ranks=ranks)
+        fix = f"{there.fix}; if the job is right, write the checkpoint again" if there.fix else ""
+        placed = outcome.became("permuted", why + but, there.explanation, ranks=ranks)
+        return replace(placed, cause=there.cause, fix=fix)
     if name := _other_name(live, wrong, entry, search):
         words = f"{holding(wrong, live)} the checkpoint's {printable(name)}{but}"
         if not any(name.endswith(tied) for tied in live.tied):

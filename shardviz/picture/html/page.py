@@ -72,7 +72,9 @@ def html(dump: Dump, report: Report) -> str:
         "lines": lines_section(table_of(dump)),
     }
     links = {anchor: TITLES[anchor] for anchor, part in parts.items() if part}
-    verdicts = {verdict: text for verdict, text in WORDS.items() if any(one.row.verdict == verdict for one in entries)}
+    verdicts: dict[str, str] = {
+        verdict: text for verdict, text in WORDS.items() if any(one.row.verdict == verdict for one in entries)
+    }
     return full_page(
         dump.files.path.name,
         style_sheet(dump.files.mesh.ranks),

@@ -225,7 +225,7 @@ def _misshapen(received: Received, name: str, parts: Sequence[Part]) -> Finding:
 
 def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     words = received.words
-    if change := received.change(name):
+    if (change := received.change(name)) and change.explanation:
         text = f"{change.why}, on {_where(received, name, parts)}"
         return _finding(change.explanation, received, name, parts, text)
     if all(part.fate == "zeros" for part in parts):
