@@ -9,11 +9,10 @@ import numpy as np
 from shardviz.check.grouping import grouped
 from shardviz.check.report import NotChecked, Report
 from shardviz.checkpoint.coverage import coverage_of
-from shardviz.checkpoint.foreign import foreign_files, of_tensors
+from shardviz.checkpoint.file_checks import check_spans, foreign_files, of_tensors
 from shardviz.checkpoint.formats.pickled import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer
-from shardviz.checkpoint.spans import check_spans
 from shardviz.checkpoint.states import check_states
 from shardviz.errors import DumpError
 from shardviz.explain.files import (

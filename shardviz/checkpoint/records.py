@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from shardviz.checkpoint.formats.archive import Stored, find_tensor
+from shardviz.checkpoint.formats.archive import Stored, find_tensor, strides_of
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import Region
@@ -191,8 +191,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
             )
         if place.archive:
             return find_tensor(path, place.start, place.size, self.name)
-        strides = tuple(math.prod(chunk.sizes[dim + 1 :]) for dim in range(len(chunk.sizes)))
-        return Stored(chunk.dtype or self.dtype, chunk.sizes, strides, place.start)
+        return Stored(chunk.dtype or self.dtype, chunk.sizes, strides_of(chunk.sizes), place.start)
 
 
 @dataclass(frozen=True, slots=True)

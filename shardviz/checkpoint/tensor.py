@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,3 +38,27 @@ class Tensor(Entry, Protocol):
     @property
     def name(self) -> str:
         """Its name."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Values in memory.
+
+    Attributes:
+        name: What they are called.
+        dtype: Their element type.
+        bits: They as unsigned integers.
+    """
+
+    name: str
+    dtype: str
+    bits: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Their shape."""
+        return tuple(self.bits.shape)
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order."""
+        return part_of(self.bits, region)

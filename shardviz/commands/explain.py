@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def _print_page(args: argparse.Namespace) -> int:
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.explain.pages import page_of
-    from shardviz.picture.text.catalogue import page_lines
+    from shardviz.picture.text.findings import page_lines
 
     given = [name for name in ("to", "mesh", "shape", "all") if getattr(args, name)]
     if given:

@@ -98,8 +98,7 @@ def _show_step(args: argparse.Namespace) -> None:
     from shardviz.commands.common.dumps import checked, format_of, read_dump, terminal_for, write_answer
     from shardviz.picture.model.step_heat import step_heats
     from shardviz.picture.model.step_tree import step_tree
-    from shardviz.picture.text.step_tree import module_lines, step_lines
-    from shardviz.picture.text.tables.lines import lines_lines
+    from shardviz.picture.text.step_tree import lines_lines, module_lines, step_lines
 
     if args.format not in (None, "text", "json"):
         raise ShardvizError("--step prints a step as text or json", "html has it on its page")
@@ -160,8 +159,7 @@ def _show_table(args: argparse.Namespace) -> None:
     from shardviz.picture.model.mesh.heat import bytes_held, bytes_received
     from shardviz.picture.text.meshes import heat_lines
     from shardviz.picture.text.schedule import schedule_lines
-    from shardviz.picture.text.tables.comms import comms_lines
-    from shardviz.picture.text.tables.memory import memory_lines
+    from shardviz.picture.text.tables.memory import comms_lines, memory_lines
 
     if args.tensor is not None or args.format not in (None, "text"):
         raise ShardvizError(

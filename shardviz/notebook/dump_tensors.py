@@ -11,7 +11,7 @@ from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.notebook.arrays import ByRank, assembled, read_only
 from shardviz.notebook.tracebacks import concise
-from shardviz.picture.drawn import SVG, Drawn
+from shardviz.picture.display import SVG, Drawn
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.relate.sums import REDUCTIONS, over

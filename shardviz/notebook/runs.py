@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from shardviz.dump.find import meant
 from shardviz.errors import ShardvizError
 from shardviz.notebook.tracebacks import concise
-from shardviz.picture.drawn import HTML, Drawn, framed
+from shardviz.picture.display import HTML, Drawn, framed
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:

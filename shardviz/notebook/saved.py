@@ -11,7 +11,7 @@ from shardviz.notebook.arrays import ByRank, read_only
 from shardviz.notebook.runs import Run, Tensors
 from shardviz.notebook.tracebacks import concise
 from shardviz.notebook.verdicts import FindingOfRun, ReportOfRun
-from shardviz.picture.drawn import SVG, Drawn
+from shardviz.picture.display import SVG, Drawn
 from shardviz.relate.casts import numbers_of
 from shardviz.text import counted, printable
 

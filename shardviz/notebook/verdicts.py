@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardviz.notebook.arrays import ByRank, read_only
-from shardviz.picture.drawn import HTML, Drawn, framed
+from shardviz.picture.display import HTML, Drawn, framed
 from shardviz.text import counted, named_ranks, printable
 
 if TYPE_CHECKING:

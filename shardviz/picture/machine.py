@@ -40,12 +40,7 @@ def report_github(report: Report) -> str:
 
 
 def report_junit(report: Report, names: Sequence[str]) -> str:
-    """Return JUnit's XML: a test case for each tensor, and one for the dump where a finding is about all of it.
-
-    Args:
-        report: What the check found.
-        names: Every tensor of the dump.
-    """
+    """Return JUnit's XML: a test case for each tensor, and one for the dump where a finding is about all of it."""
     from xml.etree import ElementTree
 
     findings, unchecked = report.findings_of, report.why_not_checked

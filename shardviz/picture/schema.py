@@ -20,7 +20,6 @@ TITLES = {
     "check": "what shardviz check --format json prints, version 1",
 }
 
-
 COMPUTED = {"summary": str, "tensors": tuple[str, ...], "cause": str, "fix": str, "cause_id": str}
 """What a finding works out from its fields."""
 

@@ -15,14 +15,23 @@ from shardviz.dump.records.step import CallRecord
 from shardviz.dump.records.tensors import GatherRecord, LayoutRecord, Position
 from shardviz.dump.write import rank_file
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.exhibits.columns import columns_of
-from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, due_and_held, exhibit, title_of
+from shardviz.picture.exhibits.exhibit import (
+    MOST_ROWS,
+    Cell,
+    Exhibit,
+    Row,
+    columns_of,
+    cut_to,
+    due_and_held,
+    exhibit,
+    title_of,
+)
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.parts import exhibit_table
 from shardviz.picture.html.tree import rank_table
 from shardviz.picture.model.subjects.subject import of_tensor
-from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.svg.page import svg
+from shardviz.picture.svg.tile import exhibit_drawing
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.tables.ranks import rank_lines

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardviz.picture.html.anchors import Anchors
-from shardviz.picture.html.order import in_natural_order
-from shardviz.picture.html.parts import coded, names_of, ranks_cell
-from shardviz.picture.html.references import address
+from shardviz.picture.html.articles import address
+from shardviz.picture.html.parts import Anchors, coded, in_natural_order, names_of, ranks_cell
 from shardviz.text import Fold, fold
 from tests.dumps import Made
 from tests.lanes import nightly

@@ -205,7 +205,7 @@ def compared_with_checkpoint(document: Document, job: Job, checkpoint: Checkpoin
             return Text(f"? not drawn: {printable(error.message)}")
 
     def picture_of(pair: Pair) -> str:
-        from shardviz.picture.svg.beside import beside_svg
+        from shardviz.picture.svg.stored import beside_svg
 
         return beside_svg(drawn(named(pair))[0])
 

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.beside.given import Given, given_of
 from shardviz.checkpoint.beside.job import Job, Live
 from shardviz.checkpoint.beside.judging import judge
-from shardviz.checkpoint.beside.odd_file import with_odd_file
 from shardviz.checkpoint.beside.searching import MOST_READ, Search
 from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
 from shardviz.checkpoint.comparing.elsewhere import stale
 from shardviz.checkpoint.comparing.elsewhere.moved import with_ties
+from shardviz.checkpoint.comparing.elsewhere.one_file import is_open, odd_file
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.padded import padding_notes
 from shardviz.checkpoint.comparing.pairs import Pair, paired
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.padding import has_padding
 from shardviz.checkpoint.optimizer import state_names
-from shardviz.checkpoint.records import Checkpoint
+from shardviz.checkpoint.records import Checkpoint, Saved
+from shardviz.explain.files import FileOfAnotherSave
 from shardviz.text import counted, listed, named_ranks, printable
 
 if TYPE_CHECKING:
@@ -31,12 +32,16 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.pairs import Pairs
     from shardviz.checkpoint.maps.language import Rule
+    from shardviz.checkpoint.records import Chunk
     from shardviz.checkpoint.tensor import Entry, Tensor
+    from shardviz.layout.region import Region
 
     Side: TypeAlias = Job | Checkpoint
     Both: TypeAlias = tuple[str, str, Live, Tensor]
+    Judged = tuple[Outcome, Live, Entry]
 
 MOST_NAMES = 3
+MAX_RANKS = 4
 
 
 def compare_with_job(
@@ -167,3 +172,41 @@ def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
         yield f"not compared: {what} that only the job has, as those that are not saved: {listed(buffers, MOST_NAMES)}"
     if search.is_over:
         yield f"where shards are that differ was looked for until {MOST_READ:,} bytes were read, not in all tensors"
+
+
+def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
+    """Say that all parts which ranks hold differently are in one file of the checkpoint."""
+    odd = odd_file(1, (_files(*one) for one in judged if one[0].verdict != "not-compared"))
+    if odd is None or not odd.differs:
+        return [outcome for outcome, _, _ in judged]
+    ranks = named_ranks({rank for outcome, _, _ in judged for rank in outcome.ranks}, MAX_RANKS)
+    cause = FileOfAnotherSave(odd, "checkpoint", "job", ranks=ranks)
+    return [
+        outcome.became("other", outcome.why, cause, ranks=outcome.ranks) if is_open(outcome) else outcome
+        for outcome, _, _ in judged
+    ]
+
+
+def _files(outcome: Outcome, live: Live, entry: Entry) -> tuple[set[str], set[str]]:
+    """Return the files that have what ranks hold, and those that have something else."""
+    if not isinstance(entry, Saved):
+        return set(), set()
+    wrong = [piece.claimed for piece in live.pieces if piece.rank in outcome.ranks and piece.claimed is not None]
+    if outcome.ranks and not wrong:
+        return set(), set(entry.files)
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for chunk in entry.chunks:
+        if chunk.place is not None:
+            found[any(_share(region, chunk) for region in wrong)].add(chunk.place.file)
+    return found[False], found[True]
+
+
+def _share(region: Region, chunk: Chunk) -> bool:
+    """Whether a part and a chunk have elements in common."""
+    if len(region.dims) != len(chunk.sizes):
+        return True
+    spans = zip(chunk.offsets, chunk.sizes, strict=True)
+    return all(
+        any(max(start, first) < min(stop, first + size) for start, stop in ranges)
+        for ranges, (first, size) in zip(region.dims, spans, strict=True)
+    )

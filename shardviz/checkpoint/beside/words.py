@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.case import Case
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.beside.job import Live, Piece
     from shardviz.dump.dump import Dump
-    from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.region import Region
 
@@ -23,23 +21,6 @@ AS_HASHED = "the dump has hashes of the job's values only"
 DIFFERENT = ("has what the checkpoint has", "have what the checkpoint has")
 MOST_PARTS = 3
 """Parts of a tensor that are named."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """What was done to a tensor's shards.
-
-    Attributes:
-        why: In words.
-        cause: The most likely cause.
-        fix: What to do.
-        explanation: The cause in the catalogue; None where it has no name.
-    """
-
-    why: str
-    cause: str = ""
-    fix: str = ""
-    explanation: Cause | None = None
 
 
 def ranks_of(pieces: Iterable[Piece]) -> tuple[int, ...]:
@@ -63,8 +44,8 @@ def holding(pieces: Sequence[Piece], live: Live) -> str:
     return f"{in_words(pieces, live)} {'hold' if len(pieces) > 1 else 'holds'}"
 
 
-def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> Named | None:
-    """Say what ranks hold instead of what they claim.
+def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> tuple[str, Finding | None]:
+    """Say what ranks hold instead of what they claim; with what a check of the job finds there, if it does.
 
     Args:
         live: The tensor.
@@ -76,10 +57,9 @@ def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> Named | 
     found = next(iter(_findings(live, parts, dump)), None) if is_one else None
     if found is None:
         texts = (f"rank {rank} has {part}" for rank, part in parts.items())
-        return Named(f"{listed(texts, MOST_PARTS)} of the checkpoint's")
-    fix = f"{found.fix}; if the job is right, write the checkpoint again" if found.fix else ""
+        return f"{listed(texts, MOST_PARTS)} of the checkpoint's", None
     where = f"the job claims {found.claimed}, and holds {found.held} of the checkpoint"
-    return Named(f"{where}: {found.summary}", found.cause, fix, found.explanation)
+    return f"{where}: {found.summary}", found
 
 
 def _findings(live: Live, parts: Mapping[int, Region], dump: Dump) -> list[Finding]:

@@ -16,6 +16,7 @@ import numpy as np
 from shardviz.checkpoint.by_content.numbered import Family, families_of, links
 from shardviz.checkpoint.by_content.solving import Recipe, recipes
 from shardviz.checkpoint.by_content.strips import Strips, View, are_near, constant, fits
+from shardviz.checkpoint.by_content.writing import Choice
 from shardviz.checkpoint.findings import EMBEDDINGS, HEADS
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.text import listed, printable
@@ -36,32 +37,6 @@ MAX_NAMES = 3
 NEARLY = "its values are nearly the same"
 BESIDE = "as that of its module"
 NUMBERED = "the same tensors under other numbers"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a family of tensors is found to be made of.
-
-    Attributes:
-        side: Which checkpoint has it: 0 or 1.
-        whole: The family.
-        recipe: How its tensors are made of the other side's.
-        why: Why, if it is not because the values are equal.
-    """
-
-    side: int
-    whole: Family
-    recipe: Recipe
-    why: str = ""
-
-    def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield its lines of a map: one, or if numbers differ, one for each tensor."""
-        if all(link.is_direct for link in self.recipe.links):
-            yield self.whole.pattern, self.recipe.text()
-            return
-        for numbers, tensor in sorted(self.whole.members.items()):
-            if all(numbers in link.parts for link in self.recipe.links):
-                yield tensor.name, self.recipe.text(numbers)
 
 
 @dataclass(frozen=True)
@@ -202,7 +177,7 @@ class _Work:
             votes.update(set(recipes(whole.members[numbers], numbers, sources, self.strips)))
         most = max(votes.values(), default=0)
         found: dict[frozenset[Family], Recipe] = {}
-        for recipe in _in_order(votes):
+        for recipe in sorted(votes, key=lambda recipe: -votes[recipe]):
             is_renamed = len(recipe.links) == 1 and not (recipe.padded or recipe.joined or recipe.stacks)
             if votes[recipe] == most and not (side and is_renamed):  # the first side has found that
                 found.setdefault(frozenset(link.family for link in recipe.links), recipe)
@@ -299,10 +274,6 @@ def _may_be_part(whole: Family, part: Family) -> bool:
     """Whether shapes allow that one is part of the other: the sizes of all dims but one are there."""
     sizes = Counter(part.shape) - Counter(whole.shape)
     return sum(sizes.values()) <= 1 and len(part.shape) <= len(whole.shape)
-
-
-def _in_order(votes: Counter[Recipe]) -> list[Recipe]:
-    return sorted(votes, key=lambda recipe: -votes[recipe])
 
 
 def _count(link: Link, recipe: Recipe) -> int:

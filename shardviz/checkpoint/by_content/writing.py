@@ -12,15 +12,42 @@ from shardviz.checkpoint.maps.language import parse_rules
 from shardviz.checkpoint.maps.named import pattern_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
-    from shardviz.checkpoint.by_content.inferring import Choice
+    from shardviz.checkpoint.by_content.numbered import Family
+    from shardviz.checkpoint.by_content.solving import Recipe
     from shardviz.checkpoint.maps.language import Rule
 
 MOST_LINES = 2048
 """Lines that are made shorter."""
 
 SOURCE = "the map that was inferred"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a family of tensors is found to be made of.
+
+    Attributes:
+        side: Which checkpoint has it: 0 or 1.
+        whole: The family.
+        recipe: How its tensors are made of the other side's.
+        why: Why, if it is not because the values are equal.
+    """
+
+    side: int
+    whole: Family
+    recipe: Recipe
+    why: str = ""
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield its lines of a map: one, or if numbers differ, one for each tensor."""
+        if all(link.is_direct for link in self.recipe.links):
+            yield self.whole.pattern, self.recipe.text()
+            return
+        for numbers, tensor in sorted(self.whole.members.items()):
+            if all(numbers in link.parts for link in self.recipe.links):
+                yield tensor.name, self.recipe.text(numbers)
 
 
 @dataclass(frozen=True, slots=True)

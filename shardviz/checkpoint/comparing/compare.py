@@ -5,25 +5,27 @@ Two tensors are in memory at a time. Names are matched as a reference's are: by 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
+from shardviz.checkpoint.by_content.inferring import inferred
+from shardviz.checkpoint.by_content.writing import lines_of, rules_from
+from shardviz.checkpoint.comparing.agreement import agree, can_cast, is_same, narrower
 from shardviz.checkpoint.comparing.changed.changes import change_of
-from shardviz.checkpoint.comparing.changed.factors import overflown
+from shardviz.checkpoint.comparing.changed.numbers import overflown
 from shardviz.checkpoint.comparing.elsewhere.contents import Contents
 from shardviz.checkpoint.comparing.elsewhere.left_over import with_left_over
 from shardviz.checkpoint.comparing.elsewhere.moved import with_fused, with_moved
-from shardviz.checkpoint.comparing.mapping import Named, with_map
-from shardviz.checkpoint.comparing.masters import with_masters
 from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.padded import padded_otherwise, padding_notes, trimmed
 from shardviz.checkpoint.comparing.pairs import paired
 from shardviz.checkpoint.comparing.scaled import scaled, unscaled
-from shardviz.checkpoint.maps.families import family_of
+from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import Made
 from shardviz.checkpoint.maps.wrong import instead_of
+from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.conversion import OverflowInFloat16
 from shardviz.relate.casts import is_narrower
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.checkpoint.tensor import Tensor
 
+    Found = list[tuple[Outcome, Pair]]
+
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
 
 OVERFLOWING = ("float16",)
@@ -49,6 +53,9 @@ LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
 
 WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+
+MASTERS = ("fp32", "fp32_param", "master_param", "param")
+SIDES = ("first", "second")
 
 
 def compare_checkpoints(
@@ -148,13 +155,7 @@ def _lonely(pair: Pair) -> Outcome:
 
 
 def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
-    """Return what became of a tensor.
-
-    Args:
-        pair: What both have.
-        cut: The same without padding.
-        sides: What each checkpoint has.
-    """
+    """Return what became of a tensor; `cut` is the pair without its padding."""
     is_made = isinstance(pair.one, Made) or isinstance(pair.other, Made)
     outcome = Outcome(pair.name, pair.other_name, "equal", is_made=is_made)
     try:
@@ -175,7 +176,8 @@ def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Cont
     one, other = _of_both(cut)
     for at, (made, held) in enumerate(((one, other), (other, one))):
         if isinstance(made, Made) and (instead := instead_of(made, held, sides[at])) is not None:
-            return outcome.became(instead.verdict, _which(1 - at, instead.why), instead.explanation)
+            why = f"in the {('second', 'first')[at]}, {instead.why}"
+            return outcome.became(instead.verdict, why, instead.explanation)
     change = change_of(one, other)
     return outcome.became(change.verdict, change.why, change.explanation)
 
@@ -196,5 +198,70 @@ def _cast(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:
     return outcome.became("cast", why)
 
 
-def _which(at: int, why: str) -> str:
-    return f"in the {('first', 'second')[at]}, {why}"
+def with_masters(found: Found) -> Found:
+    """Find masters that one side lacks and has as weights."""
+    if not any(map(_owner, found)):
+        return found
+    weights = {pair.name: pair for _, pair in found if state_of(pair.name) is None}
+    return [(_as_master(outcome, pair, weights, _owner((outcome, pair))), pair) for outcome, pair in found]
+
+
+def _owner(one: tuple[Outcome, Pair]) -> str:
+    """Return the parameter of a master that one side has; empty for other tensors."""
+    outcome, pair = one
+    state = state_of(pair.name) if outcome.verdict in ("missing", "added") else None
+    return state[0] if state is not None and state[1] in MASTERS else ""
+
+
+def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner: str) -> Outcome:
+    own = pair.one or pair.other
+    fits = [one for name, one in weights.items() if name == owner or name.endswith(f".{owner}")] if owner else []
+    if len(fits) != 1 or own is None:
+        return outcome
+    at = int(pair.one is not None)
+    weight = (fits[0].one, fits[0].other)[at]
+    if weight is None or weight.dtype != own.dtype or weight.shape != own.shape:
+        return outcome
+    side, name = SIDES[at], printable(weight.name)
+    if is_same(own, weight):
+        return outcome.became("tied", f"{outcome.why}: the {side} has it as its weight {name}", other=weight.name)
+    return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has other values")
+
+
+@dataclass(frozen=True)
+class Named:
+    """Which tensors are compared, and why those.
+
+    Attributes:
+        pairs: Them.
+        notes: The map that knows the names, or how many lines were found by content.
+        lines: The lines of a map that were found by content.
+        open: What became of tensors whose content several have, so that none is compared with one of them.
+        is_mapped: Whether a map was found.
+    """
+
+    pairs: Pairs
+    notes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    open: tuple[Outcome, ...] = ()
+    is_mapped: bool = False
+
+
+def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Named:
+    """Return which tensors are compared: by their names, by the map that knows these, or by what is in them."""
+    sides = [pair.one for pair in pairs.lonely], [pair.other for pair in pairs.lonely]
+    first, second = ([one for one in side if one is not None] for side in sides)
+    num_named = sum(state_of(pair.name) is None for pair in pairs.both)
+    if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
+        return Named(pairs)  # most have one name: another name is a difference
+    if family := family_of(before.tensors, after.tensors):
+        note = f"names: --map {family} knows them, and is used"
+        return Named(paired(before, after, find_map(family)), (note,), is_mapped=True)
+    found = inferred(first, second)
+    lines = lines_of(found.choices, (before.tensors, after.tensors))
+    again = paired(before, after, rules_from(lines)) if lines else pairs
+    is_open = [pair.name in found.ambiguous for pair in again.lonely]
+    left = tuple(pair for pair, one in zip(again.lonely, is_open, strict=True) if not one)
+    open_ = [pair.name for pair, one in zip(again.lonely, is_open, strict=True) if one]
+    outcomes = tuple(Outcome(name, "", "not-compared", found.ambiguous[name]) for name in open_)
+    return Named(replace(again, lonely=left), (), tuple(map(str, lines)), outcomes, is_mapped=bool(lines))

@@ -22,6 +22,21 @@ DIFFERENT: tuple[Verdict, ...] = ("cast", "permuted", "padded", "moved", "stale"
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What was done to a tensor.
+
+    Attributes:
+        verdict: That in a word.
+        why: In words, with the numbers.
+        explanation: The cause in the catalogue; None where none is known.
+    """
+
+    verdict: Verdict
+    why: str
+    explanation: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one tensor.
 

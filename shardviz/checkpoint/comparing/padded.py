@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.changed.changes import Change, change_of
+from shardviz.checkpoint.comparing.changed.changes import change_of
 from shardviz.checkpoint.maps.made import Made, Op
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.padding import PAD, padding_text, unused_texts, without_padding
@@ -14,6 +14,7 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from shardviz.checkpoint.comparing.outcome import Change
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.tensor import Tensor

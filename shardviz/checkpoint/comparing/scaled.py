@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.checkpoint.comparing.elsewhere.contents import dtype_of
 from shardviz.checkpoint.comparing.outcome import Outcome
-from shardviz.errors import DumpError
 from shardviz.explain.conversion import WrongQuantizationScales
 from shardviz.layout.region import index_of
 from shardviz.relate.casts import EIGHT_BITS, EightBits, cast, numbers_of
@@ -56,12 +56,7 @@ class Fit:
 
 
 def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome, str] | None:
-    """Return what became of a weight that one side has in eight bits, and the name of its scales; None for others.
-
-    Args:
-        pair: The two tensors.
-        sides: The tensors of each checkpoint by name.
-    """
+    """Return what became of a weight that one side has in eight bits, and the name of its scales; None for others."""
     if (both := _in_eight_bits(pair)) is None:
         return None
     wide, coded, at = both
@@ -79,12 +74,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
 
 
 def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
-    """Return the outcome of a weight in eight bits without known scales: not compared unless it is a plain cast.
-
-    Args:
-        outcome: What became of it as if it were cast.
-        pair: The two tensors.
-    """
+    """Return the outcome of a weight in eight bits without known scales: not compared unless it is a plain cast."""
     both = _in_eight_bits(pair) if outcome.verdict == "other" else None
     if both is None or both[0].shape != both[1].shape:
         return outcome
@@ -103,16 +93,9 @@ def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
     if pair.one is None or pair.other is None:
         return None
     for at, (coded, wide) in enumerate(((pair.one, pair.other), (pair.other, pair.one))):
-        if _dtype(coded) in EIGHT_BITS and _dtype(wide) in WIDE:
+        if dtype_of(coded) in EIGHT_BITS and dtype_of(wide) in WIDE:
             return wide, coded, at
     return None
-
-
-def _dtype(tensor: Tensor) -> str:
-    try:
-        return tensor.dtype
-    except DumpError:
-        return ""
 
 
 def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:

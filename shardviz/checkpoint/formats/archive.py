@@ -33,7 +33,6 @@ _END_SIZE, _LOCATOR_SIZE, _ENTRY_SIZE, _LOCAL_SIZE = 22, 20, 46, 30
 _ENTRY = "<4s6H3I5H2I"
 _STORED = 0
 _LARGE = 0xFFFFFFFF
-
 _STORAGES = {
     **{"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "ComplexFloat": "complex64"},
     **{"Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"},
@@ -55,6 +54,11 @@ class Stored:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     start: int
+
+
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor that is stored row by row."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +270,8 @@ def _stored(found: Any, members: dict[str, _Part], root: str, where: str) -> Sto
     numbers = (first, *shape, *strides)
     if not is_dtype(dtype) or not width or len(shape) != len(strides) or any(type(one) is not int for one in numbers):
         raise TypeError
-    last = first + _span(shape, strides) if math.prod(shape) else 0
+    steps = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    last = first + 1 + steps if math.prod(shape) else 0
     if min(numbers) < 0 or last * width > part.size:
         raise DumpError(
             f"{where} is damaged: {dtype}{list(shape)} ends at byte {last * width:,} of {part.size:,}", "copy it again"
@@ -279,8 +284,3 @@ def _dtype(kind: Global, args: Sequence[Any]) -> str:
     if name == "storage.UntypedStorage":
         return next(str(arg.name) for arg in args if type(arg) is Global).removeprefix("torch.")
     return _STORAGES[name.removesuffix("Storage")]
-
-
-def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the elements of storage from a tensor's first element to behind its last one."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

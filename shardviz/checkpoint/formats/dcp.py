@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardviz.checkpoint.formats.machine import Global, Made
-from shardviz.checkpoint.formats.pickled import MAX_BYTES, read_pickle
+from shardviz.checkpoint.formats.pickled import MAX_BYTES, dict_of, read_pickle
 from shardviz.checkpoint.records import MAX_SIZE, Checkpoint, Chunk, Place, Saved, file_size
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
@@ -39,10 +39,10 @@ def read_dcp(folder: Path) -> Checkpoint:
         has = "is missing" if size is None else f"has {size:,} bytes, more than {MAX_BYTES:,}"
         raise DumpError(f"{path} {has}", "give a folder that torch.distributed.checkpoint wrote")
     root = read_pickle(path.read_bytes(), str(path))
-    places = _places(_mapping(_of(root, "storage_data"), path, "storage_data", optional=True), path)
-    nested = _mapping(_of(root, "planner_data"), path, "planner_data", optional=True)
+    places = _places(dict_of(_of(root, "storage_data"), path, "storage_data", optional=True), path)
+    nested = dict_of(_of(root, "planner_data"), path, "planner_data", optional=True)
     tensors, objects = {}, {}
-    for name, one in _mapping(_of(root, "state_dict_metadata"), path, "state_dict_metadata").items():
+    for name, one in dict_of(_of(root, "state_dict_metadata"), path, "state_dict_metadata").items():
         what = _ENDS.get(one.kind) if type(name) is str and type(one) is Made else None
         if what is None:
             raise DumpError(f"{path}: state_dict_metadata[{printable(repr(name))[:200]}] is damaged", "copy it again")
@@ -55,14 +55,6 @@ def read_dcp(folder: Path) -> Checkpoint:
 
 def _of(made: Any, name: str) -> Any:
     return made.field(name) if type(made) is Made else None
-
-
-def _mapping(value: Any, path: Path, what: str, *, optional: bool = False) -> dict[Any, Any]:
-    if value is None and optional:
-        return {}
-    if type(value) is not dict:
-        raise DumpError(f"{path}: {what} is not a dict, but {type(value).__name__}", "copy it again")
-    return value
 
 
 def _places(stored: dict[Any, Any], path: Path) -> Places:

@@ -12,25 +12,37 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.archive import Archive, open_archive
+from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
 from shardviz.checkpoint.formats.headers import is_plain
 from shardviz.checkpoint.formats.machine import Made
+from shardviz.checkpoint.formats.pickled import dict_of
 from shardviz.checkpoint.formats.torch_file import whole
-from shardviz.checkpoint.formats.universal import has_universal, read_universal
-from shardviz.checkpoint.formats.zero_buffers import Layout, RankFile, chunks_of, laid_out
-from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
+from shardviz.checkpoint.formats.zero_buffers import MASTER, Layout, RankFile, chunks_of, laid_out
+from shardviz.checkpoint.records import Checkpoint, Place, Problem, Saved
 from shardviz.errors import DumpError
+from shardviz.explain.files import UnfinishedUniversalCheckpoint
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 LATEST = ("latest", "latest_universal")
 """Files that name the folder of a step; the first that is there counts."""
+
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d{1,6})_)?mp_rank_(?P<mp>\d{1,6})_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_)?(?:fp16_)?zero_pp_rank_(?P<dp>\d{1,6})_mp_rank_(?P<mp>\d{1,6})_optim_states\.pt")
 _OTHER = re.compile(r"layer_.*-model_.*\.pt|layer_.*_expert_.*\.pt|expp_rank_.*\.pt")
+FOLDER = "zero"
+
+ENDING = ".pt"
+
+MAX_PARAMETERS = 1 << 18
+
+MAX_KINDS = 64
+"""Files of one parameter."""
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass
@@ -114,14 +126,14 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     """Return what one model-parallel rank's files have."""
     archives = {dp: open_archive(folder / name) for dp, name in models.items()}
     first = archives[min(archives)]
-    state = _dict(first.found, first.path, "the file")
+    state = dict_of(first.found, first.path, "the file")
     found = _Found()
     ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
     shapes = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     layout = laid_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
     found.problems += [] if not ranks and has_universal(folder) else layout.problems
     is_3 = any(one.stage == 3 for one in ranks.values()) or _are_of_stage_3(models)
-    for name, made in _dict(state.get("module"), first.path, "module", optional=True).items():
+    for name, made in dict_of(state.get("module"), first.path, "module", optional=True).items():
         saved = whole(first, made, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
             found.tensors[printable(name)] = saved
@@ -139,7 +151,7 @@ def _are_of_stage_3(models: Mapping[Any, str]) -> bool:
 def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _Found:
     """Return what a universal checkpoint has beside the model's files."""
     first = open_archive(folder / models[min(models)])
-    state = _dict(first.found, first.path, "the file")
+    state = dict_of(first.found, first.path, "the file")
     groups = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     shapes = {name: shape for group in groups for name, shape in group.items()}
     found = _Found(*read_universal(folder, shapes, weights=_are_of_stage_3(models)))
@@ -163,14 +175,6 @@ def _world(state: dict[str, Any], path: Path) -> int:
     return size
 
 
-def _dict(value: Any, path: Path, what: str, *, optional: bool = False) -> dict[Any, Any]:
-    if value is None and optional:
-        return {}
-    if type(value) is not dict:
-        raise DumpError(f"{path}: {what} is not a dict, but {type(value).__name__}", "copy it again")
-    return value
-
-
 def _list(value: Any, path: Path, what: str) -> list[Any]:
     if value is None:
         return []
@@ -181,7 +185,7 @@ def _list(value: Any, path: Path, what: str) -> list[Any]:
 
 def _shapes(value: Any, path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a group's parameters, in the order of its buffer."""
-    shapes = _dict(value, path, "param_shapes")
+    shapes = dict_of(value, path, "param_shapes")
     for name, shape in shapes.items():
         is_shape = (
             type(shape) is tuple and len(shape) <= 32 and all(type(one) is int and 0 <= one < 1 << 40 for one in shape)
@@ -201,24 +205,19 @@ def _add_masters(found: _Found, layout: Layout, folder: Path, *, weights: bool) 
 def _add_frozen(found: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
     """Add the frozen weights of stage 3: each rank's model file has a stretch of them."""
     for dp, archive in sorted(archives.items()):
-        state = _dict(archive.found, archive.path, "the file")
+        state = dict_of(archive.found, archive.path, "the file")
         shapes = _shapes(state.get("frozen_param_shapes") or {}, archive.path)
-        fragments = _dict(state.get("frozen_param_fragments"), archive.path, "frozen_param_fragments", optional=True)
+        fragments = dict_of(state.get("frozen_param_fragments"), archive.path, "frozen_param_fragments", optional=True)
         for name, shape in shapes.items():
             made = fragments.get(name)
             stored = archive.tensor(made, name) if type(made) is Made else None
             if stored is not None and len(stored.shape) == 1:
-                chunks = _stretch(shape, dp * stored.shape[0], stored, archive.path.name)
+                start, place = dp * stored.shape[0], Place(archive.path.name, stored.start, 0)
+                chunks = chunks_of(shape, start, min(start + stored.shape[0], math.prod(shape)), place, stored.dtype)
                 before = found.tensors.get(printable(name))
                 old = before.chunks if before is not None and before.shape == shape else ()
                 saved = Saved(printable(name), shape, stored.dtype, (*old, *chunks), folder)
                 found.tensors[saved.name] = saved
-
-
-def _stretch(shape: tuple[int, ...], start: int, stored: Any, file: str) -> list[Chunk]:
-    """Return the chunks of a tensor that a stretch of its elements in a file has."""
-    stop = min(start + stored.shape[0], math.prod(shape))
-    return chunks_of(shape, start, stop, Place(file, stored.start, 0), stored.dtype)
 
 
 def _add_shared(found: _Found, state: dict[str, Any]) -> None:
@@ -227,3 +226,68 @@ def _add_shared(found: _Found, state: dict[str, Any]) -> None:
     for name, of in shared.items() if type(shared) is dict else ():
         if type(name) is str and type(of) is str and printable(of) in found.tensors:
             found.tensors.setdefault(printable(name), _named(found.tensors[printable(of)], printable(name)))
+
+
+def has_universal(folder: Path) -> bool:
+    """Whether a step has such files; a link is not followed, which may lead out of the checkpoint."""
+    return (folder / FOLDER).is_dir() and not (folder / FOLDER).is_symlink()
+
+
+def read_universal(folder: Path, shapes: Shapes, *, weights: bool) -> tuple[dict[str, Saved], list[Problem]]:
+    """Return the masters and moments of a universal checkpoint, and what is wrong.
+
+    Args:
+        folder: The folder of the step.
+        shapes: The shape of each parameter, as the model's file has it.
+        weights: Whether the masters are the weights, as from stage 3, whose module is empty.
+
+    Raises:
+        DumpError: A file is damaged, or has what cannot be read safely.
+    """
+    found: dict[str, Saved] = {}
+    known: dict[str, Saved] = {}
+    for name, kind, path in _files(folder / FOLDER):
+        called = name if weights and kind == MASTER else f"optimizer.state.{name}.{kind}"
+        found[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
+        known.setdefault(name, found[called])
+    return found, list(_missing(shapes, known))
+
+
+def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
+    """Yield each file with its parameter and what it is of it; links are not followed."""
+    folders = sorted(one for one in root.iterdir() if one.is_dir() and not one.is_symlink())
+    if len(folders) > MAX_PARAMETERS:
+        raise DumpError(f"{root} has more than {MAX_PARAMETERS:,} parameters", "give the folder of one step")
+    for folder in folders:
+        files = sorted(folder.iterdir())
+        if len(files) > MAX_KINDS:
+            raise DumpError(
+                f"{folder} has {len(files):,} files of one parameter", "give a folder as DeepSpeed wrote it"
+            )
+        for path in files:
+            if path.suffix == ENDING and path.is_file() and not path.is_symlink():
+                yield printable(folder.name), printable(path.stem), path
+
+
+def _saved_of_file(name: str, path: Path, folder: Path, shape: tuple[int, ...] | None) -> Saved:
+    """Return where a file's tensor is; a flat one in the shape of its parameter, without the padding at its end.
+
+    Raises:
+        DumpError: It has no tensor, or one that is not stored row by row.
+    """
+    archive = open_archive(path)
+    made: Any = archive.found.get("param") if type(archive.found) is dict else archive.found
+    stored = archive.tensor(made, "param")
+    if stored is None or stored.strides != strides_of(stored.shape):
+        raise DumpError(f"{path} has no tensor, or one that is not stored row by row", "convert the checkpoint again")
+    is_flat = shape is not None and len(stored.shape) == 1 and stored.shape[0] >= math.prod(shape)
+    own = shape if is_flat and shape is not None else stored.shape
+    place = Place(str(path.relative_to(folder)), stored.start, 0)
+    return Saved(name, own, stored.dtype, tuple(chunks_of(own, 0, math.prod(own), place, stored.dtype)), folder)
+
+
+def _missing(shapes: Shapes, known: Mapping[str, Saved]) -> Iterator[Problem]:
+    lost = [name for name in shapes if printable(name) not in known]
+    if lost:
+        text = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
+        yield Problem("", text + listed(map(printable, lost), 3), UnfinishedUniversalCheckpoint())

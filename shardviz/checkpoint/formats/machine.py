@@ -21,7 +21,6 @@ MEMORY_OF_ALL = 1 << 20
 MAX_MEMORY = 1 << 32
 """Bytes of memory that no pickle may take more than: metadata of 800,000 chunks, by this count."""
 
-
 STOP = b"."
 """The opcode that ends a pickle."""
 

@@ -6,20 +6,227 @@ index), hash forever or overflow the stack (nested tuples as a key). This reader
 
 from __future__ import annotations
 
-from typing import Any
+import pickletools
+from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.machine import Machine, RefusedError
-from shardviz.checkpoint.formats.opcodes import STEPS
+from shardviz.checkpoint.formats.machine import Global, Machine, Made, RefusedError
 from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
+from shardviz.layout.dtypes import is_dtype
 from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.checkpoint.formats.machine import Reader, Step
+
+_DCP = "torch.distributed.checkpoint."
+
+_DEEPSPEED = (
+    *("deepspeed.runtime.zero.config.ZeroStageEnum", "deepspeed.utils.tensor_fragment.fragment_address"),
+    *(f"deepspeed.runtime.fp16.loss_scaler.{name}" for name in ("LossScaler", "DynamicLossScaler")),
+    *("torch._tensor._rebuild_from_type_v2", "torch.Tensor", "torch.nn.parameter.Parameter"),
+    *("argparse.Namespace", "_codecs.encode"),
+)
+"""Types of DeepSpeed's own files, and of what jobs put beside a model in them."""
+
+_STORAGES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool", "ComplexFloat")
+KNOWN = frozenset(
+    {
+        *(f"{_DCP}metadata.{name}" for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")),
+        *(f"{_DCP}metadata.{name}StorageMetadata" for name in ("Tensor", "Bytes", "Chunk")),
+        f"{_DCP}metadata._MEM_FORMAT_ENCODING",
+        *(f"{_DCP}filesystem.{name}" for name in ("_StorageInfo", "_StoragePrefix")),
+        *(f"{_DCP}planner.{name}" for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
+        *("torch.Size", "torch.device", "torch.serialization._get_layout", "torch.storage.UntypedStorage"),
+        *(f"torch.{name}Storage" for name in _STORAGES),
+        *(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")),
+        *("collections.OrderedDict", "pathlib.PosixPath", "pathlib.WindowsPath"),
+        *_DEEPSPEED,
+        *("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
+    }
+)
+"""The types that a checkpoint may name; element types besides. Each is a name here, and no more."""
+
+MAX_MARKS = 1000
+"""Levels of nesting."""
+
+MAX_NAME = 400
+"""Characters of a type's name that are shown."""
+
+_OBJECT, _CONTAINER, _ITEM, _ENTRY = 64, 80, 8, 100
+"""Bytes of an object, of a list or dict, of an item in a tuple, and of an entry of a dict or of the memo, about."""
+
+_SCALARS = (str, int, float, bool, bytes, type(None))
 
 MAX_BYTES = 1 << 28
 """Bytes of a pickle: a checkpoint of a million chunks has fewer."""
 
-
 SUBCLASS = "torch._utils._rebuild_wrapper_subclass"
 """How torch pickles a tensor of a type of its own, such as a quantized one of torchao: by code, which is not run."""
+
+
+def _push(value: Any) -> Step:
+    return lambda machine, arg: machine.stack.append(value)
+
+
+def _push_empty(kind: type) -> Step:
+    def push(machine: Machine, arg: Any) -> None:
+        machine.spend(_CONTAINER)
+        machine.stack.append(kind())
+
+    return push
+
+
+def _push_arg(machine: Machine, arg: Any) -> None:
+    machine.stack.append(arg)
+
+
+def _nothing(machine: Machine, arg: Any) -> None:
+    """Skip a protocol's number, or a frame's length."""
+
+
+def _mark(machine: Machine, arg: Any) -> None:
+    if len(machine.marked) == MAX_MARKS:
+        raise RefusedError(f"more than {MAX_MARKS:,} levels of nesting")
+    machine.marked.append(machine.stack)
+    machine.stack = []
+
+
+def _pop(machine: Machine, arg: Any) -> None:
+    machine.stack.pop()
+
+
+def _tuple(count: int) -> Step:
+    def make(machine: Machine, arg: Any) -> None:
+        stack = machine.stack
+        if len(stack) < count:
+            raise ValueError
+        machine.spend(_OBJECT + count * _ITEM)
+        stack[-count:] = [tuple(stack[-count:])]
+
+    return make
+
+
+def _marked_tuple(machine: Machine, arg: Any) -> None:
+    found = tuple(machine.since_mark())
+    machine.spend(_OBJECT + len(found) * _ITEM)
+    machine.stack.append(found)
+
+
+def _append(machine: Machine, arg: Any) -> None:
+    value = machine.stack.pop()
+    _exactly(machine.stack[-1], list).append(value)
+
+
+def _appends(machine: Machine, arg: Any) -> None:
+    values = machine.since_mark()
+    _exactly(machine.stack[-1], list).extend(values)
+
+
+def _set_item(machine: Machine, arg: Any) -> None:
+    machine.spend(_ENTRY)
+    value, key = machine.stack.pop(), machine.stack.pop()
+    _exactly(machine.stack[-1], dict)[_key(key)] = value
+
+
+def _set_items(machine: Machine, arg: Any) -> None:
+    items = machine.since_mark()
+    if len(items) % 2:
+        raise ValueError
+    into = _exactly(machine.stack[-1], dict)
+    machine.spend(len(items) // 2 * _ENTRY)
+    for at in range(0, len(items), 2):
+        key = items[at]
+        into[key if type(key) is str else _key(key)] = items[at + 1]
+
+
+def _exactly(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _key(key: Any) -> Any:
+    """Return a dict's key, if hashing it takes no longer than reading it did."""
+    if type(key) in _SCALARS or type(key) is Made:
+        return key
+    if type(key) is tuple and all(type(part) in _SCALARS for part in key):
+        return key
+    raise RefusedError("a key that is neither a name nor a number")
+
+
+def _put(machine: Machine, arg: Any) -> None:
+    machine.spend(_ENTRY)
+    machine.memo[arg] = machine.stack[-1]
+
+
+def _memoize(machine: Machine, arg: Any) -> None:
+    machine.spend(_ENTRY)
+    machine.memo[len(machine.memo)] = machine.stack[-1]
+
+
+def _get(machine: Machine, arg: Any) -> None:
+    machine.stack.append(machine.memo[arg])
+
+
+def _named(machine: Machine, name: str) -> None:
+    if name not in KNOWN and not (name.startswith("torch.") and is_dtype(name.removeprefix("torch."))):
+        raise RefusedError(f"{name[:MAX_NAME]}, which is not among the types of a checkpoint")
+    machine.spend(_OBJECT)
+    machine.stack.append(Global(name))
+
+
+def _global(machine: Machine, arg: Any) -> None:
+    _named(machine, arg.replace(" ", ".", 1))
+
+
+def _stack_global(machine: Machine, arg: Any) -> None:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    _named(machine, f"{_exactly(module, str)}.{_exactly(name, str)}")
+
+
+def _reduce(machine: Machine, arg: Any) -> None:
+    machine.spend(_OBJECT)
+    args = _exactly(machine.stack.pop(), tuple)
+    kind = _exactly(machine.stack.pop(), Global).name
+    if kind == "torch.Size":
+        if not all(type(size) is int for size in args[0]):
+            raise TypeError
+        machine.stack.append(tuple(args[0]))
+    elif kind == "collections.OrderedDict" and not args:
+        machine.stack.append({})
+    else:
+        machine.stack.append(Made(kind, args))
+
+
+def _build(machine: Machine, arg: Any) -> None:
+    state = machine.stack.pop()
+    if type(machine.stack[-1]) is not dict:  # a state dict has a version as an attribute, which is not needed
+        _exactly(machine.stack[-1], Made).state = state
+
+
+def _outside(machine: Machine, arg: Any) -> None:
+    machine.spend(_OBJECT)
+    machine.stack.append(Made("storage", _exactly(machine.stack.pop(), tuple)))
+
+
+_BY_CODE: dict[str, Step] = {
+    **dict.fromkeys("\x80\x95", _nothing),
+    **dict.fromkeys("JKM\x8aGX\x8c\x8dUTCB", _push_arg),  # numbers, texts and bytes
+    **{"N": _push(None), "\x88": _push(True), "\x89": _push(False), ")": _push(())},
+    **{"(": _mark, "0": _pop, "]": _push_empty(list), "}": _push_empty(dict)},
+    **{"a": _append, "e": _appends, "s": _set_item, "u": _set_items},
+    **{"t": _marked_tuple, "\x85": _tuple(1), "\x86": _tuple(2), "\x87": _tuple(3)},
+    **{"q": _put, "r": _put, "\x94": _memoize, "h": _get, "j": _get},
+    **{"c": _global, "\x93": _stack_global, "R": _reduce, "\x81": _reduce, "b": _build, "Q": _outside},
+}
+
+STEPS: dict[bytes, tuple[Step, Reader]] = {
+    opcode.code.encode("latin-1"): (_BY_CODE[opcode.code], opcode.arg.reader if opcode.arg else None)
+    for opcode in pickletools.opcodes
+    if opcode.code in _BY_CODE
+}
 
 
 class UnknownTypeError(DumpError):
@@ -33,6 +240,7 @@ class UnknownTypeError(DumpError):
 
 SHARDS = (b"torch.distributed.tensor", b"torch.distributed._tensor", b"torch.distributed._shard.sharded_tensor")
 """Modules of tensors that are split over ranks."""
+
 NEAR = 256
 """Bytes behind a tensor subclass in which its own type is named, before those of the tensors that follow."""
 
@@ -55,7 +263,7 @@ def read_pickle(data: bytes, where: str) -> Any:
         where: What to call it in messages.
 
     Raises:
-        UnknownTypeError: It names a type that is not in `known_types.KNOWN`.
+        UnknownTypeError: It names a type that is not in `KNOWN`.
         DumpError: It is damaged.
     """
     if len(data) > MAX_BYTES:
@@ -72,3 +280,16 @@ def read_pickle(data: bytes, where: str) -> Any:
         ) from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DumpError(f"{where} is damaged at byte {machine.at:,} of {len(data):,}", "copy it again") from error
+
+
+def dict_of(value: Any, path: Path, what: str, *, optional: bool = False) -> dict[Any, Any]:
+    """Return what a pickle has as a dict; an empty one where it may lack it and does.
+
+    Raises:
+        DumpError: It is something else.
+    """
+    if value is None and optional:
+        return {}
+    if type(value) is not dict:
+        raise DumpError(f"{path}: {what} is not a dict, but {type(value).__name__}", "copy it again")
+    return value

@@ -10,7 +10,7 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.archive import Archive, open_archive
+from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
 from shardviz.checkpoint.formats.machine import Made
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
 from shardviz.errors import DumpError
@@ -101,13 +101,5 @@ def whole(archive: Archive, made: Any, name: str, folder: Path) -> Saved | None:
     size = math.prod(stored.shape)
     place = Place(archive.path.name, stored.start, size * itemsize(stored.dtype))
     chunk = Chunk((0,) * len(stored.shape), stored.shape, place, stored.dtype)
-    in_rows = stored.strides == tuple(_rows(stored.shape)) or size < 2
+    in_rows = stored.strides == strides_of(stored.shape) or size < 2
     return Saved(name, stored.shape, stored.dtype, (chunk,), folder) if in_rows else None
-
-
-def _rows(shape: tuple[int, ...]) -> list[int]:
-    steps, step = [], 1
-    for length in reversed(shape):
-        steps.append(step)
-        step *= length
-    return steps[::-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.flat import boxes
@@ -71,7 +72,8 @@ class RankFile:
             for number, made in enumerate(masters)
         ]
         links = [_links(one) for one in _listed(state.get("param_slice_mappings"))]
-        return cls(file, _stage(state), _count(state), buffers, [_ints(one) for one in _paddings(state)], links)
+        paddings = [_ints(one) for one in _listed(state.get("param_alignment_paddings"))]
+        return cls(file, _stage(state), _count(state), buffers, paddings, links)
 
 
 @dataclass
@@ -102,10 +104,10 @@ def laid_out(
     layout.problems += _missing(ranks, world, models)
     if not ranks:
         return layout
-    lacking = [one.file for one in ranks.values() if len(one.buffers) != len(groups) and one.stage != 3]
-    if lacking:
-        has = len(next(one for one in ranks.values() if one.file == lacking[0]).buffers)
-        text = f"{printable(lacking[0])} has {counted(has, 'buffer')}, param_shapes {counted(len(groups), 'group')}"
+    odd = next((one for one in ranks.values() if len(one.buffers) != len(groups) and one.stage != 3), None)
+    if odd is not None:
+        has = counted(len(odd.buffers), "buffer")
+        text = f"{printable(odd.file)} has {has}, param_shapes {counted(len(groups), 'group')}"
         layout.problems.append(Problem("", text, MixedZeroFiles()))
         return layout
     if any(one.stage == 3 for one in ranks.values()):
@@ -122,13 +124,11 @@ def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | 
         text = "no zero_pp_rank_*_optim_states.pt: masters and moments are missing"
         yield Problem("", text, MissingZeroFile())
         return
-    absent = [rank for rank in range(min(world, 1 << 16)) if rank not in ranks]
-    if absent:
-        text = f"{len(absent):,} of {world:,} ranks have no optimizer file: {listed(absent, 8)}"
-        yield Problem("", text, MissingZeroFile())
-    if models is not None and (gone := [rank for rank in range(min(world, 1 << 16)) if rank not in models]):
-        text = f"{len(gone):,} of {world:,} ranks have no model file: {listed(gone, 8)}"
-        yield Problem("", text, MissingZeroFile())
+    every = range(min(world, 1 << 16))
+    for what, there in (("optimizer", ranks), ("model", every if models is None else models)):
+        if gone := [rank for rank in every if rank not in there]:
+            text = f"{len(gone):,} of {world:,} ranks have no {what} file: {listed(gone, 8)}"
+            yield Problem("", text, MissingZeroFile())
     others = {one.file: one.world for one in ranks.values() if one.world not in (0, world)}
     extra = [one.file for rank, one in ranks.items() if rank >= world]
     if others or extra:
@@ -210,11 +210,7 @@ def _lay_out_rank(
 ) -> None:
     """Lay out one rank's buffers of a kind, which parameters may reach across."""
     rank, world = at
-    ends = []
-    end = 0
-    for stored in spans:
-        end += stored.shape[0]
-        ends.append(end)
+    ends = list(accumulate(stored.shape[0] for stored in spans))
     position, index = 0, 0
     for name, shape in shapes.items():
         size = math.prod(shape)
@@ -270,10 +266,6 @@ def _links(value: Any) -> dict[str, tuple[int, int]]:
 
 def _listed(value: Any) -> list[Any]:
     return value if type(value) is list else []
-
-
-def _paddings(state: dict[str, Any]) -> list[Any]:
-    return _listed(state.get("param_alignment_paddings"))
 
 
 def _ints(value: Any) -> list[int]:

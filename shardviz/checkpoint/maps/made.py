@@ -135,12 +135,7 @@ def value_of(node: Node) -> NDArray[Any]:
 
 
 def pieces(node: Node, whole: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Yield the views that make up an array, each with the bits that a made tensor has there.
-
-    Args:
-        node: How the tensor is made.
-        whole: An array of its shape.
-    """
+    """Yield the views that make up an array, each with the bits that a made tensor has there."""
     for view, part in parts_of(node, whole):
         yield view, (value_of(part)).reshape(view.shape)
 

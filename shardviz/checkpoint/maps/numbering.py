@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"(?<![^.\s(])[0-9]+(?=\.)|(?<=\.)[0-9]+(?![^.\s,)])")
 
-
 SEVERAL = 3
 """Tensors that move together are a layer, even where no other layer moves."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -85,13 +85,9 @@ def without_padding(made: Made, held: Tensor) -> tuple[Tensor, Tensor]:
     node: Node = made.node
     while isinstance(node, Op) and node.function == PAD and node.shape == held.shape:
         part, dim = node.parts[0], dim_of(node)
-        cut = Op("slice", (_as_node(held),), (0, part.shape[dim], dim))
+        cut = Op("slice", (held.node if isinstance(held, Made) else held,), (0, part.shape[dim], dim))
         held, node = Made(cut, cut.shape, str(cut)), part
     return (Made(node, node.shape, made.text, made.where) if isinstance(node, Op) else node), held
-
-
-def _as_node(tensor: Tensor) -> Any:
-    return tensor.node if isinstance(tensor, Made) else tensor
 
 
 def unused_texts(nodes: Iterable[Node]) -> list[str]:

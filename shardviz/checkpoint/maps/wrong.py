@@ -7,74 +7,54 @@ Nothing is guessed: what is named has all of the tensor's values.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from itertools import permutations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
 from shardviz.checkpoint.comparing.agreement import agree
 from shardviz.checkpoint.comparing.changed.changes import change_of
+from shardviz.checkpoint.comparing.outcome import Change
+from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE
 from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
-from shardviz.checkpoint.maps.slips import variants
-from shardviz.explain.conversion import AnotherSourceTensor
-from shardviz.relate.values import is_alike, part_of
+from shardviz.checkpoint.maps.views import MisfitError
+from shardviz.checkpoint.tensor import Held
+from shardviz.explain.conversion import (
+    AnotherSourceTensor,
+    FusedShardsJoined,
+    MisappliedFunction,
+    PartsJoinedOtherwise,
+    TransposedInConversion,
+    WrongMapNumber,
+)
+from shardviz.relate.values import is_alike
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator
 
     from shardviz.checkpoint.comparing.elsewhere.contents import Contents
-    from shardviz.checkpoint.comparing.outcome import Verdict
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.tensor import Tensor
     from shardviz.explain.cause import Cause
-    from shardviz.layout.region import Region
 
 MAX_NAMED = 3
 """Parts that are named."""
 
+MAX_TRIED = 24
+"""Numbers that are tried in the place of one."""
 
-@dataclass(frozen=True, slots=True)
-class Instead:
-    """What a tensor is, in the place of what the map makes.
+MOST_ORDERED = 4
+"""Parts of different shapes that are tried in every order."""
 
-    Attributes:
-        why: That in words, the same for every layer.
-        explanation: What the conversion did; None where that is not clear.
-        verdict: That in a word.
-    """
-
-    why: str
-    explanation: Cause | None = None
-    verdict: Verdict = "permuted"
+MOST_PARTS = 3
+"""Operands that are changed one at a time."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of a tensor.
-
-    Attributes:
-        name: What it should be.
-        shape: Its shape.
-        dtype: Its element type.
-        bits: Its values.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bits: NDArray[Any]
-
-    def read(self, region: Region) -> NDArray[Any]:
-        """Return the values of a part."""
-        return part_of(self.bits, region)
-
-
-def instead_of(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
+def instead_of(made: Made, tensor: Tensor, known: Contents) -> Change | None:
     """Return what a tensor is instead of what a map makes; None where that cannot be named.
 
     Args:
@@ -86,7 +66,7 @@ def instead_of(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
         return None
     for variant, cause in variants(made.node):
         if variant.shape == tensor.shape and _is(variant, made, tensor):
-            return Instead(f"it is {_short(variant)}, where the map makes {printable(made.text)}", cause)
+            return Change("permuted", f"it is {_short(variant)}, where the map makes {printable(made.text)}", cause)
     return _by_parts(made, tensor, known) if made.shape == tensor.shape else None
 
 
@@ -103,7 +83,7 @@ def _short(node: Node) -> str:
     return f"{node.function}({', '.join((*parts, *map(str, node.numbers)))})"
 
 
-def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
+def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Change | None:
     """Name the tensors that are in the place of others; None where one of them is not known."""
     whole = tensor.bits
     odd: list[tuple[Tensor, Tensor]] = []
@@ -112,7 +92,7 @@ def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
         if isinstance(part, Op):
             return None
         num += 1
-        piece = Piece(part.name, part.shape, tensor.dtype, view.reshape(part.shape))
+        piece = Held(part.name, tensor.dtype, view.reshape(part.shape))
         if agree(part, piece):
             continue
         found = next(known.equal_to(piece), None)
@@ -122,13 +102,13 @@ def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
     return _order_of(made, odd, num) if odd else None
 
 
-def _with_others(made: Made, tensor: Tensor) -> Instead | None:
+def _with_others(made: Made, tensor: Tensor) -> Change | None:
     """Say which parts differ, where some do not, and what became of the first of them."""
-    odd: list[tuple[Node, Piece]] = []
+    odd: list[tuple[Node, Held]] = []
     num = 0
     for view, part in parts_of(made.node, tensor.bits):
         num += 1
-        piece = Piece("", part.shape, tensor.dtype, view.reshape(part.shape))
+        piece = Held("", tensor.dtype, view.reshape(part.shape))
         if isinstance(part, Op) or not agree(part, piece):
             odd.append((part, piece))
     if len(odd) == num:
@@ -137,12 +117,12 @@ def _with_others(made: Made, tensor: Tensor) -> Instead | None:
     what = f"{len(odd)} of its {num} parts {'differs' if len(odd) == 1 else 'differ'}: {names}"
     part, piece = odd[0]
     if isinstance(part, Op):
-        return Instead(what, verdict="other")
+        return Change("other", what)
     change = change_of(part, piece, ("the map's", "it"))
-    return Instead(f"{what}: {change.why}", change.explanation, change.verdict)
+    return replace(change, why=f"{what}: {change.why}")
 
 
-def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead:
+def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Change:
     """Say where each part is that is not in its place."""
     names = [leaf.name for leaf in leaves(made.node)]
     order = renumbering(names, {part.name: found.name for part, found in odd})
@@ -150,7 +130,8 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
         at, numbers = order
         _, words = name_order(np.array(numbers), 0)
         words = _of_parts(words, around(names[0], at))
-        return Instead(f"its parts come in another order: {words}", AnotherSourceTensor(made.text, is_renumbered=True))
+        cause = AnotherSourceTensor(made.text, is_renumbered=True)
+        return Change("permuted", f"its parts come in another order: {words}", cause)
     shown = [
         f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
     ]
@@ -158,7 +139,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
         f", and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
     )
     several = f" in {len(odd)} of its {counted(num, 'part')}" if num > len(odd) else ""
-    return Instead(f"it has {words}{several}", AnotherSourceTensor(made.text))
+    return Change("permuted", f"it has {words}{several}", AnotherSourceTensor(made.text))
 
 
 def _of_parts(words: str, what: str) -> str:
@@ -169,3 +150,110 @@ def _of_parts(words: str, what: str) -> str:
 def _plural(what: str) -> Callable[[re.Match[str]], str]:
     verbs = {"is": "are", "comes": "come"}
     return lambda found: f"the {what} {verbs.get(found[found.lastindex or 0], found[found.lastindex or 0])}"
+
+
+def variants(node: Op) -> Iterator[tuple[Node, Cause]]:
+    """Yield what a slip makes of an expression, each with its cause."""
+    for variant, cause in _slips(node):
+        if _fits(variant):
+            yield variant, cause
+    for turned in _transposed(node):
+        if _fits(turned):
+            yield turned, TransposedInConversion()
+
+
+def _slips(node: Node) -> Iterator[tuple[Node, Cause]]:
+    """Yield a function and its operands, changed in one place; what is the same in all operands is changed in all."""
+    if not isinstance(node, Op):
+        return
+    yield from _own_slips(node)
+    inner = [list(_slips(part)) for part in node.parts]
+    if len({len(slips) for slips in inner}) == 1:
+        for column in zip(*inner, strict=True):
+            yield replace(node, parts=tuple(one for one, _ in column)), column[0][1]
+    for at, slips in enumerate(inner) if 1 < len(inner) <= MOST_PARTS else ():
+        for one, cause in slips:
+            yield replace(node, parts=(*node.parts[:at], one, *node.parts[at + 1 :])), cause
+
+
+def _own_slips(node: Op) -> Iterator[tuple[Node, Cause]]:
+    name = node.function
+    is_single = len(node.parts) == 1 and FUNCTIONS[name].views is not None
+    if is_single:
+        yield node.parts[0], MisappliedFunction(name, 0, _in_torch(node))
+    if name in INVERSE:
+        back = Op(INVERSE[name], node.parts, node.numbers)
+        yield back, MisappliedFunction(name, -1, _in_torch(node))
+    if is_single:
+        yield Op(name, (node,), node.numbers), MisappliedFunction(name, 2)
+    for numbers in _other_numbers(node):
+        yield Op(name, node.parts, numbers), WrongMapNumber(name)
+    yield from _other_joins(node)
+    yield from _by_shards(node)
+
+
+def _in_torch(node: Op) -> str:
+    if node.function not in INVERSE or len(node.shape) != 2:
+        return ""
+    view = "head_dim // 2, 2" if node.function == "rotary" else "2, head_dim // 2"
+    return f"w.view(-1, {view}, w.shape[1]).transpose(1, 2).reshape(w.shape)"
+
+
+def _other_numbers(node: Op) -> Iterator[tuple[int, ...]]:
+    if node.function in INVERSE:
+        rows = node.shape[0]
+        heads = [size for size in range(4, rows + 1, 2) if rows % size == 0 and size != node.numbers[0]]
+        yield from ((head,) for head in heads[:MAX_TRIED])
+    elif node.function == "interleave":
+        along = node.numbers[0] if node.numbers else 0
+        sizes = [part.shape[along] for part in node.parts]
+        blocks = [size for size in range(2, min(sizes) + 1) if not any(one % size for one in sizes)]
+        yield from ((along, size) for size in blocks[:MAX_TRIED] if (along, size) != node.numbers)
+    elif node.function == "split":
+        count, which, *dim = node.numbers
+        yield from ((count, other, *dim) for other in range(min(count, MAX_TRIED)) if other != which)
+    elif node.function == "take":
+        size = node.parts[0].shape[node.numbers[1] if len(node.numbers) > 1 else 0]
+        yield from ((other, *node.numbers[1:]) for other in range(min(size, MAX_TRIED)) if other != node.numbers[0])
+
+
+def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
+    """Yield parts beside each other where they should be in turns, and the other way round; and along other dims."""
+    if node.function not in ("cat", "interleave") or len(node.parts) < 2:
+        return
+    dim = node.numbers[0] if node.numbers else 0
+    dims = [dim, *(other for other in range(len(node.parts[0].shape)) if other != dim)]
+    other = "cat" if node.function == "interleave" else "interleave"
+    how = "one after the other" if other == "cat" else "in turns"
+    yield Op(other, node.parts, (dim,)), PartsJoinedOtherwise(how, node.function, dim)
+    if len({part.shape for part in node.parts}) > 1 and len(node.parts) <= MOST_ORDERED:
+        for order in list(permutations(node.parts))[1:]:
+            yield Op(node.function, order, node.numbers), PartsJoinedOtherwise("in another order")
+    for along in dims[1:]:
+        manner = f"along dim {along}"
+        yield Op(node.function, node.parts, (along,)), PartsJoinedOtherwise(manner, node.function, dim)
+
+
+def _by_shards(node: Op) -> Iterator[tuple[Node, Cause]]:
+    """Yield parts that were cut over ranks together, and whose shards were put behind each other."""
+    if node.function != "cat" or len(node.parts) < 2:
+        return
+    dim = node.numbers[0] if node.numbers else 0
+    sizes = [part.shape[dim] for part in node.parts]
+    for ranks in [size for size in range(2, min(sizes)) if not any(one % size for one in sizes)][:MAX_TRIED]:
+        yield Op("interleave", node.parts, (dim, ranks)), FusedShardsJoined(ranks, dim)
+
+
+def _transposed(node: Op) -> Iterator[Op]:
+    ndim = len(node.shape)
+    if ndim >= 2:
+        yield Op("transpose", (node,))
+        if all(len(part.shape) >= 2 for part in node.parts) and not (ndim == 2 and len(node.parts) == 1):
+            yield replace(node, parts=tuple(Op("transpose", (part,)) for part in node.parts))
+
+
+def _fits(node: Node) -> bool:
+    try:
+        return node.shape is not None
+    except MisfitError:
+        return False

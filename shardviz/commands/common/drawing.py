@@ -36,10 +36,10 @@ def draw_beside(
         ShardvizError: An SVG is not of one tensor, or a page is, or a tensor cannot be drawn.
     """
     from shardviz.commands.common.dumps import write_markup
-    from shardviz.picture.html.beside import beside_html
+    from shardviz.picture.html.stored import beside_html
     from shardviz.picture.model.subjects.beside import beside
     from shardviz.picture.model.subjects.stored import numbered
-    from shardviz.picture.svg.beside import beside_svg
+    from shardviz.picture.svg.stored import beside_svg
 
     job, checkpoint = sides if isinstance(sides[0], Job) else sides[::-1]
     assert isinstance(job, Job), "the caller has looked"

@@ -15,11 +15,9 @@ from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhib
 from shardviz.picture.model.palette import WRONG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.dump.dump import Dump, Shard
     from shardviz.explain.finding import Finding
 
 LOCAL = "local index"
@@ -37,7 +35,7 @@ def differing_copies(dump: Dump, finding: Finding) -> Exhibit | None:
 
 def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return the first values of each shard beside the part that it claims."""
-    tensor = next(iter(_captured(dump, finding.tensor)), None)
+    tensor = next((one for one in dump.named(finding.tensor) if one.moment in ("initial", "step")), None)
     if tensor is None or tensor.claimed is None:
         return None
     at, claimed = tensor.index(finding.tensor), claimed_dims(tensor.claimed)
@@ -59,11 +57,6 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
     left_out = sum(len(ranks) for _, ranks in order[most:])
     rest = "all with these values" if len(parts) == 1 else ""
     return exhibit(caption, (LOCAL, "claims", *heads), rows, left_out, noun="rank", rest=rest)
-
-
-def _captured(dump: Dump, name: str) -> Iterator[Tensor]:
-    """Yield what was captured of the model's own values, and what a step left of them."""
-    return (tensor for tensor in dump.named(name) if tensor.moment in ("initial", "step"))
 
 
 def _side_by_side(dump: Dump, name: str, groups: list[list[list[Shard]]], at: int) -> Exhibit | None:

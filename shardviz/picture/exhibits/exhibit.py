@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.model.mesh.labels import rank_labels
-from shardviz.picture.model.palette import Colouring
-from shardviz.text import counted
+from shardviz.picture.model.palette import RIGHT, WRONG, Colouring
+from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardviz.layout.mesh import Mesh
 
 MOST_ROWS = 8
+
 MOST_CELLS = 8
 """Rows and values per row of an exhibit: enough to see a rule, few enough to read."""
 
@@ -28,6 +30,9 @@ FEW_RANKS = 16
 
 SHORT = 12
 """Rank numbers up to this many characters are written out, whatever their coordinates are."""
+
+_NUMBER = re.compile(r"-?(?:\d+|inf|nan)(?=(?:[./e][-+.e\d]*)?$)")
+"""A number up to its decimal point, or to the line of a fraction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +112,7 @@ def exhibit(
 ) -> Exhibit | None:
     """Make an exhibit of the first rows, without columns that say nothing; None where there are no rows.
 
-    Args:
-        caption: What the table has.
-        heads: The titles of its columns.
-        rows: The rows, those that are wrong first where not all can be shown.
-        left_out: How many of what rows stand for there are beside these.
-        sums_up: Whether the last row stays where there is room for few.
-        noun: What rows stand for.
-        rest: What all that is left out has in common.
+    The arguments are those of `Exhibit`; where not all rows can be shown, those that are wrong come first.
     """
     if not rows:
         return None
@@ -183,3 +181,41 @@ def _on_mesh(ranks: Sequence[int], mesh: Mesh) -> tuple[str, str] | None:
 def plain(texts: Iterable[object]) -> tuple[Cell, ...]:
     """Return cells without a mark."""
     return tuple(Cell(str(text)) for text in texts)
+
+
+def columns_of(exhibit: Exhibit, spelled: Callable[[str], str] = printable) -> list[list[str]]:
+    """Return each column after the first as texts, its head first, numbers with their decimal points in line.
+
+    Args:
+        exhibit: The table.
+        spelled: Writes a text, or a sign, in the characters that can be shown.
+    """
+    return [
+        _column(spelled(head), [row.cells[at] if at < len(row.cells) else None for row in exhibit.rows], spelled)
+        for at, head in enumerate(exhibit.heads[1:])
+    ]
+
+
+def _column(head: str, cells: Sequence[Cell | None], spelled: Callable[[str], str]) -> list[str]:
+    """Write the cells of a column; beside those that carry a sign, the others are set in by as much."""
+    texts = _in_line([spelled(cell.text) if cell else "" for cell in cells])
+    signs = [spelled(_sign(cell)) for cell in cells]
+    if not any(signs):
+        return [head, *texts]
+    marked = (f"{sign or ' '} {text}" if text else "" for sign, text in zip(signs, texts, strict=True))
+    return [f"  {head}", *marked]
+
+
+def _sign(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    return WRONG if cell.is_wrong else RIGHT if cell.is_right else ""
+
+
+def _in_line(texts: Sequence[str]) -> list[str]:
+    """Set numbers below each other; other texts stay as they are."""
+    found = [_NUMBER.match(text) for text in texts]
+    if not all(match or not text for match, text in zip(found, texts, strict=True)):
+        return list(texts)
+    ends = [match.end() if match else 0 for match in found]
+    return [" " * (max(ends, default=0) - end) + text if text else "" for end, text in zip(ends, texts, strict=True)]

@@ -1,4 +1,4 @@
-"""What torch gathers of a tensor beside what it was split from: each stretch of elements that is out of place."""
+"""Results of collectives beside what is right: what torch gathers of a tensor, what the definition of a call gives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.rules.reassembly import Gathered, gathered_ids
+from shardviz.check.step.collectives import CallResults, values_of
 from shardviz.layout.region import index_of
-from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit, title_of
-from shardviz.text import counted
+from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, title_of
+from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shardviz.check.step.collectives import Wrong
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import GatherRecord, Stamp
     from shardviz.explain.finding import Finding
@@ -69,3 +71,26 @@ def _stretches(ids: NDArray[np.int64]) -> list[tuple[int, int]]:
     shift = ids - np.arange(1, len(ids) + 1)
     cuts = [0, *(np.flatnonzero(np.diff(shift)) + 1).tolist(), len(ids)]
     return [(start, stop) for start, stop in pairwise(cuts) if shift[start]]
+
+
+def beside_definition(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return what the ranks of the first group that is off had before a call, got and should have got."""
+    pair = next((pair for pair in finding.pairs if isinstance(pair, CallResults)), None)
+    if pair is None:
+        return None
+    call = next(iter(pair.wrong.values())).call
+    wrong = {rank: one for rank, one in pair.wrong.items() if one.call == call}
+    order = sorted(call.ranks, key=lambda rank: rank not in wrong)
+    rows = [_row_of_call(dump, call.module, rank, wrong.get(rank)) for rank in order[: MOST_ROWS * 2]]
+    caption = f"{call.op} over {title_of(call.ranks)}"
+    return exhibit(caption, ("", "had", "got", "expected"), rows, len(order) - len(rows), noun="rank")
+
+
+def _row_of_call(dump: Dump, name: str, rank: int, wrong: Wrong | None) -> Row:
+    had, got = values_of(dump, f"{name}.before", rank), values_of(dump, name, rank)
+    expected = Cell(_values_text(wrong.wanted)) if wrong is not None else Cell("")
+    return Row(title_of([rank]), (Cell(_values_text(had)), Cell(_values_text(got), wrong is not None), expected))
+
+
+def _values_text(values: NDArray[np.float64]) -> str:
+    return f"[{listed((f'{value:.6g}' for value in values.ravel()[: MOST_CELLS + 1]), MOST_CELLS)}]"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.errors import ShardvizError
-from shardviz.picture.exhibits import absent, calls, copies, gathered, names, orders, segments, steps
+from shardviz.picture.exhibits import copies, gathered, names, orders, steps
 
 if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
@@ -50,11 +50,11 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "misordered" | "misordered-within-shard":
             return (
                 orders.along_shards(dump, finding, cases)
-                or segments.of_each_segment(dump, finding, cases)
+                or orders.of_each_segment(dump, finding, cases)
                 or steps.beside_reference(finding)
             )
         case "wrong-segment":
-            return segments.of_each_segment(dump, finding, cases)
+            return orders.of_each_segment(dump, finding, cases)
         case "sequence-order":
             return orders.along_sequence(finding, dump.files.mesh)
         case "name-collision" | "foreign":
@@ -62,9 +62,9 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "rank-order":
             return names.numbers_in_groups(dump, finding)
         case "incomplete":
-            return absent.absent_ranks(dump, finding)
+            return names.absent_ranks(dump, finding)
         case "collective-mismatch":
-            return gathered.out_of_place(finding) or calls.beside_definition(dump, finding)
+            return gathered.out_of_place(finding) or gathered.beside_definition(dump, finding)
         case "wrong-shape":
             return names.shapes(dump, finding)
         case "wrong-placement":

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.picture.html.parts import coded, section, top
-from shardviz.picture.html.script import page_of
+from shardviz.picture.html.script import header_of, page_of, style_sheet
 from shardviz.picture.html.step_tree import modules_section
-from shardviz.picture.html.style import style_sheet
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.step_beside import step_of
+from shardviz.picture.model.step_heat import step_of
 from shardviz.picture.text.difference import agreement
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted
@@ -27,12 +26,7 @@ TITLES = {"differences": "Differences", "modules": "Step by module", "left": "No
 
 
 def difference_html(title: str, step: StepDifference) -> str:
-    """Write the page of two jobs' steps.
-
-    Args:
-        title: What the jobs are called.
-        step: How they compare.
-    """
+    """Write the page of two jobs' steps."""
     tree, heats = step_of(step)
     parts = {
         "differences": section("differences", "Differences", *map(_departure, step.departures)) * bool(step.departures),
@@ -53,9 +47,8 @@ def difference_html(title: str, step: StepDifference) -> str:
 def _header(title: str, step: StepDifference) -> str:
     count = f"{counted(len(step.departures), 'difference')} of the step" if step.departures else "the steps agree"
     glyph = UNICODE.differs if step else UNICODE.good
-    verdict = element("p", words(f"{glyph} {count}"), class_="verdict bad" if step else "verdict good")
     known = element("p", words(agreement(step)), class_="soft") if step.num_compared else ""
-    return element("header", element("p", "shardviz", class_="soft"), element("h1", words(title)), verdict, known)
+    return header_of(title, "bad" if step else "good", f"{glyph} {count}", known)
 
 
 def _departure(one: Departure) -> str:

@@ -15,15 +15,19 @@ from shardviz.check.verdicts import WORDS, not_compared
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.exhibits.of_finding import exhibit_of
-from shardviz.picture.html.anchors import Anchors
-from shardviz.picture.html.lines import lines_section
-from shardviz.picture.html.order import in_natural_order
-from shardviz.picture.html.parts import exhibit_table, here, names_of, ranks_cell, section, tools, top
-from shardviz.picture.html.references import advice
+from shardviz.picture.html.articles import MOST_FINDINGS, advice, article, findings_section
+from shardviz.picture.html.parts import (
+    Anchors,
+    exhibit_table,
+    in_natural_order,
+    ranks_cell,
+    section,
+    tools,
+    top,
+)
 from shardviz.picture.html.run import comms_section, memory_section, plan_section, schedule_section
-from shardviz.picture.html.script import page_of
-from shardviz.picture.html.step_tree import modules_section
-from shardviz.picture.html.style import style_sheet
+from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
+from shardviz.picture.html.step_tree import lines_section, modules_section
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_in_words
@@ -33,9 +37,9 @@ from shardviz.picture.model.step_heat import step_heats
 from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.page import figure, mesh_figure
-from shardviz.picture.svg.style import PATTERN
+from shardviz.picture.svg.tile import PATTERN
 from shardviz.picture.text.report import listed_rows, own_dtype, step_results, step_text, summary_line
-from shardviz.picture.text.terminal import UNICODE, Terminal
+from shardviz.picture.text.terminal import Terminal
 from shardviz.text import fold
 
 if TYPE_CHECKING:
@@ -49,18 +53,11 @@ if TYPE_CHECKING:
 MOST_BYTES = 4_000_000
 """Characters of all maps together, those of findings first: with them the file stays under 5 MB."""
 
-MOST_FINDINGS = 200
-
 FULL = "the page is full; shardviz show draws it"
 
 
 def html(dump: Dump, report: Report) -> str:
-    """Write the page of a run.
-
-    Args:
-        dump: The dump's tensors.
-        report: What the check found.
-    """
+    """Write the page of a run."""
     entries = _entries(dump, report)
     findings, shown = _findings(dump, report, entries)
     parts = {
@@ -75,14 +72,16 @@ def html(dump: Dump, report: Report) -> str:
         "lines": lines_section(table_of(dump)),
     }
     links = {anchor: TITLES[anchor] for anchor, part in parts.items() if part}
-    return page_of(
+    verdicts: dict[str, str] = {
+        verdict: text for verdict, text in WORDS.items() if any(one.row.verdict == verdict for one in entries)
+    }
+    return full_page(
         dump.files.path.name,
         style_sheet(dump.files.mesh.ranks),
-        element("a", "Skip to the findings", href="#findings", class_="skip"),
-        f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
+        "findings",
         _header(dump, report),
-        top(links, tools(ORDERS, {verdict: WORDS[verdict] for verdict in WORDS if _has(entries, verdict)})),
-        element("main", *parts.values()),
+        top(links, tools(ORDERS, verdicts)),
+        *parts.values(),
     )
 
 
@@ -105,10 +104,6 @@ def findings_html(dump: Dump, report: Report, finding: Finding | None = None) ->
 
 
 ORDERS = {"model": "as in the model", "worst": "findings first", "name": "by name", "largest": "largest first"}
-
-
-def _has(entries: Sequence[Entry], verdict: str) -> bool:
-    return any(entry.row.verdict == verdict for entry in entries)
 
 
 def _modules(dump: Dump, report: Report) -> str:
@@ -159,17 +154,10 @@ def _header(dump: Dump, report: Report) -> str:
         ("command", element("code", words(" ".join(run.command)))),
     ]
     known = (element("div", element("dt", title), element("dd", text)) for title, text in facts if text not in _EMPTY)
-    return element(
-        "header",
-        element("p", "shardviz", class_="soft"),
-        element("h1", words(dump.files.path.name)),
-        element("p", words(summary.plain), class_=f"verdict {verdict}"),
-        element("dl", *known, class_="facts"),
-    )
+    return header_of(dump.files.path.name, verdict, summary.plain, element("dl", *known, class_="facts"))
 
 
 _EMPTY = ("", element("code"))
-
 TITLES = {
     "plan": "Plan",
     "findings": "Findings",
@@ -186,12 +174,7 @@ TITLES = {
 def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, str]]:
     """Write every finding, and return for each entry the anchor of the first finding about it, which has its map."""
     parts, seen = _articles(dump, report, entries)
-    if len(report.findings) > MOST_FINDINGS:
-        parts.append(element("p", f"{len(report.findings) - MOST_FINDINGS:,} more: shardviz check prints them"))
-    if report.not_checked:
-        items = (element("li", words(text)) for text in report.reasons)
-        parts.append(element("h3", "Not checked") + element("ul", *items))
-    return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
+    return findings_section(parts, report), seen
 
 
 def _articles(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[list[str], dict[int, str]]:
@@ -218,18 +201,7 @@ def _finding(anchor: str, finding: Finding, entry: Entry | None, table: str, *, 
     if entry is not None and entry.picture:
         link = element("a", "who holds what, rank by rank", href=f"#{entry.anchor}")
         picture = (entry.picture if drawn else "") + (element("p", link) if entry.anchor else "")
-    kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
-    return element(
-        "article",
-        element("h3", kind, " ", element("code", words(finding.title)), here(anchor)),
-        element("p", words(finding.summary)),
-        table,
-        element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
-        picture,
-        id=anchor,
-        class_="error" if finding.severity == "error" else "warning",
-        data_names=" ".join(map(names_of, finding.folds)),
-    )
+    return article(anchor, finding, facts, table, picture)
 
 
 def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, str]) -> str:

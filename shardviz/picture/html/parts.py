@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.picture.exhibits.columns import columns_of
+from shardviz.layout.region import merged
+from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.text.terminal import UNICODE
-from shardviz.text import bytes_text
+from shardviz.text import Fold, bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.picture.exhibits.exhibit import Cell, Exhibit
-    from shardviz.text import Fold
+
+MOST_CHARACTERS = 80
+_OTHERS = re.compile(r"[^A-Za-z0-9_.-]+")
+
+Item = TypeVar("Item")
 
 
 def section(anchor: str, title: str, *parts: str) -> str:
@@ -76,7 +82,9 @@ _CODE = re.compile(
     r"|[A-Za-z_]\w*=[\w.-]+|\w*[a-z0-9]_\w+"  # a setting, a name with an underscore
     r"|(?:\b[a-z]+[0-9]+)?\[[^\[\]]*\]"  # a layout
 )
+
 _IS_CODE = re.compile(r"[A-Za-z_][\w.]*\(|\(\s*_?[A-Z]\w*\(|[^(]")
+
 MOST_CODED = 1000
 """A sentence of more characters has a stranger's name in it, and is left as it is: matching takes long."""
 
@@ -170,3 +178,72 @@ def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:
 def bytes_cell(count: int) -> str:
     """Write a number of bytes, with the exact number as tooltip."""
     return element("span", words(bytes_text(count)), title=f"{count:,} bytes", data_value=count)
+
+
+class Anchors:
+    """The anchors of one page, each given once."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def of(self, kind: str, *names: str) -> str:
+        """Return an anchor; a hash tells names apart that it does not spell as they are.
+
+        Args:
+            kind: What it leads to: `tensor`, `finding`.
+            names: What it is called.
+        """
+        name = "-".join(filter(None, names))
+        spelled = _OTHERS.sub("-", name).strip("-")[:MOST_CHARACTERS]
+        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+        plain = f"{kind}-{spelled}" if spelled == name else f"{kind}-{spelled}-{digest}"
+        found, count = plain, 1
+        while found in self._given:
+            count += 1
+            found = f"{plain}-{count}"
+        self._given.add(found)
+        return found
+
+
+def in_natural_order(folded: Sequence[tuple[Fold, Item]]) -> list[tuple[Fold, Item]]:
+    """Sort folds: checkpoints have layer 10 before layer 2, and one odd layer would stand behind all others."""
+    first: dict[tuple[str, str], int] = {}
+    for at, (names, _) in enumerate(folded):
+        first.setdefault((names.prefix, names.suffix), at)
+    rising = [(Fold(names.prefix, merged(sorted(names.numbers)), names.suffix), item) for names, item in folded]
+    return sorted(rising, key=lambda entry: (first[entry[0].prefix, entry[0].suffix], entry[0].numbers))
+
+
+def leaf(
+    anchor: str, names: Fold, summary: str, *inner: str, size: int, is_open: bool, verdict: str | None = None
+) -> str:
+    """Write a line of a page's tree that opens on what is known of a tensor.
+
+    Args:
+        anchor: Where links to it lead.
+        names: The names that share it.
+        summary: The line.
+        inner: What it opens on.
+        size: The bytes of all its tensors.
+        is_open: Whether it is open at first.
+        verdict: What its tensors can be asked for by.
+    """
+    return element(
+        "details",
+        summary,
+        here(anchor),
+        *inner,
+        id=anchor,
+        class_="leaf",
+        open="open" if is_open else None,
+        data_names=names_of(names),
+        data_verdict=verdict,
+        data_many=len(names),
+        data_bytes=size,
+    )
+
+
+def name_cell(text: str, names: Fold) -> str:
+    """Write the name in a line, with how many tensors share it."""
+    count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
+    return element("span", words(text), count, class_="name")

@@ -15,12 +15,16 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardviz.check.step.lines.types import Row, Table
     from shardviz.picture.model.step_heat import StepHeat
     from shardviz.picture.model.step_tree import Node, StepTree
 
 LEVELS = 9
+
 MOST_CALLS = 400
 """Calls that have a line on the page; of a larger step, those around the first wrong one."""
+
+HEADS = ("line", "source", "call", "type", "each rank has", "gradient")
 
 
 def modules_section(tree: StepTree, heats: Sequence[StepHeat]) -> str:
@@ -86,3 +90,22 @@ def _field(rows: list[list[int]], *, wrong: bool) -> str:
     least, most = min(map(min, rows)), max(map(max, rows))
     label = f"{len(rows)} by {len(rows[0])} blocks, from {least} to {most} of {LEVELS - 1}"
     return element("div", *cells, role="img", aria_label=label)
+
+
+def lines_section(table: Table | None) -> str:
+    """Write the lines of the module that ranks looked into; nothing if they looked into none."""
+    if table is None or not table.rows:
+        return ""
+    heads = element("tr", "".join(element("th", words(head), scope="col") for head in HEADS))
+    body = element("table", heads, *map(_line_row, table.rows), class_="exhibit")
+    wide = element("div", body, class_="wide", tabindex=0, role="region", aria_label="lines")
+    return section("lines", words(f"Lines of {table.module or 'the model'}"), wide)
+
+
+def _line_row(row: Row) -> str:
+    cells = (row.place, row.source, row.function, row.types_text, row.held, row.gradient)
+    line = (
+        element("strong", words(f"{row.place} first wrong line"), class_="wrong") if row.is_wrong else words(row.place)
+    )
+    source = element("code", words(row.source))
+    return element("tr", *(element("td", text) for text in (line, source, *map(words, cells[2:]))))

@@ -1,35 +1,51 @@
-"""A checkpoint as one HTML page: findings first, its files with their sizes, its tensors with a map of each.
+"""A checkpoint as one HTML page, by itself with its findings, files and tensors, or beside a job, what differs first.
 
-As a run's page: nothing is fetched, no script runs but the page's own, and names are never read as markup.
-"""
+As a run's page: nothing is fetched, no script runs but the page's own, and names are never read as markup."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.verdicts import worst
+from shardviz.checkpoint.comparing.outcome import DIFFERENT, notable
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
-from shardviz.picture.html.anchors import Anchors
-from shardviz.picture.html.order import in_natural_order
-from shardviz.picture.html.parts import bar, bytes_cell, here, names_of, section, table, tools, top
-from shardviz.picture.html.references import advice
-from shardviz.picture.html.script import page_of
-from shardviz.picture.html.style import style_sheet
+from shardviz.picture.html.articles import MOST_FINDINGS, advice, article, findings_section
+from shardviz.picture.html.parts import (
+    Anchors,
+    bar,
+    bytes_cell,
+    coded,
+    exhibit_table,
+    in_natural_order,
+    leaf,
+    name_cell,
+    section,
+    table,
+    tools,
+    top,
+)
+from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
+from shardviz.picture.html.tree import sign
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import RANK_COLOURS, rank_colour
+from shardviz.picture.model.subjects.beside import beside
 from shardviz.picture.model.subjects.stored import numbered, stored
-from shardviz.picture.svg.stored import stored_figure
-from shardviz.picture.svg.style import PATTERN
-from shardviz.picture.text.checkpoint import facts_of, in_order, total
+from shardviz.picture.svg.stored import beside_figure, stored_figure
+from shardviz.picture.text.checkpoint import facts_of, in_order, total, why_text
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, fold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardviz.check.report import Report
+    from shardviz.check.verdicts import Verdict
+    from shardviz.checkpoint.beside.job import Job
+    from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.records import Checkpoint, Saved
     from shardviz.explain.finding import Finding
     from shardviz.text import Fold
@@ -37,33 +53,30 @@ if TYPE_CHECKING:
 MOST_BYTES = 4_000_000
 """Characters of all maps together."""
 
-MOST_FINDINGS = 200
 MOST_FILES = 1000
+
 MOST_LINES = 4000
 """Lines of tensors, identical layers together."""
 
 ORDERS = {"model": "as stored", "name": "by name", "largest": "largest first"}
+
 TITLES = {"findings": "Findings", "files": "Files", "tensors": "Tensors"}
+
+FULL = "the page is full; shardviz diff JOB CHECKPOINT TENSOR -o FILE.svg draws it"
+
+ORDERS_BESIDE = {"worst": "differences first", "model": "as listed", "name": "by name", "largest": "largest first"}
+
+VERDICTS = {"error": "different", "unknown": "not compared", "good": "equal"}
 
 
 def stored_html(checkpoint: Checkpoint, report: Report) -> str:
-    """Write the page of a checkpoint.
-
-    Args:
-        checkpoint: The checkpoint.
-        report: What the check of it found.
-    """
+    """Write the page of a checkpoint."""
     numbers = numbered(checkpoint)
     parts = _findings(report), _files(checkpoint, numbers), _tensors(checkpoint, numbers)
-    return page_of(
-        checkpoint.path.name,
-        style_sheet(range(len(numbers))) + _colours(),
-        element("a", "Skip to the findings", href="#findings", class_="skip"),
-        f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
-        _header(checkpoint, report),
-        top(TITLES, tools(ORDERS)),
-        element("main", *parts),
-    )
+    colours = "".join(f".file{at}{{background:{colour}}}" for at, colour in enumerate(RANK_COLOURS))
+    style = style_sheet(range(len(numbers))) + colours
+    header = _header(checkpoint, report)
+    return full_page(checkpoint.path.name, style, "findings", header, top(TITLES, tools(ORDERS)), *parts)
 
 
 def stored_findings_html(checkpoint: Checkpoint, report: Report, finding: Finding | None = None) -> str:
@@ -74,49 +87,22 @@ def stored_findings_html(checkpoint: Checkpoint, report: Report, finding: Findin
     return page_of(checkpoint.path.name, style_sheet(()), *parts)
 
 
-def _colours() -> str:
-    """Return the rules for bars and keys in the colours of files."""
-    return "".join(f".file{at}{{background:{colour}}}" for at, colour in enumerate(RANK_COLOURS))
-
-
 def _header(checkpoint: Checkpoint, report: Report) -> str:
     looked_at = f"the files have all of {counted(len(checkpoint.tensors), 'tensor')}"
     found = counted(len(report.findings), "finding") if report.findings else looked_at
     verdict = "bad" if report.findings else "unsure" if report.not_checked else "good"
     glyph = UNICODE.of("error" if report.findings else "unknown" if report.not_checked else "good")
-    return element(
-        "header",
-        element("p", "shardviz", class_="soft"),
-        element("h1", words(checkpoint.path.name)),
-        element("p", words(f"{glyph} {found}"), class_=f"verdict {verdict}"),
-        element("p", words(total(checkpoint)), class_="soft"),
-    )
+    known = element("p", words(total(checkpoint)), class_="soft")
+    return header_of(checkpoint.path.name, verdict, f"{glyph} {found}", known)
 
 
 def _findings(report: Report) -> str:
     anchors = Anchors()
-    parts = [_finding(anchors, one) for one in report.findings[:MOST_FINDINGS]]
-    if len(report.findings) > MOST_FINDINGS:
-        parts.append(element("p", f"{len(report.findings) - MOST_FINDINGS:,} more: shardviz check prints them"))
-    if report.not_checked:
-        items = (element("li", words(text)) for text in report.reasons)
-        parts.append(element("h3", "Not checked") + element("ul", *items))
-    return section("findings", TITLES["findings"], *(parts or [element("p", "None.")]))
+    return findings_section([_finding(anchors, one) for one in report.findings[:MOST_FINDINGS]], report)
 
 
 def _finding(anchors: Anchors, finding: Finding) -> str:
-    kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
-    facts = (element("dt", title) + element("dd", text) for title, text in advice(finding))
-    anchor = anchors.of("finding", finding.kind, finding.tensor)
-    return element(
-        "article",
-        element("h3", kind, " ", element("code", words(finding.title)), here(anchor)),
-        element("p", words(finding.summary)),
-        element("dl", *facts),
-        id=anchor,
-        class_="error" if finding.severity == "error" else "warning",
-        data_names=" ".join(map(names_of, finding.folds)),
-    )
+    return article(anchors.of("finding", finding.kind, finding.tensor), finding, advice(finding))
 
 
 def _files(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
@@ -144,38 +130,30 @@ def _tensors(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
         one = checkpoint.tensors[names.names()[0]]
         picture = _picture(one, numbers) if left > 0 else element("p", "The page is full: shardviz show draws it.")
         left -= len(picture)
-        anchor = anchors.of("tensor", names.names()[0])
-        lines.append(element("li", _line(anchor, names, one, picture, is_open=len(folded) == 1)))
-    more = len(folded) - MOST_LINES
-    rest = element("p", f"{more:,} more lines: shardviz show prints them") if more > 0 else ""
+        lines.append(_line(anchors.of("tensor", one.name), names, one, picture, is_open=len(folded) == 1))
     usage = "Open a line to see which file holds which part, drawn to scale. Of several tensors the first is drawn."
-    return section(
-        "tensors", TITLES["tensors"], element("p", usage, class_="soft"), element("ul", *lines, class_="tree"), rest
-    )
+    return _tree(lines, len(folded), usage, "show")
+
+
+def _tree(lines: Sequence[str], count: int, usage: str, command: str) -> str:
+    """Write the first lines of so many, with how to use them and what prints the others."""
+    tree = element("ul", *(element("li", line) for line in lines), class_="tree")
+    more = count - len(lines)
+    rest = element("p", f"{more:,} more lines: shardviz {command} prints them") if more > 0 else ""
+    return section("tensors", TITLES["tensors"], element("p", usage, class_="soft"), tree, rest)
 
 
 def _line(anchor: str, names: Fold, one: Saved, picture: str, *, is_open: bool) -> str:
     kind, chunks, files, _ = facts_of(one)
-    count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
     where = f"{counted(chunks, 'part')}, {counted(files, 'file')}"
     summary = element(
         "summary",
-        element("span", words(str(names)), count, class_="name"),
+        name_cell(str(names), names),
         element("code", words(kind)),
         element("code", words(where), class_="soft"),
     )
-    return element(
-        "details",
-        summary,
-        here(anchor),
-        picture,
-        id=anchor,
-        class_="leaf",
-        open="open" if is_open else None,
-        data_names=names_of(names),
-        data_many=len(names),
-        data_bytes=math.prod(one.shape) * itemsize(one.dtype) * len(names),
-    )
+    size = math.prod(one.shape) * itemsize(one.dtype) * len(names)
+    return leaf(anchor, names, summary, picture, size=size, is_open=is_open)
 
 
 def _picture(one: Saved, numbers: Mapping[str, int]) -> str:
@@ -183,3 +161,88 @@ def _picture(one: Saved, numbers: Mapping[str, int]) -> str:
         return element("figure", stored_figure(stored(one, numbers), style=False), tabindex=0)
     except ShardvizError as error:
         return element("p", words(f"Not drawn: {error.message}"))
+
+
+def beside_html(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> str:
+    """Write the page of a job beside a checkpoint."""
+    numbers = numbered(checkpoint)
+    return full_page(
+        f"{job.path.name} beside {checkpoint.path.name}",
+        style_sheet((*job.dump.files.mesh.ranks, *range(len(numbers)))),
+        "tensors",
+        _header_beside(comparison, job, checkpoint),
+        top({"tensors": "Tensors"}, tools(ORDERS_BESIDE, VERDICTS)),
+        _tensors_beside(comparison, job, checkpoint, numbers),
+    )
+
+
+def verdict_of(outcome: Outcome) -> Verdict:
+    """Return what became of a tensor as a verdict."""
+    if outcome.verdict in DIFFERENT:
+        return "error"
+    return "good" if outcome.verdict == "equal" else "unknown"
+
+
+def _header_beside(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> str:
+    found = worst(map(verdict_of, comparison.outcomes))
+    verdict = {"error": "bad", "unknown": "unsure"}.get(found, "good")
+    ranks = counted(job.dump.files.run.num_ranks, "rank")
+    return header_of(
+        f"{job.path.name} beside {checkpoint.path.name}",
+        verdict,
+        f"{UNICODE.of(found)} {notable(comparison)}",
+        element("p", words(f"{ranks} on mesh {job.dump.files.mesh}; {total(checkpoint)}"), class_="soft"),
+        *(element("p", words(f"{UNICODE.unknown} {note}"), class_="soft") for note in comparison.notes),
+    )
+
+
+def _tensors_beside(comparison: Comparison, job: Job, checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
+    """Write a line for each tensor, identical layers folded, that opens on the map of the first."""
+    of_name = {one.name: one for one in comparison.outcomes}
+    found = ((one.name, _key(one, job)) for one in comparison.outcomes)
+    folded = in_natural_order(fold(found))
+    folded.sort(key=lambda line: [*VERDICTS].index(verdict_of(of_name[line[0].names()[0]])))
+    anchors, left, lines = Anchors(), MOST_BYTES, []
+    for names, _ in folded[:MOST_LINES]:
+        first = of_name[names.names()[0]]
+        picture = _picture_beside(first, job, checkpoint, numbers) if left > 0 else element("p", f"Not drawn: {FULL}")
+        left -= len(picture)
+        lines.append(_line_beside(anchors.of("tensor", first.name), names, first, picture, job, checkpoint))
+    usage = (
+        "Open a line to see which rank claims which part, and which file has it. Parts are marked where a rank holds "
+        "something else than the checkpoint has. Of several tensors the first is drawn."
+    )
+    return _tree(lines, len(folded), usage, "diff")
+
+
+def _key(outcome: Outcome, job: Job) -> object:
+    """Return what tensors of one line have in common."""
+    live = job.tensors.get(outcome.name)
+    return replace(outcome, name="", other=""), live and (live.shape, live.dtype)
+
+
+def _line_beside(anchor: str, names: Fold, first: Outcome, picture: str, job: Job, checkpoint: Checkpoint) -> str:
+    verdict = verdict_of(first)
+    summary = element(
+        "summary",
+        sign(verdict),
+        name_cell(str(names), names),
+        element("span", words(first.verdict), class_="soft"),
+    )
+    facts = [(title, text) for title, text in (("cause", first.cause), ("fix", first.fix)) if text]
+    said = element("p", coded(why_text(first))) if first.why else ""
+    known = element("dl", *(element("dt", title) + element("dd", coded(text)) for title, text in facts))
+    one = job.tensors.get(first.name) or checkpoint.tensors.get(first.name)
+    size = math.prod(one.shape) * len(names) if one is not None else 0
+    inner = said, known if facts else "", picture
+    return leaf(anchor, names, summary, *inner, size=size, is_open=verdict == "error", verdict=verdict)
+
+
+def _picture_beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
+    try:
+        one = beside(outcome, job, checkpoint, numbers)
+    except ShardvizError as error:
+        return element("p", words(f"Not drawn: {error.message}"))
+    table = exhibit_table(one.exhibit) if one.exhibit is not None else ""
+    drawn = beside_figure(replace(one, exhibit=None), style=False, headlines=False)
+    return element("figure", drawn, tabindex=0) + table

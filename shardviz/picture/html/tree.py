@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import WORDS, worst
-from shardviz.picture.html.parts import here, names_of, scrolled
+from shardviz.picture.html.parts import leaf, name_cell, scrolled
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import NO_FILE
@@ -113,30 +113,18 @@ def _shared(group: Sequence[Named]) -> int:
 
 def _leaf(name: str, entry: Entry, finding: str | None) -> str:
     """Write a tensor's line, and under it its map and the parts of each rank."""
-    count = element("span", f" {len(entry.folded):,} tensors", class_="soft") if len(entry.folded) > 1 else ""
     summary = element(
         "summary",
         sign(entry.row.verdict),
-        element("span", words(name), count, class_="name"),
+        name_cell(name, entry.folded),
         element("code", words(entry.row.layout)),
         element("code", words(entry.row.local), class_="soft"),
     )
     link = element("p", "Drawn under ", element("a", "its finding", href=f"#{finding}"), ".")
     picture = entry.picture if finding is None else link
     inner = element("p", f"Not drawn: {words(entry.why)}") if entry.why else picture + entry.ranks
-    return element(
-        "details",
-        summary,
-        here(entry.anchor),
-        inner,
-        id=entry.anchor,
-        class_="leaf",
-        open="open" if entry.row.verdict in ("error", "warning") else None,
-        data_names=names_of(entry.folded),
-        data_verdict=entry.row.verdict,
-        data_many=len(entry.folded),
-        data_bytes=entry.bytes,
-    )
+    verdict, is_open = entry.row.verdict, entry.row.verdict in ("error", "warning")
+    return leaf(entry.anchor, entry.folded, summary, inner, size=entry.bytes, is_open=is_open, verdict=verdict)
 
 
 def sign(verdict: Verdict) -> str:

@@ -1,13 +1,15 @@
-"""The holders of a tensor by one layout, on a mesh of any size: the parts of a dim are known before any rank is asked.
+"""The holders of a tensor: of parts that are laid over each other, or by one layout, on a mesh of any size.
 
-A layout splits each dim by axes of its own, so the parts of a dim follow each other without a gap, and no rank has two.
-The ranks of a part are looked up when they are asked for: 16,384 parts on 16,384 ranks would be 32 MiB of sets.
+By one layout the parts of a dim are known before any rank is asked. It splits each dim by axes of its own, so parts
+follow each other without a gap, and no rank has two. The ranks of a part are looked up when they are asked for: 16,384
+parts on 16,384 ranks would be 32 MiB of sets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, overload
@@ -25,11 +27,34 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
-    from shardviz.layout.region import Region
+    from shardviz.layout.region import Ranges, Region
     from shardviz.layout.splits import Chain
     from shardviz.picture.model.holders import Mask, Masks
 
     Indices = NDArray[np.int64]
+
+
+@dataclass
+class Laid:
+    """Parts of a tensor as they are laid over each other; the attributes are those of `Holders`."""
+
+    regions: dict[Region, Mask] = field(default_factory=dict)
+    runs: dict[Ranges, Mask] = field(default_factory=dict)
+
+    def add(self, region: Region, mask: Mask, *, flat: bool = False) -> None:
+        """Add the holders of a part; that of a flat parameter is a stretch of row-major indices."""
+        if flat:
+            self.add_run(region.dims[0], mask)
+        elif all(region.dims):
+            self.regions[region] = self.regions.get(region, 0) | mask
+
+    def add_run(self, ranges: Ranges, mask: Mask) -> None:
+        """Add the holders of stretches of row-major indices."""
+        self.runs[ranges] = self.runs.get(ranges, 0) | mask
+
+    def holders(self, shape: Sequence[int]) -> Holders:
+        """Return who holds a tensor of a shape; all maps are grids, so it gets at least two dims."""
+        return Holders((1,) * (2 - len(shape)) + tuple(shape), self.regions, self.runs)
 
 
 class PartRanks(Sequence["Mask"]):

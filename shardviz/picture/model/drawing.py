@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.picture.model.holders import Mask, Plane
-from shardviz.picture.model.nest import Span, chosen, nest
+from shardviz.picture.model.nest import Span, chosen, nest, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -201,13 +201,30 @@ def _panel(
     )
 
 
+def row_stretches(rows: Sequence[Span], grid: Grid, more: str = "…") -> list[tuple[int, int, str]]:
+    """Return rows with the same ranks, as (first row, one past the last, title); `more` is before what is left out."""
+    found: list[tuple[int, int, str]] = []
+    start = 0
+    for row in range(1, len(rows) + 1):
+        first = rows[start]
+        if row == len(rows) or grid[row] != grid[start] or not rows[row].parts == first.parts == 1:
+            title = f"{more} {first.parts:,} parts" if first.is_left_out else f"{first.start}:{rows[row - 1].stop}"
+            found.append((start, row, title))
+            start = row
+    return found
+
+
+def column_titles(cols: Sequence[Span], widths: Sequence[float], more: str = "…") -> list[str]:
+    """Return the titles of columns: their first indices alone where there is no room for more in some."""
+    titles = [span.title(more) for span in cols]
+    if all(len(title) <= width for title, width in zip(titles, widths, strict=True)):
+        return titles
+    return [more if span.is_left_out else str(span.start) for span in cols]
+
+
 def _compared(spans: list[Span], most: int) -> list[Span]:
     """Put all that comes after `most` parts into one span."""
-    return spans if len(spans) <= most else [*spans[: most - 1], _rest(spans[most - 1 :])]
-
-
-def _rest(spans: Sequence[Span]) -> Span:
-    return Span(spans[0].start, spans[-1].stop, sum(span.parts for span in spans))
+    return spans if len(spans) <= most else [*spans[: most - 1], together(spans[most - 1 :])]
 
 
 def _window(sides: Sides, plane: Plane, rows: Sequence[Span], cols: Sequence[Span]) -> tuple[list[Cell], Indices]:

@@ -44,6 +44,15 @@ class Span:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it stands for parts that are only counted."""
+        return self.parts > 1 and not self.is_block
+
+    def title(self, more: str = "…") -> str:
+        """Return its indices; behind `more`, how many parts it stands for where these are only counted."""
+        return f"{more} {self.parts:,}" if self.is_left_out else str(self)
+
     def __str__(self) -> str:
         return f"{self.start}:{self.stop}"
 
@@ -107,7 +116,7 @@ def chosen(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indi
         return chosen(spans, budget, first, levels[1:]) if levels else _ends(spans, budget, first)
     opened = next(at for at in range(len(groups)) if first < sum(map(len, groups[: at + 1])))
     inner = first - sum(map(len, groups[:opened]))
-    blocks = [group[0] if len(group) == 1 else _together(group, is_block=True) for group in groups]
+    blocks = [group[0] if len(group) == 1 else together(group, is_block=True) for group in groups]
     shown = _ends(blocks, max(budget - min(len(groups[opened]), budget // 2) + 1, 3), opened)
     if blocks[opened] not in shown:
         return _ends(spans, budget, first)
@@ -133,8 +142,9 @@ def _ends(spans: Sequence[Span], budget: int, first: int) -> list[Span]:
     kept |= set(range(count - tail, count))
     starts = [at for at in range(count) if at == 0 or at in kept or at - 1 in kept]
     ends = [*starts[1:], count]
-    return [spans[at] if end == at + 1 else _together(spans[at:end]) for at, end in zip(starts, ends, strict=True)]
+    return [spans[at] if end == at + 1 else together(spans[at:end]) for at, end in zip(starts, ends, strict=True)]
 
 
-def _together(spans: Sequence[Span], *, is_block: bool = False) -> Span:
+def together(spans: Sequence[Span], *, is_block: bool = False) -> Span:
+    """Put spans that follow each other into one; `is_block` where they are one block."""
     return Span(spans[0].start, spans[-1].stop, sum(span.parts for span in spans), is_block)

@@ -34,7 +34,6 @@ SKY, GREY, VERMILLION = "#56b4e9", "#999999", "#d55e00"
 
 HUES = 8
 SHADES = 2
-
 RANK_COLOURS = (
     *("#348ddd", "#56acff", "#0c6544", "#34835f", "#dbcb02", "#fcec48", "#898c13", "#a7ab3e"),
     *("#91027f", "#b2339e", "#c2709d", "#e48ebc", "#86ddab", "#a6fecb", "#6b01db", "#863efe"),

@@ -8,7 +8,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from shardviz.errors import DumpError
-from shardviz.picture.model.by_layout import LayoutHolders, only_layout
+from shardviz.picture.model.by_layout import Laid, LayoutHolders, only_layout
 from shardviz.picture.model.differences import out_of_place, stretches_of
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.palette import Colouring
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.layout.region import Ranges, Region
+    from shardviz.layout.region import Region
     from shardviz.picture.model.holders import Mask, Masks
 
 CLAIMED_AND_HELD = ("claimed", "held")
@@ -212,20 +212,18 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     if (only := only_layout(dump, tensor)) is not None:
         sides = Sides(LayoutHolders.of(*only), shift, True, False, only[0].mesh, axes=only[0].nested_axes)
         return _without(sides, dump)
-    regions: dict[Region, Mask] = {}
-    runs: dict[Ranges, Mask] = {}
+    laid = Laid()
     for ranks, region, flat in claimed_parts(dump, tensor):
-        _add(regions, runs, region, flat, mask_of(ranks))
-    has_claimed = bool(regions or runs)
+        laid.add(region, mask_of(ranks), flat=flat)
+    has_claimed = bool(laid.regions or laid.runs)
     cases = (laid_out or LaidOut(dump)).cases(tensor, name or tensor.names[0])
     for case in cases:
-        _add_held(regions, runs, case, shift)
-        _add_astray(regions, case, shift)
-        _add_missing(regions, runs, case, shift)
-    shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
+        _add_held(laid, case, shift)
+        _add_astray(laid, case, shift)
+        _add_missing(laid, case, shift)
     layout = tensor.claimed or (cases[0].held if cases else None)
     mesh, axes = (layout.mesh, layout.nested_axes) if layout is not None else (dump.files.mesh, ())
-    return _without(Sides(Holders(shape, regions, runs), shift, has_claimed, bool(cases), mesh, axes=axes), dump)
+    return _without(Sides(laid.holders(tensor.shape), shift, has_claimed, bool(cases), mesh, axes=axes), dump)
 
 
 def _without(sides: Sides, dump: Dump) -> Sides:
@@ -236,26 +234,17 @@ def _without(sides: Sides, dump: Dump) -> Sides:
 def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, laid_out: LaidOut) -> Sides:
     """Lay what is held over what the author wants; the arguments are those of `sides_of`.
 
-    Args:
-        dump: The dump that the tensor is in.
-        tensor: The tensor.
-        name: Which of the fold's names.
-        wanted: The intended layout.
-        laid_out: The dump's tensors, as a check laid them out.
-
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
     shift = dump.files.run.num_ranks
-    regions: dict[Region, Mask] = {}
-    runs: dict[Ranges, Mask] = {}
+    laid = Laid()
     for region, ranks in wanted.holders().items():
-        _add(regions, runs, region, wanted.flat is not None, mask_of(ranks))
+        laid.add(region, mask_of(ranks), flat=wanted.flat is not None)
     for case in laid_out.cases(tensor, name):
-        _add_held(regions, runs, case, shift)
-        _add_missing(regions, runs, case, shift)
-    shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
-    sides = Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, INTENDED_AND_HELD, wanted.nested_axes)
+        _add_held(laid, case, shift)
+        _add_missing(laid, case, shift)
+    sides = Sides(laid.holders(tensor.shape), shift, True, True, wanted.mesh, INTENDED_AND_HELD, wanted.nested_axes)
     return _without(sides, dump)
 
 
@@ -271,42 +260,35 @@ def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Regio
                     yield ranks, region, layout.flat is not None
 
 
-def _add(regions: dict[Region, Mask], runs: dict[Ranges, Mask], region: Region, flat: bool, mask: Mask) -> None:
-    if flat:
-        runs[region.dims[0]] = runs.get(region.dims[0], 0) | mask
-    elif all(region.dims):
-        regions[region] = regions.get(region, 0) | mask
-
-
-def _add_held(regions: dict[Region, Mask], runs: dict[Ranges, Mask], case: Case, shift: int) -> None:
+def _add_held(laid: Laid, case: Case, shift: int) -> None:
     flat = case.claimed is not None and case.claimed.flat is not None
     for coord, region in case.regions.items():
-        _add(regions, runs, region, flat, 1 << shift + case.rank(coord))
+        laid.add(region, 1 << shift + case.rank(coord), flat=flat)
     for coord, ids in case.ids.items():
         rank = case.rank(coord)
         if ids.size > MAX_SCATTERED:
             raise DumpError(
                 f"{case.name}: rank {rank} holds {ids.size:,} scattered ids, more than {MAX_SCATTERED:,} are not drawn"
             )
-        stretches = stretches_of(ids)
-        runs[stretches] = runs.get(stretches, 0) | 1 << shift + rank
+        laid.add_run(stretches_of(ids), 1 << shift + rank)
 
 
-def _add_missing(regions: dict[Region, Mask], runs: dict[Ranges, Mask], case: Case, shift: int) -> None:
+def _add_missing(laid: Laid, case: Case, shift: int) -> None:
     """Add ranks without a file where the layout that the others hold has them; without one, where they claim to be."""
     layout = case.held or case.claimed
     if layout is None:
         return
     for rank in case.dump.files.missing_ranks:
         if rank in layout.mesh:
-            _add(regions, runs, layout.region(layout.mesh.coord_of(rank)), layout.flat is not None, 1 << shift + rank)
+            region = layout.region(layout.mesh.coord_of(rank))
+            laid.add(region, 1 << shift + rank, flat=layout.flat is not None)
 
 
-def _add_astray(regions: dict[Region, Mask], case: Case, shift: int) -> None:
+def _add_astray(laid: Laid, case: Case, shift: int) -> None:
     """Add what ranks hold in another place of their shard than their placements claim."""
     if case.claimed is None or case.claimed.flat is not None:
         return
     for coord, held in case.regions.items():
         claimed = case.claimed.region(coord)
         if claimed.dims != held.dims and (astray := out_of_place(claimed, held)) is not None:
-            regions[astray] = regions.get(astray, 0) | 1 << 2 * shift + case.rank(coord)
+            laid.add(astray, 1 << 2 * shift + case.rank(coord))

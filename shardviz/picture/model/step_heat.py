@@ -15,17 +15,24 @@ from shardviz.check.step.compared import compared
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.trace.causes import compared_at
 from shardviz.layout.notation import write
+from shardviz.picture.model.step_tree import StepTree, step_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
+    from shardviz.check.step.runs.departure import StepDifference
     from shardviz.dump.dump import Dump
+
 
 ROWS, COLUMNS = 8, 16
 """A field has no more of them."""
+
 MOST_RANKS = 4
 """So many sets of ranks that have the same are shown."""
+
 MAX_LAYOUTS = 16
 """Layouts that fit the shapes and are looked at: that one is drawn under which ranks that share a part agree most."""
 
@@ -129,3 +136,20 @@ def _blocks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     rows = np.array_split(np.arange(field.shape[0]), min(ROWS, field.shape[0]))
     columns = np.array_split(np.arange(field.shape[1]), min(COLUMNS, field.shape[1]))
     return np.array([[np.max(field[np.ix_(down, across)]) for across in columns] for down in rows])
+
+
+def step_of(step: StepDifference) -> tuple[StepTree | None, Sequence[StepHeat]]:
+    """Return the tree and the numbers; no tree where no two jobs' steps were laid side by side."""
+    beside = step.beside
+    if beside is None:
+        return None, ()
+    tree = step_tree(beside.evidence.dump, beside.findings, beside.reference)
+    return tree, heats_of(beside.evidence) if tree.finding is not None else ()
+
+
+def step_json(step: StepDifference) -> dict[str, Any]:
+    """Return the calls and numbers of a step, as `shardviz diff --format json` prints them."""
+    tree, heats = step_of(step)
+    if tree is None:
+        return {}
+    return {"calls": [root.to_json() for root in tree.roots], "heat": [heat.to_json() for heat in heats]}

@@ -5,14 +5,17 @@ Pixels are whole numbers, so that the bytes are stable.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
+from shardviz.picture.model.drawing import column_titles, row_stretches
 from shardviz.picture.model.holders import rank_array, ranks_of, ranks_text
 from shardviz.picture.model.mesh.labels import block_label
 from shardviz.picture.model.palette import WRONG
+from shardviz.picture.model.pieces import pieces
 from shardviz.picture.svg.tile import CHAR, Place, tile
 from shardviz.text import cut_at_comma
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from shardviz.picture.model.drawing import Block, Grid, Panel
     from shardviz.picture.model.nest import Span
     from shardviz.picture.model.palette import Colouring
+    from shardviz.picture.model.pieces import Stretch
 
 BOX_HEIGHT = 18
 BOX_WIDTH = 44
@@ -29,6 +33,7 @@ TITLE_HEIGHT = 20
 MAP_HEIGHT = 336
 NARROW = 176
 WIDE = 400
+
 BAND = 96
 """Pixels between the sides where bands run."""
 
@@ -137,7 +142,7 @@ def title_width(panel: Panel) -> int:
     if len(panel.rows) == 1 and len(panel.rows[0]) == 1:
         return 0
     grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
-    titles = [title for grid in grids for _, _, title in _stretches(panel.rows, grid)]
+    titles = [title for grid in grids for _, _, title in row_stretches(panel.rows, grid)]
     return round(max(map(len, titles)) * CHAR) + 10
 
 
@@ -210,39 +215,53 @@ def _tooltip(panel: Panel, box: Box, said: Said) -> str:
     return f"{where}: {ranks}{'' if not box.differs else said.unlike if is_elsewhere else in_place}"
 
 
-def _stretches(rows: Sequence[Span], grid: Grid) -> list[tuple[int, int, str]]:
-    """Return rows with the same ranks, as (first row, one past the last, title)."""
-    found: list[tuple[int, int, str]] = []
-    start = 0
-    for row in range(1, len(rows) + 1):
-        joins = row < len(rows) and grid[row] == grid[start] and rows[row].parts == rows[start].parts == 1
-        if not joins:
-            parts, is_left_out = rows[start].parts, rows[start].parts > 1 and not rows[start].is_block
-            found.append(
-                (start, row, f"… {parts:,} parts" if is_left_out else f"{rows[start].start}:{rows[row - 1].stop}")
-            )
-            start = row
-    return found
-
-
 def _row_titles(rows: Sequence[Span], grid: Grid, scale: Scale, *, on_right: bool) -> str:
     if len(rows) == 1 and len(rows[0]) == 1:
         return ""
     x, anchor = (scale.width + 8, "sv-start") if on_right else (-8, "sv-end")
     return "".join(
         element("text", words(title), x=x, y=(scale.tops[start] + scale.tops[stop]) // 2 + 4, class_=f"sv-i {anchor}")
-        for start, stop, title in _stretches(rows, grid)
+        for start, stop, title in row_stretches(rows, grid)
     )
 
 
 def _column_titles(cols: Sequence[Span], scale: Scale) -> str:
     if len(cols) == 1 and len(cols[0]) == 1:
         return ""
-    titles = [str(span) if span.parts == 1 or span.is_block else f"… {span.parts:,}" for span in cols]
     widths = [right - left for left, right in zip(scale.lefts, scale.lefts[1:], strict=False)]
-    if any(len(title) * CHAR > width for title, width in zip(titles, widths, strict=True)):
-        titles = [str(span.start) if span.parts == 1 or span.is_block else "…" for span in cols]
+    titles = column_titles(cols, [width / CHAR for width in widths])
     return "".join(
         element("text", words(title), x=left + width // 2, y=-7, class_="sv-i")
         for title, left, width in zip(titles, scale.lefts, widths, strict=False)
     )
+
+
+def bands(panel: Panel, scale: Scale, colouring: Colouring, width: int) -> str:
+    """Draw a band from every piece as it is claimed to where it is held, `width` pixels wide; those that stay first."""
+    drawn = []
+    for mask, due, has in pieces(panel):
+        colour = f"sv-band sv-f{colouring.colour(ranks_of(mask)[0])}"
+        path = _band(panel.rows, scale, due, has, width)
+        drawn.append((due != has, element("path", d=path, class_=colour if due != has else f"{colour} sv-still")))
+    return "".join(path for _, path in sorted(drawn, key=lambda pair: pair[0]))
+
+
+def has_bands(panel: Panel) -> bool:
+    """Whether bands say where parts went: parts are stretches of one dim, and not too many."""
+    return bool(pieces(panel))
+
+
+def _band(rows: Sequence[Span], scale: Scale, due: Stretch, has: Stretch, width: int) -> str:
+    (top, bottom), (to_top, to_bottom) = (
+        (_pixel(rows, scale, low) + 1, _pixel(rows, scale, high) - 1) for low, high in (due, has)
+    )
+    bend = width // 2
+    there = f"M0 {top}C{bend} {top} {bend} {to_top} {width} {to_top}"
+    return f"{there}V{to_bottom}C{bend} {to_bottom} {bend} {bottom} 0 {bottom}Z"
+
+
+def _pixel(rows: Sequence[Span], scale: Scale, index: float) -> int:
+    """Return where an index is downwards."""
+    row = max(bisect_right([span.start for span in rows], index) - 1, 0)
+    share = min((index - rows[row].start) / len(rows[row]), 1)
+    return round(scale.tops[row] + share * (scale.tops[row + 1] - scale.tops[row]))

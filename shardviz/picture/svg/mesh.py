@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.mesh.rank_grid import grids_of, kept, marked_among, spread
 from shardviz.picture.model.palette import WRONG, Colouring
-from shardviz.picture.svg.tile import CHAR, Place, tile
+from shardviz.picture.svg.tile import CHAR, Drawn, Place, tile
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -25,21 +25,6 @@ HEAD = 20
 MOST_ROWS = 12
 MOST_COLS = 10
 MOST_GRIDS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A piece of a picture.
-
-    Attributes:
-        markup: Its elements, with their top left corner at 0, 0.
-        width: Pixels.
-        height: Pixels.
-    """
-
-    markup: str
-    width: int
-    height: int
 
 
 @dataclass(frozen=True, slots=True)

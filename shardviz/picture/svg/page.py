@@ -17,12 +17,9 @@ from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.palette import WRONG
-from shardviz.picture.svg.bands import bands, has_bands
-from shardviz.picture.svg.exhibit import exhibit_drawing
-from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, scale_for, side, title_width
-from shardviz.picture.svg.mesh import Drawn, mesh_drawing
-from shardviz.picture.svg.style import PATTERN, STYLE
-from shardviz.picture.svg.tile import CHAR
+from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
+from shardviz.picture.svg.mesh import mesh_drawing
+from shardviz.picture.svg.tile import CHAR, PATTERN, STYLE, Drawn, canvas, exhibit_drawing
 from shardviz.picture.text.page import as_claimed, notes, slice_title
 from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import counted, printable
@@ -62,10 +59,8 @@ def figure(subject: Subject, *, style: bool, headlines: bool = True) -> str:
         headlines: Whether it begins with its findings; a page that has them in words needs none.
     """
     drawing = draw(subject.sides, subject.shape, BUDGET)
-    body = _beside(
-        panels(drawing, partial(_panel, subject=subject)),
-        mesh_drawing(subject.mesh, subject.marked, subject.sides.axes),
-    )
+    mesh = mesh_drawing(subject.mesh, subject.marked, subject.sides.axes)
+    body = beside_map(panels(drawing, partial(_panel, subject=subject)), mesh, 2 * GAP)
     exhibits = [exhibit_drawing(one) for one in subject.exhibits]
     parts = [*(_headlines(subject) if headlines else []), _heading(subject), *exhibits, body, _notes(drawing, subject)]
     name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
@@ -87,20 +82,15 @@ def sheet(parts: Sequence[Drawn], name: str, about: str, *, style: bool) -> str:
         markup += element("g", part.markup, transform=f"translate({MARGIN} {top})")
         top += part.height + (16 if part.height else 0)
     height = top - 16 + MARGIN
-    return element(
-        "svg",
+    return canvas(
+        f"{name}: {about}",
+        width,
+        height,
         element("title", words(name)),
         element("desc", words(about)),
         f"<style>{STYLE}</style>{PATTERN}" if style else "",
         element("rect", width=width, height=height, rx=6, class_="sv-paper"),
         markup,
-        xmlns="http://www.w3.org/2000/svg",
-        class_="sv",
-        role="img",
-        aria_label=f"{name}: {about}",
-        width=width,
-        height=height,
-        viewBox=f"0 0 {width} {height}",
     )
 
 
@@ -114,21 +104,10 @@ def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: 
         heat: What ranks are coloured by, with a sign for how much; by their place by default.
     """
     drawn = mesh_drawing(mesh, marked, heat=heat)
-    return element(
-        "svg",
-        element("title", words(f"mesh {mesh}")),
-        f"<style>{STYLE}</style>" + element("rect", width=drawn.width, height=drawn.height, class_="sv-paper")
-        if style
-        else "",
-        drawn.markup,
-        xmlns="http://www.w3.org/2000/svg",
-        class_="sv",
-        role="img",
-        aria_label=f"mesh {mesh}: ranks {min(mesh.ranks)} to {max(mesh.ranks)} in a grid{f', {heat}' if heat else ''}",
-        width=drawn.width,
-        height=drawn.height,
-        viewBox=f"0 0 {drawn.width} {drawn.height}",
-    )
+    paper = f"<style>{STYLE}</style>" + element("rect", width=drawn.width, height=drawn.height, class_="sv-paper")
+    about = f"mesh {mesh}: ranks {min(mesh.ranks)} to {max(mesh.ranks)} in a grid{f', {heat}' if heat else ''}"
+    title = element("title", words(f"mesh {mesh}"))
+    return canvas(about, drawn.width, drawn.height, title, paper if style else "", drawn.markup)
 
 
 def describe(drawing: Drawing, subject: Subject) -> str:
@@ -157,7 +136,7 @@ def stacked(*parts: Drawn) -> Drawn:
     for part in parts:
         markup += element("g", part.markup, transform=f"translate(0 {top})")
         top += part.height
-    return Drawn(markup, max(part.width for part in parts), top)
+    return Drawn(markup, max((part.width for part in parts), default=0), top)
 
 
 def _heading(subject: Subject) -> Drawn:
@@ -213,12 +192,7 @@ def _spelled(layout: Layout, subject: Subject) -> str:
 
 
 def panels(drawing: Drawing, drawn: Callable[[Panel], Drawn]) -> Drawn:
-    """Put the panels of a drawing below each other, each under the slice that it is.
-
-    Args:
-        drawing: The panels.
-        drawn: Draws one of them.
-    """
+    """Put the panels of a drawing below each other, each under the slice that it is."""
     markup, width, top = "", 0, 0
     for panel in drawing.panels:
         if panel.at:
@@ -266,23 +240,18 @@ def _panel(panel: Panel, subject: Subject) -> Drawn:
     return Drawn(markup, wide, 2 * TITLE_HEIGHT + scale.height + (more * down if upright else 0))
 
 
-def _beside(picture: Drawn, mesh: Drawn) -> Drawn:
-    """Put the mesh beside the picture, or below it where there is no room."""
+def beside_map(picture: Drawn, other: Drawn, gap: int = GAP) -> Drawn:
+    """Put the mesh, or files, beside the picture, or below it where there is no room."""
     if not picture.width:
-        return mesh
-    if picture.width + 2 * GAP + mesh.width <= MAX_WIDTH:
-        at, width = (picture.width + 2 * GAP, TITLE_HEIGHT), picture.width + 2 * GAP + mesh.width
-        height = max(picture.height, mesh.height + TITLE_HEIGHT)
+        return other
+    if picture.width + gap + other.width <= MAX_WIDTH:
+        at, width = (picture.width + gap, TITLE_HEIGHT), picture.width + gap + other.width
+        height = max(picture.height, other.height + TITLE_HEIGHT)
     else:
-        at, width = (0, picture.height + GAP), max(picture.width, mesh.width)
-        height = picture.height + GAP + mesh.height
-    return Drawn(picture.markup + element("g", mesh.markup, transform=f"translate({at[0]} {at[1]})"), width, height)
+        at, width = (0, picture.height + GAP), max(picture.width, other.width)
+        height = picture.height + GAP + other.height
+    return Drawn(picture.markup + element("g", other.markup, transform=f"translate({at[0]} {at[1]})"), width, height)
 
 
 def _notes(drawing: Drawing, subject: Subject) -> Drawn:
-    markup, width, top = "", 0, 0
-    for text in notes(drawing, subject, Glyphs()):
-        part = paragraph(text, "sv-soft")
-        markup += element("g", part.markup, transform=f"translate(0 {top})")
-        width, top = max(width, part.width), top + part.height
-    return Drawn(markup, width, top)
+    return stacked(*(paragraph(text, "sv-soft") for text in notes(drawing, subject, Glyphs())))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.costs.timeline import duration, timeline_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import rank_colour
-from shardviz.picture.svg.tile import CHAR, classes_of
+from shardviz.picture.svg.tile import CHAR, canvas, classes_of
 from shardviz.picture.text.schedule import bubble_text, legend
 
 if TYPE_CHECKING:
@@ -45,17 +45,8 @@ def _svg(times: Timeline, mesh: Mesh) -> str:
         element("g", _row(rank, times, unit, mesh), transform=f"translate(0 {at * ROW})")
         for at, rank in enumerate(times.begins)
     )
-    return element(
-        "svg",
-        element("title", "schedule"),
-        *rows,
-        class_="sv",
-        role="img",
-        aria_label=f"schedule of ranks {', '.join(map(str, times.begins))}: {bubble_text(times)}",
-        width=width,
-        height=height,
-        viewBox=f"0 0 {width} {height}",
-    )
+    label = f"schedule of ranks {', '.join(map(str, times.begins))}: {bubble_text(times)}"
+    return canvas(label, width, height, element("title", "schedule"), *rows, is_alone=False)
 
 
 def _row(rank: int, times: Timeline, unit: int, mesh: Mesh) -> str:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import draw
 from shardviz.picture.model.palette import Colouring, rank_colour
 from shardviz.picture.svg.map import GAP, TITLE_HEIGHT, scale_for, side, title_width
-from shardviz.picture.svg.mesh import Drawn
-from shardviz.picture.svg.page import BUDGET, LINE, MAX_WIDTH, panels, paragraph, sheet, stacked, with_left_out
-from shardviz.picture.svg.tile import CHAR, Place, tile
+from shardviz.picture.svg.page import (
+    BUDGET,
+    LINE,
+    MAX_WIDTH,
+    NAME_CHAR,
+    beside_map,
+    panels,
+    paragraph,
+    sheet,
+    stacked,
+    with_left_out,
+)
+from shardviz.picture.svg.tile import CHAR, Drawn, Place, exhibit_drawing, tile
+from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import bytes_text, counted, printable
 
 if TYPE_CHECKING:
     from shardviz.picture.model.drawing import Panel
+    from shardviz.picture.model.subjects.beside import Beside, Marked
     from shardviz.picture.model.subjects.stored import Stored, StoredPart
 
 MOST_FILES = 14
@@ -28,7 +41,8 @@ MOST_NAME = 44
 """Characters of a file's name."""
 
 CHIP = 40
-NAME_CHAR = 9.7
+NOUNS = ("rank", "file")
+UNLIKE = " (not what the checkpoint has)"
 
 
 def stored_svg(one: Stored) -> str:
@@ -45,7 +59,7 @@ def stored_figure(one: Stored, *, style: bool) -> str:
     """
     drawing = draw(one.sides, one.tensor.shape, BUDGET)
     parts = (
-        _heading(one),
+        stacked(paragraph(one.tensor.name, "sv-name", NAME_CHAR), paragraph(about(one), "sv-soft")),
         beside_map(with_left_out(panels(drawing, _panel), drawing), files_drawing(one)),
         _bytes(one),
     )
@@ -58,10 +72,6 @@ def about(one: Stored) -> str:
     sizes = " × ".join(map(str, tensor.shape)) or "one number"
     where = f"{counted(len(one.parts), 'part')} in {counted(len(one.files), 'file')}"
     return f"{printable(tensor.dtype)} {sizes}, {bytes_text(tensor.num_bytes)}, {where}"
-
-
-def _heading(one: Stored) -> Drawn:
-    return stacked(paragraph(one.tensor.name, "sv-name", NAME_CHAR), paragraph(about(one), "sv-soft"))
 
 
 def _panel(panel: Panel) -> Drawn:
@@ -90,19 +100,6 @@ def files_drawing(one: Stored) -> Drawn:
     return Drawn(markup, width, min(len(one.files), MOST_FILES + 1) * (LINE + 2))
 
 
-def beside_map(picture: Drawn, files: Drawn) -> Drawn:
-    """Put the files beside the map, or below it where there is no room."""
-    if not picture.width:
-        return files
-    if picture.width + GAP + files.width <= MAX_WIDTH:
-        at, height = (picture.width + GAP, TITLE_HEIGHT), max(picture.height, files.height + TITLE_HEIGHT)
-        width = picture.width + GAP + files.width
-    else:
-        at, height = (0, picture.height + GAP), picture.height + GAP + files.height
-        width = max(picture.width, files.width)
-    return Drawn(picture.markup + element("g", files.markup, transform=f"translate({at[0]} {at[1]})"), width, height)
-
-
 def _bytes(one: Stored) -> Drawn:
     """Write which bytes of which file are which part."""
     lines = [_line(part) for part in one.parts[:MOST_PARTS]]
@@ -119,3 +116,60 @@ def _line(part: StoredPart) -> str:
 
 def _short(name: str) -> str:
     return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
+
+
+def beside_svg(one: Beside) -> str:
+    """Draw a tensor of a job beside the checkpoint's, as a whole SVG file."""
+    return beside_figure(one, style=True) + "\n"
+
+
+def beside_figure(one: Beside, *, style: bool, headlines: bool = True) -> str:
+    """Draw a tensor of a job beside the checkpoint's as an `svg` element.
+
+    Args:
+        one: The tensor.
+        style: Whether it brings its own style; a page that has it once needs none.
+        headlines: Whether it says what became of the tensor; a page that does needs none.
+    """
+    parts = [*(_headlines(one) if headlines else []), _heading_beside(one)]
+    maps = _maps_beside(one.shape, one.sides) if one.sides is not None else Drawn("", 0, 0)
+    parts.append(beside_map(maps, files_drawing(one.stored)) if one.stored is not None else maps)
+    parts += [exhibit_drawing(one.exhibit)] if one.exhibit is not None else []
+    return sheet(parts, one.name, f"{one.outcome.verdict}: {one.outcome.why}", style=style)
+
+
+def _headlines(one: Beside) -> list[Drawn]:
+    outcome = one.outcome
+    glyph = UNICODE.differs if one.is_wrong else UNICODE.good if outcome.verdict == "equal" else UNICODE.unknown
+    lines = [paragraph(f"{glyph} {outcome.verdict}", "sv-bad" if one.is_wrong else "sv-good")]
+    lines += [paragraph(text, "sv-bad sv-said") for text in (outcome.why, outcome.cause, outcome.fix) if text]
+    return lines
+
+
+def _heading_beside(one: Beside) -> Drawn:
+    facts = about(one.stored) if one.stored is not None else ""
+    lines = [paragraph(text, "sv-soft") for text in (facts, one.why) if text]
+    return stacked(paragraph(one.name, "sv-name", NAME_CHAR), *lines)
+
+
+def _maps_beside(shape: tuple[int, ...], sides: Marked) -> Drawn:
+    drawing = draw(sides, shape, BUDGET)
+    return with_left_out(panels(drawing, partial(_panel_beside, sides=sides)), drawing)
+
+
+def _panel_beside(panel: Panel, sides: Marked) -> Drawn:
+    """Draw both sides next to each other, or below each other if they are wide."""
+    scale, titles = scale_for(panel), title_width(panel)
+    kinds = zip(sides.titles, (panel.claimed, panel.held), NOUNS, (sides.colouring, Colouring()), strict=True)
+    shown = [(title, grid, noun, colouring) for title, grid, noun, colouring in kinds if grid is not None]
+    upright = 2 * (titles + scale.width) + GAP > MAX_WIDTH or len(panel.rows) == 1
+    across, down = titles + scale.width + GAP, 2 * TITLE_HEIGHT + scale.height + GAP
+    markup = ""
+    for at, (title, grid, noun, colouring) in enumerate(shown):
+        x, y = (titles, at * down) if upright else (titles + at * across, 0)
+        drawn = side(panel, grid, scale, colouring, marked=True, noun=noun, unlike=UNLIKE)
+        heading = element("text", words(title), x=scale.width // 2, y=-26, class_="sv-h sv-l")
+        markup += element("g", heading, drawn, transform=f"translate({x} {y + 2 * TITLE_HEIGHT})")
+    many = len(shown)
+    width = titles + scale.width if upright else many * across - GAP
+    return Drawn(markup, width, many * down - GAP if upright else down - GAP)

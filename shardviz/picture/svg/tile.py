@@ -1,20 +1,49 @@
-"""One labelled box as SVG, of a map of blocks or of a mesh: a colour, the ranks in it, a mark where it differs."""
+"""The elements of SVG pictures: a labelled box with its mark, an exhibit's table, the style sheet in light and dark."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
+from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.markup import element, words
+from shardviz.picture.model.palette import HEAT_COLOURS, RANK_COLOURS, ink_on
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from shardviz.picture.exhibits.exhibit import Exhibit
 
 CHAR = 7.3
 """Pixels of a character at the size that boxes are labelled in."""
 
 MOST_CLASSES = 8
 """Ranks that the element of a box names at most; a page lights up everything that these ranks hold."""
+
+FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+
+ROW = 18
+COLUMN_GAP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A piece of a picture.
+
+    Attributes:
+        markup: Its elements, with their top left corner at 0, 0.
+        width: Pixels.
+        height: Pixels.
+    """
+
+    markup: str
+    width: int
+    height: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +54,29 @@ class Place:
     top: int
     width: int
     height: int
+
+
+def canvas(label: str, width: int, height: int, *content: str, is_alone: bool = True) -> str:
+    """Write an `svg` element.
+
+    Args:
+        label: What it shows, for screen readers.
+        width: Its pixels to the right.
+        height: Its pixels downwards.
+        content: What is in it.
+        is_alone: Whether it may be a file of its own, and not only a part of a page.
+    """
+    return element(
+        "svg",
+        *content,
+        xmlns="http://www.w3.org/2000/svg" if is_alone else None,
+        class_="sv",
+        role="img",
+        aria_label=label,
+        width=width,
+        height=height,
+        viewBox=f"0 0 {width} {height}",
+    )
 
 
 def tile(place: Place, label: str, tooltip: str, *, colour: object, ranks: Sequence[int], differs: bool) -> str:
@@ -58,3 +110,59 @@ def tile(place: Place, label: str, tooltip: str, *, colour: object, ranks: Seque
 def classes_of(ranks: Sequence[int]) -> str | None:
     """Return the classes that name a box's ranks; None where they are too many."""
     return " ".join(f"sv-r{rank}" for rank in ranks) or None if len(ranks) <= MOST_CLASSES else None
+
+
+def _coloured(ink: str, soft: str, paper: str, mixed: str, bad: str, good: str) -> str:
+    """Return the rules that have colours, in plain ones: viewers and converters outside browsers know no variables."""
+    return (
+        f".sv text{{fill:{ink}}}.sv .sv-paper{{fill:{paper}}}.sv .sv-soft,.sv .sv-i{{fill:{soft}}}"
+        f".sv .sv-bad{{fill:{bad}}}.sv .sv-good{{fill:{good}}}.sv .sv-fmixed{{fill:{mixed}}}"
+        f".sv .sv-fnobody{{stroke:{soft}}}.sv .sv-hatch{{stroke:{ink}}}"
+    )
+
+
+STYLE = (
+    f".sv{{font:12px {FONT}}}.sv text{{white-space:pre}}"
+    ".sv .sv-name{font-size:16px}.sv .sv-name,.sv .sv-h,.sv .sv-bad,.sv .sv-good,.sv .sv-d{font-weight:700}"
+    ".sv .sv-said{font-weight:400}"
+    ".sv .sv-i,.sv .sv-l{text-anchor:middle}.sv .sv-l{font-size:13px}"
+    ".sv .sv-start{text-anchor:start}.sv .sv-end{text-anchor:end}"
+    ".sv .sv-fnobody{fill:none;stroke-dasharray:3 3}"
+    ".sv .sv-hatch{fill:url(#sv-differs);stroke-width:2;pointer-events:none}"
+    ".sv .sv-band{opacity:.5}.sv .sv-still{opacity:.18}"
+    + _coloured("#1b1f24", "#57606a", "#fff", "#d0d7de", "#a83f00", "#00694d")
+    + "@media screen and (prefers-color-scheme:dark){"
+    + _coloured("#e6edf3", "#9da7b1", "#0d1117", "#4a525b", "#ff8b4d", "#3ddbac")
+    + ".sv .sv-band{opacity:.75;stroke:#9da7b1}.sv .sv-still{opacity:.4}}"
+    + "".join(
+        f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink_on(colour)}}}"
+        for at, colour in (*enumerate(RANK_COLOURS), *((f"h{at}", colour) for at, colour in enumerate(HEAT_COLOURS)))
+    )
+)
+
+PATTERN = (
+    '<defs><pattern id="sv-differs" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<path d="M0 0V7" stroke="#000" stroke-opacity=".16" stroke-width="3"/>'
+    '<path d="M3.5 0V7" stroke="#fff" stroke-opacity=".22" stroke-width="3"/></pattern></defs>'
+)
+
+
+def exhibit_drawing(exhibit: Exhibit) -> Drawn:
+    """Draw an exhibit with its caption above."""
+    columns = columns_of(exhibit)
+    lines = [[(text, "sv-soft") for text in (exhibit.heads[0], *(column[0] for column in columns))]]
+    for at, row in enumerate(exhibit.rows, 1):
+        styles = ["sv-bad" if cell.is_wrong else "sv-good" if cell.is_right else "sv-c" for cell in row.cells]
+        cells = zip((column[at] for column in columns), styles, strict=False)
+        lines += [[]] if row.is_apart and at > 1 else []
+        lines.append([(printable(row.title), "sv-soft"), *cells])
+    if exhibit.left_out:
+        lines.insert(len(lines) - exhibit.sums_up, [(f"{UNICODE.more} {exhibit.more}", "sv-soft")])
+    widths = [max(cell_len(text) for text, _ in column) for column in zip_longest(*lines, fillvalue=("", ""))]
+    lefts = list(accumulate((round(width * CHAR) + COLUMN_GAP for width in widths), initial=0))
+    markup = element("text", words(exhibit.caption), x=0, y=14, class_="sv-h")
+    for at, line in enumerate(lines, 1):
+        for left, (text, style) in zip(lefts, line, strict=False):
+            markup += element("text", words(text), x=left, y=14 + at * ROW, class_=style) if text else ""
+    height = ROW * (len(lines) + 1)
+    return Drawn(markup, max(lefts[-1] - COLUMN_GAP, round(cell_len(exhibit.caption) * CHAR)), height)

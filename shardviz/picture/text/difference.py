@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from shardviz.picture.model.step_beside import step_of
+from shardviz.picture.model.step_heat import step_of
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.step_tree import heat_lines, tree_lines
 from shardviz.picture.text.tables.table import table

@@ -1,4 +1,4 @@
-"""Findings as text: what is wrong in numbers, claimed / held / intended under each other, cause and fix."""
+"""Findings as text, claimed / held / intended under each other, cause and fix; and a page of the catalogue."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.explain.finding import Finding
+    from shardviz.explain.pages import Page
     from shardviz.picture.text.terminal import Terminal
 
 INDENT = 12
+
+SHORT = 8
+"""Titles of rows up to this length share a column; if one is longer, as names of causes are, each has its own line."""
 
 
 def findings_lines(findings: Sequence[Finding], terminal: Terminal) -> list[Text]:
@@ -49,4 +53,20 @@ def _finding_lines(finding: Finding, terminal: Terminal) -> list[Text]:
     for title, text in finding.advice:
         start = line((f"  {title:<{INDENT - 2}}", DIM))
         lines += wrapped(printable(text), terminal.width, start, INDENT)
+    return lines
+
+
+def page_lines(page: Page, terminal: Terminal) -> list[Text]:
+    """Return a page: its name, what happens, how one gets there, and its rows."""
+    lines = [line((page.name, "bold"))]
+    lines += wrapped(page.title, terminal.width, line("  "), 2)
+    for paragraph in page.paragraphs:
+        lines += [line(""), *wrapped(paragraph, terminal.width, line("  "), 2)]
+    lines.append(line(""))
+    are_short = all(len(title) <= SHORT for title, _ in page.rows)
+    for title, text in page.rows:
+        if are_short:
+            lines += wrapped(text, terminal.width, line((f"  {title:<{SHORT + 2}}", DIM)), SHORT + 4)
+        else:
+            lines += [line((f"  {title}", "bold")), *wrapped(text, terminal.width, line("    "), 4)]
     return lines

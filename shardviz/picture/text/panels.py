@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.picture.model.drawing import column_titles, row_stretches
 from shardviz.picture.model.holders import rank_array
 from shardviz.picture.model.mesh.labels import block_label, ranks_label
 from shardviz.picture.model.palette import colour_style
@@ -78,7 +79,7 @@ def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs, *,
     mark = len(glyphs.wrong) + 1 if any(map(any, panel.wrong)) else 0
     room = most - 2 - mark
     need = max(max(map(len, _labels(panel, colouring, room))) + 2 + mark, MIN_CELL)
-    titles = [len(_span_title(span, glyphs)) for span in panel.cols]
+    titles = [len(span.title(glyphs.more)) for span in panel.cols]
     smallest = [max(need, title + 2) if sum(titles) + 2 * len(titles) <= inner else need for title in titles]
     ruled = len(panel.rows) <= MOST_RULED
     heights = _heights(panel.rows)
@@ -119,7 +120,7 @@ def _painted(
     codes = [[numbers.setdefault(cell, len(numbers)) for cell in row] for row in cells]
     down, across = Cut.of_sizes(sizes.heights, ruled=sizes.ruled), Cut.of_sizes(sizes.widths)
     boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
-    fills = [_style(block, colouring) for block, _ in numbers]
+    fills = [colour_style(colouring.colour_of(rank_array(block.ranks))) if block.ranks else BAD for block, _ in numbers]
     styles = [[DIM if code == LINE else fills[code] for code in row] for row in boxes.codes.tolist()]
     first_lines = [down.first_of(row) for row in range(len(grid))]
     lefts = [across.first_of(col) for col in range(len(grid[0]))]
@@ -133,18 +134,9 @@ def _painted(
     return boxes, styles, first_lines
 
 
-def _style(block: Block, colouring: Colouring) -> str:
-    """Return the style of a block: filled in the colour of its ranks, also where others should hold it."""
-    return colour_style(colouring.colour_of(rank_array(block.ranks))) if block.ranks else BAD
-
-
 def _labels(panel: Panel, colouring: Colouring, room: int) -> list[str]:
     blocks = {block for grid in (panel.claimed, panel.held) if grid for row in grid for block in row}
-    return [_label(block, colouring, room) for block in blocks]
-
-
-def _label(block: Block, colouring: Colouring, room: int) -> str:
-    return ranks_label(block.ranks, colouring, room, many=block.is_mixed)
+    return [ranks_label(block.ranks, colouring, room, many=block.is_mixed) for block in blocks]
 
 
 def _heights(rows: Sequence[Span]) -> tuple[int, ...]:
@@ -173,33 +165,20 @@ def _widths(cols: Sequence[Span], smallest: Sequence[int], inner: int) -> tuple[
         unit *= 1.1
 
 
-def _span_title(span: Span, glyphs: Glyphs) -> str:
-    return str(span) if span.parts == 1 or span.is_block else f"{glyphs.more} {span.parts:,}"
-
-
 def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
     """Name the rows of a side: neighbours with the same ranks are one stretch, named at its first row."""
     if len(rows) == 1 and len(rows[0]) == 1:
         return [" "]
-    titles = []
-    for row, span in enumerate(rows):
-        if span.parts > 1:
-            titles.append(str(span) if span.is_block else f"{glyphs.more} {span.parts:,} parts")
-        elif row and grid[row - 1] == grid[row] and rows[row - 1].parts == 1:
-            titles.append("")
-        else:
-            last = row
-            while last + 1 < len(rows) and grid[last + 1] == grid[row] and rows[last + 1].parts == 1:
-                last += 1
-            titles.append(f"{span.start}:{rows[last].stop}")
+    titles = [""] * len(rows)
+    for start, _, title in row_stretches(rows, grid, glyphs.more):
+        titles[start] = title
     return titles
 
 
 def _column_titles(panel: Panel, sizes: Sizes, glyphs: Glyphs) -> Text:
-    titles = [_span_title(span, glyphs) for span in panel.cols]
-    if any(len(title) > width for title, width in zip(titles, sizes.widths, strict=True)):
-        titles = [str(span.start) if span.parts == 1 or span.is_block else glyphs.more for span in panel.cols]
-        cells = [title[:width].ljust(width) for title, width in zip(titles, sizes.widths, strict=True)]
-    else:
+    titles = column_titles(panel.cols, sizes.widths, glyphs.more)
+    if titles == [span.title(glyphs.more) for span in panel.cols]:
         cells = [title.center(width) for title, width in zip(titles, sizes.widths, strict=True)]
+    else:
+        cells = [title[:width].ljust(width) for title, width in zip(titles, sizes.widths, strict=True)]
     return line((" " * (sizes.gutter + 2) + " ".join(cells), DIM))

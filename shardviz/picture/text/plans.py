@@ -42,24 +42,13 @@ WORDS = {
 
 
 def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
-    """Yield what a plan says.
-
-    Args:
-        probe: The name of the probe.
-        ranks: The plan's ranks.
-        width: Columns.
-    """
+    """Yield what a plan says."""
     yield line((f"plan of {printable(probe)} on mesh {ranks.mesh}", "bold"))
     yield from said_lines(ranks, width)
 
 
 def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
-    """Yield what a plan says, without a heading.
-
-    Args:
-        ranks: The plan's ranks.
-        width: Columns.
-    """
+    """Yield what a plan says, without a heading."""
     amounts = Amounts(ranks)
     plan = ranks.plan
     nodes = f" on {_nodes(len(ranks), plan.node)}" if plan.node else ""
@@ -86,12 +75,7 @@ def _sentence(text: str, width: int, start: str = "", indent: int = 2) -> list[T
 
 
 def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
-    """Yield the bytes of the fullest rank and of the emptiest by role, and what makes the difference.
-
-    Args:
-        amounts: The bytes of a plan.
-        width: Columns.
-    """
+    """Yield the bytes of the fullest rank and of the emptiest by role, and what makes the difference."""
     fullest, emptiest = amounts.fullest, amounts.emptiest
     differ = amounts.on_gpu[fullest] > amounts.on_gpu[emptiest]
     yield from _by_role(amounts, {"fullest": fullest, "emptiest": emptiest} if differ else {"each rank": fullest})
@@ -105,12 +89,7 @@ def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
 
 
 def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
-    """Return the table of some ranks' bytes.
-
-    Args:
-        amounts: The bytes of a plan.
-        ranks: The ranks, by the heads of their columns.
-    """
+    """Return the table of some ranks' bytes."""
     rows = [["bytes per rank", *ranks, "all ranks"]]
     if len(ranks) > 1:
         rows.append(["", *(f"rank {rank}" for rank in ranks.values()), "together"])

@@ -14,17 +14,24 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from shardviz.check.step.lines.types import Row, Table
     from shardviz.picture.model.step_heat import StepHeat
     from shardviz.picture.model.step_tree import Node, StepTree
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
+
 LEVELS, IN_ASCII = " ·░▒▓█", " .:+#@"
+
 STYLES = {"good": GOOD, "error": BAD, "unknown": DIM}
+
 MARKS = {"right": "good", "pending": "+", "moved": "~", "repeated": "differs", "odd": "error", "cut": "|", "none": "0"}
 """A side's state in one character, or the name of the glyph that it is."""
+
 MOST_LINES = 200
 MOST_RANKS = 24
 NONE = "the step was not followed through its modules: only a probe with a batch() is, without --trace off"
+
+INDENT = 6
 
 
 def step_lines(tree: StepTree, heats: Sequence[StepHeat], terminal: Terminal) -> list[Text]:
@@ -96,7 +103,10 @@ def side_text(node: Node, side: str, reference: str = UNSHARDED) -> str:
 def heat_lines(heat: StepHeat, glyphs: Glyphs, reference: str = UNSHARDED) -> list[Text]:
     """Write what ranks have, what is due and the difference next to each other, the largest darkest."""
     levels = IN_ASCII if glyphs == ASCII else LEVELS
-    fields = [_drawn(heat.levels(field, len(levels)), levels) for field in ("has", "due", "off")]
+    fields = [
+        ["".join(levels[at] for at in row) for row in heat.levels(field, len(levels))]
+        for field in ("has", "due", "off")
+    ]
     due = reference.removeprefix("the ")
     width = max(len(fields[0][0]), len(due))
     title = f"{ranks_in_words(heat.ranks, MOST_RANKS)}, {list(heat.shape)} of {heat.layout}"
@@ -109,5 +119,23 @@ def heat_lines(heat: StepHeat, glyphs: Glyphs, reference: str = UNSHARDED) -> li
     return [*lines, line((scale, DIM))]
 
 
-def _drawn(rows: list[list[int]], levels: str) -> list[str]:
-    return ["".join(levels[at] for at in row) for row in rows]
+def lines_lines(table: Table, terminal: Terminal) -> list[Text]:
+    """Return each line once, with its calls below it."""
+    name = table.module or "the model"
+    about = f"{counted(len(table.rows), 'call')} inside of {name}, as they ran"
+    lines = [line((printable(about), "bold"))]
+    place = ""
+    for row in table.rows:
+        if row.place != place:
+            place = row.place
+            first = ("  first wrong line", BAD) if row.is_wrong else ("", "")
+            lines.append(line((printable(place), BAD if row.is_wrong else "bold"), f"  {printable(row.source)}", first))
+        lines += _call(row, terminal)
+    return lines
+
+
+def _call(row: Row, terminal: Terminal) -> list[Text]:
+    only = " (sharded only)" if row.is_sharded_only else ""
+    gradient = "" if row.gradient == "not compared" else f"; gradient: {row.gradient}"
+    head = line(("    ", DIM), printable(row.function), (printable(only), DIM), "  ", (row.types_text, "bold"))
+    return [head, *wrapped(printable(f"{row.held}{gradient}"), terminal.width, line(" " * INDENT), INDENT)]

@@ -45,7 +45,6 @@ PIPE_WIDTH = 100
 """Columns of text that goes to a pipe or a file."""
 
 MIN_WIDTH = 40
-
 GOOD = GREEN
 BAD = f"bold {VERMILLION}"
 WARNING = ORANGE
@@ -88,8 +87,6 @@ class Glyphs:
 
 UNICODE = Glyphs()
 ASCII = Glyphs("+", "x", "!", "?", ".", "!=", "x", "..", "x", " |||-+++-+++-+++")
-
-
 _IN_ASCII = str.maketrans({"…": "..", WRONG: "x", INSIDE: ">", **dict(zip(HEAT_SIGNS, "12345678", strict=True))})
 
 

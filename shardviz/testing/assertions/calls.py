@@ -244,10 +244,10 @@ def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: Devi
             assert_tied(model, "embed.weight", "head.weight")
     """
     __tracebackhide__ = True
-    from shardviz.testing.assertions import tied
+    from shardviz.testing.assertions import copies
 
     seen = _read(model) if isinstance(model, AnyDump) else _gather_values(model, mesh)
-    raise_for(seen, tied.check_tied(seen, first, others))
+    raise_for(seen, copies.check_tied(seen, first, others))
 
 
 def _read(dump: AnyDump) -> Dump:
@@ -297,12 +297,12 @@ def _raise_with_held(seen: Dump, findings: list[Finding], subject: Any, mesh: De
     """Raise for findings, with what ranks hold and a picture of it where the subject was stamped and has its ids."""
     __tracebackhide__ = True
     from shardviz.check.order.laid_out import LaidOut
-    from shardviz.testing.assertions import held
+    from shardviz.testing.assertions import copies
 
     ids = seen if isinstance(subject, AnyDump) or not findings else _ids_of(subject, mesh)
     laid_out = LaidOut(ids) if ids is not None else None
     if laid_out is not None:
-        findings = held.with_held(laid_out, findings)
+        findings = copies.with_held(laid_out, findings)
     if laid_out is not None and any(finding.held for finding in findings):
         raise_for(laid_out.dump, findings, laid_out)
     raise_for(seen, findings)

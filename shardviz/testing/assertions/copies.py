@@ -1,19 +1,31 @@
-"""Checks that copies along one axis are equal, in each group of ranks along it separately."""
+"""Checks that copies along an axis are equal and that names share storage; the layouts that ranks really hold."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from shardviz.check.values.copies import check_copies
+from shardviz.check.values.ties import check_ties
 from shardviz.dump.dump import Dump, dump_of
+from shardviz.dump.find import meant
+from shardviz.dump.read import DumpFiles
+from shardviz.dump.records.tensors import Stamp
+from shardviz.errors import ShardvizError
 from shardviz.explain.assertions import CopiesNotClaimed
 from shardviz.explain.finding import Finding
+from shardviz.explain.values import BrokenTie
 from shardviz.layout.notation import write
+from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from shardviz.check.order.case import Case
+    from shardviz.check.order.laid_out import LaidOut
     from shardviz.layout.mesh import Mesh
 
 
@@ -67,3 +79,53 @@ def _reworded(finding: Finding, mesh: Mesh, axis: str) -> Finding:
     """Count over all groups along the axis, and leave out when copies began to differ: an assertion cannot know."""
     sentence = f"copies differ along {axis}: {len(finding.ranks):,} of {mesh.size:,} ranks differ from the other copies"
     return replace(finding, sentence=sentence, intended=f"={axis}")
+
+
+def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
+    """Return findings for the names that do not share the first one's storage on some rank.
+
+    Raises:
+        ShardAssertionError: No rank has a tensor of one of the names, or no rank has both.
+    """
+    __tracebackhide__ = True
+    shapes = {name: tensor.shape for tensor in dump.tensors for name in tensor.names}
+    for name in (first, *others):
+        if name not in shapes:
+            raise ShardAssertionError(f"no rank has a tensor {name}\n  fix       {meant(name, [*shapes])}")
+    stamps = (Stamp(first, 1, shapes[first]), *(Stamp(name, 1, shapes[name], tied_to=first) for name in others))
+    run = msgspec.structs.replace(dump.files.run, stamps=stamps)
+    wanted = Dump(replace(dump.files, run=run), dump.tensors)
+    results = list(check_ties(wanted))
+    for result in results:
+        if not isinstance(result, Finding):
+            raise ShardAssertionError(f"{result.tensor} and {first} cannot be tied: no rank has both")
+    return [_of_ties(result, first) for result in results if isinstance(result, Finding)]
+
+
+def _of_ties(finding: Finding, first: str) -> Finding:
+    """Leave out the state before sharding, which an assertion cannot know, and the name that it was told first."""
+    sentence = f"it does not share storage with {first} on {counted(len(finding.ranks), 'rank')}"
+    cause = BrokenTie(finding.tensor, first, was_tied=False)
+    return replace(finding, sentence=sentence, members=()).because(cause)
+
+
+def with_held(laid_out: LaidOut, findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with the layout that their ranks hold, read from the ids in a stamped model."""
+    return [finding if finding.held else replace(finding, held=_held(laid_out, finding)) for finding in findings]
+
+
+def _held(laid_out: LaidOut, finding: Finding) -> str:
+    """Return the layout in which a tensor is held; empty if its values are not ids, or no longer."""
+    try:
+        cases = laid_out.cases(laid_out.dump.stamped[finding.tensor], finding.tensor)
+        case = next(case for case in cases if {*finding.ranks} & {*case.mesh.ranks})
+    except (KeyError, StopIteration, ShardvizError):
+        return ""
+    if not case.held:
+        return "a layout that the notation cannot express" if _has_ids(case) else ""
+    return write(case.held, case.tensor.dtype)
+
+
+def _has_ids(case: Case) -> bool:
+    """Whether every value held is an id of this tensor."""
+    return bool(case.regions or case.ids) and all((ids > 0).all() for ids in case.ids.values())

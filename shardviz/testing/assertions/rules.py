@@ -32,13 +32,7 @@ ANY = "any"
 
 
 def of_lock(error: ShardAssertionError | MeshError, lock: Path, dump: Dump) -> Exception:
-    """Return what a lockfile's layouts have raised, with the meshes of both where they are not the same.
-
-    Args:
-        error: What was raised.
-        lock: The lockfile.
-        dump: The tensors of all ranks.
-    """
+    """Return what a lockfile's layouts have raised, with the meshes of both where they are not the same."""
     planned, run = read_lock(lock)[0], dump.files.run.mesh
     if run is None or planned == str(mesh_of(run)):
         return error

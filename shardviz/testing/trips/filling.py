@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.describe import digest
 from shardviz.live.capture.lookup.by_reference import claimed_region
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
+from shardviz.reference.files import Entry
 from shardviz.relate.values import part_of
 from shardviz.stamping.fill import Fill, can_fill
-from shardviz.testing.trips.contents import with_settings
+from shardviz.testing.trips.contents import Contents, with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +37,17 @@ OLD_FACTOR = 0.5
 SAVED_NUMBER = 1024
 OLD_NUMBER = 7
 """A step and its like: before a save and before a load. Small integers are exact in every type that holds steps."""
+
+
+def give_state(optimizer: Any) -> None:
+    """Let an optimizer without state make that of its first step. Gradients are zero, and gone."""
+    if optimizer is None or len(optimizer.state):
+        return
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    for one in parameters:
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 @dataclass(frozen=True)

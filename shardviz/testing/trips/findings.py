@@ -29,7 +29,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.comparing.changed.words import Words as Changed
+    from shardviz.checkpoint.comparing.outcome import Change
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding, Kind
@@ -92,7 +92,7 @@ class Received:
         wrong = [part.padded for part in self.parts[name] if part.fate != "right"]
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
-    def change(self, name: str) -> Changed | None:
+    def change(self, name: str) -> Change | None:
         """Return what was done to all values of every wrong part of a tensor; None where that is not one thing."""
         changes = {part.change for part in self.parts[name] if part.fate != "right"}
         return changes.pop() if len(changes) == 1 else None
@@ -163,15 +163,14 @@ def _where(received: Received, name: str, parts: Sequence[Part]) -> str:
     return f"{len(parts):,} of {len(received.parts[name]):,} ranks"
 
 
-def _rows(parts: Sequence[Part]) -> str:
-    return listed((part.text for part in parts), MOST)
-
-
 def _finding(
     cause: Cause, received: Received, name: str, parts: Sequence[Part], text: str, kind: Kind | None = None
 ) -> Finding:
     """Return the finding with the rows of each rank, and with the kind that its cause has in a trip."""
-    details = (f"{WRONG}{_rows(parts)}", *([received.words.trips] if received.words.trips else []))
+    details = (
+        f"{WRONG}{listed((part.text for part in parts), MOST)}",
+        *([received.words.trips] if received.words.trips else []),
+    )
     return cause.finding(name, tuple(part.rank for part in parts), text, kind=kind, details=details)
 
 
@@ -196,7 +195,7 @@ def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
     trip, kept, role = received.words.trip, received.wrong("kept"), received.roles[name]
     if any(part.wrong < part.size for part in parts):
         return PartialWrite(trip)
-    if {part.rank for part in parts} < _ranks_of(received, name):
+    if {part.rank for part in parts} < {part.rank for part in received.parts[name] if part.size}:
         return SkippedRanks(trip)
     if set(kept) >= set(received.parts):
         return WriteIntoCopies(trip)
@@ -204,10 +203,6 @@ def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
     if len(same) > 1 and all(one in kept for one in same):
         return SkippedRole(trip, role)
     return SkippedKey()
-
-
-def _ranks_of(received: Received, name: str) -> set[int]:
-    return {part.rank for part in received.parts[name] if part.size}
 
 
 def _rounded(received: Received, name: str, parts: Sequence[Part]) -> Finding:
@@ -230,7 +225,7 @@ def _misshapen(received: Received, name: str, parts: Sequence[Part]) -> Finding:
 
 def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     words = received.words
-    if change := received.change(name):
+    if (change := received.change(name)) and change.explanation:
         text = f"{change.why}, on {_where(received, name, parts)}"
         return _finding(change.explanation, received, name, parts, text)
     if all(part.fate == "zeros" for part in parts):

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from shardviz.check.run import report_on
-from shardviz.checkpoint.comparing.changed.factors import shifted
+from shardviz.checkpoint.comparing.changed.numbers import shifted
 from shardviz.dump.records.tensors import Stamp
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.checkpoint.comparing.changed.words import Words
+    from shardviz.checkpoint.comparing.outcome import Change
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
-    from shardviz.testing.trips.padding import Padded
+    from shardviz.testing.trips.mapping import Padded
 
     Fate = Literal["right", "kept", "rounded", "dtype", "zeros", "shape", "swapped", "other"]
 
@@ -98,7 +98,7 @@ class Part:
     wrong: int = 0
     size: int = 0
     padded: Padded | None = None
-    change: Words | None = None
+    change: Change | None = None
 
     @property
     def text(self) -> str:

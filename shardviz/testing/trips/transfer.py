@@ -12,21 +12,19 @@ import torch
 from torch import distributed, nn
 
 from shardviz.checkpoint.maps.padding import has_padding, padding_in, padding_text
+from shardviz.checkpoint.tensor import Held
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
-from shardviz.relate.values import part_of
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
 from shardviz.testing.trips import filling
 from shardviz.testing.trips.contents import Contents, contents_of
-from shardviz.testing.trips.cutting import Cut
+from shardviz.testing.trips.cutting import Cut, fused_findings
 from shardviz.testing.trips.findings import Received, Words, findings_of, message_of
-from shardviz.testing.trips.fusing import fused_findings
 from shardviz.testing.trips.judging import Target, parts_of_all, places
-from shardviz.testing.trips.mapping import made_of, names_of, rules_of
-from shardviz.testing.trips.padding import padded_by_rank, without_padding
+from shardviz.testing.trips.mapping import made_of, names_of, padded_by_rank, rules_of, without_padding
 from shardviz.testing.trips.roundtrip import refuse_unchecked
 from shardviz.testing.trips.trip import RoundTrip
 from shardviz.text import counted, listed
@@ -37,39 +35,13 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.made import Node
-    from shardviz.layout.region import Region
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.cutting import Piece
     from shardviz.testing.trips.mapping import AnyMap
 
 Weights = nn.Module | Mapping[str, torch.Tensor] | None
 MOST = 3
-WORDS = Words(
-    trip="sync",
-    sender="the source",
-)
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A source's tensor, put together from what ranks have of it.
-
-    Attributes:
-        bits: Its values.
-        dtype: Its element type.
-    """
-
-    bits: NDArray[Any]
-    dtype: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return tuple(self.bits.shape)
-
-    def read(self, region: Region) -> NDArray[Any]:
-        """Return the values of a part."""
-        return part_of(self.bits, region)
+WORDS = Words(trip="sync", sender="the source")
 
 
 def assert_transferred(
@@ -279,5 +251,5 @@ def _whole(ours: Contents) -> dict[str, Entry]:
         for name, (shape, dtype, region, bits) in of_rank.items():
             whole = made.setdefault(name, np.zeros(shape, bits.dtype))
             whole.reshape(-1)[region.flat_ids(shape).ravel()] = bits.ravel()
-            found[name] = Whole(whole, dtype)
+            found[name] = Held(name, dtype, whole)
     return found

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import distributed, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -136,7 +135,7 @@ class Trip:
     def _saved(self, mesh: DeviceMesh) -> Before:
         """Build, fill and save on this rank of the first mesh, and look at what is on disk."""
         model, optimizer = self._built(mesh)
-        give_state(optimizer)
+        filling.give_state(optimizer)
         seen = contents_of(model, optimizer, mesh)
         sent = filling.sent_by_all(seen)
         rank = distributed.get_rank()
@@ -203,19 +202,11 @@ class Trip:
         parts = parts_of_all(now.tensors, targets)
         roles = {name: before.sent[name].role for name in parts}
         each = {name for name in parts if before.sent[name].each}
-        received = Received(parts, roles, each, _words(trips))
+        received = Received(parts, roles, each, Words(trip="load", sender="what was saved", trips=trips))
         placed = places(now.tensors, targets, received.unplaced, mesh) if received.unplaced else []
         beside = check_states(before.facts, old, now, self.of, trips)
         findings = [*before.found, *findings_of(received, placed), *beside]
         return message_of(findings), RoundTrip(len(parts), before.on_disk, tuple(notes))
-
-
-def _words(trips: str) -> Words:
-    return Words(
-        trip="load",
-        sender="what was saved",
-        trips=trips,
-    )
 
 
 def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, optimizer: Any, folder: Path) -> Any:
@@ -284,18 +275,3 @@ def _as_called(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str,
     weights = [name for name in sent if " " not in name]
     called = renamed(weights, rules_of(names))
     return {called.get(name, name): entry for name, entry in sent.items()}
-
-
-def give_state(optimizer: Any) -> None:
-    """Let an optimizer make the state that it makes in its first step, where it has none. Gradients are zero and gone.
-
-    Args:
-        optimizer: An optimizer, or None.
-    """
-    if optimizer is None or len(optimizer.state):
-        return
-    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-    for one in parameters:
-        one.grad = torch.zeros_like(one)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from shardviz.checkpoint.comparing.agreement import narrower
-from shardviz.checkpoint.comparing.changed.differences import counted_differences
-from shardviz.checkpoint.comparing.changed.factors import shifted
-from shardviz.checkpoint.comparing.changed.numbers import padding, repeated, rounded
+from shardviz.checkpoint.comparing.changed.numbers import padding, repeated, rounded, shifted
 from shardviz.checkpoint.comparing.changed.orders import name_change
+from shardviz.checkpoint.comparing.outcome import Change
 from shardviz.checkpoint.records import Saved
+from shardviz.layout.region import box_of, index_of
 from shardviz.relate.casts import cast
+from shardviz.relate.tolerance import FLOATS
+from shardviz.relate.values import blocks, is_alike, part_of
 
 if TYPE_CHECKING:
-    from shardviz.checkpoint.comparing.outcome import Verdict
+    from numpy.typing import NDArray
+
     from shardviz.checkpoint.tensor import Tensor
-    from shardviz.explain.cause import Cause
+    from shardviz.layout.region import Region
 
 SIDES = ("the first", "the second")
 
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What became of a tensor.
-
-    Attributes:
-        verdict: That in a word.
-        why: In words, with the numbers.
-        explanation: What was done; None where that is not known.
-    """
-
-    verdict: Verdict
-    why: str
-    explanation: Cause | None = None
+EXPONENTS = {"float64": 0x7FF0 << 48, "float32": 0x7F80 << 16, "float16": 0x7C00, "bfloat16": 0x7F80}
+"""The bits of a value that are its exponent."""
 
 
 def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Change:
@@ -57,11 +50,58 @@ def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Cha
         return Change("permuted", f"{change}{types}")
     if found := repeated(mine, theirs, names):
         shapes = f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
-        return Change("other", f"{shapes}: {found.why}", found.explanation)
+        return replace(found, why=f"{shapes}: {found.why}")
     if found := padding(mine, theirs, names):
-        return Change("padded", f"{found.why}{types}", found.explanation)
+        return replace(found, why=f"{found.why}{types}")
     if found := rounded(one, other, names):
-        return Change("cast", *found)
+        return found
     if found := shifted(mine, theirs, narrow, names):
-        return Change("other", f"{found.why}{types}", found.explanation)
+        return replace(found, why=f"{found.why}{types}")
     return Change("other", counted_differences(one, other, mine, theirs, names))
+
+
+def counted_differences(
+    one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
+) -> str:
+    """Say how many values differ, and where; `mine` and `theirs` are the bits of both in the narrower type."""
+    if one.shape != other.shape:
+        return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
+    if mine.size == 1 and (old := _first(one)) != (new := _first(other)):
+        return f"{old} became {new}"
+    different = mine != theirs
+    where = index_of(int(np.argmax(different)), one.shape)
+    count = int(different.sum())
+    words = f"{count:,} of {mine.size:,} elements differ, the first at {where}"
+    box = box_of(different)
+    if box is not None:
+        words += f": all of {box}"
+    for name, side in zip(names, (one, other), strict=True):
+        if mine.size > 1 and (number := _only(side, box)):
+            words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
+        elif broken := _not_finite(side):
+            words += f"; {broken:,} values of {name} are nan or infinite"
+    return words
+
+
+def _only(side: Tensor, box: Region | None) -> str:
+    """Return the number that all values of a tensor, or of a part of it, are; empty where they are not alike."""
+    bits = side.bits if box is None else part_of(side.bits, box)
+    if side.dtype in FLOATS and not any((part << 1).any() for part in blocks(bits)):
+        return "0"  # and some of them -0
+    return _text(bits, side.dtype) if is_alike(bits) else ""
+
+
+def _first(side: Tensor) -> str:
+    return _text(side.bits, side.dtype)
+
+
+def _text(bits: NDArray[Any], dtype: str) -> str:
+    """Return the first number of some."""
+    found = cast(np.array(bits).reshape(-1)[:1], dtype, "float64")
+    return f"{found.view(np.float64)[0]:g}" if found is not None else "alike"
+
+
+def _not_finite(side: Tensor) -> int:
+    """Return how many values are nan or infinite: all bits of their exponents are set."""
+    mask = EXPONENTS.get(side.dtype, 0)
+    return sum(int(((part & mask) == mask).sum()) for part in blocks(side.bits)) if mask else 0

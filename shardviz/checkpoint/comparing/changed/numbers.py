@@ -1,22 +1,28 @@
-"""What was done to values and sizes, where the order is not it: rounded on the way, cut off, padded, repeated."""
+"""What was done to values and sizes, where the order is not it: rounded, cut off, padded, repeated, or shifted."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.changed.words import Words
+from shardviz.checkpoint.comparing.outcome import Change
 from shardviz.explain.conversion import (
     CutOffDigits,
     CutOffEnd,
+    ForgottenFactor,
+    ForgottenOffset,
     NarrowedOnTheWay,
     PaddedEnd,
     PaddedParts,
     RepeatedHeads,
 )
-from shardviz.relate.stored import is_cut_off, rounding_between
-from shardviz.relate.values import is_alike
+from shardviz.relate.casts import cast, values_of
+from shardviz.relate.relations import Scaled
+from shardviz.relate.stored import is_cut_off, line_between, rounding_between
+from shardviz.relate.tolerance import WHOLE_FACTOR
+from shardviz.relate.values import blocks, is_alike
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,20 +33,16 @@ if TYPE_CHECKING:
 
 NARROW = ("bfloat16", "float16")
 WIDE = ("float32", "float64")
+
 CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
+
 MAX_RANKS = 1024
 """Ranks that may each have padded their own part."""
 
 
-def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Words | None:
-    """Say how values lost digits: through a narrower type, or cut off where torch rounds; None where they did not.
-
-    Args:
-        one: The first tensor.
-        other: The second.
-        names: What they are called.
-    """
+def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Change | None:
+    """Say how values lost digits: through a narrower type, or cut off where torch rounds; None where they did not."""
     mine, theirs = one.bits, other.bits
     if one.shape != other.shape or is_alike(mine):
         return None
@@ -48,20 +50,20 @@ def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Words | None:
     return _narrowed(*sides, names[1]) or _narrowed(*sides[::-1], names[0])
 
 
-def _narrowed(own: _Bits, new: _Bits, name: str) -> Words | None:
+def _narrowed(own: _Bits, new: _Bits, name: str) -> Change | None:
     """Say how one side's values became those of the side that has a name."""
     (mine, dtype), (theirs, to) = own, new
     is_usual = dtype in WIDE and to in (dtype, *NARROW)
     if is_usual and (relation := rounding_between(mine, dtype, theirs, to, NARROW)) is not None:
         after, narrow = "" if dtype == to else f" to {to}", relation.dtype
         why = f"{name} has {dtype} values that were rounded to {narrow} on the way{after}"
-        return Words(why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to))
+        return Change("cast", why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to))
     if to == "bfloat16" and dtype in CUT and is_cut_off(mine, theirs, CUT[dtype]):
-        return Words(f"{name} has {dtype} cut off to bfloat16, where torch rounds", CutOffDigits())
+        return Change("cast", f"{name} has {dtype} cut off to bfloat16, where torch rounds", CutOffDigits())
     return None
 
 
-def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Words | None:
+def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Change | None:
     """Say which side has more at the end of one dim, and is else equal; None where neither is that."""
     if (longer := _longer(mine, theirs)) is None:
         return None
@@ -72,11 +74,11 @@ def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) ->
     what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
     why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
     if not is_longer:
-        return Words(why, CutOffEnd())
-    return Words(why, PaddedEnd(is_plain=what != "not alike"))
+        return Change("padded", why, CutOffEnd())
+    return Change("padded", why, PaddedEnd(is_plain=what != "not alike"))
 
 
-def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Words | None:
+def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Change | None:
     """Say that one side was padded part by part: the other's parts, divided as torch divides them, with more behind."""
     size = len(long)
     for ranks in [count for count in range(2, min(size, MAX_RANKS) + 1) if size % count == 0]:
@@ -86,11 +88,11 @@ def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: st
         if part < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
             more = "1 more index" if room - part == 1 else f"{room - part:,} more indices"
             why = f"{name} has {more} of dim {dim} behind every {part:,}"
-            return Words(why, PaddedParts(ranks))
+            return Change("padded", why, PaddedParts(ranks))
     return None
 
 
-def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Words | None:
+def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Change | None:
     """Say that one side has blocks of the other several times, as heads of k and v are; None where it has not."""
     if (longer := _longer(mine, theirs)) is None:
         return None
@@ -102,7 +104,7 @@ def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -
         once = short.reshape(-1, 1, block, *short.shape[1:])
         if (long.reshape(-1, times, block, *short.shape[1:]) == once).all():
             why = f"{names[is_longer]} has every {block:,} indices of dim {dim} {times} times, one after the other"
-            return Words(why, RepeatedHeads(times))
+            return Change("other", why, RepeatedHeads(times))
     return None
 
 
@@ -119,3 +121,43 @@ def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArra
     is_longer = theirs.shape[odd[0]] > mine.shape[odd[0]]
     short, long = (np.moveaxis(one, odd[0], 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
     return odd[0], is_longer, short, long
+
+
+def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> Change | None:
+    """Say that all values of one side are those of the other times a factor, or with a number added.
+
+    Returns:
+        The words; None where it is not so.
+    """
+    relation = line_between(mine, theirs, dtype)
+    if isinstance(relation, Scaled):
+        return _multiplied(relation.factor, names)
+    return None if relation is None else _added(relation.number, names)
+
+
+def _multiplied(factor: float, names: tuple[str, str]) -> Change:
+    why = f"every value of {names[1]} is {factor_text(factor)} times that of {names[0]}"
+    return Change("other", why, ForgottenFactor(factor_text(1 / factor)))
+
+
+def _added(added: float, names: tuple[str, str]) -> Change:
+    size, (how, undo) = factor_text(abs(added)), ("more", "subtract") if added > 0 else ("less", "add")
+    why = f"every value of {names[1]} is {size} {how} than in {names[0]}"
+    return Change("other", why, ForgottenOffset(undo, size))
+
+
+def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
+    """Say how many values a cast made infinite; empty where it made none."""
+    count = 0
+    for part in blocks(wide):
+        narrow = cast(part, dtype, to)
+        if narrow is not None:
+            count += int((np.isinf(values_of(narrow, to)) & np.isfinite(values_of(part, dtype))).sum())
+    return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count else ""
+
+
+def factor_text(number: float) -> str:
+    """Return a factor in few digits; as a whole number where it is nearly one."""
+    near = round(number)
+    is_whole = near and math.isclose(number, near, rel_tol=WHOLE_FACTOR) and abs(number - near) < WHOLE_FACTOR
+    return f"{near:,}" if is_whole else f"{number:.4g}"

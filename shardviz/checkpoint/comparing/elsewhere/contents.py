@@ -46,13 +46,13 @@ class Contents:
     def equal_to(self, tensor: Tensor) -> Iterator[Tensor]:
         """Yield the tensors with the values of another one, after a cast; none where all of these are alike."""
         own = sample_of(tensor)
-        for dtype in (
-            dict.fromkeys(_dtype(one) for one in self.by_shape.get(tensor.shape, ())) if own is not None else ()
-        ):
+        if own is None:
+            return
+        for dtype in dict.fromkeys(dtype_of(one) for one in self.by_shape.get(tensor.shape, ())):
             if not dtype or not can_cast(dtype, tensor.dtype):
                 continue
             narrow = narrower(dtype, tensor.dtype)
-            key = cast(own, tensor.dtype, narrow) if own is not None else None
+            key = cast(own, tensor.dtype, narrow)
             for one in self._table(tensor.shape, dtype, narrow).get(b"" if key is None else key.tobytes(), ()):
                 if one is not tensor and is_same(one, tensor) and not (is_alike(tensor.bits) or is_alike(one.bits)):
                     yield one
@@ -62,7 +62,7 @@ class Contents:
         if key not in self._tables:
             table: dict[bytes, list[Tensor]] = {}
             for one in self.by_shape[shape]:
-                sample = self._sample(one) if _dtype(one) == dtype else None
+                sample = self._sample(one) if dtype_of(one) == dtype else None
                 turned = None if sample is None else cast(sample, dtype, narrow)
                 if turned is not None:
                     table.setdefault(turned.tobytes(), []).append(one)
@@ -89,7 +89,8 @@ def sample_of(tensor: Tensor) -> NDArray[Any] | None:
     return found
 
 
-def _dtype(tensor: Tensor) -> str:
+def dtype_of(tensor: Tensor) -> str:
+    """Return a tensor's element type; empty where it is made of several."""
     try:
         return tensor.dtype
     except DumpError:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.errors import DumpError
-from shardviz.picture.model.holders import Holders, mask_of
+from shardviz.picture.model.by_layout import Laid
+from shardviz.picture.model.holders import mask_of
 from shardviz.picture.model.sides import Sides
 from shardviz.text import natural_key, printable
 
@@ -100,9 +101,8 @@ def _part(chunk: Chunk, numbers: Mapping[str, int]) -> StoredPart:
 
 def _sides(tensor: Saved, parts: tuple[StoredPart, ...], num_files: int) -> Sides:
     """Lay out which file holds what, as `sides_of` does for ranks."""
-    regions: dict[Region, int] = {}
+    laid = Laid()
     for part in parts:
-        if part.region.size and part.file is not None:
-            regions[part.region] = regions.get(part.region, 0) | mask_of((part.file,))
-    shape = (1,) * (2 - len(tensor.shape)) + tensor.shape
-    return Sides(Holders(shape, regions, {}), num_files + 1, has_claimed=True, has_held=False)
+        if part.file is not None:
+            laid.add(part.region, mask_of((part.file,)))
+    return Sides(laid.holders(tensor.shape), num_files + 1, has_claimed=True, has_held=False)

@@ -12,7 +12,8 @@ from shardviz.check.report import named_ranks
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
-from shardviz.picture.model.holders import Holders, mask_of
+from shardviz.picture.model.by_layout import Laid
+from shardviz.picture.model.holders import mask_of
 from shardviz.picture.model.sides import NO_FILE, Sides, claimed_parts, sides_of, sides_of_intended
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding, Kind
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
-    from shardviz.layout.region import Ranges, Region
+    from shardviz.layout.region import Region
     from shardviz.picture.exhibits.exhibit import Exhibit
     from shardviz.picture.model.holders import Mask
 
@@ -261,14 +262,9 @@ def _holds(dump: Dump, tensor: Tensor, cases: Sequence[Case]) -> dict[int, str]:
 
 def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
     """Describe a layout on its own."""
-    regions: dict[Region, int] = {}
-    runs: dict[Ranges, int] = {}
+    laid = Laid()
     for region, ranks in layout.holders().items() if layout.mesh.size <= MAX_DRAWN_RANKS else ():
-        if layout.flat:
-            runs[region.dims[0]] = mask_of(ranks)
-        elif region.size:
-            regions[region] = mask_of(ranks)
-    shape = (1,) * (2 - len(layout.tensor_shape)) + layout.tensor_shape
+        laid.add(region, mask_of(ranks), flat=layout.flat is not None)
     return Subject(
         name="",
         shape=layout.tensor_shape,
@@ -277,9 +273,9 @@ def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
         claimed=layout,
         held=None,
         sides=Sides(
-            Holders(shape, regions, runs),
+            laid.holders(layout.tensor_shape),
             shift=max(layout.mesh.ranks) + 1,
-            has_claimed=bool(regions or runs),
+            has_claimed=bool(laid.regions or laid.runs),
             has_held=False,
             mesh=layout.mesh,
             axes=layout.nested_axes,

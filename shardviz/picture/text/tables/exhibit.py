@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.picture.exhibits.columns import columns_of
+from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.exhibits.steps import LEVELS
 from shardviz.picture.model.palette import RIGHT, WRONG
 from shardviz.picture.text.tables.table import padded, widest
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 INDENT = "   "
 GAP = 2
-
 _IN_ASCII = str.maketrans(
     dict(zip(LEVELS, ".12345678", strict=True)) | {"…": ASCII.more, WRONG: ASCII.wrong, RIGHT: ASCII.good}
 )

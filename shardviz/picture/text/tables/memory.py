@@ -1,9 +1,10 @@
-"""The memory table: bytes per rank by role and by tensor, and the closed formulas beside them."""
+"""The tables of memory, bytes per rank by role and by tensor beside closed formulas, and of a step's collectives."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardviz.dump.costs.comms import groups_text, received_by_axes, traffic
 from shardviz.dump.costs.memory import memory_table
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line
@@ -14,11 +15,13 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from shardviz.dump.costs.comms import Traffic
     from shardviz.dump.costs.memory import MemoryTable
     from shardviz.dump.dump import Dump
 
 MAX_RANKS = 16
 MAX_NAMES = 40
+HEADS = ("  collective", "module", "pass", "count", "bytes", "received", "group", "on ranks")
 
 
 def memory_lines(dump: Dump, *, all_ranks: bool = False) -> list[Text]:
@@ -89,3 +92,23 @@ def _formulas(found: MemoryTable, num_ranks: int) -> list[Text]:
         "bytes per rank",
     ]
     return table([heads, *([one.name, one.formula, _number(one.bytes)] for one in found.schemes)], left=2)
+
+
+def comms_lines(dump: Dump) -> list[Text]:
+    """Return the table of a step's collectives, axis by axis."""
+    found = traffic(dump)
+    if not found:
+        return [line("no collectives ran in a step"), line("only a probe with a batch() runs a step")]
+    lines: list[Text] = []
+    for axes, most in received_by_axes(dump).items():
+        heading = f"{groups_text(axes)}: each rank receives up to {most:,} bytes"
+        rows = [_cells(one) for one in found if one.record.axes == axes]
+        lines += [*([line("")] if lines else []), line((heading, "bold")), *table([HEADS, *rows], left=3)]
+    return lines
+
+
+def _cells(one: Traffic) -> list[str]:
+    record = one.record
+    numbers = (record.count, record.bytes, one.received)
+    name, module = f"  {printable(record.op)}", printable(record.module) or "-"
+    return [name, module, record.when, *(f"{number:,}" for number in numbers), str(record.size), str(len(one.ranks))]

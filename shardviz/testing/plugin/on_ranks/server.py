@@ -21,7 +21,6 @@ NEEDED = (
     "shardviz.testing.assertions.copies",
     "shardviz.testing.assertions.rules",
     "shardviz.testing.assertions.same",
-    "shardviz.testing.assertions.tied",
     "shardviz.live.api",
 )
 """Modules that every rank would otherwise import by itself, in every test."""
