@@ -73,7 +73,7 @@ def add(search: Search, context: Context, layout: Layout, odd: Collection[int]) 
     """Place the source plus a number: the one that fits all odd ranks together, or most."""
     regions = dict(layout.regions())
     fitting = [rank for rank in sorted(odd) if context.actual[rank].shape == regions[rank].shape]
-    sides = []
+    sides: list[tuple[Values, ...]] = []
     for rank in fitting[:: 1 + len(fitting) // FEW_RANKS]:
         both = (context.actual[rank], part_of(context.source, regions[rank]))
         held, due = (side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in both)

@@ -104,9 +104,7 @@ def why_weight(evidence: Evidence, one: Compared) -> Why | None:
 def _of_orthogonal_parts(dump: Dump, one: Compared) -> Why | None:
     """Return that each rank's step is an orthogonal matrix of its own, which only the whole step should be."""
     whole, steps = _whole_step(dump, one), _steps_of_parts(dump, one)
-    if whole is None or not steps or not _is_orthogonal(whole):
-        return None
-    if not all(_is_orthogonal(got) for got, _ in steps):
+    if not steps or not _is_orthogonal(whole) or not all(_is_orthogonal(got) for got, _ in steps):
         return None
     return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
 
@@ -114,7 +112,7 @@ def _of_orthogonal_parts(dump: Dump, one: Compared) -> Why | None:
 def _of_normed_parts(dump: Dump, one: Compared) -> Why | None:
     """Return that each rank's step has the norm that the whole step should have."""
     whole, steps = _whole_step(dump, one), _steps_of_parts(dump, one)
-    norm = float(np.linalg.norm(whole)) if whole is not None else 0.0
+    norm = float(np.linalg.norm(whole))
     norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in steps]
     if not norm or not norms or not all(_is_equal(held, norm) and not _is_equal(due, norm) for held, due in norms):
         return None
@@ -133,7 +131,8 @@ def _by_norms(evidence: Evidence, one: Compared, factors: Mapping[int, float]) -
     if all(own.values()) and all(_is_equal(factor, whole / own[rank]) for rank, factor in factors.items()):
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     gradient, before = (evidence.dump.find("reference", role, one.name) for role in ("grad", "param"))
-    if gradient is None or before is None:
+    assert before is not None, "it was compared with what it was before"
+    if gradient is None:
         return None
     sizes = [evidence.dump.values(tensor.first, one.name) for tensor in (gradient, before)]
     of_gradient, of_weight = (_shares(one, size.reshape(one.wanted.shape), factors) for size in sizes)
@@ -172,11 +171,13 @@ def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, floa
     return None
 
 
-def _whole_step(dump: Dump, one: Compared) -> NDArray[np.float64] | None:
+def _whole_step(dump: Dump, one: Compared) -> NDArray[np.float64]:
+    """Return the unsharded model's step of a weight, which was compared with what it was before and after."""
     before, after = dump.find("reference", "param", one.name), dump.find("updated", "param", one.name)
-    if before is None or after is None:
-        return None
-    return dump.values(after.first, one.name) - dump.values(before.first, one.name)
+    assert before is not None
+    assert after is not None
+    step: NDArray[np.float64] = dump.values(after.first, one.name) - dump.values(before.first, one.name)
+    return step
 
 
 def _steps_of_parts(dump: Dump, one: Compared) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -227,8 +228,7 @@ def _times(factor: float) -> str:
 def _decayed(dump: Dump, one: Compared) -> Why | None:
     """Return the explanation where a step differs from the unsharded model's by one multiple of the weight."""
     before = dump.find("reference", "param", one.name)
-    if before is None:
-        return None
+    assert before is not None, "it was compared with what it was before"
     start = dump.values(before.first, one.name)
     pairs = [(got - due, rank) for rank, (got, due) in steps_of(dump, one).items() if rank in one.wrong]
     off = np.concatenate([difference.ravel() for difference, _ in pairs]) if pairs else np.zeros(0)
