@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.contract import store
 from tests.contract.changed_files import write_tensors
-from tests.contract.judge import judge_cases
+from tests.contract.judge import judge_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -291,7 +291,7 @@ def main() -> None:
         files = [{"": _file({**rest, "w": rest["norm"]})}, {"": _file(rest)}]
         room.add_content(f"the map {family}", ("diff", "{0}.safetensors", "{1}.safetensors", "--map", family), files)
     path = room.save()
-    verdicts = judge_cases(room, list(room.cases.values()))
+    verdicts = judge_room(room)
     store.write_verdicts(ROOM, verdicts)
     print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
 

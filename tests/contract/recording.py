@@ -63,9 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if room is not None and not exitstatus:  # half a room would replace a whole one
-        from tests.contract.judge import judge_cases
+        from tests.contract.judge import judge_room
 
-        verdicts = judge_cases(room, list(room.cases.values()))
+        verdicts = judge_room(room)
         room.keep(worth_keeping(room, verdicts))
         into = session.config.getoption("--contract-into")
         path = room.save(Path(into) if into else None)

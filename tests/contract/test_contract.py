@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract import __main__ as contract
 from tests.contract import mutants, store, vary
-from tests.contract.judge import judge_cases
+from tests.contract.judge import judge_room
 from tests.contract.store import DamagedError, Room
 from tests.contract.varied import variant
 from tests.dumps import Made, make_dump
@@ -28,7 +28,7 @@ def recorded(tmp_path, monkeypatch):
         folder = make_dump(tmp_path / name, mesh, {"w": Made("[8/fsdp/tp, 4]", held)})
         room.add(name, ("check", "{0}"), (store.files_of(folder),))
     room.save()
-    store.write_verdicts("dumps", judge_cases(room, list(room.cases.values()), processes=0))
+    store.write_verdicts("dumps", judge_room(room, processes=0))
     return tmp_path
 
 

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tests.contract import store
-from tests.contract.judge import PROCESSES, judge_cases, judge_files
+from tests.contract.judge import PROCESSES, judge_files, judge_room
 from tests.contract.mutants import JUDGING
 from tests.contract.reached import ROOT, Lines, Recorded, reached
 from tests.contract.varied import EDGE, variant
@@ -221,7 +221,7 @@ def write() -> None:
             kept.append((name, case_name, seed))
     _list(kept)
     path = room.save()
-    store.write_verdicts(VARIED, judge_cases(room, list(room.cases.values())))
+    store.write_verdicts(VARIED, judge_room(room))
     print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.1f} MB")
 
 
