@@ -24,7 +24,7 @@ from shardviz.layout.notation import parse
 from tests.check.records import change_rank, change_run
 from tests.contract import store
 from tests.contract.changed_files import write_tensors
-from tests.contract.judge import IN_MEMORY, judge_room
+from tests.contract.judge import IN_MEMORY, record
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
@@ -249,9 +249,7 @@ def main() -> None:
         add_dumps(axes, Path(folder))
     add_pairs(roundings)
     for room in (axes, roundings):
-        path = room.save()
-        store.write_verdicts(room.name, judge_room(room))
-        print(f"{room.name}: {len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+        record(room)
 
 
 if __name__ == "__main__":

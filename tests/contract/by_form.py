@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tests.contract import store
-from tests.contract.judge import judge_room
+from tests.contract.judge import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,9 +189,7 @@ def main() -> None:
         room.add_content(what, ("check", "{0}.pt"), [{"": content}])
         if not what.startswith("a pickle"):
             room.add_content(f"{what}, compared", ("diff", "{0}.pt", "{1}.pt"), [{"": content}, {"": plain}])
-    path = room.save()
-    store.write_verdicts(ROOM, judge_room(room))
-    print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+    record(room)
 
 
 if __name__ == "__main__":

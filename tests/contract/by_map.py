@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.contract import store
 from tests.contract.changed_files import write_tensors
-from tests.contract.judge import judge_room
+from tests.contract.judge import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -290,10 +290,7 @@ def main() -> None:
     for family in ("llama", "lama", "no such map"):
         files = [{"": _file({**rest, "w": rest["norm"]})}, {"": _file(rest)}]
         room.add_content(f"the map {family}", ("diff", "{0}.safetensors", "{1}.safetensors", "--map", family), files)
-    path = room.save()
-    verdicts = judge_room(room)
-    store.write_verdicts(ROOM, verdicts)
-    print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+    record(room)
 
 
 if __name__ == "__main__":

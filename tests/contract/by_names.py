@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.contract import store
 from tests.contract.by_axes import cast, file
-from tests.contract.judge import judge_room
+from tests.contract.judge import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -179,9 +179,7 @@ def main() -> None:
         both = "layers" in name or not name[0].isdigit()
         for turn in (files, files[::-1]) if both else ((files[::-1] if at % 2 else files),):
             room.add_content(name, ("diff", "{0}.safetensors", "{1}.safetensors"), turn)
-    path = room.save()
-    store.write_verdicts(ROOM, judge_room(room))
-    print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+    record(room)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tests.contract import store
-from tests.contract.judge import PROCESSES, judge_files, judge_room
+from tests.contract.judge import PROCESSES, judge_files, record
 from tests.contract.mutants import JUDGING
 from tests.contract.reached import ROOT, Lines, Recorded, reached
 from tests.contract.varied import EDGE, variant
@@ -220,9 +220,7 @@ def write() -> None:
             room.add_content(f"{name}: {case_name} | {seed}: {made[0]}", case.command, made[1])
             kept.append((name, case_name, seed))
     _list(kept)
-    path = room.save()
-    store.write_verdicts(VARIED, judge_room(room))
-    print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.1f} MB")
+    record(room)
 
 
 def add_to_list(chosen: Iterable[tuple[str, str, str]]) -> None:
