@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.contract", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     write = verbs.add_parser("write", help="run the tests that make the cases, and record them with their verdicts")
-    write.add_argument("rooms", nargs="*", metavar="ROOM", choices=[*ROOMS, []], help=", ".join(ROOMS))
+    write.add_argument("rooms", nargs="*", metavar="ROOM", choices=[*store.rooms(), []], help=", ".join(ROOMS))
     write.add_argument("--verdicts", action="store_true", help="judge the recorded cases again, and record only that")
     compare = verbs.add_parser("compare", help="judge every recorded case again, and print what differs")
     compare.add_argument("words", nargs="*", metavar="WORD", help="only cases that have one of these in their names")
@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="run the tests that make the cases again: an hour; what is recorded stays as it is",
     )
     args = parser.parse_args(arguments)
+    if args.verb == "write" and not args.verdicts and not ROOMS.keys() >= set(args.rooms):
+        parser.error("what by_axes, by_form, by_map, by_names and vary make is written by them; here with --verdicts")
     try:
         if args.verb == "write":
             return _write(args.rooms or (store.rooms() if args.verdicts else list(ROOMS)), verdicts=args.verdicts)
