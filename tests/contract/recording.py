@@ -156,13 +156,13 @@ def _dump(dump: Any) -> None:
         _record(("diff", "{0}", "{1}"), (files_of(path / UNSHARDED), files), f"{probe} step".strip())
 
 
-def _checkpoint(checkpoint: Any, *_: Any) -> None:
+def _checkpoint(checkpoint: Any, *_: Any, **__: Any) -> None:
     _record(
         ("check", f"{{0}}{checkpoint.path.suffix if checkpoint.path.is_file() else ''}"), (files_of(checkpoint.path),)
     )
 
 
-def _dumps(before: Any, after: Any, *_: Any) -> None:
+def _dumps(before: Any, after: Any, *_: Any, **__: Any) -> None:
     _record(("diff", "{0}", "{1}"), [files_of(dump.files.path) for dump in (before, after)])
 
 
