@@ -162,14 +162,16 @@ def add_others(room: store.Room, folder: Path) -> None:
     """Add segments, tensors without placements, and layouts that are intended and not held."""
     for text, claims in {"x=4": ("[24/x, 6]", "[24, 6/x]", "[24, 6]"), "x=2,y=3": LAYOUTS[2][:5]}.items():
         mesh, shape = MESHES[text], (24, 6)
-        every = {claim: regions(mesh, claim)[0] for claim in (*claims, *SEGMENTS[mesh.ndim])}
-        odd = SEGMENTS[mesh.ndim]
-        made = [(claim, claim, ids, "") for claim, ids in every.items()]
-        made += [(claim, held, ids, "") for claim in every for held, ids in every.items() if {claim, held} & {*odd}]
-        made += [(None, held, ids, "") for held, ids in (every | dict(windows(mesh, shape))).items()]
-        made += [(claim, claim, every[claim], wanted) for claim in claims for wanted in every]
-        made += [(None, held, ids, wanted) for held, ids in every.items() for wanted in claims]
-        for number, (claim, held, ids, wanted) in enumerate(made):
+        held_as = {claim: regions(mesh, claim)[0] for claim in (*claims, *SEGMENTS[mesh.ndim])}
+        segments = SEGMENTS[mesh.ndim]
+        dumps = [(claim, claim, ids, "") for claim, ids in held_as.items()]
+        dumps += [
+            (claim, held, ids, "") for claim in held_as for held, ids in held_as.items() if {claim, held} & {*segments}
+        ]
+        dumps += [(None, held, ids, "") for held, ids in (held_as | dict(windows(mesh, shape))).items()]
+        dumps += [(claim, claim, held_as[claim], wanted) for claim in claims for wanted in held_as]
+        dumps += [(None, held, ids, wanted) for held, ids in held_as.items() for wanted in claims]
+        for number, (claim, held, ids, wanted) in enumerate(dumps):
             path = dump(folder / f"o{len(room.cases)}.shardviz", mesh, claim, ids, shape=shape, dense=number % 3 == 0)
             if wanted:
                 change_run(path, intended={"w": wanted})

@@ -23,11 +23,11 @@ STEP = re.compile(r"::test_a_(right|silent)\w+\[(.*)\] step")
 
 def twins(bugs: store.Room) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, str]]]:
     """Yield each bug's name with the files of the right program and of the wrong one."""
-    found: dict[str, dict[str, str]] = {}
+    names: dict[str, dict[str, str]] = {}
     for name in bugs.cases:
         if (at := STEP.search(name)) is not None:
-            found.setdefault(at[2], {})[at[1]] = name
-    for bug, both in found.items():
+            names.setdefault(at[2], {})[at[1]] = name
+    for bug, both in names.items():
         if len(both) == 2 and sum(map(bugs.size, both.values())) <= LARGEST:
             right, wrong = (bugs.cases[both[which]].inputs[1] for which in ("right", "silent"))
             yield bug, right, wrong
