@@ -62,7 +62,6 @@ class Search:
         self.pair, self.mesh, self.claimed, self.limit = pair, pair.mesh, pair.claimed, pair.bound.limit
         self.shape = index_shape_of(pair)
         self.actual = {rank: held for rank, held in pair.held.items() if rank in pair.mesh}
-        self.axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
         self.narrower = [dtype for dtype in NARROW if EPSILON[dtype] > self.limit]
         self.near = max(SAFETY * self.limit, EXACT)
         self.explained: dict[Chain, set[int]] = {}
@@ -139,8 +138,7 @@ class Search:
                 left.add(rank)
                 if len(left) == probes and not ranks_of:
                     return set(context.actual)
-        common = sorted(ranks_of.items(), key=lambda item: -len(item[1]))[:FEW_CHAINS] if len(ranks_of) > 1 else []
-        for links, ranks in common:
+        for links, ranks in sorted(ranks_of.items(), key=lambda item: -len(item[1]))[:FEW_CHAINS]:
             for rank in context.actual.keys() - ranks - left:
                 self.note(context, layout, moved, links, rank, sides(rank))
         return left
