@@ -157,3 +157,12 @@ def test_mutants_make_one_mistake_each(tmp_path, monkeypatch):
         (3, text.replace("0.5", "(0.5) * 100")),
         (4, text.replace("g(axis, dim)", "g(dim, axis)")),
     }
+
+
+def test_survivors_are_mistakes_that_can_still_be_made():
+    rows = [line.split(" | ")[0] for line in (store.HERE / "survivors.txt").read_text().splitlines() if " | " in line]
+    listed = [row.partition(" ")[::2] for row in rows]
+    for file, what in listed:
+        lines = set(range(len((mutants.ROOT / file).read_text().splitlines()) + 1))
+        assert what in {one.what for one in mutants.mutants_of(file, lines)}, f"gone from survivors.txt: {file} {what}"
+    assert listed
