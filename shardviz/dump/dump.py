@@ -207,11 +207,10 @@ class Dump:
 
     def _model_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
         body = shard.body
-        if body.runs is not None:
-            return expand_runs(body.runs).reshape(body.local_shape)
-        if body.dense:
-            return whole_ids(self.dense(shard, name), self.last_id)
-        raise DumpError(f"{printable(name)}: rank {shard.rank} has no ids in the dump")
+        if body.runs is None and not body.dense:
+            raise DumpError(f"{printable(name)}: rank {shard.rank} has no ids in the dump")
+        ids = self.dense(shard, name) if body.runs is None else expand_runs(body.runs).reshape(body.local_shape)
+        return whole_ids(ids, self.last_id)
 
     def dense(self, shard: Shard, name: str) -> NDArray[np.generic]:
         """Return the values in the safetensors file, in the local shape.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.relations import SURPRISE, Chain, From, Located, Padded, Pending, Plus, Transposed
+from shardviz.relate.relations import SURPRISE, Chain, Located, Padded, Pending, Transposed
 from shardviz.relate.sums import LIKELY, reduced
 from shardviz.relate.values import padded
 
@@ -27,7 +27,7 @@ MAX_LINKS = 3
 """A chain of more relations explains anything."""
 
 SMALL = 1 << 14
-"""Up to so many elements all chains with equally few links are searched for, as alternatives."""
+"""Up to so many elements all chains with equally few links are searched for: the least surprising one is meant."""
 
 MAX_TURNED = 4
 """Dims of a tensor whose dims are tried in every order."""
@@ -98,8 +98,7 @@ def contexts(pair: Pair, held: Mapping[int, Values]) -> Iterator[Context]:
     single = ((Pending(axis, op),) for op in LIKELY for axis in axes)
     two = (tuple(map(Pending, neighbors)) for neighbors in pairwise(axes))
     pendings = dict.fromkeys([claimed, (), *single, *two])
-    sources = [source for name in ("", *pair.candidates) for source in _sources(pair, name)]
-    sources += [added for source in sources if not source[0] for added in _with_added(pair, source[1])]
+    sources = list(_sources(pair))
     cuts: list[tuple[Chain, Mapping[int, Values]]] = [((), held), *_without_padding(pair, held)]
     ways = [
         (num_links((*source[0], *pending, *cut[0]), pair.claimed), source, pending, cut)
@@ -112,13 +111,6 @@ def contexts(pair: Pair, held: Mapping[int, Values]) -> Iterator[Context]:
             actual, sizes = reduced(parts, pair.mesh, pending, pair.bound.limit) if pending else (parts, {})
             if actual:
                 yield Context(chain, pending, source, actual, sizes, behind)
-
-
-def _with_added(pair: Pair, source: Values) -> Iterator[tuple[Chain, Values]]:
-    """Yield a small source with a candidate added or subtracted, in case it is moved as well: a residual, mostly."""
-    for name, candidate in pair.candidates.items() if source.size <= SMALL else ():
-        if candidate.shape == source.shape:
-            yield from (((Plus(sign, name),), source + sign * candidate) for sign in (1.0, -1.0))
 
 
 def _without_padding(pair: Pair, held: Mapping[int, Values]) -> Iterator[tuple[Chain, Mapping[int, Values]]]:
@@ -138,11 +130,11 @@ def _without_padding(pair: Pair, held: Mapping[int, Values]) -> Iterator[tuple[C
             yield (Padded(dim, size),), cut
 
 
-def _sources(pair: Pair, name: str) -> Iterator[tuple[Chain, Values]]:
-    """Yield the wanted tensor, or a candidate with a name, in each way in which it has the shape of the claim."""
+def _sources(pair: Pair) -> Iterator[tuple[Chain, Values]]:
+    """Yield the wanted tensor in each way in which it has the shape of the claim."""
     shape = index_shape_of(pair)
-    links: Chain = (From(name),) if name else ()
-    source = np.asarray(pair.candidates[name] if name else pair.wanted, np.float64)
+    links: Chain = ()
+    source = np.asarray(pair.wanted, np.float64)
     if pair.claimed is not None and pair.claimed.flat is not None and source.size == math.prod(shape):
         source = source.reshape(shape)
     if source.ndim != len(shape):
@@ -150,7 +142,7 @@ def _sources(pair: Pair, name: str) -> Iterator[tuple[Chain, Values]]:
     for dims in permutations(range(source.ndim)) if source.ndim <= MAX_TURNED else ():
         turned = source.transpose(dims)
         if turned.shape == shape:
-            yield (links if list(dims) == sorted(dims) else (*links, Transposed(dims))), turned
+            yield (() if list(dims) == sorted(dims) else (Transposed(dims),)), turned
     longer = [dim for dim, size in enumerate(shape) if size > source.shape[dim]]
     for dim in longer:
         links, source = (*links, Padded(dim, shape[dim])), padded(source, dim, shape[dim])

@@ -27,7 +27,6 @@ class Pair:
         claimed: The layout that is claimed; None if nothing is claimed.
         mesh: The mesh of the ranks.
         bound: How far rounding may take what is held from what is wanted.
-        candidates: Other tensors by name, whose values may be held instead, or added.
     """
 
     wanted: NDArray[Any]
@@ -35,7 +34,6 @@ class Pair:
     claimed: Layout | None
     mesh: Mesh
     bound: Bound = field(default_factory=Bound)
-    candidates: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +43,10 @@ class Group:
     Attributes:
         ranks: The ranks, in order.
         chain: The chain of fewest links that gives them what they hold; None if none does.
-        certain: Whether the error is below the floor of the bound on all of them. Between floor and limit nobody can
-            tell whether it is rounding.
-        alternatives: Chains with as few links that explain the ranks as well.
     """
 
     ranks: tuple[int, ...]
     chain: Chain | None
-    certain: bool = True
-    alternatives: tuple[Chain, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from shardviz.relate import factors
 from shardviz.relate.contexts import MAX_LINKS, SMALL
 from shardviz.relate.orders import orders_along
 from shardviz.relate.regions import sources_of
-from shardviz.relate.relations import Chain, Offset, Permuted, Plus, Reassigned
+from shardviz.relate.relations import Chain, Offset, Permuted, Reassigned
 from shardviz.relate.sums import coefficient_of
 from shardviz.relate.tolerance import COARSE
 from shardviz.relate.values import part_of
@@ -70,32 +70,25 @@ def reassign(search: Search, context: Context, layout: Layout, odd: Collection[i
 
 
 def add(search: Search, context: Context, layout: Layout, odd: Collection[int]) -> None:
-    """Place the source plus a number or a candidate, with the factor that fits all odd ranks together, or most."""
+    """Place the source plus a number: the one that fits all odd ranks together, or most."""
     regions = dict(layout.regions())
     fitting = [rank for rank in sorted(odd) if context.actual[rank].shape == regions[rank].shape]
-    few = fitting[:: 1 + len(fitting) // FEW_RANKS]
-    added: list[tuple[str, Values]] = [("", np.ones(()))]
-    added += [(name, whole) for name, whole in search.pair.candidates.items() if whole.shape == search.shape]
-    for name, whole in added if few else ():
-        whole = np.broadcast_to(whole, search.shape)
-        parts = (
-            (context.actual[rank], part_of(context.source, regions[rank]), part_of(whole, regions[rank]))
-            for rank in few
-        )
-        sides = [tuple(side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in part) for part in parts]
-        for factor in _coefficients(sides):
-            link = Plus(factor, name) if name else Offset(factor)
-            source = context.source + factor * whole
-            summed = replace(context, links=(*context.links, link), source=source)
-            left = search.place(summed, layout, probes=FEW_PROBES) - search.filled.keys()
-            if not left:
-                return
-            if len(left) < len(odd):
-                reassign(search, summed, layout, left)
+    sides: list[tuple[Values, ...]] = []
+    for rank in fitting[:: 1 + len(fitting) // FEW_RANKS]:
+        both = (context.actual[rank], part_of(context.source, regions[rank]))
+        held, due = (side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in both)
+        sides.append((held, due, np.ones(held.shape)))
+    for number in _numbers(sides) if sides else ():
+        summed = replace(context, links=(*context.links, Offset(number)), source=context.source + number)
+        left = search.place(summed, layout, probes=FEW_PROBES) - search.filled.keys()
+        if not left:
+            return
+        if len(left) < len(odd):
+            reassign(search, summed, layout, left)
 
 
-def _coefficients(sides: list[tuple[Values, ...]]) -> Iterator[float]:
-    """Yield how often a term may have been added: as all ranks together have it, then as most of them have it."""
+def _numbers(sides: list[tuple[Values, ...]]) -> Iterator[float]:
+    """Yield what may have been added: the number that all ranks together have, then the one that most of them have."""
     alone = [times for side in sides if (times := coefficient_of(*([one] for one in side))) is not None]
     together = coefficient_of(*map(list, zip(*sides, strict=True)))
     common = [] if together is None else [together]
@@ -111,15 +104,7 @@ def permute(search: Search, context: Context, layout: Layout) -> None:
         if actual.shape == regions[rank].shape and actual.size and rank not in search.filled:
             place = np.ix_(*map(indices, regions[rank].dims))
             whole[place], known[place] = np.nan_to_num(actual), True
-    _find_orders(search, context, layout, whole, known)
-    for candidate in search.pair.candidates.values() if not context.stated and whole.size <= SMALL else ():
-        for sign in (1, -1) if candidate.shape == search.shape else ():
-            if search.best() is None:  # it may have been added behind
-                _find_orders(search, context, layout, whole - sign * candidate, known)
-
-
-def _find_orders(search: Search, context: Context, layout: Layout, whole: Values, known: NDArray[np.bool_]) -> None:
-    regions, tried = dict(layout.regions()), set[Chain]()
+    tried = set[Chain]()
     source = np.nan_to_num(context.source)
     source_middle, middle = (float(side[known].mean()) if known.any() else 0.0 for side in (source, whole))
     if abs(middle - source_middle) > COARSE * _root(source):  # a number may have been added

@@ -2,60 +2,25 @@
 
 A chain is read from left to right. `(Permuted(0, (1, 0)), Located(layout), Scaled(0.5), Rounded("bfloat16"))` says that
 each rank holds its region of the wanted tensor with its rows exchanged, halved, and rounded to bfloat16. `Pending` is
-the only relation that looks at what other ranks hold, so `replay` applies it to the held arrays.
+the only relation that looks at what other ranks hold.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from shardviz.layout.notation import write
-from shardviz.relate.casts import rounded
-from shardviz.relate.values import padded, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
     from shardviz.layout.layout import Layout
-
-    Values = NDArray[np.float64]
 
 
 class Relation:
     """One link of a chain."""
 
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return what the values of a rank become.
-
-        Args:
-            values: The values so far: the whole tensor until `Located`, then the rank's part.
-            rank: The rank.
-            candidates: Other tensors by name.
-        """
-        raise NotImplementedError
-
 
 Chain = tuple[Relation, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class From(Relation):
-    """The values are those of another tensor, layer or phase.
-
-    Attributes:
-        name: Its name among the pair's candidates.
-    """
-
-    name: str
-
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the other tensor."""
-        return np.asarray(candidates[self.name], np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +32,6 @@ class Transposed(Relation):
     """
 
     dims: tuple[int, ...]
-
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the values with their dims permuted."""
-        turned: Values = values.transpose(self.dims)
-        return turned
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +46,6 @@ class Permuted(Relation):
     dim: int
     order: tuple[int, ...] = field(repr=False)
 
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the slices in their order."""
-        return values.take(self.order, self.dim)
-
 
 @dataclass(frozen=True, slots=True)
 class Padded(Relation):
@@ -102,27 +58,6 @@ class Padded(Relation):
 
     dim: int
     size: int
-
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the values with zeros behind them."""
-        return padded(values, self.dim, self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class Plus(Relation):
-    """Another tensor, multiplied by a number, is added to the whole tensor.
-
-    Attributes:
-        factor: The number.
-        name: The name of the other tensor among the pair's candidates.
-    """
-
-    factor: float
-    name: str
-
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the sum."""
-        return values + self.factor * candidates[self.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +74,6 @@ class Reassigned(Relation):
         """Return the rank whose region a rank holds."""
         return dict(self.sources).get(rank, rank)
 
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the values: only the rank changes, for the `Located` behind."""
-        return values
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Located(Relation):
@@ -157,11 +88,6 @@ class Located(Relation):
     def __repr__(self) -> str:
         return f"Located({write(self.layout)})"
 
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the rank's part."""
-        region = self.layout.region(self.layout.mesh.coord_of(rank))
-        return part_of(values.reshape(self.layout.index_shape), region)
-
 
 @dataclass(frozen=True, slots=True)
 class Pending(Relation):
@@ -175,10 +101,6 @@ class Pending(Relation):
     axis: str
     op: str = "sum"
 
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the values: what is held is reduced instead."""
-        return values
-
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Relation):
@@ -189,10 +111,6 @@ class Scaled(Relation):
     """
 
     factor: float
-
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the product."""
-        return values * self.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +123,6 @@ class Offset(Relation):
 
     number: float
 
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the sum."""
-        return values + self.number
-
 
 @dataclass(frozen=True, slots=True)
 class Rounded(Relation):
@@ -219,10 +133,6 @@ class Rounded(Relation):
     """
 
     dtype: str
-
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return the values rounded to the nearest, ties to even."""
-        return rounded(values, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +145,6 @@ class Filled(Relation):
 
     value: float
 
-    def apply(self, values: Values, rank: int, candidates: Mapping[str, NDArray[Any]]) -> Values:
-        """Return an array of the number."""
-        return np.full(values.shape, self.value)
 
-
-SURPRISE = (*(Located, Reassigned, Rounded, Scaled, Permuted, Pending, Padded, Transposed, Offset, Filled, Plus, From),)
+SURPRISE = (*(Located, Reassigned, Rounded, Scaled, Permuted, Pending, Padded, Transposed, Offset, Filled),)
 """The relations, least surprising first: of chains with as few links, the one whose links come first is meant."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.relate import factors
+from shardviz.relate.casts import rounded
 from shardviz.relate.contexts import MAX_LINKS, SMALL, contexts, cost, index_shape_of, num_links
 from shardviz.relate.factors import may_be
 from shardviz.relate.pair import Group, Related
@@ -30,7 +31,7 @@ from shardviz.relate.tolerance import COARSE, EPSILON, EXACT, SAFETY
 from shardviz.relate.values import constant_of, error_of, farthest, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from shardviz.relate.tolerance import Bound
 
     Values = NDArray[Any]
+    Numbers = tuple[Scaled | Rounded, ...]
 
 NARROW = ("float32", "float16", "bfloat16")
 """The dtypes that values may have been rounded to."""
@@ -53,22 +55,21 @@ class Search:
     """The search over one pair.
 
     Attributes:
-        explained: Each chain that explains some ranks, with their errors.
+        explained: Each chain that explains some ranks, with these.
     """
 
     def __init__(self, pair: Pair) -> None:
         self.pair, self.mesh, self.claimed, self.limit = pair, pair.mesh, pair.claimed, pair.bound.limit
         self.shape = index_shape_of(pair)
         self.actual = {rank: held for rank, held in pair.held.items() if rank in pair.mesh}
-        self.axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
         self.narrower = [dtype for dtype in NARROW if EPSILON[dtype] > self.limit]
         self.near = max(SAFETY * self.limit, EXACT)
-        self.explained: dict[Chain, dict[int, float]] = {}
+        self.explained: dict[Chain, set[int]] = {}
         self.known_layouts: dict[object, list[Layout]] = {}
         constants = {rank: constant_of(held) for rank, held in self.actual.items()}
         self.filled = {rank: value for rank, value in constants.items() if value is not None}
         for rank, value in self.filled.items():
-            self.explained.setdefault((Filled(value),), {})[rank] = 0.0
+            self.explained.setdefault((Filled(value),), set()).add(rank)
 
     def num_links(self, chain: Chain) -> int:
         """Count the relations of a chain that the claim does not state."""
@@ -90,13 +91,13 @@ class Search:
             self.known_layouts[shapes] = layouts_of(shapes, self.mesh, self.shape, self.claimed)
         return self.known_layouts[shapes]
 
-    def numbers(self, actual: Values, part: Values, size: float) -> Iterator[Chain]:
+    def numbers(self, actual: Values, part: Values, size: float) -> Iterator[Numbers]:
         """Yield what may have been done to the values of a part, simplest first."""
         yield ()
         if actual.shape != part.shape:
             return
         for factor in (1.0, *factors.candidates(actual, part)):
-            scaled: Chain = (Scaled(factor),) if factor != 1 else ()
+            scaled: Numbers = (Scaled(factor),) if factor != 1 else ()
             error = error_of(actual, part * factor, size)
             if scaled and error > (COARSE if self.limit else EXACT):
                 break  # not even nearly the part times a number
@@ -119,7 +120,7 @@ class Search:
             The ranks that no relation explains.
         """
         left: set[int] = set()
-        ranks_of: dict[Chain, set[int]] = {}
+        ranks_of: dict[Numbers, set[int]] = {}
         regions = dict(layout.regions())
         source_of = dict(pair for link in moved if isinstance(link, Reassigned) for pair in link.sources)
 
@@ -137,24 +138,23 @@ class Search:
                 left.add(rank)
                 if len(left) == probes and not ranks_of:
                     return set(context.actual)
-        common = sorted(ranks_of.items(), key=lambda item: -len(item[1]))[:FEW_CHAINS] if len(ranks_of) > 1 else []
-        for links, ranks in common:
+        for links, ranks in sorted(ranks_of.items(), key=lambda item: -len(item[1]))[:FEW_CHAINS]:
             for rank in context.actual.keys() - ranks - left:
                 self.note(context, layout, moved, links, rank, sides(rank))
         return left
 
     def note(
-        self, context: Context, layout: Layout, moved: Chain, links: Chain, rank: int, sides: tuple[Values, Values]
+        self, context: Context, layout: Layout, moved: Chain, links: Numbers, rank: int, sides: tuple[Values, Values]
     ) -> bool:
         """Keep a chain if it explains a rank, and return whether it does."""
         chain = context.chain((*moved, Located(layout)), links)
         actual, part = sides
         for link in links:
-            part = link.apply(part, rank, {})
+            part = part * link.factor if isinstance(link, Scaled) else rounded(part, link.dtype)
         scale = math.prod(link.factor for link in links if isinstance(link, Scaled))
         error = error_within(self.pair.bound, actual, part, (context.sizes.get(rank, 0.0), scale))
         if error <= self.limit and self.num_links(chain) <= MAX_LINKS:
-            self.explained.setdefault(chain, {})[rank] = error
+            self.explained.setdefault(chain, set()).add(rank)
         return error <= self.limit
 
     def explore(self, context: Context) -> None:
@@ -178,21 +178,15 @@ class Search:
         while left:
             chain = min(
                 self.explained,
-                key=lambda chain: (-len(left & self.explained[chain].keys()), self.cost(chain)),
+                key=lambda chain: (-len(left & self.explained[chain]), self.cost(chain)),
                 default=None,
             )
-            ranks = left & self.explained[chain].keys() if chain is not None else set()
+            ranks = left & self.explained[chain] if chain is not None else set()
             if chain is None or not ranks:
                 return Related((*groups, Group(tuple(sorted(left)), None)))
-            is_certain = all(self.explained[chain][rank] <= self.pair.bound.floor for rank in ranks)
-            groups.append(Group(tuple(sorted(ranks)), chain, is_certain, self._alternatives(chain, ranks)))
+            groups.append(Group(tuple(sorted(ranks)), chain))
             left -= ranks
         return Related(tuple(groups))
-
-    def _alternatives(self, chain: Chain, ranks: Collection[int]) -> tuple[Chain, ...]:
-        same = [other for other in self.explained if other != chain and set(ranks) <= self.explained[other].keys()]
-        few = [other for other in same if self.num_links(other) <= self.num_links(chain)]
-        return tuple(sorted(few, key=self.cost))
 
 
 def error_within(bound: Bound, actual: Values, wanted: Values, sizes: tuple[float, float]) -> float:

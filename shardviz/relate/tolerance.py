@@ -5,10 +5,8 @@ The procedure, from the strictest case to the loosest:
 1. What only moves data is compared bit by bit, and a cast by rounding the wanted values with `casts`: `Bound()`.
 2. If noise was measured (the unsharded step once more, with weights and batch moved by one rounding), a value may be
    off by `NOISE` times that: `above_noise`. A root mean square is compared besides the largest element.
-3. If nothing was measured, `Bound.of` allows `4 * eps * growth ** depth` of the coarsest dtype (TTrace, arXiv
-   2506.09280), `rounding_of_sums` follows Higham and Mary for elements that are long sums, and `ELEMENT` and
-   `NORM` have what right jobs were seen to differ by.
-4. Between floor and limit nobody can tell rounding from a mistake.
+3. If nothing was measured, `rounding_of_sums` follows Higham and Mary for elements that are long sums, and `ELEMENT`
+   and `NORM` have what right jobs were seen to differ by.
 
 A threshold that stands here is a number that a verdict depends on. How much memory or how many lines something may take
 stands where it is used.
@@ -77,9 +75,6 @@ NORM = {"float64": EXACT, "float32": STEP, "float16": 4e-3, "bfloat16": 3e-2}
 
 COARSEST_NORM = 0.1
 """The same for dtypes that are not in `NORM`, as float8."""
-
-GROWTH = 1.03
-"""By how much a module multiplies the rounding of what it is given (TTrace, arXiv 2506.09280)."""
 
 SAFETY = 16.0
 """How many times a bound that holds with high probability is allowed; how many roundings make a difference certain."""
@@ -181,41 +176,12 @@ class Bound:
     """The relative error that rounding may cause. `Bound()` is exact: data that is moved, or ids.
 
     Attributes:
-        floor: Up to this error values match.
-        limit: Above this error they differ. Between floor and limit nobody can tell.
+        limit: Above this error values differ.
         element: How far a single element may be off, absolute, if that is known; 0: the relative error decides.
-
-    Example:
-        >>> Bound.of("bfloat16").verdict(0.01), Bound.of("bfloat16").verdict(0.02), Bound().verdict(1e-12)
-        (None, None, False)
     """
 
-    floor: float = 0.0
     limit: float = 0.0
     element: float = 0.0
-
-    @classmethod
-    def of(cls, dtype: str, depth: int = 0, growth: float = GROWTH) -> Bound:
-        """Return the bound of values that were computed in a dtype, without a measured noise.
-
-        Args:
-            dtype: The coarsest dtype that took part, as torch writes it without `torch.`.
-            depth: The modules before the value, one behind the other.
-            growth: By how much each of them multiplies the error.
-        """
-        floor = EPSILON[dtype] * growth**depth
-        return cls(floor, ROUNDINGS_OF_ONE * floor)
-
-    @classmethod
-    def measured(cls, noise: float, dtype: str) -> Bound:
-        """Return the bound of values whose noise was measured.
-
-        Args:
-            noise: How far one rounding of all inputs takes the values, relative to their norm.
-            dtype: The coarsest dtype that took part: nothing is known more precisely than it rounds.
-        """
-        floor = max(noise, EPSILON[dtype])
-        return cls(floor, min(max(NOISE * noise, floor), MOST_NOISE))
 
     @classmethod
     def of_elements(cls, element: float, size: float) -> Bound:
@@ -226,11 +192,7 @@ class Bound:
             size: The root mean square of what is wanted.
         """
         limit = min(element / size, MOST_NOISE) if size else MOST_NOISE
-        return cls(limit, limit, element)
-
-    def verdict(self, error: float) -> bool | None:
-        """Return whether an error is rounding; None if nobody can tell."""
-        return True if error <= self.floor else None if error <= self.limit else False
+        return cls(limit, element)
 
 
 def rounding_of_sums(epsilon: float, terms: int) -> float:

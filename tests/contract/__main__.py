@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.explain.catalogue import CATALOGUE
 from tests.contract import store
-from tests.contract.judge import judge_room
+from tests.contract.judge import judge_room, judge_rooms
 from tests.contract.store import DamagedError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.contract", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     write = verbs.add_parser("write", help="run the tests that make the cases, and record them with their verdicts")
-    write.add_argument("rooms", nargs="*", metavar="ROOM", choices=[*ROOMS, []], help=", ".join(ROOMS))
+    write.add_argument("rooms", nargs="*", metavar="ROOM", choices=[*store.rooms(), []], help=", ".join(ROOMS))
     write.add_argument("--verdicts", action="store_true", help="judge the recorded cases again, and record only that")
     compare = verbs.add_parser("compare", help="judge every recorded case again, and print what differs")
     compare.add_argument("words", nargs="*", metavar="WORD", help="only cases that have one of these in their names")
@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="run the tests that make the cases again: an hour; what is recorded stays as it is",
     )
     args = parser.parse_args(arguments)
+    if args.verb == "write" and not args.verdicts and not ROOMS.keys() >= set(args.rooms):
+        parser.error("what by_axes, by_form, by_map, by_names and vary make is written by them; here with --verdicts")
     try:
         if args.verb == "write":
             return _write(args.rooms or (store.rooms() if args.verdicts else list(ROOMS)), verdicts=args.verdicts)
@@ -89,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write(rooms: Sequence[str], *, verdicts: bool) -> int:
     for room in rooms:
         if verdicts:
-            store.write_verdicts(room, judge_room(room))
+            store.write_verdicts(room, judge_room(store.load(room)))
         elif code := _record(room):
             return code
     found = {room: store.read_verdicts(room) for room in store.rooms()}
@@ -111,7 +113,7 @@ def _record(room: str, into: str = "") -> int:
 def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool, is_whole: bool) -> int:
     started = time.monotonic()
     known = {room: store.read_verdicts(room) for room in rooms}
-    again = _live(rooms) if live else {room: judge_room(room, words) for room in known}
+    again = _live(rooms) if live else judge_rooms([*map(store.load, rooms)], words)
     rows = [row for room in known for row in _differences(known[room], again[room], words)]
     num_cases = sum(len(verdicts) for verdicts in again.values())
     named = _causes(again)
@@ -133,7 +135,7 @@ def _live(rooms: Sequence[str]) -> dict[str, dict[str, Rows]]:
     with tempfile.TemporaryDirectory(prefix="shardviz-contract-") as made:
         for room in rooms:
             if room not in ROOMS:
-                found[room] = judge_room(room)
+                found[room] = judge_room(store.load(room))
                 continue
             if code := _record(room, made):
                 raise SystemExit(code)

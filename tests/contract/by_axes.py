@@ -24,7 +24,7 @@ from shardviz.layout.notation import parse
 from tests.check.records import change_rank, change_run
 from tests.contract import store
 from tests.contract.changed_files import write_tensors
-from tests.contract.judge import IN_MEMORY, judge_cases
+from tests.contract.judge import IN_MEMORY, record
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ ODD_MESHES = {
 ODD_LAYOUTS = ("[12/x/y, 5]", "[12/x, 4/y]", "[12/y]")
 FLAT = {1: ("[flat(5, 6)/x]",), 2: ("[flat(5, 6)/x/y]", "[flat(5, 6)/y/x]", "[flat(4, 6)/y]"), 3: ("[flat(5, 6)/z/x]",)}
 """Layouts of FSDP1's parameters, which are parts of a flattened tensor."""
+SEGMENTS = {1: ("[24/2/x, 6]", "[24/3/x, 6]"), 2: ("[(24/y)/x, 6]", "[24/4/x/y, 6]", "[24/2/x, 6/y]")}
+"""Layouts with segments, which are held where others are claimed, and the other way round."""
 LAYOUTS = {
     1: ("[24/x, 6]", "[24, 6/x]", "[24, 6]", "[5/x, 4]", "[12/x]"),
     2: ("[24/x/y, 6]", "[24/y/x, 6]", "[24/x, 6/y]", "[24/y, 6/x]", "[24/y, 6]", "[5/y/x, 4]", "[24/x]"),
@@ -103,9 +105,11 @@ def _group(mesh: Mesh, axis: str, rank: int) -> tuple[int, ...]:
     return next(group for group in mesh.groups(axis) if rank in group)
 
 
-def dump(folder: Path, mesh: Mesh, claimed: str, held: Held, *, dense: bool) -> Path:
-    """Write a dump of two tensors, the first with these ids; its ids may lie beside the JSON."""
-    make_dump(folder, mesh, {"w": Made(claimed, ids=held), "v": "[12, 2]"})
+def dump(
+    folder: Path, mesh: Mesh, claimed: str | None, held: Held, *, dense: bool, shape: tuple[int, ...] = ()
+) -> Path:
+    """Write a dump of two tensors, the first with these ids, maybe plain; its ids may lie beside the JSON."""
+    make_dump(folder, mesh, {"w": Made(claimed, ids=held, shape=shape), "v": "[12, 2]"})
     if max(mesh.ranks) >= mesh.size:
         _add_ranks(folder, mesh)
     if dense:
@@ -138,6 +142,41 @@ def add_dumps(room: store.Room, folder: Path) -> None:
             for number, (name, ids) in enumerate([*others.items(), *loads(mesh, right, int(np.prod(shape)))]):
                 path = dump(folder / f"{len(room.cases)}.shardviz", mesh, claimed, ids, dense=number % 2 == 0)
                 room.add(f"{text} {claimed}: {name}", ("check", "{0}"), [store.files_of(path)])
+
+
+def windows(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[tuple[str, Held]]:
+    """Yield parts of a tensor that no layout gives: cut by hand, with a size and a step, unevenly, or padded."""
+    ids, ranks = np.arange(1, int(np.prod(shape)) + 1).reshape(shape), mesh.ranks
+    for size, step in ((8, 5), (6, 6), (5, 6), (9, 6), (4, 6), (6, 5)):
+        yield f"{size} rows, {step} apart", {rank: ids[at * step : at * step + size] for at, rank in enumerate(ranks)}
+    uneven = np.cumsum([0, 3, 9, 2, 5, 4, 1, 0])
+    yield "uneven", {rank: ids[uneven[at] : uneven[at + 1]] for at, rank in enumerate(ranks[:7])}
+    yield "uneven, overlapping", {rank: ids[uneven[at] : uneven[at + 1] + at] for at, rank in enumerate(ranks[:7])}
+    yield "every other row", {rank: ids[at :: mesh.size] for at, rank in enumerate(ranks)}
+    yield "every other column", {rank: ids[:, at :: mesh.size] for at, rank in enumerate(ranks)}
+    yield "zeros on one", {rank: ids * (at > 0) for at, rank in enumerate(ranks)}
+    yield "zeros behind", {rank: np.pad(ids[at * 5 : at * 5 + 5], ((0, 1), (0, 0))) for at, rank in enumerate(ranks)}
+
+
+def add_others(room: store.Room, folder: Path) -> None:
+    """Add segments, tensors without placements, and layouts that are intended and not held."""
+    for text, claims in {"x=4": ("[24/x, 6]", "[24, 6/x]", "[24, 6]"), "x=2,y=3": LAYOUTS[2][:5]}.items():
+        mesh, shape = MESHES[text], (24, 6)
+        held_as = {claim: regions(mesh, claim)[0] for claim in (*claims, *SEGMENTS[mesh.ndim])}
+        segments = SEGMENTS[mesh.ndim]
+        dumps = [(claim, claim, ids, "") for claim, ids in held_as.items()]
+        dumps += [
+            (claim, held, ids, "") for claim in held_as for held, ids in held_as.items() if {claim, held} & {*segments}
+        ]
+        dumps += [(None, held, ids, "") for held, ids in (held_as | dict(windows(mesh, shape))).items()]
+        dumps += [(claim, claim, held_as[claim], wanted) for claim in claims for wanted in held_as]
+        dumps += [(None, held, ids, wanted) for held, ids in held_as.items() for wanted in claims]
+        for number, (claim, held, ids, wanted) in enumerate(dumps):
+            path = dump(folder / f"o{len(room.cases)}.shardviz", mesh, claim, ids, shape=shape, dense=number % 3 == 0)
+            if wanted:
+                change_run(path, intended={"w": wanted})
+            name = f"{text} {claim or 'plain'}: held {held}{f', intended {wanted}' if wanted else ''}"
+            room.add(name, ("check", "{0}"), [store.files_of(path)])
 
 
 # Checkpoints
@@ -247,11 +286,10 @@ def main() -> None:
     axes, roundings = store.Room("axes"), store.Room("roundings")
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         add_dumps(axes, Path(folder))
+        add_others(axes, Path(folder))
     add_pairs(roundings)
     for room in (axes, roundings):
-        path = room.save()
-        store.write_verdicts(room.name, judge_cases(room, list(room.cases.values())))
-        print(f"{room.name}: {len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+        record(room)
 
 
 if __name__ == "__main__":

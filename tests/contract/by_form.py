@@ -12,12 +12,13 @@ import struct
 import zipfile
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from tests.contract import store
-from tests.contract.judge import judge_cases
+from tests.contract.judge import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,9 +135,13 @@ def _again(
 
 
 def _wide(plain: bytes) -> bytes:
-    """Return an archive whose members have zip64 records of their sizes."""
+    """Return an archive whose members have zip64 records of their sizes, in its directory too."""
     made = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(plain)) as old, zipfile.ZipFile(made, "w") as new:
+    with (
+        patch.object(zipfile, "ZIP64_LIMIT", 0),
+        zipfile.ZipFile(io.BytesIO(plain)) as old,
+        zipfile.ZipFile(made, "w") as new,
+    ):
         for name in old.namelist():
             with new.open(zipfile.ZipInfo(name), "w", force_zip64=True) as file:
                 file.write(old.read(name))
@@ -148,8 +153,8 @@ PROGRAMS = {
     "a tuple of too few": b"\x80\x02K\x01\x86.",
     "a tuple of three of two": b"\x80\x02K\x01K\x02\x87.",
     "a key without a value": b"\x80\x02}(X\x01\x00\x00\x00wK\x01X\x01\x00\x00\x00bu.",
-    "a size of words": b"\x80\x02" + GLOBAL + b"((X\x01\x00\x00\x00wltR.",
-    "a size of numbers": b"\x80\x02" + GLOBAL + b"((K\x06K\x08ltR.",
+    "a size of words": b"\x80\x02}X\x01\x00\x00\x00w" + GLOBAL + b"(](X\x01\x00\x00\x00wetRs.",
+    "a size of numbers": b"\x80\x02}X\x01\x00\x00\x00w" + GLOBAL + b"(](K\x06K\x08etRs.",
     "a size of nothing": b"\x80\x02" + GLOBAL + b"(tR.",
     "a list as a key": b"\x80\x02}(]K\x01u.",
     "a tuple with a list as a key": b"\x80\x02}((]tK\x01u.",
@@ -185,13 +190,16 @@ def files() -> Iterator[tuple[str, bytes]]:
 def main() -> None:
     """Make the room, and judge it."""
     room, plain = store.Room(ROOM), saved({"w": numbers(6, 8), "b": numbers(8, seed=1)})
+    before = plain
     for what, content in files():
         room.add_content(what, ("check", "{0}.pt"), [{"": content}])
         if not what.startswith("a pickle"):
             room.add_content(f"{what}, compared", ("diff", "{0}.pt", "{1}.pt"), [{"": content}, {"": plain}])
-    path = room.save()
-    store.write_verdicts(ROOM, judge_cases(room, list(room.cases.values())))
-    print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+            if not what.startswith("an archive"):
+                inputs = [{"": before}, {"": content}]
+                room.add_content(f"{what}, compared with what is before it", ("diff", "{0}.pt", "{1}.pt"), inputs)
+            before = content
+    record(room)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.contract import store
 from tests.contract.changed_files import write_tensors
-from tests.contract.judge import judge_cases
+from tests.contract.judge import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -145,6 +145,8 @@ def conversions() -> Iterator[Conversion]:
     yield Conversion(
         line, experts, np.stack([one.T for one in ordered]), {"left out": np.stack(ordered).reshape(4, 6, 4)}
     )
+    w = _numbers(12, 10, seed=6)
+    yield Conversion("take(a, 3, 1)", {"a": w}, w[:, 3], {"the next": w[:, 4]})
 
 
 MISFITS = (
@@ -254,7 +256,8 @@ def _any_slips(right: Array) -> Iterator[tuple[str, Array]]:
         yield from {"turned": right.swapaxes(0, 1).reshape(right.shape), "last dim reversed": right[..., ::-1]}.items()
 
 
-def _file(tensors: Tensors, dtype: str = "F32") -> bytes:
+def saved(tensors: Tensors, dtype: str = "F32") -> bytes:
+    """Return a file of some tensors, in a dtype."""
     header, data = {}, {}
     for name, one in tensors.items():
         header[name] = {"dtype": dtype, "shape": list(one.shape)}
@@ -269,11 +272,11 @@ def main() -> None:
     room = store.Room(ROOM)
     rest = {"norm": _numbers(7, seed=99), "bias": _numbers(5, seed=98)}
     for number, one in enumerate(conversions()):
-        sources, rows = _file({**rest, **one.sources}), f"w = {one.line}\n".encode()
+        sources, rows = saved({**rest, **one.sources}), f"w = {one.line}\n".encode()
         slips = {"right": one.right, **one.slips, **dict(_any_slips(one.right))}
-        made = {name: _file({**rest, "w": array}) for name, array in slips.items()}
-        made["rounded"] = _file({**rest, "w": one.right}, "BF16")
-        made["missing"] = _file(rest)
+        made = {name: saved({**rest, "w": array}) for name, array in slips.items()}
+        made["rounded"] = saved({**rest, "w": one.right}, "BF16")
+        made["missing"] = saved(rest)
         for at, (name, content) in enumerate(made.items()):
             files = [{"": content}, {"": sources}]
             if at % 3 == 2:
@@ -282,18 +285,15 @@ def main() -> None:
             shape = "x".join(map(str, one.right.shape))
             room.add_content(f"{number} {one.line} of {shape}: {name}", command, [*files, {"": rows}])
     for name, sources, text in misfits():
-        first = _file({"w": sources["a"], **rest})
+        first = saved({"w": sources["a"], **rest})
         command = ("diff", "{0}.safetensors", "{1}.safetensors", "--map", "{2}.map")
         room.add_content(
-            f"misfit: {name}", command, [{"": first}, {"": _file({**rest, **sources})}, {"": text.encode()}]
+            f"misfit: {name}", command, [{"": first}, {"": saved({**rest, **sources})}, {"": text.encode()}]
         )
     for family in ("llama", "lama", "no such map"):
-        files = [{"": _file({**rest, "w": rest["norm"]})}, {"": _file(rest)}]
+        files = [{"": saved({**rest, "w": rest["norm"]})}, {"": saved(rest)}]
         room.add_content(f"the map {family}", ("diff", "{0}.safetensors", "{1}.safetensors", "--map", family), files)
-    path = room.save()
-    verdicts = judge_cases(room, list(room.cases.values()))
-    store.write_verdicts(ROOM, verdicts)
-    print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+    record(room)
 
 
 if __name__ == "__main__":

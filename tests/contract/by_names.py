@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.contract import store
 from tests.contract.by_axes import cast, file
-from tests.contract.judge import judge_cases
+from tests.contract.judge import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
     Model = dict[str, Array]
+    Kinds = dict[str, tuple[str, Array]]
 
 ROOM = "names"
 LAYERS = 4
@@ -120,6 +121,30 @@ def of_names(made: Model) -> Iterator[tuple[str, Model]]:
     yield "minus zero", {**made, up.format(1): np.where(made[up.format(1)] > 0, -0.0, made[up.format(1)])}
 
 
+def of_states() -> Iterator[tuple[str, tuple[Kinds, Kinds]]]:
+    """Yield an optimizer's states on two sides, as tensors of a dtype: masters, buckets, names that could be states."""
+    random = np.random.default_rng(11)
+    narrow, w = cast(random.standard_normal((8, 6)), "BF16")
+    wide = w.astype(np.float32)
+    weights: Kinds = {"model.w.weight": ("BF16", narrow), "model.norm.weight": ("F32", np.ones(6, np.float32))}
+    same: Kinds = {**weights, "model.w.weight": ("F32", wide)}
+    master: Kinds = {"optimizer.state.w.weight.fp32": ("F32", wide)}
+    moved: Kinds = {"optimizer.state.w.weight.fp32": ("F32", wide + 1)}
+    yield "a master that one side lacks", ({**same, **master}, same)
+    yield "a master of other values", ({**same, **moved}, same)
+    yield "a wide master of a narrow weight", ({**weights, **master}, weights)
+    yield "a master of another shape", ({**same, "optimizer.state.w.weight.fp32": ("F32", wide.ravel())}, same)
+    yield "a master whose weight the other side has", (same, master)
+    yield "masters on both sides", ({**weights, **master}, {**weights, **moved})
+    for key in ("exp_avg", "step", "param", "exp_avg_sq_row"):
+        state: Kinds = {f"optimizer.state.w.weight.{key}": ("F32", wide), f"optimizer.state.{key}.w": ("F32", wide)}
+        yield f"states called {key}", ({**weights, **state}, weights)
+    param: Kinds = {"optimizer.state.param.exp_avg": ("F32", wide), "model.param": ("F32", wide)}
+    yield "a parameter called param", ({**weights, **param}, {**weights, **param})
+    bucket: Kinds = {"optimizer.dp_group_idx_0.gbuf_idx_0.dtype_bucket_idx_0.exp_avg": ("F32", wide.ravel())}
+    yield "states in buckets", ({**weights, **bucket}, {**weights, **bucket})
+
+
 def _beside(made: Model, other: Model) -> Iterator[tuple[tuple[str, Array], Array]]:
     yield from (((name, one), other[name]) for name, one in made.items())
 
@@ -163,6 +188,7 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
         for what, second in of_names(made):
             if dtype == other or "a" in what[:3]:
                 yield f"{dtype} {what}", saved(made, dtype), saved(second, other)
+    yield from ((name, file(first), file(second)) for name, (first, second) in of_states())
     for shape in SHAPES:
         values = np.random.default_rng(len(shape)).standard_normal(shape)
         rest = {"norm.weight": made["norm.weight"]}
@@ -174,14 +200,14 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
 def main() -> None:
     """Make the room, and judge it."""
     room = store.Room(ROOM)
+    for name, (first, _) in of_states():
+        room.add_content(f"{name}, checked", ("check", "{0}.safetensors"), [{"": file(first)}])
     for at, (name, first, second) in enumerate(pairs()):
         files = [{"": first}, {"": second}]
         both = "layers" in name or not name[0].isdigit()
         for turn in (files, files[::-1]) if both else ((files[::-1] if at % 2 else files),):
             room.add_content(name, ("diff", "{0}.safetensors", "{1}.safetensors"), turn)
-    path = room.save()
-    store.write_verdicts(ROOM, judge_cases(room, list(room.cases.values())))
-    print(f"{len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+    record(room)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,15 @@ from unittest.mock import patch
 from shardviz.cli import main
 from shardviz.explain.cause import Cause
 from shardviz.explain.finding import Finding
-from tests.contract.store import Case, Room, lay_out, load, place
+from tests.contract.store import Case, Room, lay_out, place, write_verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 Rows = list[dict[str, Any]]
 """A case's verdict: its exit code, then one object for each thing that was said."""
+Verdicts = dict[str, Rows]
+"""The verdicts on the cases of a room, by name."""
 
 SENTENCES = frozenset(
     {"summary", "cause", "fix", "why", "sentence", "details", "also", "refs", "notes", "hint", "schema", "tensors"}
@@ -42,37 +44,48 @@ MOST_WORDS = 6
 """Words of a field that may still be a name, a layout or a number with its unit."""
 
 
-def judge_room(name: str, chosen: Sequence[str] = (), processes: int = PROCESSES) -> dict[str, Rows]:
-    """Return the verdict on every recorded case of a room, or on those that have one of some words in their names.
+def judge_rooms(rooms: Sequence[Room], words: Sequence[str] = (), processes: int = PROCESSES) -> dict[str, Verdicts]:
+    """Return the verdicts on every case of some rooms, or on those that have one of some words in their names.
 
     Args:
-        name: The room.
-        chosen: The words.
+        rooms: The rooms.
+        words: The words.
         processes: How many processes judge; 0 for this one alone.
     """
-    room = load(name)
-    cases = [case for case in room.cases.values() if not chosen or any(word in case.name for word in chosen)]
-    return judge_cases(room, cases, processes)
-
-
-def judge_cases(room: Room, cases: Sequence[Case], processes: int = PROCESSES) -> dict[str, Rows]:
-    """Return the verdict on some cases of a room."""
+    verdicts: dict[str, Verdicts] = {room.name: {} for room in rooms}
     with tempfile.TemporaryDirectory(prefix="shardviz-contract-", dir=IN_MEMORY) as made:
-        files = lay_out(room, Path(made, "files"))
-        jobs = [(case, files, Path(made, f"case_{number}")) for number, case in enumerate(cases)]
-        if not processes:
-            return dict(map(_judge_in, jobs))
-        with get_context("fork").Pool(processes) as pool:
-            return dict(pool.imap_unordered(_judge_in, jobs, chunksize=8))
+        folder, jobs = Path(made), list[tuple[int, str, Case, Path]]()
+        for room in rooms:
+            lay_out(room, folder / "files")
+            named = [case for case in room.cases.values() if not words or any(word in case.name for word in words)]
+            jobs += [(room.size(case.name), room.name, case, folder) for case in named]
+        jobs.sort(key=lambda job: -job[0])  # the long ones first, so that no process waits for another at the end
+        with get_context("fork").Pool(processes) if processes else contextlib.nullcontext() as pool:
+            judged = pool.imap_unordered(_judge_in, jobs, chunksize=4) if pool is not None else map(_judge_in, jobs)
+            for name, case, rows in judged:
+                verdicts[name][case] = rows
+    return verdicts
 
 
-def _judge_in(job: tuple[Case, Mapping[str, Path], Path]) -> tuple[str, Rows]:
-    case, files, folder = job
-    folder.mkdir()
+def judge_room(room: Room, processes: int = PROCESSES) -> Verdicts:
+    """Return the verdicts on every case of a room."""
+    return judge_rooms([room], processes=processes)[room.name]
+
+
+def record(room: Room) -> None:
+    """Write a room that was made by a rule, with its verdicts, and say how large it is."""
+    path = room.save()
+    write_verdicts(room.name, judge_room(room))
+    print(f"{room.name}: {len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
+
+
+def _judge_in(job: tuple[int, str, Case, Path]) -> tuple[str, str, Rows]:
+    _, room, case, folder = job
+    own = Path(tempfile.mkdtemp(prefix="case_", dir=folder))
     try:
-        return case.name, judge(case, place(case, files, folder))
+        return room, case.name, judge(case, place(case, folder / "files", own))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def judge_files(case: Case, inputs: Sequence[Mapping[str, bytes]]) -> Rows:
@@ -81,7 +94,8 @@ def judge_files(case: Case, inputs: Sequence[Mapping[str, bytes]]) -> Rows:
     with tempfile.TemporaryDirectory(prefix="shardviz-contract-", dir=IN_MEMORY) as made:
         files = [{name: room.blob(content) for name, content in one.items()} for one in inputs]
         case = Case(case.name, case.command, tuple(files))
-        return judge(case, place(case, lay_out(room, Path(made, "files")), Path(made, "case")))
+        lay_out(room, Path(made, "files"))
+        return judge(case, place(case, Path(made, "files"), Path(made, "case")))
 
 
 def judge(case: Case, inputs: Sequence[Path]) -> Rows:

@@ -36,14 +36,12 @@ class Recorded:
 
     Attributes:
         cases: The cases.
-        files: Where each file is, by its hash.
         known: Their verdicts.
-        folder: Where files are, and cases are put.
+        folder: Where cases are put; in `files` is what they read.
     """
 
     folder: Path
     cases: dict[Key, Case] = field(default_factory=dict)
-    files: dict[str, Path] = field(default_factory=dict)
     known: dict[Key, Rows] = field(default_factory=dict)
 
     @classmethod
@@ -53,7 +51,7 @@ class Recorded:
         for name in store.rooms():
             room, verdicts = store.load(name), store.read_verdicts(name)
             recorded.cases |= {(name, case.name): case for case in room.cases.values()}
-            recorded.files |= store.lay_out(room, folder / name)
+            store.lay_out(room, folder / "files")
             recorded.known |= {(name, case): rows for case, rows in verdicts.items()}
         return recorded
 
@@ -61,7 +59,7 @@ class Recorded:
         """Return what the code says now of a case, and a hash of it with all sentences."""
         folder = Path(tempfile.mkdtemp(prefix="case_", dir=self.folder))
         try:
-            rows, printed = judge_and_print(self.cases[key], place(self.cases[key], self.files, folder))
+            rows, printed = judge_and_print(self.cases[key], place(self.cases[key], self.folder / "files", folder))
             return rows, hashlib.sha256(printed.encode(errors="replace")).hexdigest()[:16]
         finally:
             shutil.rmtree(folder, ignore_errors=True)

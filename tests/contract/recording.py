@@ -63,9 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if room is not None and not exitstatus:  # half a room would replace a whole one
-        from tests.contract.judge import judge_cases
+        from tests.contract.judge import judge_room
 
-        verdicts = judge_cases(room, list(room.cases.values()))
+        verdicts = judge_room(room)
         room.keep(worth_keeping(room, verdicts))
         into = session.config.getoption("--contract-into")
         path = room.save(Path(into) if into else None)
@@ -156,13 +156,13 @@ def _dump(dump: Any) -> None:
         _record(("diff", "{0}", "{1}"), (files_of(path / UNSHARDED), files), f"{probe} step".strip())
 
 
-def _checkpoint(checkpoint: Any, *_: Any) -> None:
+def _checkpoint(checkpoint: Any, *_: Any, **__: Any) -> None:
     _record(
         ("check", f"{{0}}{checkpoint.path.suffix if checkpoint.path.is_file() else ''}"), (files_of(checkpoint.path),)
     )
 
 
-def _dumps(before: Any, after: Any, *_: Any) -> None:
+def _dumps(before: Any, after: Any, *_: Any, **__: Any) -> None:
     _record(("diff", "{0}", "{1}"), [files_of(dump.files.path) for dump in (before, after)])
 
 

@@ -148,25 +148,31 @@ def load(name: str) -> Room:
     return Room(name, {case.name: case for case in cases}, blobs)
 
 
-def lay_out(room: Room, folder: Path) -> dict[str, Path]:
-    """Write every file of a room once; return where each is, by hash. Cases link to them."""
-    folder.mkdir()
-    found = {}
+def lay_out(room: Room, folder: Path) -> None:
+    """Write every file of a room once, called by its hash; cases, of other rooms too, link to them."""
+    folder.mkdir(exist_ok=True)
     for digest, content in room.blobs.items():
-        found[digest] = folder / digest
-        found[digest].write_bytes(content)
-    return found
+        (folder / digest).write_bytes(content)
 
 
-def place(case: Case, files: Mapping[str, Path], folder: Path) -> list[Path]:
-    """Put a case's inputs into a folder of their own; return where they are."""
+def place(case: Case, files: Path, folder: Path) -> list[Path]:
+    """Put a case's inputs into a folder of their own.
+
+    Args:
+        case: The case.
+        files: Where its room's files are laid out.
+        folder: Where its inputs are put.
+
+    Returns:
+        Where they are.
+    """
     inputs = []
     for number, content in enumerate(case.inputs):
         target = folder / f"input_{number}"
         for name, digest in content.items():
             file = target / name if name else target.with_suffix(_suffix(case, number))
             file.parent.mkdir(parents=True, exist_ok=True)
-            os.link(files[digest], file)
+            os.link(files / digest, file)
             target = file if not name else target
         inputs.append(target)
     return inputs

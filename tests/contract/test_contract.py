@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract import __main__ as contract
 from tests.contract import mutants, store, vary
-from tests.contract.judge import judge_cases
+from tests.contract.judge import judge_room
 from tests.contract.store import DamagedError, Room
 from tests.contract.varied import variant
 from tests.dumps import Made, make_dump
@@ -28,7 +28,7 @@ def recorded(tmp_path, monkeypatch):
         folder = make_dump(tmp_path / name, mesh, {"w": Made("[8/fsdp/tp, 4]", held)})
         room.add(name, ("check", "{0}"), (store.files_of(folder),))
     room.save()
-    store.write_verdicts("dumps", judge_cases(room, list(room.cases.values()), processes=0))
+    store.write_verdicts("dumps", judge_room(room, processes=0))
     return tmp_path
 
 
@@ -157,3 +157,12 @@ def test_mutants_make_one_mistake_each(tmp_path, monkeypatch):
         (3, text.replace("0.5", "(0.5) * 100")),
         (4, text.replace("g(axis, dim)", "g(dim, axis)")),
     }
+
+
+def test_survivors_are_mistakes_that_can_still_be_made():
+    rows = [line.split(" | ")[0] for line in (store.HERE / "survivors.txt").read_text().splitlines() if " | " in line]
+    listed = [row.partition(" ")[::2] for row in rows]
+    for file, what in listed:
+        lines = set(range(len((mutants.ROOT / file).read_text().splitlines()) + 1))
+        assert what in {one.what for one in mutants.mutants_of(file, lines)}, f"gone from survivors.txt: {file} {what}"
+    assert listed

@@ -44,11 +44,14 @@ def test_every_place_has_one_state_and_what_is_held_is_near_its_reference(name: 
 def dumps(name: str, part: int, folder: Path) -> Iterator[tuple[str, Dump]]:
     """Yield the dumps among a part of a room's cases, with the names of the cases."""
     room = store.load(name)
-    files = store.lay_out(room, folder / "files")
+    store.lay_out(room, folder / "files")
     cases = [case for case in room.cases.values() if case.command[0] == "check"]
     for number, case in enumerate(cases[part::PARTS]):
         try:
-            yield case.name, dump_of(read_files(store.place(case, files, folder / str(number))[0], strict=False))
+            yield (
+                case.name,
+                dump_of(read_files(store.place(case, folder / "files", folder / str(number))[0], strict=False)),
+            )
         except ShardvizError:
             continue  # a checkpoint, or a dump that is refused
 

@@ -156,9 +156,11 @@ def test_ids_count_from_one_in_their_own_tensor_in_every_form(tmp_path: Path):
 
 
 def test_zeros_strangers_and_no_ids_are_distinguished(tmp_path: Path):
-    ids = {1: np.array([[0, -1], [3, 100]])}
-    path = make_dump(tmp_path / "a.shardviz", MESH, {"other": "[100]", "w": Made("[4/tp, 2]", ids=ids)})
-    assert ids_of(dump_of(read_files(path)), 1, "w") == [[0, ID_NONE], [3, -1 - 200]]
+    ids = {0: np.array([[1, 2], [999, 4]]), 1: np.array([[0, -1], [3, 100]])}
+    path = make_dump(tmp_path / "a.shardviz", MESH, {"w": Made("[4/tp, 2]", ids=ids), "other": "[100]"})
+    dump = dump_of(read_files(path))
+    assert ids_of(dump, 1, "w") == [[0, ID_NONE], [3, -1 - 100]]
+    assert ids_of(dump, 0, "w") == [[1, 2], [ID_NONE, 4]]  # no tensor has so many
 
 
 def test_ids_of_a_plain_tensor_that_was_cut_by_hand_count_in_the_stamped_shape(tmp_path: Path):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +16,13 @@ from tests.gauges.flow import product
 from tests.gauges.growth.cases import grown
 from tests.gauges.kept import TODAY, details, read, static_gauges, worse, write
 from tests.gauges.reach.reached import unreached
-from tests.gauges.slowest import slowest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GROWTH, TOO_FAST = "growth of ", "TOO FAST "
+MOST = 20
+"""Tests that are named of the slowest."""
 UNREACHED = "functions that nothing enters"
 HOW_TO_TIME = 'make test ARGS=--junit-xml=tests.xml; make gauges GAUGES="--tests tests.xml"'
 
@@ -33,7 +36,7 @@ def main() -> int:
         metavar="DIR",
         help="also list the functions that the contract, demos and probes never enter; many minutes, noted in DIR",
     )
-    parser.add_argument("--tests", type=Path, metavar="FILE", help="junit xml, or durations, of the last run of pytest")
+    parser.add_argument("--tests", type=Path, metavar="FILE", help="what pytest --junit-xml wrote")
     parser.add_argument("--static", action="store_true", help="leave growth out: seconds instead of minutes")
     parser.add_argument("--growth", metavar="TEXT", help="only the growth of what has this in its name; keeps nothing")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="growth that was measured before, not to repeat")
@@ -58,11 +61,19 @@ def main() -> int:
     return 0 if args.static else _growth("", args.measured)
 
 
+def slowest(file: Path) -> list[tuple[str, float]]:
+    """Return the slowest tests of a run of pytest with their seconds, the slowest first."""
+    seconds: Counter[str] = Counter()
+    for case in ElementTree.parse(file).iter("testcase"):
+        seconds[f"{case.get('classname')}::{case.get('name')}"] += float(case.get("time", 0))
+    return seconds.most_common(MOST)
+
+
 def _slow(file: Path | None) -> Iterator[str]:
     if file is None:
         yield f"slowest tests: {HOW_TO_TIME}"
     else:
-        yield from (f"slowest tests: {name}: {seconds:.1f} s" for seconds, name in slowest(file))
+        yield from (f"slowest tests: {name}: {seconds:.1f} s" for name, seconds in slowest(file))
 
 
 def _growth(text: str, measured: Path | None = None) -> int:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.gauges.__main__ import slowest
 from tests.gauges.flow import ARROWS, EVERYWHERE, against_the_flow, circles, is_allowed
 from tests.gauges.kept import ratchet, read, worse, write
 from tests.gauges.reach.reached import entered_by, not_entered
 from tests.gauges.size import Size, called_once, literal_tolerances, long_functions
-from tests.gauges.slowest import slowest
 from tests.gauges.tree import Source, sources
 
 
@@ -96,15 +96,10 @@ def test_literal_tolerances_are_found_outside_their_module_alone():
     assert [one.partition(" ")[2] for one in found] == ["a < 1e-06", "abs(d - e) <= 0.02 * f"]
 
 
-def test_the_slowest_tests_are_read_from_both_forms(tmp_path):
-    xml = '<testsuites><testsuite><testcase classname="a" name="b" time="2.5"/></testsuite></testsuites>'
-    printed = "= slowest =\n1.50s call     tests/a.py::b\n0.25s setup    tests/a.py::b\n0.01s call     tests/a.py::c\n"
-    (tmp_path / "run.xml").write_text(xml)
-    (tmp_path / "run.txt").write_text(printed)
-    assert slowest(tmp_path / "run.xml") == [(2.5, "a::b")]
-    assert slowest(tmp_path / "run.txt", most=1) == [(1.75, "tests/a.py::b")]
-    with pytest.raises(ValueError, match="junit-xml"):
-        slowest(Path(__file__))
+def test_the_slowest_tests_are_read_from_what_pytest_wrote(tmp_path):
+    cases = "".join(f'<testcase classname="a" name="{name}" time="{time}"/>' for name, time in (("b", 1), ("c", 2.5)))
+    (tmp_path / "run.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert slowest(tmp_path / "run.xml") == [("a::c", 2.5), ("a::b", 1.0)]
 
 
 def test_what_is_kept_is_read_again_and_only_the_ratchet_may_not_rise(tmp_path):

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from tests.gauges.growth import dumps, stored, works
-from tests.gauges.growth.cases import Input
+from tests.gauges.growth import dumps, stored
+from tests.gauges.growth.cases import Input, findings_of_one_tensor, tensors_of_one_finding
 from tests.gauges.growth.measure import Growth, growth_of
 
 SMALL = (
@@ -22,7 +22,7 @@ def test_work_grows_with_its_input_and_not_with_its_square(small, use, size, tmp
     assert not growth.is_too_fast, str(growth)
 
 
-@pytest.mark.parametrize("made", [works.findings_of_one_tensor, works.tensors_of_one_finding])
+@pytest.mark.parametrize("made", [findings_of_one_tensor, tensors_of_one_finding])
 def test_findings_are_grouped_in_linear_time(made):
     growth = growth_of(made.__name__, made, 300, enough=0)
     assert not growth.is_too_fast, str(growth)

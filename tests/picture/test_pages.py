@@ -43,7 +43,7 @@ HEALTHY = {
 
 
 def page(tmp_path: Path, mesh: str, tensor: Made | str, terminal: Terminal, *, missing: int | None = None) -> str:
-    path = make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"layers.0.weight": tensor})
+    path = make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"layers.0.weight": tensor, "bias": "[3]"})
     if missing is not None:
         (path / f"rank_{missing:05d}.json").unlink()
     dump = dump_of(read_files(path))
@@ -96,7 +96,7 @@ def test_a_tensor_that_claims_nothing_is_drawn_as_it_is_held(tmp_path: Path) -> 
 
 
 def test_values_that_are_not_the_tensors_own_are_counted(tmp_path: Path) -> None:
-    ids = {0: np.array([[3, 1], [4, 2]]), 1: np.array([[0, -1], [0, 999]])}
+    ids = {0: np.array([[3, 1], [4, 2]]), 1: np.array([[0, -1], [0, 10]])}
     text = page(tmp_path, "tp=2", Made("[4/tp, 2]", ids=ids), Terminal(80))
     check_golden("scattered", text)
     assert "own ids, scattered: 4" in text

@@ -25,7 +25,7 @@ from shardviz.relate.orders import features, matches, nearest, orders_of_slices,
 from shardviz.relate.relations import Rounded, Scaled
 from shardviz.relate.stored import is_cut_off, is_made, line_between, rounding_between
 from shardviz.relate.sums import coefficient_of
-from shardviz.relate.tolerance import EPSILON, Bound, above_noise, near_ratio, rounding_of_sums
+from shardviz.relate.tolerance import EPSILON, above_noise, near_ratio, rounding_of_sums
 from shardviz.relate.values import blocks, constant_of, error_of, part_of
 
 MODULES = [module.name for module in pkgutil.iter_modules(shardviz.relate.__path__, "shardviz.relate.")]
@@ -265,14 +265,6 @@ def test_nan_must_meet_nan() -> None:
     assert error_of(np.array([1.0, np.nan, 3.0]), wanted) == 0
     assert error_of(np.array([1.0, 2.0, 3.0]), wanted) == np.inf
     assert error_of(np.array([np.nan, np.nan, 3.0]), wanted) == np.inf
-
-
-def test_a_bound_has_three_verdicts_and_noise_moves_it() -> None:
-    assert Bound.of("bfloat16", depth=10).limit > Bound.of("bfloat16").limit
-    assert Bound.measured(0.0, "float32").floor == EPSILON["float32"]
-    assert Bound.measured(0.02, "bfloat16").verdict(0.05) is None
-    assert Bound.measured(0.02, "bfloat16").verdict(0.2) is False
-    assert Bound.measured(10.0, "bfloat16").verdict(0.3) is not None
 
 
 def test_what_is_allowed_is_between_a_rounding_and_what_hides_everything() -> None:

@@ -13,16 +13,16 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.relate.contexts import num_links
 from shardviz.relate.pair import Pair
-from shardviz.relate.relations import Filled, From, Located, Pending, Permuted, Rounded, Scaled
+from shardviz.relate.relations import Filled, Located, Pending, Permuted, Rounded, Scaled
 from shardviz.relate.search import relation_of
-from shardviz.relate.tolerance import Bound
+from shardviz.relate.tolerance import EPSILON, Bound
 from tests.lanes import cases
-from tests.relate.making import KINDS, Made, flat, make, part
-from tests.relate.replay import replay
+from tests.relate.making import KINDS, NARROW, Made, flat, make, part
+from tests.relate.replaying import replay
 
 SEEDS = st.integers(0, 2**32 - 1)
 TWO = [frozenset(pair) for pair in combinations(KINDS, 2)]
-UNFOUND = frozenset({"exchange", "zeros", "permute", "order", "plus", "offset", "pad", "pending"})
+UNFOUND = frozenset({"exchange", "zeros", "permute", "order", "offset", "pad", "pending"})
 """Of two of these in a row, some ranks may be left without a chain: each hides what the other is seen by."""
 
 
@@ -89,20 +89,10 @@ def rows(ranks: int = 2, shape: tuple[int, ...] = (8, 6)) -> Layout:
     return Layout(parse_mesh(f"tp={ranks}"), shape, (("tp",), *((),) * (len(shape) - 1)))
 
 
-def test_of_two_explanations_the_second_is_listed() -> None:
-    wanted, layout = drawn(), rows()
-    held = {rank: part(wanted, layout, rank) * 2 for rank in (0, 1)}
-    group = relation_of(make_pair(wanted, held, layout, candidates={"twice": wanted * 2})).groups[0]
-    assert {group.chain[-1], *(chain[0] for chain in group.alternatives)} == {Scaled(2.0), From("twice")}
-    assert group.alternatives
-
-
-def test_between_floor_and_limit_nobody_can_tell() -> None:
+def test_what_is_within_the_bound_is_the_same() -> None:
     wanted, layout = drawn(), rows()
     held = {rank: part(wanted, layout, rank) * (1 + 3e-7) for rank in (0, 1)}
-    group = relation_of(make_pair(wanted, held, layout, bound=Bound.of("float32"))).groups[0]
-    assert group.chain == (Located(layout),)
-    assert not group.certain
+    assert relation_of(make_pair(wanted, held, layout, bound=NARROW)).chain == (Located(layout),)
 
 
 def test_a_missing_rank_makes_a_sum_unknown_and_never_a_missing_term() -> None:
@@ -113,7 +103,7 @@ def test_a_missing_rank_makes_a_sum_unknown_and_never_a_missing_term() -> None:
     groups = relation_of(make_pair(wanted, held, layout)).groups
     assert [group.chain for group in groups] == [None]
     held[2] = wanted - terms[0] - terms[1]
-    assert relation_of(make_pair(wanted, held, layout, bound=Bound.of("float32"))).chain is not None
+    assert relation_of(make_pair(wanted, held, layout, bound=NARROW)).chain is not None
 
 
 def test_equal_copies_are_never_taken_for_terms_of_a_sum() -> None:
@@ -128,7 +118,7 @@ def test_two_axes_may_be_pending_each_with_its_own_reduction() -> None:
     layout = Layout(mesh, (8, 6), ((), ()), partial=(("dp", "sum"), ("tp", "max")))
     held = {rank: drawn(seed=rank) for rank in mesh.ranks}
     wanted = np.maximum(held[0] + held[2], held[1] + held[3])
-    pair = make_pair(wanted, held, layout, bound=Bound.of("float32"))
+    pair = make_pair(wanted, held, layout, bound=NARROW)
     related = relation_of(pair)
     assert related.chain is not None
     assert num_links(related.chain, layout) == 0
@@ -144,10 +134,9 @@ def test_a_slice_may_stand_twice() -> None:
     wanted, layout = drawn(), rows()
     order = (0, 1, 2, 3, 0, 1, 2, 3)
     held = {rank: part(wanted[list(order)], layout, rank) for rank in (0, 1)}
-    related = relation_of(make_pair(wanted, held, layout))
-    chains = [related.groups[0].chain, *related.groups[0].alternatives]
-    given = [replay(chain, make_pair(wanted, held, layout), 1)[0] for chain in chains if chain]
-    assert any(np.array_equal(values, wanted[:4]) for values in given)
+    chain = relation_of(make_pair(wanted, held, layout)).groups[0].chain
+    assert chain is not None
+    assert np.array_equal(replay(chain, make_pair(wanted, held, layout), 1)[0], wanted[:4])
 
 
 def test_memory_that_was_never_written_is_told_from_wrong_values() -> None:
@@ -165,7 +154,7 @@ def test_one_exchanged_pair_of_600_rows_does_not_hide_in_the_norm() -> None:
     layout = Layout(parse_mesh("tp=2"), (600, 4), ((), ()))
     swapped = wanted.copy()
     swapped[[3, 500]] = swapped[[500, 3]]
-    chain = relation_of(make_pair(wanted, {0: swapped, 1: swapped}, layout, bound=Bound.of("bfloat16"))).chain
+    chain = relation_of(make_pair(wanted, {0: swapped, 1: swapped}, layout, bound=Bound(4 * EPSILON["bfloat16"]))).chain
     assert chain is not None
     assert isinstance(chain[0], Permuted)
     assert (chain[0].order[3], chain[0].order[500]) == (500, 3)
@@ -187,6 +176,6 @@ def test_rounding_is_exact_to_the_bit() -> None:
     cut = bits & np.uint32(0xFFFF0000)  # cut off instead of rounded
     rounded, cut_off = (values.view(np.float32).astype(np.float64) for values in (even, cut))
     as_held = [{rank: part(values, layout, rank) for rank in (0, 1)} for values in (rounded, cut_off)]
-    first, second = (relation_of(make_pair(wanted, held, layout, bound=Bound.of("float32"))).chain for held in as_held)
+    first, second = (relation_of(make_pair(wanted, held, layout, bound=NARROW)).chain for held in as_held)
     assert first == (Located(layout), Rounded("bfloat16"))
     assert second is None

@@ -97,15 +97,13 @@ def _to(dtype: str, narrow: str) -> Turn:
 
 
 def equal(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None = None) -> bool:
-    """Whether two arrays are equal, block by block: what differs is soon found.
+    """Whether two arrays of one shape are equal, block by block: what differs is soon found.
 
     Args:
         one: An array.
         other: Another one.
         turns: What is done to each of them before.
     """
-    if one.shape != other.shape:
-        return False
     if one.size <= BLOCK or one.ndim == 0:
         return np.array_equal(*(one, other) if turns is None else (turns[0](one), turns[1](other)))
     near, far = _fastest(one), _fastest(other)

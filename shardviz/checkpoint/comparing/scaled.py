@@ -90,8 +90,8 @@ def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
 
 def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
     """Return the wide tensor of a pair, the one in eight bits, and which side that is on; None for other pairs."""
-    if pair.one is None or pair.other is None:
-        return None
+    assert pair.one is not None
+    assert pair.other is not None
     for at, (coded, wide) in enumerate(((pair.one, pair.other), (pair.other, pair.one))):
         if dtype_of(coded) in EIGHT_BITS and dtype_of(wide) in WIDE:
             return wide, coded, at

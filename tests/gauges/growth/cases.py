@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.gauges.growth import dumps, stored, works
+from shardviz.check.grouping import grouped
+from shardviz.explain.step import WeightOnSomeRanks
+from tests.gauges.growth import dumps, stored
 from tests.gauges.growth.measure import growth_of
-from tests.gauges.growth.uses import USES
+from tests.gauges.growth.uses import USES, verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
+    from shardviz.explain.finding import Finding
     from tests.gauges.growth.measure import Growth, Work
 
     Make = Callable[[Path, int], None]
@@ -111,10 +114,35 @@ INPUTS = (
     Input("stages of a plan", (stored.planned_stages,), PLAN),
 )
 
+
+def findings_of_one_tensor(num: int) -> Work:
+    """Group findings of one tensor that are all alike, as a weight and its states may have them."""
+    return functools.partial(grouped, [_finding("weight") for _ in range(num)])
+
+
+def tensors_of_one_finding(num: int) -> Work:
+    """Group findings that differ in their tensor alone."""
+    return functools.partial(grouped, [_finding(f"layers.{at}.weight") for at in range(num)])
+
+
+def _finding(tensor: str) -> Finding:
+    return WeightOnSomeRanks((0, 1), "bias").finding(tensor, (0, 1), "the gradient is off by up to 0.25 on rank 0")
+
+
+def planned(num: int) -> Work:
+    """Plan a mesh of as many ranks, with as many rows in the batch."""
+    return functools.partial(_plan, f"fsdp={num // 8},tp=8", f"{num},12")
+
+
+def _plan(mesh: str, batch: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        verb("plan", "tp_fsdp", "--mesh", mesh, "--batch", batch, "-o", f"{folder}/plan.shardviz")
+
+
 WORKS: Mapping[str, Callable[[int], Work]] = {
-    "findings of one tensor: grouped": works.findings_of_one_tensor,
-    "tensors of one finding: grouped": works.tensors_of_one_finding,
-    "ranks of a mesh: plan": works.planned,
+    "findings of one tensor: grouped": findings_of_one_tensor,
+    "tensors of one finding: grouped": tensors_of_one_finding,
+    "ranks of a mesh: plan": planned,
 }
 """What reads no folder, by name."""
 

@@ -6,7 +6,6 @@ shard may be in one and the same order of their own.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -215,18 +214,16 @@ def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | N
     """
     digits: list[tuple[int, int]] = []  # how many, and the step
     left = order
-    while len(left) > 1 and len(digits) < MAX_DIGITS:
+    while len(left) > 1:
         bends = np.flatnonzero(np.diff(left) != left[1] - left[0])
         count = int(bends[0]) + 1 if len(bends) else len(left)
-        if len(left) % count or count == 1:
+        if len(left) % count or count == 1 or len(digits) == MAX_DIGITS:
             return None
         digits.insert(0, (count, int(left[1] - left[0])))
         left = left[::count]
     by_step = sorted(range(len(digits)), key=lambda at: -digits[at][1])
     shape = tuple(digits[at][0] for at in by_step)
     axes = tuple(by_step.index(at) for at in range(len(digits)))
-    if math.prod(shape) != len(order):
-        return None
     wanted = np.arange(len(order)).reshape(shape).transpose(axes).ravel()
     return (shape, axes) if np.array_equal(order, wanted) else None
 

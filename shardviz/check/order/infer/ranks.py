@@ -255,18 +255,16 @@ def permutation_in_words(ranks: list[int], permutation: list[int]) -> str:
     """Say which rank's shard each rank holds, by a rule if there is one, else as a list."""
     order = {rank: index for index, rank in enumerate(ranks)}
     images = [order[source] for source in permutation]
-    size, shown = len(images), listed(permutation, MAX_LISTED)
-    if images == list(range(size))[::-1]:
-        return f"rank i holds the shard of rank {size - 1}-i, as on a mesh given as [{shown}]"
     for text, rule in _rules(images):
         if all(rule(index) == image for index, image in enumerate(images)):
             return f"rank i holds the shard of rank {text}"
-    return f"ranks {ranks[0]}, {ranks[1]}, ... hold the shards of ranks [{shown}]"
+    return f"ranks {ranks[0]}, {ranks[1]}, ... hold the shards of ranks [{listed(permutation, MAX_LISTED)}]"
 
 
 def _rules(images: list[int]) -> Iterator[tuple[str, Callable[[int], int]]]:
-    """Yield rules that the first images suggest: a rotation, flipped bits, rows and columns of the mesh exchanged."""
+    """Yield rules that the first images suggest: backwards, a rotation, flipped bits, the mesh's rows as columns."""
     size, first = len(images), images[0]
+    yield f"{size - 1}-i", lambda index: size - 1 - index
     yield f"(i+{first})%{size}", lambda index: (index + first) % size
     yield f"i xor {first}", lambda index: index ^ first
     columns = images[1]

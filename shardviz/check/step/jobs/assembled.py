@@ -19,7 +19,6 @@ from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import of_point
-from shardviz.errors import DumpError
 from shardviz.relate.tolerance import TENSOR_FLOAT
 
 if TYPE_CHECKING:
@@ -56,8 +55,6 @@ class InMemory(DumpFiles):
 
     def dense(self, rank: int, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
         """Return one array."""
-        if (rank, key) not in self.arrays:
-            raise DumpError(f"rank {rank} has no {key}")
         return self.arrays[rank, key].reshape(shape)
 
 
@@ -145,11 +142,10 @@ def _with_added(judging: Judging, odd: Sequence[Place], rank: int) -> Iterator[P
         yield structs.replace(one, added=name, times=times) if name else one
 
 
-def _layout(own: _Rank, layout: Layout) -> int | None:
-    """Return the index of a layout among a rank's; None where torch has no placements for it."""
+def _layout(own: _Rank, layout: Layout) -> int:
+    """Return the index of a layout among a rank's."""
     placements = layout.placements()
-    if placements is None:
-        return None
+    assert placements is not None, "it comes from placements"
     mesh = MeshRecord(layout.mesh.axes, layout.mesh.shape, layout.mesh.ranks)
     number = own.meshes.setdefault(mesh, len(own.meshes))
     flat = FlatRecord(layout.flat.shape, layout.flat.offset) if layout.flat else None

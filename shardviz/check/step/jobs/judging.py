@@ -201,11 +201,9 @@ class Judging:
         """Return whether ranks have slices of the whole in another order, once each or some of them repeatedly."""
         if not whole.is_whole or not all(part.is_whole for part in values.values()):
             return "odd"
-        of_ranks: list[Slices | None] = []
-        for rank, part in values.items():
-            of_ranks.append(places_in(part.values / self.scale(place, rank), whole.values, near))
-            if of_ranks[-1] is None:
-                return "odd"
+        of_ranks = [
+            places_in(part.values / self.scale(place, rank), whole.values, near) for rank, part in values.items()
+        ]
         joined = Slices.joined(of_ranks)
         return "odd" if joined is None else "moved" if joined.is_whole else "repeated"
 

@@ -198,7 +198,7 @@ class States:
             return UNKNOWN
         near = ELEMENT.get(self._dtype(wanted), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
-            related = relation_of(Pair(whole, held, None, self.mesh, Bound(near, near)))
+            related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
         state = _state_of(related.chain)
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         return State("right", layout) if layout is not None else state

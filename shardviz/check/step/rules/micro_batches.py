@@ -137,7 +137,5 @@ def _summed_again(evidence: Evidence, names: list[str], weights: Weights) -> str
     """Name the axes whose size is the ratio of each weight to the next; empty where there is none."""
     ratios = {round(one / other, DIGITS) for one, other in pairwise(weights)}
     mesh = evidence.gradients[names[0]].mesh
-    if len(ratios) > 1:
-        return ""
     fitting = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and {mesh.axis_size(axis)} == ratios]
     return " or ".join(fitting) or ("all ranks" if ratios == {mesh.size} else "")

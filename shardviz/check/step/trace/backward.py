@@ -188,7 +188,7 @@ def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping
         return first
     if not _has_right_weights(first.call, gradients):
         return first
-    reader = next((one for one in _other_readers(calls, first.call) if _has_wrong_weight(one, gradients)), None)
+    reader = next((one for one in _readers(calls, first.call) if _has_wrong_weight(one, gradients)), None)
     if reader is not None:
         return replace(first, call=reader, point=reader.point(INPUT, "odd", "repeated"))
     return _around(calls, first)
@@ -203,10 +203,10 @@ def _around(calls: Calls, first: Divergence) -> Divergence:
     return replace(first, call=outer)
 
 
-def _other_readers(calls: Calls, call: Call) -> Sequence[Call]:
-    """Return the other calls that read what a call reads, and are given the right gradient."""
+def _readers(calls: Calls, call: Call) -> Sequence[Call]:
+    """Return the calls that read what a call reads, and are given the right gradient."""
     tensors = call.tensors(INPUT)
-    return [one for one in calls.in_order if one is not call and one.tensors(INPUT) & tensors and one.is_good(OUTPUT)]
+    return [one for one in calls.in_order if one.tensors(INPUT) & tensors and one.is_good(OUTPUT)]
 
 
 def _own(call: Call, gradients: Mapping[str, Compared]) -> list[Compared]:

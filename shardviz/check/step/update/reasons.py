@@ -81,7 +81,8 @@ def _by_norms(evidence: Evidence, one: Compared, factors: Mapping[int, float]) -
     if not gradients or len(set(map(number, factors.values()))) == 1:
         return _by_norm_of_copies(gradients, factors)
     gradient, before = (evidence.dump.find("reference", role, one.name) for role in ("grad", "param"))
-    if gradient is None or before is None:
+    assert before is not None, "it was compared with what it was before"
+    if gradient is None:
         return None
     sizes = [evidence.dump.values(tensor.first, one.name) for tensor in (gradient, before)]
     of_gradient, of_weight = (_shares(one, size.reshape(one.wanted.shape), factors) for size in sizes)
@@ -160,8 +161,7 @@ def _times(factor: float) -> str:
 def _decayed(dump: Dump, one: Compared) -> Why | None:
     """Return the explanation where a step differs from the unsharded model's by one multiple of the weight."""
     before = dump.find("reference", "param", one.name)
-    if before is None:
-        return None
+    assert before is not None, "it was compared with what it was before"
     start = dump.values(before.first, one.name)
     pairs = [(got - due, rank) for rank, (got, due) in steps_of(dump, one).items() if rank in one.wrong]
     off = np.concatenate([difference.ravel() for difference, _ in pairs]) if pairs else np.zeros(0)

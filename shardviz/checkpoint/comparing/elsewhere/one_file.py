@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.agreement import can_cast, equal, narrower
+from shardviz.checkpoint.comparing.agreement import equal, narrower
 from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError
@@ -105,8 +105,6 @@ def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
 
 def _is_same(own: Tensor, other: Tensor, region: Region) -> bool:
     """Whether two tensors have the same values in one part, after a cast where their types differ."""
-    if not can_cast(own.dtype, other.dtype):
-        return False
     narrow = narrower(own.dtype, other.dtype)
     try:
         mine, theirs = (cast(one.read(region), one.dtype, narrow) for one in (own, other))
