@@ -13,16 +13,16 @@ WRONG: tuple[Kind, ...] = ("wrong-value", "wrong-scale", "unreduced-output", "un
 
 
 class WrongLine(Cause):
-    """A line computes something else on what each rank has than on the whole.
+    """A line computes a different result from a rank's part than from the whole.
 
-    All that the line is given is the unsharded model's, or each rank's part of it. The function does not fit that part:
-    it takes statistics of the part alone, counts from the part's first element, uses the whole tensor's sizes for a
-    shard or a shard's for the whole, or takes the first part on every rank.
+    The line's inputs are right: the unsharded model's, or each rank's part of them. The function takes statistics of
+    the part alone, counts from the part's first element, mixes up the sizes of the whole and of a shard, or takes the
+    first part on every rank.
 
     Attributes:
         place: The line, as `moe.py:83`.
         function: What it calls.
-        given: What each rank has of what it is given; empty if it is given no tensor.
+        given: What each rank passes to it, such as a part or a term; empty if that is no tensor.
     """
 
     place: str
@@ -30,20 +30,20 @@ class WrongLine(Cause):
     given: str = ""
     kinds = WRONG
     why = (
-        "{function} in {place} does something else with {given:?{given}|a rank's own sizes and offsets} than the "
-        "unsharded model does with the whole"
+        "{function} in {place} gets {given:?{given}|a rank's own sizes and offsets}, and its result doesn't fit the "
+        "unsharded model's, which comes from the whole"
     )
     how = (
-        "gather or reduce what {function} needs before {place}, or count with the whole tensor's sizes and from the "
-        "rank's own offset there"
+        "gather or reduce the input of {function} before {place}, or use the whole tensor's sizes and the rank's own "
+        "offset there"
     )
 
 
 class WrongLines(Cause):
-    """One of some lines computes something else on a rank's part than on the whole.
+    """One of several lines computes a different result from a rank's part than from the whole.
 
-    In between, ranks compute with numbers of their own, as the places of their part, which need not be a part of
-    anything. What the first line is given is right, and what the last one gives is not.
+    Between the two lines ranks compute with numbers that the unsharded model doesn't have, such as offsets of their
+    part. The first line's inputs are right, and the last line's result is wrong.
 
     Attributes:
         first: The first of the lines, as `moe.py:83`.
@@ -53,13 +53,10 @@ class WrongLines(Cause):
     first: str
     last: str
     kinds = WRONG
-    why = (
-        "What {first} is given is right: the unsharded model's, or each rank's part or term of it. What {last} gives "
-        "is not"
-    )
+    why = "Every rank gives {first} the right input, whole or its own part, and {last} returns a wrong result"
     how = (
-        "look at {first} to {last}: first at the group and the operation of each collective, then at the sizes and "
-        "offsets of a rank's own part"
+        "check {first} to {last}: first the group and op of each collective, then the sizes and offsets of the rank's "
+        "part"
     )
 
 
@@ -79,10 +76,10 @@ class UnsummedLine(Cause):
     reader: str
     axis: str
     kinds = WRONG
-    why = "Nothing sums over {axis} what {terms} gives before {reader:?{reader} uses it|the module returns it}"
+    why = "Nothing sums the result of {terms} over {axis} before {reader:?{reader} uses it|the module returns it}"
     how = (
-        "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}, in a function "
-        "whose backward hands the gradient on as it is"
+        "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}, with a backward "
+        "that returns the gradient unchanged"
     )
 
 
@@ -101,12 +98,12 @@ class WrongReductionLine(Cause):
     function: str
     ranks: tuple[int, ...]
     kinds = WRONG
-    why = "{function} in {place} over {ranks:ranks} does not make the whole of what it is given"
-    how = "reduce terms once, with ReduceOp.SUM, over the group of the axis that splits them: look at {place}"
+    why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
+    how = "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of the axis that splits them"
 
 
 class RepeatedReductionLine(Cause):
-    """A collective in a line sums what is the whole sum already.
+    """A collective in a line sums a value that is already the whole sum.
 
     Two layers of code each sum the terms: a row-parallel layer and the block around it, or a module and a hook. Every
     rank adds equal numbers, so the result is as many times too large as there are ranks.
@@ -114,7 +111,7 @@ class RepeatedReductionLine(Cause):
     Attributes:
         place: The line, as `moe.py:83`.
         function: The collective.
-        times: By what the result is too large.
+        times: By which factor the result is too large.
         ranks: The ranks of its group that the first rank is in.
     """
 
@@ -124,17 +121,17 @@ class RepeatedReductionLine(Cause):
     ranks: tuple[int, ...]
     kinds = ("wrong-scale",)
     why = (
-        "{function} in {place} over {ranks:ranks} sums what is the whole sum already: the sum is taken twice, and the "
+        "{function} in {place} sums over {ranks:ranks} what is already the whole: the sum is taken twice, and the "
         "result is {times} times too large"
     )
-    how = "leave out {function} in {place}, or the sum before it"
+    how = "remove {function} in {place}, or the sum before it"
 
 
 class UnsummedLineBackward(Cause):
-    """Nothing sums the gradient that a line hands back of what each rank uses for its part.
+    """A line sends back each rank's part of a gradient, and nothing sums the parts.
 
-    Another line uses the same tensor whole, as a residual does, and hands back the whole gradient. What the tensor gets
-    is neither the whole nor a term of it, so that a sum of weights' gradients after backward does not mend it.
+    Another line uses the whole tensor, as a residual does, and sends back the whole gradient. The sum of both is
+    neither whole nor a term, so no reduction of weights' gradients after backward repairs it.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -145,17 +142,17 @@ class UnsummedLineBackward(Cause):
     axis: str
     kinds = ("unreduced-gradient",)
     why = (
-        "{place} hands back each rank's own part of a gradient, and nothing sums it over {axis} before it is added to "
-        "the gradient that another line hands back whole, as a residual does"
+        "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before another line "
+        "adds its whole gradient, as a residual does"
     )
     how = (
-        "sum the gradient over {axis} where {place} reads its input: a torch.autograd.Function that returns its input "
-        "in forward and all_reduces in backward (ColwiseParallel does so)"
+        "sum the gradient over {axis} at the input of {place}: a torch.autograd.Function that returns its input in "
+        "forward and all_reduces in backward (ColwiseParallel)"
     )
 
 
 class WrongLineBackward(Cause):
-    """A line's forward is right, and it hands back another gradient than the unsharded model's.
+    """A line's forward is right, and its backward returns a wrong gradient.
 
     An operation in the line has a backward that does not fit its forward, or none. Parts and terms that ranks use
     differently need a sum in backward; terms of one sum need none.
@@ -171,11 +168,10 @@ class WrongLineBackward(Cause):
     axis: str = ""
     kinds = WRONG
     why = (
-        "{axis:?What {place} makes of the terms is used differently by each rank along {axis}, and nothing sums its "
-        "gradient over {axis}|The backward of {place} does not fit its forward: {function} hands back another gradient "
-        "than the unsharded model's}"
+        "{axis:?Each rank along {axis} uses the result of {place} differently, and nothing sums the result's gradient "
+        "over {axis}|The backward of {function} in {place} doesn't match its forward}"
     )
     how = (
-        "{axis:?all_reduce the gradient over {axis} in the backward of {place}|look at {place}: what all ranks have "
-        "and each uses for its own part needs a sum of its gradients, and the sum of terms needs none}"
+        "{axis:?all_reduce the gradient over {axis} in the backward of {place}|check {place}: a tensor that all ranks "
+        "have and each uses for its own part needs a sum in backward; terms of a sum need none}"
     )

@@ -72,7 +72,7 @@ def test_shards_that_were_averaged_as_if_they_were_copies_are_named(tmp_path: Pa
     (found,), _ = Step(tmp_path).add("w", "grad", on_all(mean), claim=ROWS_OVER_TP).check()
     assert found.kind == "wrong-value"
     assert found.summary == "every rank has the mean over tp of all parts of the gradient, which are different parts"
-    assert "leave tp out of the group" in found.fix
+    assert "leave tp out of the reduction's group" in found.fix
 
 
 def test_shards_that_each_rank_scaled_by_its_own_number_are_named_with_the_numbers(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_value_that_no_reduction_makes_right_is_not_called_a_part_of_a_sum(tmp
 
 @pytest.mark.parametrize(
     ("times", "cause"),
-    [(2, "Every rank of dp or tp adds the whole"), (3, "in several places"), (0, "left out")],
+    [(2, "Every rank along dp or tp adds all of"), (3, "before and after a sum over ranks"), (0, "leaves out")],
 )
 def test_a_bias_added_too_often_or_never_has_its_own_cause(tmp_path: Path, times: int, cause: str) -> None:
     bias = np.array([0.5, 1.0, -1.0, 2.0])
