@@ -1,15 +1,14 @@
-"""Causes that lie in the first wrong module of a step: what it does to its inputs, or how it passes gradients back."""
+"""Causes in the first wrong module of a step: in its forward, or in how it sends gradients back."""
 
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.step import UNEXPLAINED
 
 
 class UnsummedModule(Cause):
     """A module returns one term of a sum on each rank, and the next reads it as the whole.
 
-    In other layers the terms are summed, or their sum is the unsharded model's output, so here the sum was left out.
+    Other layers sum the terms, or the sum of the terms is the unsharded model's output, so the sum is missing here.
     Terms have the shape of the sum.
 
     Attributes:
@@ -25,15 +24,13 @@ class UnsummedModule(Cause):
     is_sure: bool = True
     kinds = ("unreduced-output", "wrong-value")
     why = (
-        "{is_sure:?The output of {module} was not summed over {axis}: each rank multiplied its own part of the "
-        "features, and {reader} reads one rank's terms as if they were the whole|"
-        f"{UNEXPLAINED}"
-        ": the sum over {axis} of the output of {module} is the unsharded model's, and {reader}, which reads it, is "
-        "the first module whose output is not}"
+        "{is_sure:?The output of {module} is not summed over {axis}: {reader} reads one rank's term as if it were the "
+        "whole|Summed over {axis}, the output of {module} matches the unsharded model's. {reader} reads it, and its "
+        "own output is the first that doesn't match}"
     )
     how = (
-        "all_reduce the output of {module} over {axis} before {reader} reads it, in a function whose backward hands "
-        "the gradient on as it is (RowwiseParallel does)"
+        "all_reduce the output of {module} over {axis} before {reader} reads it, with a backward that returns the "
+        "gradient unchanged (RowwiseParallel)"
     )
 
 
@@ -54,20 +51,19 @@ class UngatheredInput(Cause):
     dim: int
     kinds = ("wrong-value",)
     why = (
-        "Each rank along {axis} has its own part of dim {dim} of the input of {module}, and its result needs the "
-        "others' parts: keys and values that are not gathered over {axis} or in another order than their positions, a "
-        "mask or positions counted within the part, statistics of the part alone, or a halo that was not exchanged"
+        "Each rank along {axis} has only its own part of dim {dim} of the input of {module}, whose result needs the "
+        "other parts: keys and values, statistics, a halo, or positions in the whole"
     )
     how = (
-        "look at {module}: gather over {axis} what it needs of the other ranks, in the order of their coordinates, and "
-        "count positions from the rank's first in the whole"
+        "in {module}, gather over {axis} what the result needs, in the order of the ranks' coordinates, and count "
+        "positions in the whole sequence"
     )
 
 
 class UnexplainedModule(Cause):
     """A module goes wrong although its inputs are right, and no rule explains how.
 
-    Its weights and inputs are the unsharded model's, so what differs is its own code or a collective in it.
+    Its weights and inputs match the unsharded model's, so its own code or a collective in it differs.
 
     Attributes:
         module: The module.
@@ -79,54 +75,54 @@ class UnexplainedModule(Cause):
     summed: str = ""
     axis: str = ""
     kinds = ("wrong-value",)
-    why = UNEXPLAINED + " in {module}, although its inputs are right"
+    why = "{module} goes wrong although its inputs are right. No rule explains how"
     how = (
-        "look at {module} first: {summed:?check that it sums the output of {summed} over {axis} before it uses it, and "
-        "then how it uses the sum|where it differs from the unsharded model, and the collectives in it}"
+        "look at {module} first: {summed:?check that it sums the output of {summed} over {axis} before it uses the "
+        "output|at its collectives, and at code that differs from the unsharded model's}"
     )
 
 
 class UnexplainedBetweenModules(Cause):
     """A gradient goes wrong on its way between two modules, and no rule explains how.
 
-    Both modules' own backward is right. What the model does between them has a backward that does not fit: a
-    collective, or the transfer between two stages.
+    The backward of both modules is right. The code between them has a wrong backward: a collective, or the transfer
+    between two stages.
 
     Attributes:
         module: The module that is given the wrong gradient.
-        after: The module, or what, reads its output and gives back a right one.
+        after: What reads its output and gives back the right gradient, usually a module.
     """
 
     module: str
     after: str
     kinds = ("wrong-value",)
     why = (
-        UNEXPLAINED + " in backward, between {after} and {module}: a collective without a backward, or with one that "
-        "does not match its forward, or a gradient that is scaled or cut as it is sent between stages"
+        "The gradient goes wrong in backward between {after} and {module}: a collective without a backward or with the "
+        "wrong one, or a transfer between stages that scales or cuts the gradient"
     )
-    how = "look at what is done with the output of {module} before {after}, and at what comes back for it"
+    how = "look at the code that takes the output of {module} to {after}, and at the backward of its collectives"
 
 
 class UnexplainedModuleBackward(Cause):
     """A module is given the right gradient and gives back a wrong one, and no rule explains how.
 
-    Its forward is right. The usual reason is a collective whose backward does something else than the forward needs.
+    Its forward is right. The usual reason is a collective whose backward doesn't match its forward.
     """
 
     module: str
     kinds = ("wrong-value",)
     why = (
-        UNEXPLAINED + " in the backward of {module}: a collective without a backward, or with one that does not match "
-        "its forward (a sum of copies needs none, a gather sums, a copy that each rank uses its own way sums)"
+        "{module} gets the right gradient and sends back a wrong one: most likely by a collective without a backward, "
+        "or with one that doesn't match its forward"
     )
     how = (
-        "look at the collectives in {module}: torch.distributed's have no backward, those of "
-        "torch.distributed.nn.functional sum in backward over all ranks"
+        "look at the collectives in {module}: those of torch.distributed have no backward; those of "
+        "torch.distributed.nn.functional sum over all ranks in backward"
     )
 
 
 class ScaledByMicroBatches(Cause):
-    """What stages send each other is scaled by the number of micro-batches, as the loss is.
+    """Activations or gradients are scaled by the number of micro-batches, as the loss is.
 
     Accumulation needs one division by the number of micro-batches, in the loss. A second one in the activations or
     gradients changes nothing but their size.
@@ -135,7 +131,7 @@ class ScaledByMicroBatches(Cause):
         module: The module at which the factor appears.
         direction: `forward` or `backward`.
         parts: The number of micro-batches.
-        is_divided: Whether it is divided by that number; else multiplied.
+        is_divided: Whether they are divided by that number; else multiplied.
     """
 
     module: str
@@ -144,37 +140,34 @@ class ScaledByMicroBatches(Cause):
     is_divided: bool
     kinds = ("wrong-scale",)
     why = (
-        "What goes through {module} in {direction} is {is_divided:?divided|multiplied} by {parts}, the number of "
-        "micro-batches, once more than the loss is"
+        "The code {is_divided:?divides|multiplies} {direction:forward?activations|gradients} at {module} by {parts}, "
+        "the number of micro-batches. Only the loss should be divided"
     )
-    how = "divide the loss by {parts} and nothing else: not what is sent between stages"
+    how = "divide only the loss by {parts}, and not what stages send to each other"
 
 
 class ScaledBetweenModules(Cause):
     """An output is multiplied by a number on its way to the next module.
 
     Both modules are right by themselves. The code between them, for instance that which sends from one stage to the
-    next, scales what it passes on.
+    next, scales the tensors.
 
     Attributes:
         after: The module that returns the right output.
-        module: The module that receives another.
+        module: The module that receives the scaled output.
     """
 
     after: str
     module: str
     kinds = ("wrong-scale",)
-    why = (
-        "The output of {after} is right, and {module} receives it multiplied by a number: it is scaled on the way, as "
-        "where one stage of a pipeline sends to the next"
-    )
-    how = "look at the code between {after} and {module} that sends, receives or divides"
+    why = "The output of {after} is right, and {module} receives it multiplied by a number"
+    how = "look for code between {after} and {module} that sends, receives or divides"
 
 
 class RepeatedForwardSum(Cause):
-    """A module sums over ranks what is the whole value already.
+    """A module sums over ranks a value that is already the whole.
 
-    Its weights were never split, or another layer has summed before. The output is too large by the size of the axis.
+    Its weights were never split, or a layer before has already summed. The output is too large by the axis's size.
 
     Attributes:
         module: The module; empty if it is not known.
@@ -187,13 +180,15 @@ class RepeatedForwardSum(Cause):
     vector: str = ""
     kinds = ("wrong-scale",)
     why = (
-        "{vector:?The tensor that {vector} is added to was already the whole sum when it was summed over {axes} again, "
-        "or every rank along {axes} has the whole of it and not its own terms|{module} sums{axes:? over {axes}} what "
-        "is the whole sum already, or was never split, or scales by a number that changes when it is sharded}"
+        (
+            "{vector:?The code sums over {axes} a tensor that is already the whole, and then adds {vector}|{module} "
+            "sums{axes:? over {axes}} a value that is already the whole}"
+        ),
+        "{vector:?|{module} multiplies by a number that changes with sharding, such as a local size}",
     )
     how = (
-        "sum{axes:? over {axes}} once, of parts that differ from rank to rank{vector:?; add {vector} after the sum|; "
-        "look at {module} for what else multiplies}"
+        "sum{axes:? over {axes}} once, and only terms that differ between ranks{vector:?; then add {vector}}",
+        "{vector:?|multiply by the whole model's number in {module}}",
     )
 
 
@@ -214,53 +209,55 @@ class AveragedForward(Cause):
     vector: str = ""
     kinds = ("wrong-scale",)
     why = (
-        "{vector:?The ranks' terms were averaged over {axes} where they are summed, and {vector} was added "
-        "afterwards|{module} averages{axes:? over {axes}} the terms of a sum, or has one of several equal "
-        "contributions, or divides by a number that changes when it is sharded}"
+        (
+            "{vector:?The code averages the ranks' terms over {axes} instead of summing them, and then adds "
+            "{vector}|{module} averages{axes:? over {axes}} the terms of a sum}"
+        ),
+        "{vector:?|{module} divides by a number that changes with sharding, such as a local size}",
     )
     how = (
-        "sum{axes:? over {axes}} and do not divide{vector:?; add {vector} after the sum|; look at {module} for what "
-        "else divides}"
+        "sum{axes:? over {axes}} with ReduceOp.SUM, and don't divide{vector:?; then add {vector}}",
+        "{vector:?|divide by the whole model's number in {module}}",
     )
 
 
 class UnlikeLayers(Cause):
-    """One layer's weight is in another order than the same weight of the other layers.
+    """One layer's weight is in a different order than the same weight of the other layers.
 
     A permuted weight is right if the tensors that it meets are permuted too. If a single layer differs, its shapes
     still fit and its result is wrong.
 
     Attributes:
         tensor: The weight.
-        dim: The dim whose parts are in another order.
+        dim: The dim whose parts are in a different order.
     """
 
     tensor: str
     dim: int
     kinds = ("misordered-within-shard",)
     why = (
-        "Parts of dim {dim} of {tensor} were put together, flipped or loaded in another order than those of the tensor "
-        "it is multiplied with"
+        "The parts of dim {dim} of {tensor} are in a different order than those of the tensor that it is multiplied "
+        "with"
     )
-    how = "cut {tensor} as the other layers' are cut; if the order is meant, put that tensor in the same order"
+    how = (
+        "cut {tensor} like the same weight of the other layers, or put the tensor that it is multiplied with in the "
+        "same order"
+    )
 
 
 class StatisticsOfPart(Cause):
     """Ranks normalize by the mean or variance of their own part.
 
-    A norm over rows or channels that an axis splits sees local values only. Each rank's result looks normalized, with
-    a factor and an offset of its own.
+    A norm over rows or channels that an axis splits sees only local values. Each rank's result looks normalized, with
+    a wrong factor and offset that differ between ranks.
     """
 
     axes: str
     kinds = ("wrong-value",)
-    why = (
-        "Ranks normalize by the statistics (mean, variance, mean square) of their own part, where {axes} cut what they "
-        "are taken over"
-    )
+    why = "Each rank normalizes by the mean or variance of its own part, split over {axes}"
     how = (
-        "sum counts, values and squares over {axes} before the division, in a function whose backward sums too; for "
-        "BatchNorm, SyncBatchNorm over all ranks that have a part of the batch"
+        "sum counts, values and squares over {axes} before the division, with a backward that sums too; for BatchNorm, "
+        "use SyncBatchNorm"
     )
 
 
@@ -278,8 +275,8 @@ class NormOfSplitFeatures(Cause):
     tensor: str
     axes: str
     kinds = ("wrong-value",)
-    why = "{tensor} is split over {axes}, and each rank takes the mean square (and the mean) of its own features alone"
+    why = "{tensor} is split over {axes}, and each rank takes the mean square of its own features only"
     how = (
-        "sum the squares (and the values) over {axes} before {tensor} divides, in a function whose backward sums too, "
-        "or gather the features before {tensor} and keep its weight whole"
+        "sum the squares (and values) over {axes} before {tensor} divides, with a backward that sums too; or gather "
+        "the features before {tensor}"
     )

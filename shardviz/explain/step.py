@@ -1,21 +1,18 @@
-"""Causes of a wrong step as a whole: it raises, has wrong shapes or draws, or differs from another job's."""
+"""Causes of a wrong step as a whole: it raises, has wrong shapes or random draws, or differs from a second job's."""
 
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
 
-UNEXPLAINED = "The sharded step does not compute what the unsharded model does"
-
 
 class ShardedModelRaises(Cause):
     """The sharded model raises in a step that the unsharded model runs.
 
-    This is the one kind of error that does not need shardviz to be seen. It is reported because it keeps everything
-    after it from being checked.
+    This error shows without shardviz. It is reported because nothing after it can be checked.
     """
 
     kinds = ("raised",)
-    why = "The model's code, or torch, cannot run this sharding: a training step on this mesh would raise too"
+    why = "The model or torch can't run this sharding. A training step on this mesh would raise, too"
     how = "read the exception and its line"
 
 
@@ -27,8 +24,8 @@ class MixedDtensor(ShardedModelRaises):
     """
 
     how = (
-        "make the plain tensor a DTensor (distribute_tensor, with Replicate() where all ranks have it), or compute on "
-        "the local tensors of both"
+        "make the plain tensor a DTensor (distribute_tensor; Replicate() if all ranks have it), or compute on the "
+        "local tensors of both"
     )
 
 
@@ -39,7 +36,7 @@ class UnsupportedSharding(ShardedModelRaises):
     inputs.
     """
 
-    how = "redistribute its inputs to Replicate() before this operation, or compute it on local tensors by local_map"
+    how = "redistribute the inputs to Replicate() before this operation, or compute on local tensors with local_map"
 
 
 class UnevenShapes(ShardedModelRaises):
@@ -48,7 +45,7 @@ class UnevenShapes(ShardedModelRaises):
     A size that the axis does not divide, or a view with the whole tensor's sizes, fails on local shards.
     """
 
-    how = "read the exception and its line; where a size does not divide, choose one that the axis divides"
+    how = "read the exception and its line; if an axis doesn't divide a size, choose one that it divides"
 
 
 class UncheckedLabel(Cause):
@@ -59,14 +56,14 @@ class UncheckedLabel(Cause):
     """
 
     kinds = ("wrong-shape",)
-    why = "Its label was put on without looking at the data, as DTensor.from_local does"
-    how = "label it by the placements that its local shape has"
+    why = "Code labels the result without looking at its shape, as DTensor.from_local does"
+    how = "pass the placements that fit the local shape"
 
 
 class CopiesSideBySide(Cause):
     """A result is larger than it should be, because copies were gathered as if they were parts.
 
-    An all_gather over an axis whose ranks hold the same puts equal blocks one after the other. Only the size shows it.
+    An all_gather over an axis whose ranks hold copies puts equal blocks one after the other. Only the size shows it.
 
     Attributes:
         dim: The dim that is too large.
@@ -83,17 +80,17 @@ class CopiesSideBySide(Cause):
     due: int
     kinds = ("wrong-shape",)
     why = (
-        "Dim {dim} is {held}, {axes}={size} times {due}: parts that are copies along {axes} were put side by side as "
-        "if they were different parts"
+        "Dim {dim} is {held}, {axes}={size} times {due}: the code puts copies along {axes} side by side as if they "
+        "were different parts"
     )
-    how = "gather dim {dim} over {axes} once, or not at all where every rank along {axes} has all of it"
+    how = "gather dim {dim} over {axes} once, or not at all if every rank along {axes} has all of it"
 
 
 class SplitTwice(Cause):
     """A result is smaller than it should be, because a part was split again.
 
-    A sampler or the launcher splits the batch, and the step splits its part once more. Each rank then works on a part
-    of a part, and the rest is never computed.
+    A sampler or the launcher splits the batch, and the step splits each part again. Each rank then works on a part of
+    a part, and no rank computes the rest.
 
     Attributes:
         dim: The dim that is too small.
@@ -110,11 +107,16 @@ class SplitTwice(Cause):
     due: int
     kinds = ("wrong-shape",)
     why = (
-        "Dim {dim} is split over {axis}, and its parts make {held} together, 1/{size} of {due}: each rank took its "
-        "part of what was its part already, as where BATCH_AXES or a sampler splits the batch and the step splits it "
-        "again; or each returns only some of its part"
+        (
+            "The parts of dim {dim} over {axis} make {held} together, 1/{size} of {due}: the step splits a part that "
+            "BATCH_AXES or a sampler already split"
+        ),
+        "Each rank returns only some of its part",
     )
-    how = "split dim {dim} over {axis} once, and return all of a rank's part"
+    how = (
+        "split dim {dim} over {axis} once",
+        "return all of the rank's part",
+    )
 
 
 class PartLabeledWhole(Cause):
@@ -137,21 +139,20 @@ class PartLabeledWhole(Cause):
     due: int
     kinds = ("wrong-shape",)
     why = (
-        "Dim {dim} is {held}, and {axes}={size} parts of it would be {due}: it is split along {axes} and labeled as "
-        "whole"
+        "Dim {dim} is {held}, and {axes}={size} such parts make {due}: the code labels a part along {axes} as the whole"
     )
     how = "gather dim {dim} over {axes}, or label it as split over {axes}"
 
 
 class DifferentOutput(Cause):
-    """The sharded model returns a tensor of another shape than the unsharded one.
+    """The sharded model returns a tensor of a different shape than the unsharded model.
 
     No axis explains the sizes. The two models return different tensors, or different parts of one.
     """
 
     kinds = ("wrong-shape",)
-    why = "The sharded model returns another tensor than the unsharded one, or another part of it"
-    how = "return the same tensor from both; whole_output(output, mesh) in the probe can put parts in order"
+    why = "The sharded model returns a different tensor than the unsharded model, or a different part of it"
+    how = "return the same tensor from both, or put the parts in order with whole_output(output, mesh) in the probe"
 
 
 class IdenticalMasks(Cause):
@@ -163,10 +164,10 @@ class IdenticalMasks(Cause):
 
     axes: str
     kinds = ("identical-shards",)
-    why = "The model seeds its ranks alike before it draws the mask, though {axes} splits what it drops"
+    why = "{axes} splits the activation, and the model seeds its ranks alike before it draws the mask"
     how = (
-        "seed by the coordinate along {axes} where an activation is split over it (a generator of its own, or a "
-        "tracker of random states, as Megatron-LM's get_cuda_rng_tracker), and alike only where ranks hold copies"
+        "seed by the coordinate along {axes} for split activations (a separate generator, or Megatron-LM's "
+        "get_cuda_rng_tracker), and alike for copies"
     )
 
 
@@ -180,12 +181,15 @@ class DifferentMasks(Cause):
     axes: str
     kinds = ("unreplicated", "wrong-value")
     why = (
-        "Ranks along {axes} draw different dropout masks for copies of one activation: they are seeded differently, or "
-        "drew more numbers on some ranks before it"
+        (
+            "Ranks along {axes} draw different dropout masks for copies of one activation: the ranks are seeded "
+            "differently"
+        ),
+        "Some ranks drew more random numbers before the mask",
     )
     how = (
-        "give ranks along {axes} the same random state (torch.manual_seed, or a generator of its own) where they drop "
-        "copies, and different ones only where they drop different parts"
+        "give ranks along {axes} the same seed before they drop copies: torch.manual_seed, or a separate generator",
+        "draw the same amount on every rank, or drop copies with a separate generator",
     )
 
 
@@ -216,30 +220,30 @@ class RankDependentCode(Cause):
     ranks: tuple[int, ...]
     kinds = ("wrong-value",)
     why = "The code on {ranks:ranks} computes something different from the other ranks, which are right"
-    how = "look for code that depends on the rank: an input, a seed, a branch, a buffer that is recomputed"
+    how = "look for code that depends on the rank: an input, a seed, a branch, a buffer that the rank computes again"
 
 
 class UnexplainedCopies(Cause):
     """Copies of a result differ between ranks, and no reduction of them is right.
 
-    Each rank computes something of its own. Nothing compares copies in a running job.
+    Each rank computes something different, and nothing compares copies in a running job.
 
     Attributes:
         axes: The axes along which they differ.
-        place: What is known of the place where the step goes wrong.
+        place: The cause that says where the step goes wrong.
     """
 
     axes: str
     place: Cause
     kinds = ("wrong-value",)
-    why = UNEXPLAINED + ", and differs from rank to rank along {axes}: no sum or mean of them is right"
+    why = "Copies differ from rank to rank along {axes}, and no sum or mean of them is right"
     how = "{place.fix}"
 
 
 class UnexplainedForward(Cause):
     """The forward of the sharded model goes wrong, and no rule explains how.
 
-    The finding names the first module whose output fits the unsharded model's in no way.
+    The finding names the first module whose output doesn't match the unsharded model's in any way.
 
     Attributes:
         module: That module; empty if none is known.
@@ -247,11 +251,10 @@ class UnexplainedForward(Cause):
 
     module: str = ""
     kinds = ("wrong-value",)
-    why = UNEXPLAINED
+    why = "No rule explains how the sharded step differs from the unsharded model"
     how = (
-        "{module:?look at {module} first, and at what it is given: it is the first module whose output no split over "
-        "the mesh makes a part of the unsharded model's, nor a sum over an axis|compare the outputs module by module, "
-        "first to last, and look at the first that differs}"
+        "{module:?look at {module} first, and at its inputs: no split and no sum over the mesh makes its output the "
+        "unsharded model's|compare the outputs module by module, first to last, and look at the first that differs}"
     )
 
 
@@ -263,17 +266,17 @@ class UnexplainedBackward(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = f"{UNEXPLAINED} in backward, although the outputs and the loss are right"
+    why = "The sharded step goes wrong in backward, although the outputs and the loss are right"
     how = (
-        "look for a collective without a backward, or with one that does not match its forward, and for a term of the "
-        "loss that the step scales differently: an auxiliary loss"
+        "look for a collective without a backward, or with one that doesn't match its forward, and for a loss term "
+        "that the step scales differently"
     )
 
 
 class UnexplainedJobStep(Cause):
-    """A module's result in one job is not the other job's, and nothing more is known of it.
+    """A module's result differs between two jobs, and no rule explains how.
 
-    shardviz looks for the cause at the first module that differs. This is what remains if no rule fits.
+    shardviz looks for the cause at the first module that differs.
     """
 
     kinds = ("wrong-value",)
@@ -291,21 +294,24 @@ class DifferentWeights(Cause):
     of_jobs: bool = False
     kinds = ("wrong-value",)
     why = (
-        "They come from another seed, another order of drawing{of_jobs:? (as where weights are drawn after sharding)} "
-        "or another checkpoint{of_jobs:?, and the step was not compared}"
+        (
+            "The {of_jobs:?jobs|runs} drew their weights with different seeds or in a different order{of_jobs:?, for "
+            "example after sharding}"
+        ),
+        "The {of_jobs:?jobs|runs} loaded different checkpoints",
     )
-    how = "start both {of_jobs:?jobs|runs} from the same weights"
+    how = "start both {of_jobs:?jobs, whose steps were not compared,|runs} from the same weights"
 
 
 class MisplacedWeights(Cause):
     """Two jobs start from the same numbers, in different places of a weight.
 
-    One of them loads or shards rows in another order than its placements say.
+    One job loads or shards rows in a different order than its placements say.
     """
 
     kinds = ("misordered",)
-    why = "A loader or the sharding puts rows elsewhere than placements say"
-    how = "find the order with shardviz check"
+    why = "A loader or the sharding puts rows in different places than the placements say"
+    how = "run shardviz check on each job: it names the order"
 
 
 class WeightsDrawnAfterSharding(Cause):
@@ -315,14 +321,14 @@ class WeightsDrawnAfterSharding(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "They were drawn after sharding, and their values depend on the mesh: no step is at fault"
-    how = "load the same weights into both to compare the steps"
+    why = "Both runs drew their weights after sharding, so the values depend on the mesh. No step is at fault"
+    how = "load the same weights into both runs to compare the steps"
 
 
 class DifferentBatch(Cause):
     """Two runs are not given the same rows.
 
-    Another seed of the sampler, another order of the data or another number of rows for each rank is enough.
+    A different sampler seed, data order or number of rows per rank is enough.
 
     Attributes:
         of_jobs: Whether they are jobs of several ranks.
@@ -330,19 +336,22 @@ class DifferentBatch(Cause):
 
     of_jobs: bool = False
     kinds = ("wrong-value",)
-    why = "The batch differs, or the order of data{of_jobs:?, or the batch size of a rank}"
-    how = "give both {of_jobs:?jobs|runs} the same rows{of_jobs:? in all}"
+    why = (
+        "The {of_jobs:?jobs|runs} read different batches, or the same rows in a different order{of_jobs:?, or a rank's "
+        "batch size differs}"
+    )
+    how = "give both {of_jobs:?jobs|runs} the same rows{of_jobs:? in total}"
 
 
 class DifferentProgram(Cause):
     """The unsharded models of two runs differ, from the same weights and the same rows.
 
-    Sharding has no part in it. Options, dtypes, kernels and versions of torch change what a module computes.
+    Options, dtypes, kernels and versions of torch change what a module computes, with no sharding involved.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "Both are unsharded models, so no sharding is at fault: another program, other options, another kernel or "
-        "another torch"
+        "Both models are unsharded, so no sharding is at fault: the program, its options, a kernel or the torch "
+        "version differs"
     )
-    how = "compare the options, dtypes, kernels and versions of torch of both runs"
+    how = "compare the options, dtypes, kernels and torch versions of both runs"

@@ -39,7 +39,7 @@ def test_ranks_that_compute_different_things_are_not_called_unreduced(tmp_path: 
     step.add("loss", "scalar", by_tp(0.25, 0.5), 4.0)
     (found,), _ = step.check()
     assert (found.kind, found.tensor) == ("wrong-value", "output")
-    assert "differs from rank to rank along tp" in found.cause
+    assert "differ from rank to rank along tp" in found.cause
     assert found.generic
 
 

@@ -49,7 +49,7 @@ def test_a_sum_that_was_averaged_before_a_bias_is_named(tmp_path: Path) -> None:
     (found,), _ = with_bias(tmp_path, on_all((WANTED - BIAS) / 2 + BIAS)).check()
     assert (found.kind, found.cause.split(",")[0]) == (
         "wrong-scale",
-        "The ranks' terms were averaged over dp or tp where they are summed",
+        "The code averages the ranks' terms over dp or tp instead of summing them",
     )
 
 
@@ -81,8 +81,8 @@ def test_columns_under_the_label_of_rows_are_a_wrong_placement(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("claim", "cause", "fix"),
     [
-        (COPIES, "it is split along dp or tp and labeled as whole", "label it as split over dp or tp"),
-        (ROWS_OVER_TP, "each rank took its part of what was its part already", "split dim 0 over tp once"),
+        (COPIES, "the code labels a part along dp or tp as the whole", "label it as split over dp or tp"),
+        (ROWS_OVER_TP, "the step splits a part that BATCH_AXES or a sampler already split", "split dim 0 over tp once"),
     ],
 )
 def test_a_dim_that_was_split_twice_is_not_called_whole(
