@@ -106,7 +106,7 @@ def as_text(found: Audit, folder: Path | None = None) -> str:
 def _first_repro(found: list[Disagreement]) -> list[str]:
     from shardviz.live.audit.repro import repro
 
-    lines = ["", "# 1 by itself, in plain torch:", repro(found[0].case, _name(1, found[0])).rstrip()]
+    lines = ["", "# 1 alone, in plain torch:", repro(found[0].case, _name(1, found[0])).rstrip()]
     return [*lines, "", f"# {len(found) - 1} more: -o DIR writes them to files"] if len(found) > 1 else lines
 
 

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CKPT",
         action="append",
         default=[],
-        help="a step that a tensor may be left over from (the steps beside either are tried anyway), or the weights "
+        help="a step that a tensor may be left over from (the steps next to either are tried anyway), or the weights "
         "that an adapter was merged into",
     )
     parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
@@ -115,7 +115,7 @@ def _refuse_steps_that_began_apart(step: StepDifference) -> None:
     """Say why two jobs' steps have no picture: other weights or rows went in, so that no module was compared."""
     if step.departures and step.departures[0].kind in ("weights", "batch"):
         raise ShardvizError(
-            f"a picture shows where two steps part, and these begin apart: {step.departures[0].sentence}",
+            f"a picture shows where two steps diverge, and these differ from the start: {step.departures[0].sentence}",
             "leave out -o for the whole report; trace both jobs again from the same weights and rows",
         )
 

@@ -110,7 +110,7 @@ def _print_page(args: argparse.Namespace) -> int:
 
 
 def read_layout(text: str, mesh: Mesh, shape: tuple[int, ...] | None) -> tuple[Layout, str]:
-    """Read a layout in either spelling, and its element type, float32 unless it is written.
+    """Read a layout in either spelling, and its dtype, float32 unless it is written.
 
     Raises:
         ShardvizError: The text is not a layout, or it lacks a size.

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizer", choices=OPTIMIZERS, help="whose state is counted; default: the probe's own, or adam"
     )
-    parser.add_argument("--state", default="", metavar="DTYPE", help="element type of its state; default: the weights'")
+    parser.add_argument("--state", default="", metavar="DTYPE", help="dtype of its state; default: the weights'")
     parser.add_argument("--master", action="store_true", help="also count a float32 copy of narrower weights")
     parser.add_argument("--no-step", action="store_true", help="plan no step: no activations, no collectives")
     parser.add_argument("--gpus", type=gpus, metavar="N", help="list the meshes of N ranks instead of one mesh")

@@ -163,7 +163,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
     """
     if args.stamp and args.reference:
         raise ShardvizError(
-            "--stamp and --reference: a stamped load is compared with what it loads", "give one of them"
+            "--stamp and --reference: shardviz compares a stamped load with the file that it loads", "give one of them"
         )
     Followed.parse(args.trace)
     if args.stamp and args.trace != "off":

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.web and (args.port is not None or args.host is not None):
         option = "--host" if args.port is None else "--port"
         raise ShardvizError(
-            f"{option} is where --web listens, and --web is not given", f"add --web, or leave {option} out"
+            f"{option} sets where --web listens, and --web is not given", f"add --web, or leave {option} out"
         )
     if args.watch or args.mesh is not None:
         _watch(args)

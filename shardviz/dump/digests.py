@@ -36,7 +36,7 @@ def hash_of(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
 
     Args:
         stored: The bytes or bits of its elements in memory order, little end first.
-        dtype: Its element type.
+        dtype: Its dtype.
         shape: Its shape.
     """
     infinity = INFINITY.get(dtype)

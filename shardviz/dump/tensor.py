@@ -102,7 +102,7 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """The element type, as the lowest rank sees it."""
+        """The dtype, as the lowest rank sees it."""
         return self.first.body.dtype
 
     @property

@@ -40,8 +40,8 @@ class GradientNotReduced(Cause):
             "of DDP}"
         ),
         (
-            "{is_captured:?The capture was made before the reduction|{other_axis:?The code splits the parameter over "
-            "{axes} by hand|The reduction runs over a group of one rank}}"
+            "{rest:?|{is_captured:?The capture was made before the reduction|{other_axis:?The code splits the "
+            "parameter over {axes} by hand|The reduction runs over a group of one rank}}}"
         ),
     )
     how = (
@@ -63,8 +63,8 @@ class GradientNotReduced(Cause):
 
     @property
     def may_be_off(self) -> bool:
-        """Whether a switch of FSDP or DDP may be the cause: theirs are means."""
-        return self.op != "SUM"
+        """Whether a switch of FSDP or DDP may be the cause: they average, and nothing else is wrong."""
+        return self.op != "SUM" and self.rest is None
 
 
 class UnreducedSharedPart(Cause):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.plan import StepFails
     from shardviz.layout.mesh import Mesh
 
-NO_STEP = "no step was planned: the probe has no batch(), and there is no --batch"
+NO_STEP = "no step was planned: the probe has no batch(), and no --batch is given"
 
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) *((?P<unit>[KMGTP])(?P<binary>i?)B?|B)", re.IGNORECASE)
 

@@ -31,7 +31,7 @@ def line_between(before: Bits, after: Bits, dtype: str, roundings: float = 1.0) 
     Args:
         before: The bits of the tensor.
         after: The bits that it became.
-        dtype: The element type of both.
+        dtype: The dtype of both.
         roundings: How many roundings a value may be off, relative to the largest of the numbers that take part.
 
     Returns:
@@ -65,9 +65,9 @@ def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: S
 
     Args:
         before: The bits of the tensor.
-        dtype: Its element type.
+        dtype: Its dtype.
         after: The bits that it became.
-        to: Their element type.
+        to: Their dtype.
         narrower: The types to try.
     """
     if before.shape != after.shape:
@@ -112,7 +112,7 @@ def is_made(
     Args:
         held: The bits of the tensor.
         sources: Those of the others, of the same shape.
-        dtype: The element type of all.
+        dtype: The dtype of all.
         made: Returns what is due, given the sources' values.
         rounding: How far a value may be off, relative to the largest of the values that take part.
         slack: How far it may be off besides that, relative to the difference of the last source and the first.

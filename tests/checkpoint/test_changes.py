@@ -197,7 +197,7 @@ WORDS = {
         "as rotary embeddings' rows in heads of 16 go from halves to pairs",
     ),
     "gate and up in turns": (lambda w: torch.stack(w.chunk(2), 1).reshape(32, 16), "as gate and up are put in turns"),
-    "gate and up set apart": (lambda w: torch.cat([w[::2], w[1::2]]), "as gate and up that are in turns are set apart"),
+    "gate and up set apart": (lambda w: torch.cat([w[::2], w[1::2]]), "as if interleaved gate and up were separated"),
     "shards padded one by one": (
         lambda w: torch.cat([torch.cat([part, torch.zeros(4, 16)]) for part in w.chunk(2)]),
         "the second has 4 more indices of dim 0 behind every 16",

@@ -81,7 +81,7 @@ SLIPS = {
     "a layer's v for its k": (
         lambda: changed(**{K.format(1): permuted(meta()["layers.1.attention.wv.weight"], KV)}),
         K.replace("{}", "1"), "permuted",
-        "it has layers.*.attention.wv.weight where the map puts layers.*.attention.wk",
+        "it has layers.*.attention.wv.weight and the map puts layers.*.attention.wk",
         "a different tensor",
     ),
     "a layer's v for its k, as it is": (
@@ -91,7 +91,7 @@ SLIPS = {
     "another layer's q": (
         lambda: changed(**{Q.format(1): to_hf(meta())[Q.format(2)]}),
         Q.replace("{}", "1"), "permuted",
-        "it has layers.2.attention.wq.weight where the map puts layers.1.attention.wq",
+        "it has layers.2.attention.wq.weight and the map puts layers.1.attention.wq",
         "a different tensor",
     ),
 }  # fmt: skip
@@ -292,7 +292,7 @@ OF_EXPERTS = {
     "exchanged": (
         lambda parts: joined(parts, [1, 0, *range(2, EXPERTS)]), "down", "the experts come in the order 1 0 2 3",
     ),
-    "gate and up exchanged": (exchanged, "up", "experts.*.w3 where the map puts experts.*.w1"),
+    "gate and up exchanged": (exchanged, "up", "experts.*.w3 and the map puts experts.*.w1"),
     "gate and up in turns": (interleaved, "up", "it is stack(interleave(experts.*.w1, experts.*.w3, 0)), where"),
     "not transposed": (
         lambda parts: joined(parts) | {"down": torch.stack([parts[f"experts.{at}.w2"] for at in range(EXPERTS)])},
@@ -300,7 +300,7 @@ OF_EXPERTS = {
     ),
     "one is another's": (
         lambda parts: joined(parts | {"experts.3.w1": parts["experts.5.w1"]}),
-        "up", "it has experts.5.w1 where the map puts experts.3.w1 in 1 of its 24 parts",
+        "up", "it has experts.5.w1 and the map puts experts.3.w1 in 1 of its 24 parts",
     ),
     "one has other values": (
         lambda parts: joined(parts | {"experts.3.w1": parts["experts.3.w1"] + 1}),

@@ -368,9 +368,9 @@ def test_files_beside_the_weights_are_reported_as_left_out(tmp_path, capsys):
     save_file({"w": weight(4, 4)}, tmp_path / "model.safetensors")
     torch.save({"state": {}}, tmp_path / "optimizer.bin")
     assert main(["check", str(tmp_path)]) == 0
-    assert "not checked: files beside the weights (optimizer.bin)" in capsys.readouterr().out
+    assert "not checked: files next to the weights (optimizer.bin)" in capsys.readouterr().out
     assert main(["diff", str(tmp_path), str(tmp_path / "model.safetensors")]) == 0
-    assert "not compared: files beside the weights (optimizer.bin)" in capsys.readouterr().out
+    assert "not compared: files next to the weights (optimizer.bin)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def _save_map(path: Path, found: Comparison, sides: tuple[Path, Path]) -> None:
         )
     names = " and ".join(printable(side.name) for side in sides)
     open_ = [f"# {printable(one.name)}: {one.why}" for one in found.outcomes if one.verdict == "not-compared"]
-    lines = [f"# The tensors of {names}, found by what is in them by `shardviz diff`.", *found.map, *open_]
+    lines = [f"# The tensors of {names}, matched by their values by `shardviz diff`.", *found.map, *open_]
     try:
         path.write_text("".join(f"{line}\n" for line in lines))
     except OSError as error:

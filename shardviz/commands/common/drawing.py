@@ -60,7 +60,7 @@ def refuse_picture(kinds: str) -> None:
         ShardvizError: Always.
     """
     raise ShardvizError(
-        f"a picture shows a job beside a checkpoint, and these are two {kinds}",
+        f"a picture compares a job with a checkpoint, and these are two {kinds}",
         "`shardviz show ONE TENSOR -o x.svg` draws one of them; `shardviz diff JOB CHECKPOINT -o x.html` draws both",
     )
 

@@ -125,7 +125,7 @@ def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
         _write([*([""] if number > 1 else []), f"{shown}:"], args.color)
     code = check.report(shown, args.format, args.color, strict=args.strict)
     if code == EXIT_USAGE and not args.reference:
-        talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
+        talk("Hint: if the job loads a checkpoint, name it with --reference CKPT")
     talk(f"wrote {shown}; look at it with: shardviz view {shlex.quote(str(shown))}")
     return code
 
@@ -170,9 +170,9 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
         return (
             f"no sharding call was seen: {len(ranks)} ranks joined a process group, none called fully_shard, "
             "parallelize_module, distribute_module or distribute_tensor, or made FSDP, DDP or a DeepSpeed engine\n"
-            "Hint: where your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
+            "Hint: if your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
         )
     return (
-        "no sharding call was seen: no Python process of the job joined a process group where shardviz sees it\n"
+        "no sharding call was seen: no Python process of the job joined a process group that shardviz sees\n"
         "Hint: give the command that starts the ranks; a Python that ignores PYTHONPATH (-I, -E) cannot be watched"
     )

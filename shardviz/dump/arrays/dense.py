@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DTYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "F64": "<f8", "F32": "<f4", "F16": "<f2"}
-"""safetensors' names of the element types that can be mapped as they are."""
+"""safetensors' names of the dtypes that can be mapped as they are."""
 
 TYPES_OF = {
     **{"float64": {"F64"}, "float32": {"F32"}, "float16": {"F16"}, "bfloat16": {"F32", "BF16"}, "complex64": {"C64"}},
     **{"int64": {"I64"}, "int32": {"I32"}, "int16": {"I16"}, "int8": {"I8"}, "bool": {"BOOL"}},
     **{"uint64": {"U64"}, "uint32": {"U32"}, "uint16": {"U16"}, "uint8": {"U8"}},
 }
-"""The element types that values of a dtype are written in: numpy has no bfloat16."""
+"""The dtypes that values of a dtype are written in: numpy has no bfloat16."""
 
 IDS = "I64"
-"""The element type that ids are written in, whatever the dtype of the tensor that held them."""
+"""The dtype that ids are written in, whatever the dtype of the tensor that held them."""
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
 """Bytes of a header: safetensors reads no longer one."""
 
-_HINT = "copy every rank's .safetensors beside its .json, or write the dump again"
+_HINT = "copy every rank's .safetensors next to its .json, or write the dump again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Wanted:
     Attributes:
         key: Its name, `moment/role/name`.
         shape: Its shape.
-        dtype: The element type of the tensor, as the dump names it.
+        dtype: The dtype of the tensor, as the dump names it.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Wanted:
 
     @property
     def types(self) -> set[str]:
-        """The element types that it may be written in; empty where any may be."""
+        """The dtypes that it may be written in; empty where any may be."""
         own = TYPES_OF.get(self.dtype, set())
         return own | {IDS} if own and self.key.startswith("stamped/") else own
 
@@ -124,7 +124,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except PermissionError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}", "change its permissions") from error
     except (OSError, SafetensorError, msgspec.DecodeError, TypeError, AttributeError, KeyError, ValueError) as error:
-        # TypeError and AttributeError: an element type that numpy does not have. KeyError and what msgspec says:
+        # TypeError and AttributeError: a dtype that numpy does not have. KeyError and what msgspec says:
         # another file than was opened first.
         raise DumpError(f"{path} is damaged: {printable(str(error))}", _HINT) from error
 

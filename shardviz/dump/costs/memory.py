@@ -1,7 +1,7 @@
 """Memory of a run's tensors on every rank, by role and name, and that of the schemes of data parallel by formula.
 
 A probe runs its step in float64, to be comparable; its gradients, optimizer state and activations are counted in
-the element type that the model itself has. Of a pipeline's activations one micro-batch is captured; they are
+the dtype that the model itself has. Of a pipeline's activations one micro-batch is captured; they are
 counted once for each micro-batch that a rank has under way at a time. What a trace keeps of a step to explain it takes
 no memory in the model, and is not counted.
 """
@@ -64,7 +64,7 @@ class Counted:
 
     Attributes:
         tensor: The tensor.
-        widths: For each name that is counted, the bytes of an element in the model's own element type.
+        widths: For each name that is counted, the bytes of an element in the model's own dtype.
         at_once: For each rank, how many of it are there at once.
     """
 

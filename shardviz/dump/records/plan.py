@@ -19,7 +19,7 @@ class UnitRecord(Record, frozen=True):
 
     Attributes:
         name: The module that was wrapped; empty for the model itself.
-        bytes: Bytes of the gathered parameters, in the element type in which they are gathered.
+        bytes: Bytes of the gathered parameters, in the dtype in which they are gathered.
         stays: Whether they stay gathered from their forward to their backward.
         on_cpu: Whether their shards, with gradients and optimizer state, are in the CPU's memory.
     """

@@ -97,7 +97,7 @@ class Body(Record, frozen=True):
         moment: When it was captured; `phase` in the file.
         shape: The global shape as this rank sees it.
         local_shape: The shape of what this rank holds.
-        dtype: The element type, without `torch.`.
+        dtype: The dtype, without `torch.`.
         device: `cpu`, `cuda:3`, ...
         layout: Index into the rank file's `layouts`; None for a plain tensor, which claims nothing.
         assumed: Nothing claims the layout: it is the one that a plain output should have.

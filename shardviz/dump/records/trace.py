@@ -98,7 +98,7 @@ class SketchRecord(Record, frozen=True):
     Attributes:
         name: The weight, or the module; empty for the model itself.
         what: Input, output, or the gradient of either; or a weight before the step.
-        dtype: Its element type.
+        dtype: Its dtype.
         shape: Its shape.
         numbers: Sixteen numbers, by `shardviz.dump.arrays.sketch`; none where an element is NaN, infinite or too large.
         order: When the call of the module ended, counted from 0.

@@ -197,7 +197,7 @@ def check_scalar(one: Compared) -> Finding | None:
     finding = _cause(missing[0] if missing else None, axes).finding(
         one.name,
         one.wrong,
-        f"ranks log {shown} where the unsharded model logs {number(float(one.wanted.sum()))}",
+        f"ranks log {shown}; the unsharded model logs {number(float(one.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
         claimed=claimed_text(one),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",

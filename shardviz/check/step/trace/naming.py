@@ -161,7 +161,7 @@ def _in_backward(first: Divergence, name: str) -> str:
         lost = f"no gradient comes back to the output of {first.before}"
         return f"in backward {name} is the first module that is wrong: {lost}"
     if first.way == "between":
-        right = f", and right where {first.after} is" if first.after else ""
+        right = f", and right if {first.after} is" if first.after else ""
         return f"in backward the gradient of {name}'s output is the first that is wrong, as it arrives there{right}"
     return (
         f"in backward {name} is the first module that is wrong: the gradient of its output is the unsharded model's, "

@@ -249,7 +249,7 @@ def test_a_picture_of_steps_that_begin_with_other_weights_is_refused_with_their_
     command = (sys.executable, "-m", "shardviz", "diff", str(one), str(other), "-o", str(tmp_path / "x.html"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    assert "these begin apart: " in done.stderr
+    assert "these differ from the start: " in done.stderr
     assert "weights differ already before the step" in done.stderr
 
 
