@@ -127,7 +127,7 @@ def first_differences(case: Case) -> list[str]:
             if len(wrong := np.flatnonzero(wanted != own)):
                 at = int(wrong[0])
                 claimed, held = case.index(int(wanted[at]) - 1), _said(case, int(own[at]))
-                found.append(f"rank {shard.rank} holds {held} and claims {claimed}")
+                found.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
         if len(found) == MAX_DIFFERENCES:
             break
     return found

@@ -87,8 +87,8 @@ _SENTENCES: dict[type[Disorder], str] = {
     OneFactor: "the label has one split_factor for several splits, which is right only for equal parts",
     AnotherDim: "another dim is split",
     AnotherAxis: "the dim is split over another axis",
-    Replicated: "ranks hold copies and claim shards",
-    Split: "ranks hold shards and claim copies",
+    Replicated: "copies are held where shards are claimed",
+    Split: "shards are held where copies are claimed",
     AnotherLayout: "the tensor is split in another way",
 }
 
