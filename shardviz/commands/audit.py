@@ -1,7 +1,7 @@
 """Try the installed torch's own sharding, and report wrong results.
 
-Exits with 1 where torch and the placements disagree. Each class of
-disagreement comes with a script in plain torch.
+Exits with 1 if torch and the placements disagree, and prints a script in plain
+torch for each class of disagreement.
 
 examples:
   shardviz audit

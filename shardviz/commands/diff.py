@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--map",
         type=Path,
         metavar="MAP",
-        help=f"how the tensors of one are made from the other's: a file, or {', '.join(families())}",
+        help=f"how one checkpoint's tensors are made from the other's: a file, or {', '.join(families())}",
     )
     parser.add_argument(
         "--save-map", type=Path, metavar="FILE", help="write the map that was found by the tensors' values"
