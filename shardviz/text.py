@@ -142,7 +142,7 @@ def _one_piece(rising: Sequence[int]) -> list[str]:
 
 def _pieces(spans: Sequence[tuple[int, int]]) -> list[str]:
     """Write spans, those of one length that follow each other in equal steps together."""
-    found, at = [], 0
+    pieces, at = [], 0
     while at < len(spans):
         count = _alike(spans, at)
         piece = _span(spans[at])
@@ -151,9 +151,9 @@ def _pieces(spans: Sequence[tuple[int, int]]) -> list[str]:
             piece += f"…{_span(spans[at + count - 1])} step {step}"
         else:
             count = 1
-        found.append(piece)
+        pieces.append(piece)
         at += count
-    return found
+    return pieces
 
 
 def _alike(spans: Sequence[tuple[int, int]], at: int) -> int:

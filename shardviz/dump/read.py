@@ -247,7 +247,7 @@ def _named(folder: Path) -> str:
 def _rank_files(folder: Path) -> list[tuple[int, str]]:
     """Return the rank files with the ranks that their names say, rising."""
     try:
-        found = [(int(match[1]), match[0]) for match in map(RANK_FILE.fullmatch, os.listdir(folder)) if match]
+        numbered = [(int(match[1]), match[0]) for match in map(RANK_FILE.fullmatch, os.listdir(folder)) if match]
     except OSError as error:
         raise DumpError(f"cannot read dump {folder}: {error.strerror}") from error
-    return sorted(found, key=lambda file: (len(file[1]), file))
+    return sorted(numbered, key=lambda file: (len(file[1]), file))

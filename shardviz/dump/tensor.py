@@ -115,10 +115,10 @@ class Tensor:
         """One shard for each claim and each shape of a part, by rank, rising."""
         if isinstance(self.shards, MadeShards):
             return self.shards.distinct()
-        found: dict[tuple[int, tuple[int, ...]], Shard] = {}
+        shards: dict[tuple[int, tuple[int, ...]], Shard] = {}
         for shard in self.shards.values():
-            found.setdefault((id(shard.layout), shard.body.local_shape), shard)
-        return list(found.values())
+            shards.setdefault((id(shard.layout), shard.body.local_shape), shard)
+        return list(shards.values())
 
     @cached_property
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:

@@ -75,13 +75,13 @@ def locate(
     else:
         expected = None
     ids = np.zeros(local.shape, np.int64)
-    for own, others in _orientations(local, reference):
+    for dim, others in _orientations(local, reference):
         if not (ids == UNPLACED).any():
             break
-        found = by_windows(np.moveaxis(local, own, -1), np.moveaxis(reference, others, -1))
-        if found is not None:
-            found = np.moveaxis(_in_order(found, reference.shape, others), -1, own)
-            ids = np.where(ids == UNPLACED, found, ids)
+        places = by_windows(np.moveaxis(local, dim, -1), np.moveaxis(reference, others, -1))
+        if places is not None:
+            places = np.moveaxis(_in_order(places, reference.shape, others), -1, dim)
+            ids = np.where(ids == UNPLACED, places, ids)
     ids = _completed(local, reference, _one_by_one(local, reference, ids) if singly else ids)
     if expected is not None and (ids == UNPLACED).any():
         equal = (ids == UNPLACED) & (wanted == local)

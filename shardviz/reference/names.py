@@ -57,15 +57,15 @@ def matched(names: Collection[str], others: Collection[str]) -> Matching:
         >>> matched(["up", "down"], ["app.model.up", "app.model.down", "app.optimizer.state.up.exp_avg"]).names
         {'up': 'app.model.up', 'down': 'app.model.down'}
     """
-    found = {name: name for name in names if name in others}
-    found |= _by_wrappers([name for name in names if name not in found], _without(others, found))
-    left = {name: _bare(name) for name in names if name not in found}
-    least = max(MIN_SHARED, len(found) + 1)
-    best = _beginnings(set(left.values()), _without(others, found), least)
+    pairs = {name: name for name in names if name in others}
+    pairs |= _by_wrappers([name for name in names if name not in pairs], _without(others, pairs))
+    left = {name: _bare(name) for name in names if name not in pairs}
+    least = max(MIN_SHARED, len(pairs) + 1)
+    best = _beginnings(set(left.values()), _without(others, pairs), least)
     if len(best) == 1:
-        found |= {name: best[0] + bare for name, bare in left.items() if best[0] + bare in others}
-        return Matching(found, best[0])
-    return Matching(found if best else found | _behind_own(left, _without(others, found), least), open=tuple(best))
+        pairs |= {name: best[0] + bare for name, bare in left.items() if best[0] + bare in others}
+        return Matching(pairs, best[0])
+    return Matching(pairs if best else pairs | _behind_own(left, _without(others, pairs), least), open=tuple(best))
 
 
 def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:
@@ -111,13 +111,13 @@ def _by_wrappers(names: Iterable[str], others: Collection[str]) -> dict[str, str
     for other in others:
         for short in {other, _bare(other), *_shortened(other)}:
             by_bare.setdefault(short, []).append(other)
-    found = {}
+    pairs = {}
     for name in names:
         shorts = dict.fromkeys([name, *_shortened(name), _bare(name)])
         fits = next((by_bare[short] for short in shorts if short in by_bare), [])
         if len(fits) == 1:
-            found[name] = fits[0]
-    return found
+            pairs[name] = fits[0]
+    return pairs
 
 
 def _shortened(name: str) -> Iterator[str]:

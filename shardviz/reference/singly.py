@@ -50,12 +50,12 @@ def singly(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64])
     low, count = np.searchsorted(values, wanted), np.searchsorted(values, wanted, "right")
     count -= low
     once = count == 1
-    found = np.where(once, order[np.minimum(low, len(order) - 1)] + 1, UNPLACED)
-    used = np.concatenate([found[once], ids[~left]])
+    places = np.where(once, order[np.minimum(low, len(order) - 1)] + 1, UNPLACED)
+    used = np.concatenate([places[once], ids[~left]])
     if (count == 0).any() or 2 * once.sum() < len(once) or len(np.unique(used)) < len(used):
         return ids
     ids = ids.copy()
-    ids[left] = found
+    ids[left] = places
     return _beside_others(local, reference, ids)
 
 

@@ -79,10 +79,10 @@ def check_arrays(path: Path, wanted: Iterable[Wanted]) -> None:
     with _opened(path) as file:
         for array in wanted:
             _check_shape(file, path, array.key, array.shape)
-            found = file.get_slice(array.key).get_dtype()
-            if array.types and found not in array.types:
+            dtype = file.get_slice(array.key).get_dtype()
+            if array.types and dtype not in array.types:
                 listed = " or ".join(sorted(array.types))
-                raise DumpError(f"{path} is damaged: {printable(array.key)} is {found}, expected {listed}", _HINT)
+                raise DumpError(f"{path} is damaged: {printable(array.key)} is {dtype}, expected {listed}", _HINT)
 
 
 def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
@@ -105,11 +105,11 @@ def read_arrays(path: Path, wanted: Iterable[Wanted]) -> dict[str, NDArray[np.ge
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.
     """
     with _opened(path) as file:
-        found = {}
+        arrays = {}
         for array in wanted:
             _check_shape(file, path, array.key, array.shape)
-            found[array.key] = file.get_tensor(array.key)
-        return found
+            arrays[array.key] = file.get_tensor(array.key)
+        return arrays
 
 
 @contextmanager
