@@ -88,13 +88,12 @@ class TermOfPart(Cause):
     count: int
     kinds = ("wrong-value",)
     why = (
-        "Term {term} of the {count} terms that the loss adds up is not what the unsharded model has, and the others "
-        "are right: it is computed from statistics of each rank's own rows, such as the share of its own tokens that "
-        "go to each expert in a balance term"
+        "Each rank computes term {term} of the loss's {count} terms from statistics of its own rows, such as its share "
+        "of tokens per expert in a balance term"
     )
     how = (
-        "all_reduce the counts and means that the term is made of over all ranks before they are multiplied, or divide "
-        "by the number of all ranks' rows"
+        "all_reduce the counts and means behind the term before they are multiplied, or divide by the number of all "
+        "ranks' rows"
     )
 
 

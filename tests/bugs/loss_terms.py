@@ -161,7 +161,7 @@ CASES = (
         MIXTURE,
         (("            distributed.all_reduce(share, group=self.group)\n", ""),),
         ("wrong-value",),
-        ("term 2", "each rank's own rows"),
+        ("term 2", "statistics of its own rows"),
     ),
     Bug(
         "a penalty that is not divided by the number of micro-batches",

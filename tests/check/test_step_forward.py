@@ -125,7 +125,7 @@ def test_stages_whose_layers_are_exchanged_are_misordered(tmp_path: Path) -> Non
 
 def test_layers_dealt_out_in_turn_are_misordered_where_the_first_gap_is_wrong(tmp_path: Path) -> None:
     (found,), _ = pipeline(tmp_path, (0, 2), (1, 3), odd=(1, 2, 3)).check()
-    assert "layers are dealt out in turn" in found.summary
+    assert "layers are placed round-robin" in found.summary
 
 
 def test_layers_in_turn_are_not_the_cause_where_the_second_of_them_is_right(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def _order_in_words(pipeline: Pipeline) -> str:
     by_layer = [coord for layer in range(pipeline.size) for coord in pipeline.coords_of(layer)]
     count = len(pipeline.layers)
     if len(by_layer) > count and by_layer == [layer % count for layer in range(len(by_layer))]:
-        return "layers are dealt out in turn, stages follow one another"
+        return "layers are placed round-robin, and stages are consecutive"
     if all(after <= before for before, after in pairwise(by_layer)):
         return "layers rise and the stages' order falls"
     return "the order of the layers is not the order of the stages"

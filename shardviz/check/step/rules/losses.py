@@ -158,7 +158,7 @@ def _of_mean(one: Compared, name: str, over: str) -> Finding:
     return FunctionBeforeMean(name, over).finding(
         one.name,
         one.wrong,
-        f"the value is the mean over {over} of {name} of each rank's loss, {number(float(one.reduced[rank]))}, where "
+        f"the value is the mean over {over} of {name} of each rank's loss, {number(float(one.reduced[rank]))}; "
         f"{name} of the mean loss is {number(float(one.wanted))}",
         claimed=claimed_text(one),
     )

@@ -111,7 +111,7 @@ def _finding(evidence: Evidence, names: list[str], weights: Weights, ranks: tupl
         names[0] if len(names) == 1 else "",
         ranks,
         f"{what} the {len(weights)} micro-batches {times} times, respectively, and each should count once",
-        details=(f"they are those of {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
+        details=(f"these are {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
     )
 
 
