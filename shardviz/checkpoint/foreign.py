@@ -60,7 +60,9 @@ def _is_readable(tensor: Saved, chunk: Chunk) -> bool:
 
 def _finding(file: str, size: int, end: int, entries: list[tuple[Saved, Chunk]]) -> Finding:
     few = min(len(entries), TRIED)
-    text = f"{printable(file)} has {size:,} bytes, the metadata describes {end:,}, and no tensor is at its offset: "
+    text = (
+        f"{printable(file)} has {size:,} bytes, the metadata describes {end:,} of them, and nothing is where it says: "
+    )
     text += f"{few} of its {counted(len(entries), 'part')} of tensors were tried"
     finding = ForeignFile(printable(file)).finding("", (), text)
     return of_tensors(finding, dict.fromkeys(tensor.name for tensor, _ in entries))

@@ -66,28 +66,28 @@ def report(folder: Path, style: str, colour: str = "auto", *, strict: bool = Fal
 
         return report_checkpoint(folder, style, colour, strict=strict)
     dump = read_dump(folder)
-    judged = checked(dump)
-    _print(dump, judged, style, colour)
-    if why := nothing_checked(dump, judged):
+    found = checked(dump)
+    _print(dump, found, style, colour)
+    if why := nothing_checked(dump, found):
         talk(f"shardviz: error: {printable(why)}")
         return EXIT_USAGE
-    return EXIT_FINDINGS if judged.findings or (strict and judged.not_checked) else EXIT_CLEAN
+    return EXIT_FINDINGS if found.findings or (strict and found.not_checked) else EXIT_CLEAN
 
 
-def _print(dump: Dump, judged: Report, style: str, colour: str) -> None:
+def _print(dump: Dump, found: Report, style: str, colour: str) -> None:
     if style == "text":
         from shardviz.commands.common.dumps import terminal_for, write_answer
         from shardviz.picture.text.report import report_lines
 
         terminal = terminal_for(colour)
-        write_answer(report_lines(dump, judged, terminal), terminal)
+        write_answer(report_lines(dump, found, terminal), terminal)
         return
     from shardviz.picture.machine import report_github, report_json, report_junit
 
     with reader_may_leave():
         if style == "json":
-            sys.stdout.write(report_json(judged))
+            sys.stdout.write(report_json(found))
         elif style == "github":
-            sys.stdout.write(report_github(judged))
+            sys.stdout.write(report_github(found))
         else:
-            sys.stdout.write(report_junit(judged, [name for tensor in dump.tensors for name in tensor.names]))
+            sys.stdout.write(report_junit(found, [name for tensor in dump.tensors for name in tensor.names]))

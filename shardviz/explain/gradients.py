@@ -126,8 +126,9 @@ class UnsummedInputGradient(Cause):
         "Nothing sums the ranks' parts of the gradient in backward"
     )
     how = (
-        "sum the gradient over {axis} {inner:?behind {inner}|where {module} begins}: PrepareModuleInput, or a "
-        "torch.autograd.Function that returns its input in forward and all_reduces in backward (ColwiseParallel)"
+        "sum the gradient over {axis} {inner:?behind {inner}|where {module} begins}: PrepareModuleInput, "
+        "to_local(grad_placements=[Partial()]) of a DTensor, or a torch.autograd.Function that returns its input in "
+        "forward and all_reduces in backward (ColwiseParallel)"
     )
 
 

@@ -78,8 +78,9 @@ class UnsummedLine(Cause):
     kinds = WRONG
     why = "Nothing sums the result of {terms} over {axis} before {reader:?{reader} uses it|the module returns it}"
     how = (
-        "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}, with a backward "
-        "that returns the gradient unchanged"
+        "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}; its backward "
+        "must return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own "
+        "part"
     )
 
 

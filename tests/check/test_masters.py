@@ -57,12 +57,12 @@ def test_masters_that_are_their_weights_are_in_order_and_counted(tmp_path):
 def test_a_fragment_that_begins_late_is_placed(tmp_path):
     finding = only(dump_with(tmp_path, {"a.fp32": {1: np.array([32, 33, 34, 35, -1])}}))
     assert (finding.kind, finding.ranks) == ("misordered", (1,))
-    assert "rank 1 has element 31 of it, and its record says element 30" in finding.sentence
+    assert "rank 1 has element 31 of it where it says that it has element 30" in finding.sentence
 
 
 def test_a_fragment_of_another_weight_is_named(tmp_path):
     finding = only(dump_with(tmp_path, {"a.fp32": {1: np.arange(36, 41)}}))
-    assert "rank 1 has element 0 of b.fp32, and its record says element 30 of this one" in finding.sentence
+    assert "rank 1 has element 0 of b.fp32 where it says that it has element 30 of this one" in finding.sentence
     assert "zero_pp_rank_" in finding.fix
 
 

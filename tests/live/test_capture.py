@@ -254,7 +254,7 @@ def test_a_model_without_dtensors_shows_no_mesh_and_every_rank_says_so(mesh, sha
     model = layers("01")
     if mesh.get_rank() > 1:
         split(model, mesh)
-    with pytest.raises(MeshError, match="no DTensor shows one on ranks 0, 1"):
+    with pytest.raises(MeshError, match="there is no DTensor on ranks 0, 1"):
         shardviz.capture(model, shard_dump)
 
 

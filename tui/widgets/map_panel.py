@@ -205,7 +205,7 @@ def _sides(document: Document, selection: Selection) -> tuple[Sides | None, str]
 
 
 def _layouts(entry: TensorEntry, selection: Selection) -> tuple[str, str]:
-    """Return what stands behind the name in the title, with the dtype and without."""
+    """Return what stands behind the name in the title, with the element type and without."""
     plane, shown = selection.plane, ""
     if plane is not None and len(plane.at) > 2:
         at = ["↓" if dim == plane.rows else "→" if dim == plane.cols else str(at) for dim, at in enumerate(plane.at)]

@@ -3,7 +3,7 @@
 Ranks that held the same ids when the tensor was stamped hold copies, at the same place of any pending sum. Where it was
 not stamped, or has no ids left, what the placements claim decides; of a plain tensor, all ranks have copies. They are
 compared by digests, a whole fold of layers at a time, and shown in numbers where the dump has values. Shards without
-elements, plain tensors whose shapes differ between ranks, and tensors of different dtypes (a finding of their
+elements, plain tensors whose shapes differ between ranks, and tensors of different element types (a finding of their
 own) are not compared.
 """
 
@@ -236,7 +236,7 @@ def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bo
     count = len(_ranks(others))
     apart = _apart(*pair) if count == 1 else ""
     verb = "has" if count == 1 else "have"
-    sentence = f"copies differ from the start: {odd} {verb} different values than the other copies{apart}"
+    sentence = f"copies differ from the start: {odd} {verb} other values than the other copies{apart}"
     cause = FirstRankAlone(odd) if is_first else OddRanksAlone(odd)
     return _About(cause, sentence, f"other values on {odd}")
 

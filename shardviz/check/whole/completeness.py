@@ -90,7 +90,7 @@ def _absent_tensors(dump: Dump) -> Iterator[Finding]:
     elsewhere = _ids_elsewhere(dump, unseen.values())
     for name, stamp in unseen.items():
         if name not in said and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
-            what = f"no rank has it, and the unsharded model has {list(stamp.shape)}"
+            what = f"no rank has it, where the unsharded model has {list(stamp.shape)}"
             yield TensorAbsentEverywhere().finding(name, (), what, severity="warning")
 
 

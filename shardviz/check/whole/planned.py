@@ -58,7 +58,7 @@ def _of_shape(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
     assert shard.layout is not None
     claimed = shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).shape
     found, given = list(shard.body.local_shape), list(claimed)
-    what = f"rank {shard.rank} would hold {found}; its placements give {given}"
+    what = f"rank {shard.rank} would hold {found}, where its placements give {given}"
     return UnevenPlan().finding(name, tuple(wrong), what, claimed=write(shard.layout))
 
 

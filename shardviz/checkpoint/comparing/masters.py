@@ -1,4 +1,4 @@
-"""Master copies that only one checkpoint has by that name: the other's weights, where those are in their dtype.
+"""Master copies that only one checkpoint has by that name: the other's weights, where those are in their element type.
 
 Under stage 3 DeepSpeed's weights are the masters; under stages 1 and 2 the module is rounded, with the masters beside.
 """

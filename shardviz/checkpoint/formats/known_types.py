@@ -28,4 +28,4 @@ KNOWN = frozenset(
         *("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
     }
 )
-"""The types that a checkpoint may name; dtypes besides. Each is a name here, and no more."""
+"""The types that a checkpoint may name; element types besides. Each is a name here, and no more."""

@@ -42,5 +42,5 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
         talk(f"shardviz: the trace of the step could not be kept: {error}")
         return False
     shown = os.path.relpath(output)
-    talk(f"traced a step into {shown}; compare it with a second job's: shardviz diff FIRST SECOND")
+    talk(f"traced a step into {shown}; lay it beside another job's with: shardviz diff ONE OTHER")
     return True

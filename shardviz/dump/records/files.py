@@ -45,14 +45,14 @@ class RankRecord(Record, frozen=True):
         collectives: What the training step sent between ranks, in the order in which it began.
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
-        narrowed_to: Dtypes to which the step rounded numbers of a wider one.
+        narrowed_to: Element types to which the step rounded numbers of a wider one.
         raised: What only the sharded model's step raised, and where: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         not_saved: Buffers that are in no checkpoint.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
-        without_ids: Tensors whose dtype holds no ids: a mask or a flag has no order that they could show.
+        without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
         masks: The masks that a step in training mode drew, in order.
         fragments: What it says that it has of tensors that ranks do not divide among themselves.
         noise: Of a step in narrow numbers, what rounding alone does to its results; rank 0 writes it.

@@ -57,7 +57,7 @@ class Capture:
         values_limit: Local tensors of at most this many elements are written out.
         dense: The arrays that go into a file beside the record, by `moment/role/name`, each of the local shape.
         not_checked: Tensors or facts that could not be checked: `(name, reason)`.
-        without_ids: Names of tensors whose dtype holds no ids.
+        without_ids: Names of tensors whose element type holds no ids.
         not_applied: Tensors that did not read back as they were filled: `(name, reason)`.
         collectives: The step's collectives, in the order in which they began.
         schedule: The runs of this rank's pipeline stages, in order.

@@ -33,7 +33,7 @@ def found_mesh(model: nn.Module) -> DeviceMesh:
     if len(without) == len(of_all):
         raise MeshError("no mesh was given, and no parameter or buffer is a DTensor, which would show one", HINT)
     if without:
-        raise MeshError(f"no mesh was given, and no DTensor shows one on ranks {listed(without, 4)}", HINT)
+        raise MeshError(f"no mesh was given, and there is no DTensor on ranks {listed(without, 4)} to show one", HINT)
     if len(set(of_all)) > 1:
         other = next(rank for rank, mesh in enumerate(of_all) if mesh != of_all[0])
         raise MeshError(

@@ -62,7 +62,7 @@ class Question:
         mesh: The mesh of the plan.
         optimizer: Whose state is planned.
         early: The model, built before there were ranks.
-        batch: The shape and the dtype of the batch; empty for the probe's own.
+        batch: The shape and the element type of the batch; empty for the probe's own.
         with_step: Whether a step is planned too.
         double: Whether the model is planned in float64, as a probe runs.
         node: GPUs of a node; 0 for one that has them all.
@@ -258,6 +258,6 @@ def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:
 
 
 def _without_values(local: Local) -> Local:
-    """Return a tensor that has only a shape and a dtype."""
+    """Return a tensor that has only a shape and an element type."""
     values = torch.empty(local.values.shape, dtype=local.values.dtype, device="meta")
     return replace(local, values=values, grad=None)

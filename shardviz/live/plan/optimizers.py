@@ -43,7 +43,7 @@ class Optimizer:
 
     Attributes:
         kind: A name in `KINDS`; empty for the probe's own, or Adam where it has none.
-        dtype: The dtype of its state; empty for that of each parameter.
+        dtype: The element type of its state; empty for that of each parameter.
         master: Whether it keeps a float32 copy of every parameter that is narrower.
     """
 
@@ -53,14 +53,14 @@ class Optimizer:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return a dtype by its name.
+    """Return an element type by its name.
 
     Raises:
-        ShardvizError: torch has no such dtype.
+        ShardvizError: torch has no such element type.
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise ShardvizError(f"torch has no dtype {name!r}", "float32, bfloat16, float16, ...")
+        raise ShardvizError(f"torch has no element type {name!r}", "float32, bfloat16, float16, ...")
     return found
 
 

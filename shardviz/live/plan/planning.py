@@ -51,7 +51,7 @@ class PlanJob:
         mesh: The mesh.
         node: GPUs of a node; 0 where it is not given.
         optimizer: The optimizer whose state counts.
-        batch: Shape and dtype of the batch; None for the probe's own.
+        batch: Shape and element type of the batch; None for the probe's own.
         with_step: Whether a step is planned.
         double: Whether the model is planned in float64, as a probe runs.
         command: The command line, for the record.
@@ -161,7 +161,7 @@ def planned(job: PlanJob, loaded: Loaded) -> Program[tuple[RunRecord, PlanRecord
 
 
 def _check_dtypes(job: PlanJob) -> None:
-    """Make sure that torch has the dtypes that were asked for.
+    """Make sure that torch has the element types that were asked for.
 
     Raises:
         ShardvizError: It has not.

@@ -78,4 +78,4 @@ def session_beside(dump: Path) -> Path:
         return Path(tempfile.mkdtemp(prefix=f".{dump.name}.", suffix=".run", dir=dump.parent))
     except OSError as error:
         why = error.strerror or error
-        raise DumpError(f"cannot write next to {dump}: {why}", "give another folder with -o") from error
+        raise DumpError(f"cannot write beside {dump}: {why}", "give another folder with -o") from error

@@ -58,10 +58,10 @@ def test_a_report_needs_no_rank_and_no_stderr(monkeypatch, rank):
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DumpError, match="cannot write next to") as refused:
+    with pytest.raises(DumpError, match="cannot write beside") as refused:
         session_beside(tmp_path / "file" / "below" / "dump.shardviz")
     assert refused.value.hint == "give another folder with -o"
-    with pytest.raises(DumpError, match="cannot write next to"):
+    with pytest.raises(DumpError, match="cannot write beside"):
         Watch(tmp_path / "file" / "dump.shardviz")
 
 

@@ -57,7 +57,7 @@ def check_master(case: Case) -> Iterator[Finding]:
     yield StaleMaster().finding(
         case.name,
         ranks,
-        f"the master copy on {of} is not the weight's: cast to its dtype, "
+        f"the master copy on {of} is not the weight's: cast to its element type, "
         f"{lost:,} of {counted(case.numel, 'element')} differ from it",
         claimed=case.claimed_text,
     )
@@ -83,11 +83,11 @@ def _held(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
     others = ids < -1
     if 2 * moved.sum() >= (ids != wanted).sum() and moved.any():
         at = int(np.argmax(moved))
-        return f"element {ids[at] - 1} of it, and its record says element {wanted[at] - 1}"
+        return f"element {ids[at] - 1} of it where it says that it has element {wanted[at] - 1}"
     if 2 * others.sum() >= (ids != wanted).sum() and others.any():
         at = int(np.argmax(others))
         name, element = case.owner(-1 - int(ids[at]))
-        return f"element {element} of {name}, and its record says element {wanted[at] - 1} of this one"
+        return f"element {element} of {name} where it says that it has element {wanted[at] - 1} of this one"
     return ""
 
 

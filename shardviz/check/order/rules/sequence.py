@@ -156,7 +156,7 @@ def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Fi
         one.name,
         wrong,
         f"{len(wrong):,} of {len(one.held):,} ranks hold different positions of the sequence here than in "
-        f"{usual.name}: rank {rank} has {own}, and {usual.name} has {others}",
+        f"{usual.name}: rank {rank} has {own} where {usual.name} has {others}",
         held=_in_words(dump.files.mesh, one),
         intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
     )

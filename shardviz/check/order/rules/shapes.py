@@ -1,6 +1,6 @@
 """`wrong-shape` and `wrong-placement`: labels that cannot be right whatever the numbers are.
 
-The global shape and the dtype must be the same on every rank, and the shape that of the unsharded model; the
+The global shape and the element type must be the same on every rank, and the shape that of the unsharded model; the
 placements must be the same on every rank of a mesh; the local shape must be the one that torch.chunk gives, level by
 level. A label that is only contradicted by what the ranks hold (Replicate, but different) is found by `places`.
 """
@@ -149,7 +149,7 @@ def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
 
 
 def check_dtype(tensor: Tensor) -> Iterator[Finding]:
-    """Yield ranks whose dtype differs from that of most ranks."""
+    """Yield ranks whose element type differs from that of most ranks."""
     own = {rank: shard.body.dtype for rank, shard in tensor.shards.items() if 0 not in shard.body.local_shape}
     dtypes = Counter(own.values())
     if len(dtypes) <= 1:
@@ -160,7 +160,7 @@ def check_dtype(tensor: Tensor) -> Iterator[Finding]:
     yield RankDependentDtype(usual).finding(
         tensor.names[0],
         tuple(others),
-        f"{len(others):,} of {len(tensor.shards):,} ranks have a different dtype: {dtype} on rank {rank}; "
+        f"{len(others):,} of {len(tensor.shards):,} ranks have a different element type: {dtype} on rank {rank}, where "
         f"most ranks have {usual}",
     )
 
@@ -184,7 +184,7 @@ def _disagreeing(case: Case) -> Finding:
     return RankDependentPlacements().finding(
         case.name,
         tuple(others),
-        f"{len(others):,} of {len(case.shards):,} ranks claim a different layout: {own} on rank {rank}; most "
+        f"{len(others):,} of {len(case.shards):,} ranks claim a different layout: {own} on rank {rank}, where most "
         f"claim {case.claimed_text}",
         claimed=case.claimed_text,
     )
@@ -202,7 +202,7 @@ def _wrong_local_shape(case: Case) -> Finding:
         case.name,
         tuple(sorted(case.rank(coord) for coord in wrong)),
         f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
-        f"{list(own)} on rank {case.rank(coord)}; {case.claimed_text} gives {list(wanted)}"
+        f"{list(own)} on rank {case.rank(coord)}, where {case.claimed_text} gives {list(wanted)}"
         + (fit.clause if named else ""),
         kind="wrong-placement" if whole else "wrong-shape",
         claimed=case.claimed_text,

@@ -25,7 +25,7 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
     Args:
         mine: The first side's bits.
         theirs: The second's.
-        dtype: The dtype of both.
+        dtype: The element type of both.
         names: What the two are called.
 
     Returns:

@@ -56,7 +56,7 @@ OF_ONE_DTYPE = {
     ATEN.index_put_.default: (0, 2),
     ATEN.index_add.default: (0, 3),
 }
-"""Operators that refuse operands of two dtypes where they have values, and not where they have none: which.
+"""Operators that refuse operands of two element types where they have values, and not where they have none: which.
 
 Found by trying operators in both ways, on torch 2.13.0.
 """
@@ -213,7 +213,7 @@ class Memory(UnwrappedMode):
                     raise ProbeError(FREED)
 
     def _refuse_dtypes(self, func: Any, args: Any) -> None:
-        """Refuse operands of different dtypes where only an operator with values does.
+        """Refuse operands of different element types where only an operator with values does.
 
         Raises:
             RuntimeError: They are, as torch raises it.

@@ -76,7 +76,7 @@ LAZY = (
 )
 
 Shape = tuple[tuple[int, ...], str]
-"""Sizes and dtype; without the latter that of the probe's own batch."""
+"""Sizes and element type; without the latter that of the probe's own batch."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ def planned_step(
         built: The model; one on the meta device gets tensors that say they are on a CPU.
         device_mesh: The mesh, as torch's object.
         mesh: The same.
-        batch: The batch's shape and dtype; None for the probe's own.
+        batch: The batch's shape and element type; None for the probe's own.
         double: Whether the batch is in float64.
         answers: What code gets that reads a number; None to end the step there.
 
@@ -240,7 +240,7 @@ def _what_it_did(model: nn.Module, seen: Observed, log: Log, mode: Any, notes: l
 
 
 def _whole(probe: ModuleType, batch: Shape | None, axes: Mapping[str, int], mesh: Mesh, *, double: bool) -> Batch:
-    """Return the batch of all ranks; without a dtype it has that of the probe's own, or float32."""
+    """Return the batch of all ranks; without an element type it has that of the probe's own, or float32."""
     if batch is None:
         return whole_batch(probe, axes, mesh, double=double)
     sizes, name = batch

@@ -1,4 +1,4 @@
-"""Values that went through a narrower dtype on their way from a file: float32 weights that bfloat16 could hold.
+"""Values that went through a narrower element type on their way from a file: float32 weights that bfloat16 could hold.
 
 They are not the file's, bit by bit, but each shows its place all the same.
 """
@@ -34,7 +34,7 @@ WIDE = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A tensor of a file as it is in a narrower dtype.
+    """A tensor of a file as it is in a narrower element type.
 
     Attributes:
         entry: The tensor.
