@@ -48,7 +48,7 @@ def report(folder: Path, style: str, colour: str = "auto", *, strict: bool = Fal
         folder: The dump.
         style: The format.
         colour: Whether text is coloured.
-        strict: Fail where anything was not checked, too.
+        strict: Fail if anything was not checked, too.
 
     Returns:
         0 if nothing is wrong, 1 if there are findings, 2 if nothing could be checked.

@@ -94,7 +94,7 @@ def _quoted(text: str) -> str:
 def _actions(verb: str) -> Iterator[tuple[list[str], list[str] | None, str]]:
     """Yield a verb's arguments: their options, the values that they may have, and what they are.
 
-    Where an argument may have any value, that is an empty list; where it has none, None.
+    If an argument may have any value, that is an empty list; if it has none, None.
     """
     from shardviz.cli import parser_for
 

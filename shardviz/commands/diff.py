@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
     """Compare the dumps and print what is different.
 
     Returns:
-        0 where nothing is; 1 where something is, a rank was not read, or with --strict something was not compared; 2
-        where nothing was compared.
+        0 if nothing is; 1 if something is, a rank was not read, or with --strict something was not compared; 2
+        if nothing was compared.
     """
     from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
     from shardviz.commands.common.drawing import FORMATS, refuse_picture
@@ -130,7 +130,7 @@ def compared(
         after: The one that may have changed.
         style: The format.
         colour: Whether text is coloured.
-        strict: Fail where anything was not compared, too.
+        strict: Fail if anything was not compared, too.
         output: The file; stdout without one.
 
     Returns:

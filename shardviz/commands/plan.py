@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     """Plan the probe, print what every rank will hold, and write the dump; or compare it with a lockfile.
 
     Returns:
-        0; 1 where a lockfile says something else.
+        0; 1 if a lockfile says something else.
     """
     with ending_at_signals():
         return _choose(args) if args.gpus is not None else _plan(args)
@@ -123,7 +123,7 @@ def _choose(args: argparse.Namespace) -> int:
     """Plan every mesh of a number of ranks, and list those that fit.
 
     Returns:
-        0; 1 where none fits, or the step fails on all that would.
+        0; 1 if none fits, or the step fails on all that would.
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
@@ -154,7 +154,7 @@ def _choose(args: argparse.Namespace) -> int:
 
 
 def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
-    """Return the meshes of a number of ranks that are planned, and say where there are more."""
+    """Return the meshes of a number of ranks that are planned, and say if there are more."""
     from shardviz.commands.common.streams import talk
     from shardviz.plan.search import MOST_MESHES, meshes
 

@@ -72,7 +72,7 @@ def _as_json(probe: Probe, own_version: str) -> dict[str, Any]:
 
 
 def _own_version() -> str:
-    """Return shardviz's version; empty where it runs from its sources, without having been installed."""
+    """Return shardviz's version; empty if it runs from its sources, without having been installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

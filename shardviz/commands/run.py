@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
-    """Raise where --stamp is given with what it takes the place of, or a step is to be followed that never comes.
+    """Raise if --stamp is given with what it takes the place of, or a step is to be followed that never comes.
 
     Raises:
         ShardvizError: It is.

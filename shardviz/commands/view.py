@@ -133,7 +133,7 @@ def _second(text: str | None) -> tuple[Path | None, str | None]:
 
 
 def _check_rank(rank: int | None, dump: Path, other: Path | None, *, is_seen: bool) -> None:
-    """Refuse a rank where nothing opens on one."""
+    """Refuse a rank if nothing opens on one."""
     from shardviz.checkpoint.open import is_checkpoint
 
     if rank is None:

@@ -56,7 +56,7 @@ class Dump:
 
     @cached_property
     def last_id(self) -> int:
-        """The last id of any stamped tensor; `MAX_NUMBER` where none was stamped."""
+        """The last id of any stamped tensor; `MAX_NUMBER` if none was stamped."""
         return max((stamp.last for stamp in self.files.run.stamps), default=MAX_NUMBER)
 
     @cached_property
@@ -186,7 +186,7 @@ class Dump:
             ) from error
 
     def local_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
-        """Return the ids that a shard holds, counted from 1 within its own tensor where they are its own.
+        """Return the ids that a shard holds, counted from 1 within its own tensor if they are its own.
 
         Returns:
             An array of the local shape. Elements of other tensors, zeros and values that are not ids are all <= 0:
@@ -224,7 +224,7 @@ class Dump:
 
 
 def _first_of_runs(tensor: Tensor) -> int | None:
-    """Return the id with which all runs of a tensor's ids begin on all ranks; None where they differ."""
+    """Return the id with which all runs of a tensor's ids begin on all ranks; None if they differ."""
     bodies = [shard.body for shard in tensor.shards.values() if 0 not in shard.body.local_shape]
     found = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
     return found.pop() if len(found) == 1 else None

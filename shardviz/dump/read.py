@@ -83,13 +83,13 @@ class DumpFiles:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The mesh that the run was asked for; one axis `rank` where none was given."""
+        """The mesh that the run was asked for; one axis `rank` if none was given."""
         if self.run.mesh is None:
             return Mesh(("rank",), (self.run.num_ranks,))
         return mesh_of(self.run.mesh)
 
     def dense(self, rank: int, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-        """Return one array from a rank's safetensors file, mapped rather than copied where it can be.
+        """Return one array from a rank's safetensors file, mapped rather than copied if it can be.
 
         Args:
             rank: Whose file.

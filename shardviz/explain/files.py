@@ -301,7 +301,7 @@ class FileOnEitherSide(Cause):
     kinds = ("wrong-value",)
     why = AMONG_OTHERS + "; so it is in {twin} of the first: one of the two is of another save, or " + NOT_TRAINED
     how = (
-        "shardviz check each: where steps of the optimizer differ between files, it names the file; then write that "
+        "shardviz check each: if steps of the optimizer differ between files, it names the file; then write that "
         "one again, from the step of the others"
     )
 

@@ -30,7 +30,7 @@ class Reference:
     Attributes:
         path: The file or folder.
         entries: Its tensors by name.
-        why: Why it lacks some of a model's tensors, by name, where that is known.
+        why: Why it lacks some of a model's tensors, by name, if that is known.
         is_stamped: Whether its values are of fills: what a stamped checkpoint has.
     """
 
@@ -79,7 +79,7 @@ def complete_checkpoint(path: Path) -> Checkpoint:
 
 
 def _refuse_incomplete(checkpoint: Checkpoint) -> None:
-    """Raise where files that the checkpoint names are missing or too short, before any rank reads one."""
+    """Raise if files that the checkpoint names are missing or too short, before any rank reads one."""
     missing = sorted(name for name, size in checkpoint.file_sizes.items() if size is None)
     if missing:
         by = "its index" if checkpoint.indexed else ".metadata"

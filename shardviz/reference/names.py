@@ -36,9 +36,9 @@ class Matching:
 
     Attributes:
         names: The reference's name by the model's; names that it lacks are left out.
-        before: What the reference has before the model's names, such as `app.model.`; empty where nothing, or where it
+        before: What the reference has before the model's names, such as `app.model.`; empty if nothing, or if it
             is the model that has more.
-        open: Several such beginnings that fit equally well, so that none is used; empty where one is clear.
+        open: Several such beginnings that fit equally well, so that none is used; empty if one is clear.
     """
 
     names: Mapping[str, str]
@@ -69,7 +69,7 @@ def matched(names: Collection[str], others: Collection[str]) -> Matching:
 
 
 def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:
-    """Match names that all stand behind one beginning of the model's own; none where several fit as many."""
+    """Match names that all stand behind one beginning of the model's own; none if several fit as many."""
     best = _beginnings(others, names.values(), least)
     if len(best) != 1:
         return {}
@@ -134,7 +134,7 @@ def _bare(name: str) -> str:
 
 
 def _beginnings(names: Collection[str], others: Collection[str], least: int) -> list[str]:
-    """Return what stands before most names on the other side, `least` or more; several where they fit as many."""
+    """Return what stands before most names on the other side, `least` or more; several if they fit as many."""
     counts: Counter[str] = Counter()
     for other in others:
         for dot in (match.end() for match in re.finditer(r"\.", other)):
@@ -158,7 +158,7 @@ def refuse_strangers(names: Collection[str], others: Collection[str], path: str,
         names: The model's names, as they were looked up.
         others: The reference's.
         path: Where the reference is.
-        several: What stands before the names in the reference, where that is more than one thing.
+        several: What stands before the names in the reference, if that is more than one thing.
 
     Raises:
         ShardvizError: Always; its message has some names of each side.

@@ -1,6 +1,6 @@
 """Windows of neighbouring values, and where an array has them: each is looked up by a hash of its bits.
 
-Whole lines are matched first. Windows that the reference has more than once follow their neighbours; where a piece ends
+Whole lines are matched first. Windows that the reference has more than once follow their neighbours; if a piece ends
 in the middle of one, its neighbours are extended over it, bit by bit.
 """
 
@@ -67,7 +67,7 @@ class Lines:
 
 
 def by_windows(local: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.int64] | None:
-    """Place elements by windows along the last dim; None where it is too short for any."""
+    """Place elements by windows along the last dim; None if it is too short for any."""
     width = min(WINDOW, local.shape[-1], reference.shape[-1]) if local.ndim and local.size else 0
     if width < MIN_WINDOW:
         return None
@@ -103,7 +103,7 @@ def _by_lines(local_lines: Lines, whole: Lines) -> NDArray[np.int64]:
 
 
 def only_place(whole: Lines, window: NDArray[Any]) -> int:
-    """Return the flat position of the reference's only such window; -1 where it has none, or more than one."""
+    """Return the flat position of the reference's only such window; -1 if it has none, or more than one."""
     flat = whole.table.reshape(-1)
     count = len(flat) - len(window) + 1
     places = np.flatnonzero(flat[:count] == window[0])
@@ -114,7 +114,7 @@ def only_place(whole: Lines, window: NDArray[Any]) -> int:
 
 
 def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
-    """Return for each line the only one of the others that is equal to it, -1 where there is none or more than one."""
+    """Return for each line the only one of the others that is equal to it, -1 if there is none or more than one."""
     if not len(lines):
         return np.empty(0, np.int64)
     keys, wanted = line_hashes(others), line_hashes(lines)
@@ -201,7 +201,7 @@ def _resolved(
 
 
 def _nearest(known: NDArray[np.bool_], *, backwards: bool) -> NDArray[np.int64]:
-    """Return for each position the nearest known one before it, or after it; -1 where there is none."""
+    """Return for each position the nearest known one before it, or after it; -1 if there is none."""
     size = len(known)
     at = np.where(known, np.arange(size), -1)
     if not backwards:

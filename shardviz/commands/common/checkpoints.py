@@ -1,4 +1,4 @@
-"""What `check`, `show` and `diff` do where they are given a checkpoint and not a dump."""
+"""What `check`, `show` and `diff` do with a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report_checkpoint(path: Path, style: str, colour: str, *, strict: bool = Fal
     """Check a checkpoint and print what was found.
 
     Returns:
-        0 where nothing is wrong, 1 where there are findings, 2 where there is nothing to check.
+        0 if nothing is wrong, 1 if there are findings, 2 if there is nothing to check.
     """
     from shardviz.checkpoint.findings import check_checkpoint
     from shardviz.checkpoint.open import open_checkpoint
@@ -153,19 +153,19 @@ def diff_checkpoints(
     """Print what is different between two checkpoints, or print or draw it of a job and a checkpoint.
 
     Args:
-        before: The first; a dump where it is the job.
+        before: The first; a dump if it is the job.
         after: The second, likewise.
         style: The format.
         colour: Whether text is coloured.
         map_: How one's tensors are made of the other's.
         also: Checkpoints of other steps.
-        strict: Whether it fails where anything was not compared, too.
+        strict: Whether it fails if anything was not compared, too.
         output: The file; stdout without one.
         tensor: The tensor of an SVG.
         save_map: Where the map that was found by content is written.
 
     Returns:
-        0 where nothing is, 1 where something is, or with `strict` was not compared, 2 where nothing could be compared.
+        0 if nothing is, 1 if something is, or with `strict` was not compared, 2 if nothing could be compared.
 
     Raises:
         DumpError: One of them is not a checkpoint, or not a dump.

@@ -32,7 +32,7 @@ def run_job(job: Sequence[str], options: Options) -> int:
     """Run the job to its end; what ends this command ends the job first.
 
     Returns:
-        The job's exit code; where it is not 0 and this command was asked to end, minus the signal's number.
+        The job's exit code; if it is not 0 and this command was asked to end, minus the signal's number.
     """
     sys.stderr.flush()
     try:

@@ -117,7 +117,7 @@ def _is_aborted_at_exit(job: Sequence[str], notes: Sequence[Note], code: int) ->
 
 
 def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
-    """Report a dump: the only one where `number` is 0, else one of several, under its title."""
+    """Report a dump: the only one if `number` is 0, else one of several, under its title."""
     from shardviz.commands import check
 
     shown = Path(os.path.relpath(dump))

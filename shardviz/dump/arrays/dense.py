@@ -59,7 +59,7 @@ class Wanted:
 
     @property
     def types(self) -> set[str]:
-        """The dtypes that it may be written in; empty where any may be."""
+        """The dtypes that it may be written in; empty if any may be."""
         own = TYPES_OF.get(self.dtype, set())
         return own | {IDS} if own and self.key.startswith("stamped/") else own
 
@@ -86,7 +86,7 @@ def check_arrays(path: Path, wanted: Iterable[Wanted]) -> None:
 
 
 def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """Return one array of a given shape, mapped where it can be.
+    """Return one array of a given shape, mapped if it can be.
 
     Raises:
         DumpError: The file is not there, is not a safetensors file, or has no such array.
@@ -139,7 +139,7 @@ def _map(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic] | 
     """Map one array of a file that safetensors has opened before, and found to be whole.
 
     Returns:
-        The array, read-only; None where it has no elements or its type cannot be mapped.
+        The array, read-only; None if it has no elements or its type cannot be mapped.
 
     Raises:
         DumpError: It is another file by now.

@@ -25,7 +25,7 @@ MAX_DENSE = 1 << 28
 
 
 def most_ids(num_ranks: int, *, dense: bool) -> int:
-    """Return how many ids of one rank are laid out, where so many ranks hold a tensor."""
+    """Return how many ids of one rank are laid out, if so many ranks hold a tensor."""
     return MAX_DENSE if dense else min(MAX_ELEMENTS, MAX_OF_ALL // max(1, num_ranks))
 
 

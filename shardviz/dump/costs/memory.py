@@ -37,7 +37,7 @@ STATE: tuple[Role, ...] = ("param", "grad", "optim")
 
 
 def elements_text(count: int, dtype: str) -> str:
-    """Write the bytes of some elements; their number, where the bytes of one are not known."""
+    """Write the bytes of some elements; their number, if the bytes of one are not known."""
     return bytes_text(count * itemsize(dtype)) if itemsize(dtype) else f"{count:,} elements"
 
 
@@ -73,7 +73,7 @@ class Counted:
     at_once: Mapping[int, float]
 
     def on(self, rank: int, name: str | None = None) -> int:
-        """Return the bytes on a rank, of one name or of all together; 0 where the rank has none of it."""
+        """Return the bytes on a rank, of one name or of all together; 0 if the rank has none of it."""
         if rank not in self.tensor.shards:
             return 0
         if self.at_once and name is None:
@@ -171,7 +171,7 @@ def _traced(dump: Dump) -> dict[str, tuple[int, ...]]:
 
 
 def under_way(schedule: Sequence[StageRecord]) -> float:
-    """Return how many micro-batches of a stage wait for their backward at once, at most; 1 where no pipeline ran.
+    """Return how many micro-batches of a stage wait for their backward at once, at most; 1 if no pipeline ran.
 
     Args:
         schedule: The passes of a rank's stages, in order; for several stages, their mean at the worst moment.

@@ -78,7 +78,7 @@ def duration(record: StageRecord) -> int:
 
 
 def timeline_of(dump: Dump) -> Timeline | None:
-    """Return the timeline of the pipeline that the lowest rank is in; None where no pipeline ran.
+    """Return the timeline of the pipeline that the lowest rank is in; None if no pipeline ran.
 
     Of the ranks that ran the same stages, only the lowest is kept.
 
