@@ -9,11 +9,6 @@ class AddedNumber(Cause):
     """The same number is added to every element of a result.
 
     Shapes stay the same, and a later normalization or softmax can cancel the number.
-
-    Attributes:
-        number: The number.
-        ranks: The ranks that add it.
-        of_all: Whether these are all ranks.
     """
 
     number: float
@@ -32,10 +27,6 @@ class OnlyZerosThere(Cause):
 
     A weight that was created and never loaded, a mask over all of a rank's part, or an index outside the part gives
     zeros of the right shape.
-
-    Attributes:
-        ranks: The ranks.
-        of_all: Whether these are all ranks.
     """
 
     ranks: tuple[int, ...]
@@ -56,9 +47,6 @@ class RoundedResult(Cause):
 
     Autocast, a mixed-precision policy or a cast around a collective rounds the result. A later cast to the wide dtype
     hides it.
-
-    Attributes:
-        dtype: The dtype.
     """
 
     dtype: str

@@ -101,9 +101,6 @@ class MixedChunkTypes(Cause):
 
     Each rank writes its own part as it has it. A rank on which a module was cast or reshaped writes a different type
     than the metadata of the whole tensor says.
-
-    Attributes:
-        dtype: The dtype that the metadata has.
     """
 
     dtype: str
@@ -360,9 +357,6 @@ class OutlierCheckpoint(Cause):
     """A tensor is the same in an earlier and a later checkpoint, and different in this one.
 
     The tensor is frozen, or training had ended for it, so this one checkpoint has it wrong.
-
-    Attributes:
-        side: The side with the different values.
     """
 
     side: str

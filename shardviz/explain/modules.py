@@ -39,11 +39,6 @@ class UngatheredInput(Cause):
 
     The axis splits a dim over which the module works, such as the sequence in attention. The local computation runs
     without an error.
-
-    Attributes:
-        module: The module.
-        axis: The axis that splits its input.
-        dim: The dim that is split.
     """
 
     module: str
@@ -266,10 +261,6 @@ class NormOfSplitFeatures(Cause):
 
     RMSNorm and LayerNorm need the statistics of all features of a row. With a split weight the module runs on local
     features, and every row comes out with a wrong factor.
-
-    Attributes:
-        tensor: The module.
-        axes: The axes that split its features.
     """
 
     tensor: str
