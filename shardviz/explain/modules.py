@@ -251,8 +251,8 @@ class StatisticsOfPart(Cause):
     kinds = ("wrong-value",)
     why = "Each rank normalizes by the mean or variance of its own part, split over {axes}"
     how = (
-        "sum counts, values and squares over {axes} before the division, with a backward that sums too; for BatchNorm, "
-        "use SyncBatchNorm"
+        "sum counts, values and squares over {axes} before the division, with a backward that sums too, or gather the "
+        "features first; for BatchNorm, use SyncBatchNorm"
     )
 
 

@@ -94,7 +94,7 @@ def _splitting(dump: Dump, name: str) -> str:
 def _reason(name: str, part: int, size: int, axes: str) -> Reason:
     return Reason(
         NormOfSplitFeatures(name, axes),
-        f"on every rank each row of the output of {name} is the unsharded model's times a different number: ranks "
+        f"on every rank each row of the output of {name} is the unsharded model's times a number of its own: ranks "
         f"normalize by the statistics of their {part} of {size} features",
         tensor=name,
     )
