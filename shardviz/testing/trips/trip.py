@@ -233,7 +233,7 @@ def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, op
         hint = "save only one of the tied weights, or clone them: safetensors refuses both"
         raise ShardvizError(
             f"the {what} raised on {counted(len(error.failures), 'rank')}: {type(first).__name__}: {why}",
-            hint if is_shared else f"its traceback above says where: mend the {what}",
+            hint if is_shared else f"its traceback above says where: fix the {what}",
         ) from error
 
 
