@@ -73,7 +73,7 @@ def _mask(judging: Judging, rank: int, given: Place, returned: Place) -> NDArray
 def _finding(module: str, axis: str, pair: tuple[int, int], *, is_same: bool) -> Finding:
     low, high = pair
     if is_same:
-        sentence = f"ranks {low} and {high} along {axis} get the same input and drop different elements of it"
+        sentence = f"ranks {low} and {high} along {axis} are given the same and drop different elements of it"
         return DifferentMasks(axis).finding(module, pair, sentence, kind="wrong-value", module=module)
     sentence = f"ranks {low} and {high} along {axis} have different parts and drop the same elements of each"
     return IdenticalMasks(axis).finding(module, pair, sentence, module=module)
