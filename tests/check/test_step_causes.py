@@ -25,7 +25,7 @@ def test_an_output_that_every_rank_has_its_part_of_is_unreduced_and_the_rest_com
     assert (found.kind, found.held) == ("unreduced-output", "each rank's own part (+tp)")
     assert found.summary.endswith("their sum over tp is the unsharded model's")
     assert "RowwiseParallel" in found.fix
-    assert said.why == "the step's loss and gradients: they come from an output that is wrong"
+    assert said.why == "the step's loss and gradients: they are computed from a wrong output"
 
 
 def test_an_output_that_is_labelled_as_a_pending_sum_is_right(tmp_path: Path) -> None:
