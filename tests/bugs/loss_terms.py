@@ -182,6 +182,6 @@ CASES = (
             ),
         ),
         ("wrong-value", "wrong-scale"),
-        ("term 2", "left out"),
+        ("term 2", "leaves it out"),
     ),
 )
