@@ -214,7 +214,7 @@ def test_a_parameter_that_its_optimizer_names_and_has_no_state_of_is_incomplete(
 
     ((kind, tensor, text),) = found(edited(drop, name))
     assert (kind, tensor.rpartition("model.")[2]) == ("incomplete", "2.bias")
-    assert "the optimizer's groups name it, but there is no state of it; 3 others have some" in text
+    assert "the optimizer's groups name it, but it has no state; 3 others have some" in text
 
 
 @pytest.mark.parametrize("key", ["step", "exp_avg_sq"])

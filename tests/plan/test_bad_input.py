@@ -67,8 +67,8 @@ CASES = {
     "nodes without GPUs": ("", ("--node", "0"), 2, "--node: '0' is not a number of GPUs: expected 1 to 1,048,576"),
     "no memory": ("", ("--gpus", "2", "--memory", "0GB"), 2, "--memory 0GB: no mesh fits in 0 bytes"),
     "no number of bytes": ("", ("--gpus", "2", "--memory", ""), 2, "--memory '' is not a number of bytes with its"),
-    "a dtype of a batch": ("", ("--batch", "4,8:int65"), 2, "torch has no dtype 'int65'"),
-    "a dtype of a state": ("", ("--state", "fp32"), 2, "torch has no dtype 'fp32'"),
+    "an element type of a batch": ("", ("--batch", "4,8:int65"), 2, "torch has no element type 'int65'"),
+    "an element type of a state": ("", ("--state", "fp32"), 2, "torch has no element type 'fp32'"),
 }
 
 

@@ -30,7 +30,7 @@ def of(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def arguments(dtype: torch.dtype) -> dict[Any, tuple[Any, ...]]:
-    """Return arguments of each operator, the last of which has a dtype."""
+    """Return arguments of each operator, the last of which has an element type."""
     row = torch.zeros(2, dtype=torch.int64)
     pads = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     return {

@@ -99,7 +99,7 @@ def test_right_round_trips_are_quiet_and_look_at_everything(mesh):
     done = assert_checkpoint_roundtrip(*DAILY["by rank"][:4], meshes=DAILY["by rank"][4])
     assert done.compared == 6
     assert done.not_checked == (
-        "what is on disk: the folder has 0.pt, 1.pt, each a checkpoint of its own or a part of one",
+        "what is on disk: the folder has 0.pt, 1.pt, each a whole checkpoint or a part of one",
     )
 
 
