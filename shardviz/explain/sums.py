@@ -37,7 +37,7 @@ class GradientNotReduced(Cause):
         ),
         (
             "{may_be_off:?The reduction was off in the last backward: set_requires_gradient_sync(False), or no_sync() "
-            "of DDP}"
+            "around its forward under DDP}"
         ),
         (
             "{rest:?|{is_captured:?The capture was made before the reduction|{other_axis:?The code splits the "
