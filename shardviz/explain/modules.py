@@ -155,7 +155,10 @@ class ScaledBetweenModules(Cause):
     after: str
     module: str
     kinds = ("wrong-scale",)
-    why = "The output of {after} is right, and {module} receives it multiplied by a number"
+    why = (
+        "The output of {after} is right, and {module} receives it multiplied by a number: the code between them scales "
+        "it, such as the transfer between two stages"
+    )
     how = "look for code between {after} and {module} that sends, receives or divides"
 
 
