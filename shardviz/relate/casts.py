@@ -1,4 +1,4 @@
-"""Bits of one dtype rounded to another, as torch does it, without torch."""
+"""Bits of one element type rounded to another, as torch does it, without torch."""
 
 from __future__ import annotations
 

@@ -42,11 +42,11 @@ class EightBits:
     @cached_property
     def values(self) -> NDArray[np.float32]:
         """The number of every code."""
-        numbers = np.full(SIGN, np.nan, np.float32)
-        numbers[: self.last] = self.grid[:-1]
+        found = np.full(SIGN, np.nan, np.float32)
+        found[: self.last] = self.grid[:-1]
         if self.infinite:
-            numbers[self.last] = np.inf
-        return np.concatenate([numbers, -numbers])
+            found[self.last] = np.inf
+        return np.concatenate([found, -found])
 
     def rounded(self, values: NDArray[Any]) -> NDArray[np.uint8]:
         """Round numbers to the nearest of the type, to the even one of two."""

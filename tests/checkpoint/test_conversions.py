@@ -68,7 +68,7 @@ def test_a_number_that_no_settings_have_is_reported(tmp_path, source):
 SLIPS = {
     "rotary left out": (
         lambda: in_all(Q, lambda hf, at: meta()[f"layers.{at}.attention.wq.weight"]),
-        Q, "permuted", "it is layers.*.attention.wq.weight, and the map makes rotary(", "left out rotary",
+        Q, "permuted", "it is layers.*.attention.wq.weight, where the map makes rotary(", "left out rotary",
     ),
     "rotary the other way round": (
         lambda: in_all(Q, lambda hf, at: unpermuted(meta()[f"layers.{at}.attention.wq.weight"])),
@@ -81,7 +81,7 @@ SLIPS = {
     "a layer's v for its k": (
         lambda: changed(**{K.format(1): permuted(meta()["layers.1.attention.wv.weight"], KV)}),
         K.replace("{}", "1"), "permuted",
-        "it has layers.*.attention.wv.weight and the map puts layers.*.attention.wk",
+        "it has layers.*.attention.wv.weight where the map puts layers.*.attention.wk",
         "a different tensor",
     ),
     "a layer's v for its k, as it is": (
@@ -91,7 +91,7 @@ SLIPS = {
     "another layer's q": (
         lambda: changed(**{Q.format(1): to_hf(meta())[Q.format(2)]}),
         Q.replace("{}", "1"), "permuted",
-        "it has layers.2.attention.wq.weight and the map puts layers.1.attention.wq",
+        "it has layers.2.attention.wq.weight where the map puts layers.1.attention.wq",
         "a different tensor",
     ),
 }  # fmt: skip
@@ -209,7 +209,7 @@ def test_values_that_lost_digits_on_the_way_are_named(tmp_path):
     w = weight(8, 16)
     cut = (w.view(torch.int32) & -65536).view(torch.float32).bfloat16()
     found = compared(*both(tmp_path / "cut", {"w": w}, {"w": cut}))["w"]
-    assert found[:2] == ("cast", "the second has float32 cut off to bfloat16, and torch rounds")
+    assert found[:2] == ("cast", "the second has float32 cut off to bfloat16, where torch rounds")
     for at, narrow in enumerate((torch.bfloat16, torch.float16)):
         pair = both(tmp_path / str(at), {"w": w}, {"w": w.to(narrow).float()})
         name = str(narrow).removeprefix("torch.")
@@ -292,15 +292,15 @@ OF_EXPERTS = {
     "exchanged": (
         lambda parts: joined(parts, [1, 0, *range(2, EXPERTS)]), "down", "the experts come in the order 1 0 2 3",
     ),
-    "gate and up exchanged": (exchanged, "up", "experts.*.w3 and the map puts experts.*.w1"),
-    "gate and up in turns": (interleaved, "up", "it is stack(interleave(experts.*.w1, experts.*.w3, 0)), and"),
+    "gate and up exchanged": (exchanged, "up", "experts.*.w3 where the map puts experts.*.w1"),
+    "gate and up in turns": (interleaved, "up", "it is stack(interleave(experts.*.w1, experts.*.w3, 0)), where"),
     "not transposed": (
         lambda parts: joined(parts) | {"down": torch.stack([parts[f"experts.{at}.w2"] for at in range(EXPERTS)])},
         "down", "it is stack(experts.*.w2",
     ),
     "one is another's": (
         lambda parts: joined(parts | {"experts.3.w1": parts["experts.5.w1"]}),
-        "up", "it has experts.5.w1 and the map puts experts.3.w1 in 1 of its 24 parts",
+        "up", "it has experts.5.w1 where the map puts experts.3.w1 in 1 of its 24 parts",
     ),
     "one has other values": (
         lambda parts: joined(parts | {"experts.3.w1": parts["experts.3.w1"] + 1}),
@@ -319,10 +319,10 @@ def test_a_slip_with_experts_is_named(tmp_path, slip, turned):
 
 
 JOINS = {
-    "one after the other": (lambda q, k, v: torch.cat([q, k, v]), "it is cat(q, k, v, 0), and the map makes"),
+    "one after the other": (lambda q, k, v: torch.cat([q, k, v]), "it is cat(q, k, v, 0), where the map makes"),
     "other groups": (
         lambda q, k, v: torch.cat([one.chunk(2)[at] for at in range(2) for one in (q, k, v)]),
-        "it is interleave(q, k, v, 0, 2), and the map makes interleave(q, k, v, 0, kv_heads)",
+        "it is interleave(q, k, v, 0, 2), where the map makes interleave(q, k, v, 0, kv_heads)",
     ),
 }
 
@@ -341,7 +341,7 @@ def test_parts_of_other_sizes_in_another_order_are_named(tmp_path):
     parts = {name: weight(rows, 8, seed=rows) for name, rows in (("q", 32), ("k", 16), ("v", 8))}
     pair = both(tmp_path, {"qkv": torch.cat([parts[name] for name in "kqv"])}, parts)
     found = compared(*pair, "qkv = cat(q, k, v)")["qkv"]
-    assert found[:2] == ("permuted", "in the first, it is cat(k, q, v), and the map makes cat(q, k, v)")
+    assert found[:2] == ("permuted", "in the first, it is cat(k, q, v), where the map makes cat(q, k, v)")
 
 
 def test_joined_experts_are_quiet(tmp_path):

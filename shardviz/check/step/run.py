@@ -60,7 +60,7 @@ def check_step(
         return
     wrong = [finding for finding in earlier if finding.severity == "error"]
     if wrong:
-        yield NotChecked("", f"the step: its numbers are computed from wrong weights ({_named(wrong[0])})", "step")
+        yield NotChecked("", f"the step: its numbers come from weights that are wrong ({_named(wrong[0])})", "step")
         return
     if not dump.at("reference") and not dump.files.run.probe and 0 in dump.files.ranks:
         yield from check_captured(dump)

@@ -60,7 +60,7 @@ class Piece:
     Attributes:
         name: What it should be.
         shape: Its shape.
-        dtype: Its dtype.
+        dtype: Its element type.
         bits: Its values.
     """
 
@@ -86,7 +86,7 @@ def instead_of(made: Made, tensor: Tensor, known: Contents) -> Instead | None:
         return None
     for variant, cause in variants(made.node):
         if variant.shape == tensor.shape and _is(variant, made, tensor):
-            return Instead(f"it is {_short(variant)}, and the map makes {printable(made.text)}", cause)
+            return Instead(f"it is {_short(variant)}, where the map makes {printable(made.text)}", cause)
     return _by_parts(made, tensor, known) if made.shape == tensor.shape else None
 
 
@@ -152,7 +152,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
         words = _of_parts(words, around(names[0], at))
         return Instead(f"its parts come in another order: {words}", AnotherSourceTensor(made.text, is_renumbered=True))
     shown = [
-        f"{against(found.name, part.name)} and the map puts {against(part.name, found.name)}" for part, found in odd
+        f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
     ]
     words = ", ".join(dict.fromkeys(shown[:MAX_NAMED])) + (
         f", and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""

@@ -57,7 +57,7 @@ def beside_html(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> str
     """
     numbers = numbered(checkpoint)
     return page_of(
-        f"{job.path.name} and {checkpoint.path.name}",
+        f"{job.path.name} beside {checkpoint.path.name}",
         style_sheet((*job.dump.files.mesh.ranks, *range(len(numbers)))),
         element("a", "Skip to the tensors", href="#tensors", class_="skip"),
         f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
@@ -81,7 +81,7 @@ def _header(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> str:
     return element(
         "header",
         element("p", "shardviz", class_="soft"),
-        element("h1", words(f"{job.path.name} and {checkpoint.path.name}")),
+        element("h1", words(f"{job.path.name} beside {checkpoint.path.name}")),
         element("p", words(f"{UNICODE.of(found)} {notable(comparison)}"), class_=f"verdict {verdict}"),
         element("p", words(f"{ranks} on mesh {job.dump.files.mesh}; {total(checkpoint)}"), class_="soft"),
         *(element("p", words(f"{UNICODE.unknown} {note}"), class_="soft") for note in comparison.notes),

@@ -56,7 +56,7 @@ class Whole:
 
     Attributes:
         bits: Its values.
-        dtype: Its dtype.
+        dtype: Its element type.
     """
 
     bits: NDArray[Any]
@@ -96,7 +96,7 @@ def assert_transferred(
         map: What the target's tensors are made of, by pattern over its names, where names differ:
             `{"*.qkv_proj.weight": "cat(*.q_proj.weight, *.k_proj.weight, *.v_proj.weight)"}`; or a file of such lines.
             A target that is padded is `{"lm_head.weight": "pad(lm_head.weight, 32768)"}`, one that is made of a padded
-            source `{"lm_head.weight": "slice(lm_head.weight, 0, 32000)"}`; padding is not compared.
+            source `{"lm_head.weight": "slice(lm_head.weight, 0, 32000)"}`; what is padding is not compared.
         layouts: Layouts in the notation of the target's plain tensors, by pattern over its names:
             `{"*.qkv_proj.weight": "[*/tp, *]"}`. Where `cat` puts parts one after the other along a dim that is split,
             each part is split; a part may have a layout of its own: `{"*.qkv_proj.weight (*.k_proj.weight)": ...}`.

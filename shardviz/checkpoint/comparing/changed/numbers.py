@@ -57,7 +57,7 @@ def _narrowed(own: _Bits, new: _Bits, name: str) -> Words | None:
         why = f"{name} has {dtype} values that were rounded to {narrow} on the way{after}"
         return Words(why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to))
     if to == "bfloat16" and dtype in CUT and is_cut_off(mine, theirs, CUT[dtype]):
-        return Words(f"{name} has {dtype} cut off to bfloat16, and torch rounds", CutOffDigits())
+        return Words(f"{name} has {dtype} cut off to bfloat16, where torch rounds", CutOffDigits())
     return None
 
 
