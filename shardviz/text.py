@@ -34,7 +34,7 @@ class Fold:
     """Names that differ in one number only, as `layers.[0-31].wq.weight`.
 
     Attributes:
-        prefix: The part before the number; the whole name where there is no number.
+        prefix: The part before the number; the whole name if there is no number.
         numbers: The numbers, as half-open ranges; empty for a single name without one.
         suffix: The part after the number.
     """
@@ -65,7 +65,7 @@ def fold(named: Iterable[tuple[str, Key]], *, by_last: bool = False) -> list[tup
 
     Args:
         named: The names, each with its key.
-        by_last: Whether their last number counts instead: that of an expert, where layers are folded already.
+        by_last: Whether their last number counts instead: that of an expert, if layers are folded already.
 
     Returns:
         The folds, each with its key, in the order in which the first of their names came.
@@ -92,13 +92,13 @@ def folded_names(names: Iterable[str], most: int) -> str:
 
 
 def cut(name: str) -> tuple[str, int | None, str]:
-    """Return the part before a name's first number, the number, and the part after; None where it has none."""
+    """Return the part before a name's first number, the number, and the part after; None if it has none."""
     match = _NUMBER.search(name)
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
 
 def cut_last(name: str) -> tuple[str, int | None, str]:
-    """Return the part before a name's last number, the number, and the part after; None where it has none."""
+    """Return the part before a name's last number, the number, and the part after; None if it has none."""
     match = max(_NUMBER.finditer(name), key=lambda one: one.start(), default=None)
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
@@ -131,7 +131,7 @@ def range_text(rising: Sequence[int], dash: str = "…") -> str:
 
 
 def _one_piece(rising: Sequence[int]) -> list[str]:
-    """Write numbers in equal steps at once, as the ranks of a group mostly are; nothing where there are others."""
+    """Write numbers in equal steps at once, as the ranks of a group mostly are; nothing if there are others."""
     if len(rising) < LEAST_STEPS:
         return []
     first, last, step = rising[0], rising[-1], rising[1] - rising[0]
@@ -142,7 +142,7 @@ def _one_piece(rising: Sequence[int]) -> list[str]:
 
 def _pieces(spans: Sequence[tuple[int, int]]) -> list[str]:
     """Write spans, those of one length that follow each other in equal steps together."""
-    found, at = [], 0
+    pieces, at = [], 0
     while at < len(spans):
         count = _alike(spans, at)
         piece = _span(spans[at])
@@ -151,9 +151,9 @@ def _pieces(spans: Sequence[tuple[int, int]]) -> list[str]:
             piece += f"…{_span(spans[at + count - 1])} step {step}"
         else:
             count = 1
-        found.append(piece)
+        pieces.append(piece)
         at += count
-    return found
+    return pieces
 
 
 def _alike(spans: Sequence[tuple[int, int]], at: int) -> int:
@@ -195,13 +195,13 @@ def printable(name: str) -> str:
 
 
 def listed(things: Iterable[object], most: int) -> str:
-    """Return the first `most` things between commas, with dots where there are more."""
+    """Return the first `most` things between commas, with dots if there are more."""
     shown = [str(thing) for thing in islice(things, most + 1)]
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 
 
 def named_ranks(ranks: Collection[int], most: int | None = None) -> str:
-    """Return ranks in words: `rank 3`, `ranks 0-3, 8`; where `most` is given, the first ones: `ranks 0, 1, ...`."""
+    """Return ranks in words: `rank 3`, `ranks 0-3, 8`; if `most` is given, the first ones: `ranks 0, 1, ...`."""
     numbers = join_numbers(ranks) if most is None else listed(sorted(ranks), most)
     return f"rank{'s' * (len(ranks) > 1)} {numbers}"
 
@@ -240,7 +240,7 @@ def bytes_text(count: int) -> str:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known word that is most like a misspelt one; None where none is like it.
+    """Return the known word that is most like a misspelt one; None if none is like it.
 
     Args:
         word: What was written.
@@ -253,6 +253,6 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint at the known word that was probably meant, `did you mean mesh?`; empty where none is like it."""
+    """Return a hint at the known word that was probably meant, `did you mean mesh?`; empty if none is like it."""
     close = nearest(word, known)
     return f"did you mean {printable(close)}?" if close is not None else ""

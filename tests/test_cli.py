@@ -119,7 +119,7 @@ ERRORS = {
     "check .": ". is not a dump: it has no run.json\nHint: give one of the dumps in it: d.shardviz",
     "check d.shardviz/run.json": "d.shardviz/run.json is one file of a dump\nHint: give its folder: d.shardviz",
     "view d.shardviz --port 80": (
-        "--port is where --web listens, and --web is not given\nHint: add --web, or leave --port out"
+        "--port sets where --web listens, and --web is not given\nHint: add --web, or leave --port out"
     ),
     "check no_such": (
         "no_such does not exist: no dump and no checkpoint is there\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one"
@@ -169,7 +169,7 @@ ERRORS = {
         "'shard(0)' is not a placement\nHint: Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
     ),
     "explain flaot32[12/tp] --mesh tp=2": (
-        "layout 'flaot32[12/tp]': flaot32 is not an element type\nHint: did you mean float32?"
+        "layout 'flaot32[12/tp]': flaot32 is not a dtype\nHint: did you mean float32?"
     ),
     "explain [4] --mesh 2000,2000": "mesh (dim0=2000, dim1=2000) has more than 1,048,576 ranks",
     "explain [4] --mesh 200,200": ("mesh (dim0=200, dim1=200) has 40,000 ranks, more than 16,384"),

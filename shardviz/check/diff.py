@@ -231,7 +231,7 @@ def _kept(dump: Dump, role: str) -> dict[str, Tensor]:
 
 
 def _layout_changes(before: Dump, after: Dump, role: str) -> Iterator[Change]:
-    """Yield what differs in the layouts alone: only one dump has ids, which may have another element type."""
+    """Yield what differs in the layouts alone: only one dump has ids, which may have another dtype."""
     ours, theirs = _kept(before, role), _kept(after, role)
     for name in dict.fromkeys([*ours, *theirs]):
         tensor, counterpart = ours.get(name), theirs.get(name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardviz.text import Fold
 
 About = Literal["order", "no-ids", "gathering", "values", "ties", "step", "run"]
-"""What a check that could not run is about: where a tensor's elements are, and where they would be if its element type
+"""What a check that could not run is about: where a tensor's elements are, and where they would be if its dtype
 could hold ids; what torch gathers of it; whether copies are equal; ties; a step; the run as a whole."""
 
 

@@ -152,7 +152,7 @@ def _of_step(laid_out: LaidOut, weights: list[Finding], seen: dict[Place, bool])
 
 
 def _dtypes(dump: Dump) -> Iterator[Finding]:
-    """Yield tensors whose element type differs between ranks."""
+    """Yield tensors whose dtype differs between ranks."""
     stamped = dump.stamped
     for tensor in (*dump.at("stamped"), *dump.at("initial")):
         names = [name for name in tensor.names if tensor.moment == "stamped" or name not in stamped]

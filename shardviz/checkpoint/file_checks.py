@@ -79,7 +79,7 @@ def of_tensors(finding: Finding, names: Iterable[str]) -> Finding:
 
 
 def check_spans(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
-    """Yield bytes that several tensors claim, bytes that none does, and element types that nobody knows."""
+    """Yield bytes that several tensors claim, bytes that none does, and dtypes that nobody knows."""
     if checkpoint.kind != "safetensors":
         return
     for file, spans in _spans(checkpoint).items():
@@ -88,7 +88,7 @@ def check_spans(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     strange = [name for name, one in checkpoint.tensors.items() if not itemsize(one.dtype)]
     if strange:
         types = listed(sorted({checkpoint.tensors[name].dtype for name in strange}), MAX_NAMES)
-        why = f"whether the bytes of {counted(len(strange), 'tensor')} fit: element type {types} is not known here"
+        why = f"whether the bytes of {counted(len(strange), 'tensor')} fit: dtype {types} is not known here"
         yield NotChecked(strange[0] if len(strange) == 1 else "", why, "run")
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint by itself: files, chunks, element types, ties. Contents are compared in `compare`."""
+"""What is wrong with a checkpoint by itself: files, chunks, dtypes, ties. Contents are compared in `compare`."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
 
 
 def _unread(checkpoint: Checkpoint) -> Iterator[NotChecked]:
-    """Yield the files beside the weights that are not looked at."""
+    """Yield the files next to the weights that are not looked at."""
     if checkpoint.unread:
         some = listed(map(printable, checkpoint.unread), MAX_NAMES)
-        yield NotChecked("", f"files beside the weights ({some}): {BY_ITSELF}", "run")
+        yield NotChecked("", f"files next to the weights ({some}): {BY_ITSELF}", "run")
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
@@ -158,13 +158,15 @@ def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
     if not isinstance(error, UnknownTypeError):
         return UnreadableFile(is_whole=True).finding(name, (), error.message)
     if error.is_subclass:
-        why = "what is stored of it: a tensor subclass, as quantized weights are, is pickled as code, which is not run"
+        why = (
+            "its content: a tensor subclass, such as a quantized weight, is pickled as code, which shardviz doesn't run"
+        )
         return NotChecked(name, why, "run")
     return UnknownPickledType().finding(name, (), error.message)
 
 
 def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> Iterator[Finding | NotChecked]:
-    """Yield chunks that are stored in another element type or shape than the checkpoint says, or damaged.
+    """Yield chunks that are stored in another dtype or shape than the checkpoint says, or damaged.
 
     Those in files of another save are reported with the file.
     """

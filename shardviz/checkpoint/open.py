@@ -106,7 +106,7 @@ def _refusal(path: Path, names: list[str]) -> tuple[str, str]:
         return f"{path} has .distcp files but no {METADATA}: its save or its copy was not finished", lost
     if files := sorted(name for name in names if name.endswith(SUFFIXES)):
         some = listed(map(printable, files), 3)
-        return f"{path} has {some}, each a checkpoint of its own or a part of one", "give one of them"
+        return f"{path} has {some}, each a whole checkpoint or a part of one", "give one of them"
     if SETTINGS in names:
         return f"{path} has {SETTINGS} and no weights: its save was not finished", "save it again, or copy all files"
     return f"{path} has no .safetensors file", hint_at_checkpoints(path, _EXPECTED)

@@ -251,7 +251,7 @@ def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> It
     for name in missing:
         if name in optimizer.grouped:
             others = f"{len(optimizer.states):,} others have some"
-            text = f"the optimizer's groups name it, but there is no state of it; {others}"
+            text = f"the optimizer's groups name it, but it has no state; {others}"
             yield AbsentState().finding(before + name, (), text, severity="warning")
     if missing and not optimizer.grouped:
         some = listed(map(printable, missing), MAX_NAMES)

@@ -55,7 +55,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
         offsets: Its first index in each dim.
         sizes: Its shape.
         place: Where it is stored; None where the checkpoint does not say.
-        dtype: Its element type where that is known without reading it, empty otherwise.
+        dtype: Its dtype where that is known without reading it, empty otherwise.
     """
 
     offsets: tuple[int, ...]
@@ -76,7 +76,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         name: Its name.
         shape: Its global shape.
-        dtype: Its element type.
+        dtype: Its dtype.
         chunks: The parts that it is stored in.
         folder: The folder of the files.
         parts: What it is called in a nested state dict, level by level, where that is known.

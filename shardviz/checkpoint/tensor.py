@@ -22,7 +22,7 @@ class Entry(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Its element type, by torch's name."""
+        """Its dtype, by torch's name."""
 
     @property
     def bits(self) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Try the installed torch's own sharding, and report wrong results.
 
-Exits with 1 where torch and the placements disagree. Each class of
-disagreement comes with a script in plain torch.
+Exits with 1 if torch and the placements disagree, and prints a script in plain
+torch for each class of disagreement.
 
 examples:
   shardviz audit
@@ -53,12 +53,12 @@ def run(args: argparse.Namespace) -> int:
     mesh = mesh_of(args.mesh)
     count = Count("tried {done} of {of} cases on " + f"{mesh.size} ranks")
     with progress(lambda: str(count) if count.of else f"trying the first cases on {mesh.size} ranks"):
-        found = audit(mesh, args.max_size, on_progress=count)
+        sweep = audit(mesh, args.max_size, on_progress=count)
     if args.output:
-        _write_repros(found, args.output)
+        _write_repros(sweep, args.output)
     with reader_may_leave():
-        print(json.dumps(_as_json(found), indent=1) if args.format == "json" else as_text(found, args.output))
-    return EXIT_FINDINGS if found.num_wrong else EXIT_CLEAN
+        print(json.dumps(_as_json(sweep), indent=1) if args.format == "json" else as_text(sweep, args.output))
+    return EXIT_FINDINGS if sweep.num_wrong else EXIT_CLEAN
 
 
 def mesh_of(text: str) -> Mesh:
@@ -68,68 +68,75 @@ def mesh_of(text: str) -> Mesh:
     return replace(mesh, axes=AXES[-mesh.ndim :]) if unnamed else mesh
 
 
-def _write_repros(found: Audit, folder: Path) -> None:
+def _write_repros(sweep: Audit, folder: Path) -> None:
     from shardviz.live.audit.repro import repro
 
     folder.mkdir(parents=True, exist_ok=True)
-    for number, one in enumerate(found.disagreements, 1):
-        name = _name(number, one)
-        (folder / name).write_text(repro(one.case, name))
+    for number, disagreement in enumerate(sweep.disagreements, 1):
+        name = _name(number, disagreement)
+        (folder / name).write_text(repro(disagreement.case, name))
         print(f"wrote {folder / name}", file=sys.stderr)
 
 
-def _name(number: int, one: Disagreement) -> str:
-    return f"{number:02d}_{one.case.operation}.py"
+def _name(number: int, disagreement: Disagreement) -> str:
+    return f"{number:02d}_{disagreement.case.operation}.py"
 
 
-def as_text(found: Audit, folder: Path | None = None) -> str:
+def as_text(sweep: Audit, folder: Path | None = None) -> str:
     """Write out every class with its smallest case, and the repro of the first one, ready to be copied.
 
     Args:
-        found: What the sweep found.
+        sweep: What the sweep found.
         folder: Where the repros were written; they are named then, and not written out.
     """
     from importlib.metadata import version
 
-    lines = [f"torch {version('torch')}: {found.num_cases:,} cases tried, {found.num_wrong:,} wrong"]
-    if found.not_tried:
-        lines.append(f"not tried: {found.not_tried:,} cases, because too many worlds died")
-    for number, one in enumerate(found.disagreements, 1):
-        lines += ["", f"{number}. {one.case}", f"   {one.count:,} cases of this class; the smallest:"]
-        lines += [f"   {line}" for line in _differences(one)]
-        lines += [f"   to see it: python {folder / _name(number, one)}"] if folder is not None else []
-    if folder is None and found.disagreements:
-        lines += _first_repro(found.disagreements)
+    lines = [f"torch {version('torch')}: {sweep.num_cases:,} cases tried, {sweep.num_wrong:,} wrong"]
+    if sweep.not_tried:
+        lines.append(f"not tried: {sweep.not_tried:,} cases, because too many worlds died")
+    for number, disagreement in enumerate(sweep.disagreements, 1):
+        lines += ["", f"{number}. {disagreement.case}", f"   {disagreement.count:,} cases of this class; the smallest:"]
+        lines += [f"   {line}" for line in _differences(disagreement)]
+        lines += [f"   to see it: python {folder / _name(number, disagreement)}"] if folder is not None else []
+    if folder is None and sweep.disagreements:
+        lines += _first_repro(sweep.disagreements)
     return "\n".join(lines)
 
 
-def _first_repro(found: list[Disagreement]) -> list[str]:
+def _first_repro(disagreements: list[Disagreement]) -> list[str]:
     from shardviz.live.audit.repro import repro
 
-    lines = ["", "# 1 by itself, in plain torch:", repro(found[0].case, _name(1, found[0])).rstrip()]
-    return [*lines, "", f"# {len(found) - 1} more: -o DIR writes them to files"] if len(found) > 1 else lines
+    lines = ["", "# 1 alone, in plain torch:", repro(disagreements[0].case, _name(1, disagreements[0])).rstrip()]
+    return (
+        [*lines, "", f"# {len(disagreements) - 1} more: -o DIR writes them to files"]
+        if len(disagreements) > 1
+        else lines
+    )
 
 
-def _differences(one: Disagreement) -> list[str]:
-    return [f"rank {rank}: wanted {one.case.wanted_ids(rank)}, got {got}" for rank, got in sorted(one.got.items())]
+def _differences(disagreement: Disagreement) -> list[str]:
+    return [
+        f"rank {rank}: wanted {disagreement.case.wanted_ids(rank)}, got {got}"
+        for rank, got in sorted(disagreement.got.items())
+    ]
 
 
-def _as_json(found: Audit) -> dict[str, Any]:
+def _as_json(sweep: Audit) -> dict[str, Any]:
     from shardviz.live.audit.repro import repro
 
     return {
         "schema": 1,
-        "num_cases": found.num_cases,
-        "num_wrong": found.num_wrong,
-        "not_tried": found.not_tried,
+        "num_cases": sweep.num_cases,
+        "num_wrong": sweep.num_wrong,
+        "not_tried": sweep.not_tried,
         "disagreements": [
             {
-                "case": str(one.case),
-                "operation": one.case.operation,
-                "num_cases": one.count,
-                "got": {str(rank): got for rank, got in sorted(one.got.items())},
-                "repro": repro(one.case, _name(number, one)),
+                "case": str(disagreement.case),
+                "operation": disagreement.case.operation,
+                "num_cases": disagreement.count,
+                "got": {str(rank): got for rank, got in sorted(disagreement.got.items())},
+                "repro": repro(disagreement.case, _name(number, disagreement)),
             }
-            for number, one in enumerate(found.disagreements, 1)
+            for number, disagreement in enumerate(sweep.disagreements, 1)
         ],
     }

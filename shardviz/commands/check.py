@@ -52,7 +52,7 @@ def report(folders: Sequence[Path], style: str, colour: str = "auto", *, strict:
         folders: The dump, or the parts of one.
         style: The format.
         colour: Whether text is coloured.
-        strict: Fail where anything was not checked, too.
+        strict: Fail if anything was not checked, too.
 
     Returns:
         0 if nothing is wrong, 1 if there are findings, 2 if nothing could be checked.

@@ -57,12 +57,12 @@ def _bash() -> str:
 
     choices, options = [], []
     for verb in VERBS:
-        found = list(_actions(verb))
-        words = [name for names, _, _ in found for name in names if name.startswith("--")]
-        places = [choice for names, values, _ in found if not names for choice in values or ()]
+        actions = list(_actions(verb))
+        words = [name for names, _, _ in actions for name in names if name.startswith("--")]
+        places = [choice for names, values, _ in actions if not names for choice in values or ()]
         options.append(f'                    "{verb} -") words="{" ".join(words)}" ;;')
         options += [f'                    "{verb} "*) words="{" ".join(places)}" ;;'] if places else []
-        for names, values, _ in found:
+        for names, values, _ in actions:
             if names and values is not None:
                 patterns = "|".join(f'"{verb} {name}"' for name in names)
                 choices.append(f'            {patterns}) words="{" ".join(values)}" ;;')
@@ -94,7 +94,7 @@ def _quoted(text: str) -> str:
 def _actions(verb: str) -> Iterator[tuple[list[str], list[str] | None, str]]:
     """Yield a verb's arguments: their options, the values that they may have, and what they are.
 
-    Where an argument may have any value, that is an empty list; where it has none, None.
+    If an argument may have any value, that is an empty list; if it has none, None.
     """
     from shardviz.cli import parser_for
 

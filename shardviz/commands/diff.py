@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--map",
         type=Path,
         metavar="MAP",
-        help=f"how the tensors of one are made from the other's: a file, or {', '.join(families())}",
+        help=f"how one checkpoint's tensors are made from the other's: a file, or {', '.join(families())}",
     )
     parser.add_argument(
         "--save-map", type=Path, metavar="FILE", help="write the map that was found by the tensors' values"
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CKPT",
         action="append",
         default=[],
-        help="a step that a tensor may be left over from (the steps beside either are tried anyway), or the weights "
+        help="a step that a tensor may be left over from (the steps next to either are tried anyway), or the weights "
         "that an adapter was merged into",
     )
     parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
     """Compare the dumps and print what is different.
 
     Returns:
-        0 where nothing is; 1 where something is, a rank was not read, or with --strict something was not compared; 2
-        where nothing was compared.
+        0 if nothing is; 1 if something is, a rank was not read, or with --strict something was not compared; 2
+        if nothing was compared.
     """
     from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
     from shardviz.commands.common.drawing import FORMATS, refuse_picture
@@ -115,7 +115,7 @@ def _refuse_steps_that_began_apart(step: StepDifference) -> None:
     """Say why two jobs' steps have no picture: other weights or rows went in, so that no module was compared."""
     if step.departures and step.departures[0].kind in ("weights", "batch"):
         raise ShardvizError(
-            f"a picture shows where two steps part, and these begin apart: {step.departures[0].sentence}",
+            f"a picture shows where two steps diverge, and these differ from the start: {step.departures[0].sentence}",
             "leave out -o for the whole report; trace both jobs again from the same weights and rows",
         )
 
@@ -130,7 +130,7 @@ def compared(
         after: The one that may have changed.
         style: The format.
         colour: Whether text is coloured.
-        strict: Fail where anything was not compared, too.
+        strict: Fail if anything was not compared, too.
         output: The file; stdout without one.
 
     Returns:

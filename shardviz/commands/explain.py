@@ -1,10 +1,10 @@
 """Explain a layout, a kind of finding, or a cause.
 
-Of a layout: who holds what, torch's spelling, cost of gathering. It is in
-shardviz's notation, "[12/tp/fsdp, 12]", or in torch's, "(Shard(0),
-Replicate())" with --shape. With a second one: how to get there.
+For a layout: which rank holds what, how torch spells it, and what gathering
+costs. Write it in shardviz's notation, "[12/tp/fsdp, 12]", or in torch's,
+"(Shard(0), Replicate())" with --shape. With a second layout: how to get there.
 
-Of a kind of finding, such as misordered: its causes. Of a cause, such as
+For a kind of finding, such as misordered: its causes. For a cause, such as
 same-shard: what happens, why nothing raises, and how to fix it.
 
 examples:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "layout", metavar="LAYOUT|KIND|CAUSE", help='"[12/tp/fsdp, 12]", "(Shard(0), Replicate())", or a name'
     )
-    parser.add_argument("to", nargs="?", metavar="TO", help="another layout of the same tensor: how to get there")
+    parser.add_argument("to", nargs="?", metavar="TO", help="a second layout of the same tensor: how to get there")
     parser.add_argument("--mesh", metavar="MESH", help="fsdp=2,tp=4; a layout needs one")
     parser.add_argument("--shape", metavar="SIZES", help="12,12; for torch's spelling, and for sizes written as *")
     parser.add_argument("--all", action="store_true", help="print every rank, however many there are")
@@ -110,7 +110,7 @@ def _print_page(args: argparse.Namespace) -> int:
 
 
 def read_layout(text: str, mesh: Mesh, shape: tuple[int, ...] | None) -> tuple[Layout, str]:
-    """Read a layout in either spelling, and its element type, float32 unless it is written.
+    """Read a layout in either spelling, and its dtype, float32 unless it is written.
 
     Raises:
         ShardvizError: The text is not a layout, or it lacks a size.

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizer", choices=OPTIMIZERS, help="whose state is counted; default: the probe's own, or adam"
     )
-    parser.add_argument("--state", default="", metavar="DTYPE", help="element type of its state; default: the weights'")
+    parser.add_argument("--state", default="", metavar="DTYPE", help="dtype of its state; default: the weights'")
     parser.add_argument("--master", action="store_true", help="also count a float32 copy of narrower weights")
     parser.add_argument("--no-step", action="store_true", help="plan no step: no activations, no collectives")
     parser.add_argument("--gpus", type=gpus, metavar="N", help="list the meshes of N ranks instead of one mesh")
@@ -159,10 +159,10 @@ def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
     from shardviz.commands.common.streams import talk
     from shardviz.plan.choice import MOST_MESHES, meshes
 
-    found = meshes(job.mesh.axes, gpus, job.node)
-    if len(found) > MOST_MESHES:
-        talk(f"trying the {MOST_MESHES} likeliest of {len(found):,} meshes")
-    return found[:MOST_MESHES]
+    candidates = meshes(job.mesh.axes, gpus, job.node)
+    if len(candidates) > MOST_MESHES:
+        talk(f"trying the {MOST_MESHES} likeliest of {len(candidates):,} meshes")
+    return candidates[:MOST_MESHES]
 
 
 @dataclass
@@ -228,13 +228,13 @@ def _locked(path: Path, ranks: PlannedRanks, *, force: bool, with_step: bool) ->
         write_markup(lock_text(ranks), path, "--lock")
         talk(f"run this again to compare with {path}")
         return EXIT_CLEAN
-    found = changed(path, ranks)
-    if ranks.plan.without_step and any(text.startswith("- sent ") for text in found):
+    differences = changed(path, ranks)
+    if ranks.plan.without_step and any(text.startswith("- sent ") for text in differences):
         talk(why)
-    write_answer(map(line, found or [same_text(path)]), terminal_for("auto"))
-    if found:
+    write_answer(map(line, differences or [same_text(path)]), terminal_for("auto"))
+    if differences:
         talk(f"{path} differs; give --force to overwrite it")
-    return EXIT_FINDINGS if found else EXIT_CLEAN
+    return EXIT_FINDINGS if differences else EXIT_CLEAN
 
 
 def _folder(job: PlanJob) -> Path:

@@ -154,7 +154,7 @@ def _may_replace(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Pat
 
 
 def _run_here(args: argparse.Namespace, watched: Watched | None = None) -> int:
-    """Run the probe on new ranks of this machine; where its files are watched, until one of them changes."""
+    """Run the probe on new ranks of this machine; if its files are watched, until one of them changes."""
     from shardviz.live import world
 
     probe, mesh, folder = wanted(args)
@@ -260,7 +260,7 @@ def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path
 
 
 def _report(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, *, is_news: bool = True) -> int:
-    """Check the dump and print the verdict; say where the dump is, where that is news."""
+    """Check the dump and print the verdict; say where the dump is, if that is news."""
     from shardviz.commands import check
 
     code = check.report([folder], args.format, args.color, strict=args.strict)

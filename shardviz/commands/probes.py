@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     from shardviz.probe_files import installed
 
     others, broken = installed()
-    found = [*probe_files.shipped(), *others]
+    probes = [*probe_files.shipped(), *others]
     if args.format == "json":
-        write_markup(json.dumps([_as_json(probe, _own_version()) for probe in found], indent=1) + "\n", None)
+        write_markup(json.dumps([_as_json(probe, _own_version()) for probe in probes], indent=1) + "\n", None)
     else:
         terminal = terminal_for(args.color)
-        write_answer(_lines(found, terminal), terminal)
+        write_answer(_lines(probes, terminal), terminal)
     for error in broken.values():
         print(f"shardviz: warning: {printable(error.message)}", file=sys.stderr)
     return EXIT_CLEAN
@@ -72,7 +72,7 @@ def _as_json(probe: Probe, own_version: str) -> dict[str, Any]:
 
 
 def _own_version() -> str:
-    """Return shardviz's version; empty where it runs from its sources, without having been installed."""
+    """Return shardviz's version; empty if it runs from its sources, without having been installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -81,18 +81,18 @@ def _own_version() -> str:
         return ""
 
 
-def _lines(found: Sequence[Probe], terminal: Terminal) -> list[Text]:
+def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
     """Write a line for each probe; on a terminal what does not fit goes on below, in the column of the summaries."""
     from shardviz.picture.text.tables.table import padded, widest
     from shardviz.picture.text.terminal import DIM, line, wrapped
 
-    names = widest(printable(probe.name) for probe in found)
-    axes = widest(", ".join(probe.axes) for probe in found)
+    names = widest(printable(probe.name) for probe in probes)
+    axes = widest(", ".join(probe.axes) for probe in probes)
     indent = names + axes + 4
     width = terminal.width if sys.stdout.isatty() else sys.maxsize
     is_narrow = indent + MIN_SUMMARY > width
     lines = []
-    for probe in found:
+    for probe in probes:
         by = f" ({probe.name.partition('/')[0]} {probe.version})" if probe.version else ""
         name, on = padded(printable(probe.name), names), padded(", ".join(probe.axes), axes)
         head = line((name, "bold"), "  ", (on, DIM), "  ")

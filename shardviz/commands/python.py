@@ -78,7 +78,7 @@ def _layout(text: str, mesh: Mesh | str | None) -> Layout:
 
 
 def _rank() -> int:
-    """Return this process's rank: torch's own where a process group is up, otherwise torchrun's."""
+    """Return this process's rank: torch's own if a process group is up, otherwise torchrun's."""
     if "torch.distributed" in sys.modules:
         from shardviz.live.showing import rank
 

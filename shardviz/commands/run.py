@@ -157,14 +157,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
-    """Raise where --stamp is given with what it takes the place of, or a step is to be followed that never comes.
+    """Raise if --stamp is given with what it takes the place of, or a step is to be followed that never comes.
 
     Raises:
         ShardvizError: It is.
     """
     if args.stamp and args.reference:
         raise ShardvizError(
-            "--stamp and --reference: a stamped load is compared with what it loads", "give one of them"
+            "--stamp and --reference: shardviz compares a stamped load with the file that it loads", "give one of them"
         )
     Followed.parse(args.trace)
     if args.stamp and args.trace != "off":

@@ -1,7 +1,7 @@
 """Print the JSON schema of what shardviz writes.
 
-For programs that read them: run.json, a rank's file, a plan's, and the answer
-of `shardviz check --format json`.
+For programs that read run.json, a rank's file, a plan's file, or the answer of
+`shardviz check --format json`.
 
 examples:
   shardviz schema run > run.schema.json

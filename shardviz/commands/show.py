@@ -108,19 +108,19 @@ def _show_step(args: argparse.Namespace) -> None:
     _refuse_checkpoint(args.dump, "step")
     dump, module = read_dump(args.dump), args.tensor
     terminal = terminal_for(args.color, args.output)
-    found: dict[str, Any] = {"schema": 1}
+    answer: dict[str, Any] = {"schema": 1}
     if module is not None and (table := _lines_of(dump, module)) is not None:
-        found |= {"module": table.module, "lines": [row.to_json() for row in table.rows]}
+        answer |= {"module": table.module, "lines": [row.to_json() for row in table.rows]}
         lines = lines_lines(table, terminal)
     else:
         tree = step_tree(dump, checked(dump).findings)
         heats = step_heats(dump) if tree.finding is not None and module is None else []
         calls = tree.roots if module is None else tree.within(_module_of(tree, module)).roots
         finding = tree.finding.to_json() if tree.finding is not None else None
-        found |= {"calls": [call.to_json() for call in calls], "first_wrong": finding}
-        found |= {"heat": [heat.to_json() for heat in heats]}
+        answer |= {"calls": [call.to_json() for call in calls], "first_wrong": finding}
+        answer |= {"heat": [heat.to_json() for heat in heats]}
         lines = step_lines(tree, heats, terminal) if module is None else module_lines(tree, module, terminal)
-    write_answer([Text(json.dumps(found))] if args.format == "json" else lines, terminal, args.output)
+    write_answer([Text(json.dumps(answer))] if args.format == "json" else lines, terminal, args.output)
 
 
 def _lines_of(dump: Dump, module: str) -> Table | None:

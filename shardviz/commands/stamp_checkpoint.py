@@ -1,6 +1,6 @@
 """Copy a checkpoint with values that show where each belongs.
 
-The copy has the same names, shapes and element types, and the other files that
+The copy has the same names, shapes and dtypes, and the other files that
 a loader reads: any loader, converter or engine takes it for the checkpoint.
 Capture what it loaded with shardviz.capture(model, DUMP, reference=COPY):
 tensors that were renamed, cut in the wrong place, permuted, or never loaded

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.web and (args.port is not None or args.host is not None):
         option = "--host" if args.port is None else "--port"
         raise ShardvizError(
-            f"{option} is where --web listens, and --web is not given", f"add --web, or leave {option} out"
+            f"{option} sets where --web listens, and --web is not given", f"add --web, or leave {option} out"
         )
     if args.watch or args.mesh is not None:
         _watch(args)
@@ -133,7 +133,7 @@ def _second(text: str | None) -> tuple[Path | None, str | None]:
 
 
 def _check_rank(rank: int | None, dump: Path, other: Path | None, *, is_seen: bool) -> None:
-    """Refuse a rank where nothing opens on one."""
+    """Refuse a rank if nothing opens on one."""
     from shardviz.checkpoint.open import is_checkpoint
 
     if rank is None:

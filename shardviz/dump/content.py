@@ -46,7 +46,7 @@ def check_body(body: Body, layouts: Sequence[LayoutRecord]) -> None:
     numel_of("shape", body.shape)
     local_numel = numel_of("local_shape", body.local_shape)
     if not is_dtype(body.dtype):
-        raise DumpError(f"dtype is {body.dtype[:SHOWN]!r}, expected an element type such as float32")
+        raise DumpError(f"dtype is {body.dtype[:SHOWN]!r}, expected a dtype such as float32")
     if body.layout is not None:
         layout = item_at("layout", body.layout, layouts)
         claimed = layout.flat.shape if layout.flat else layout.shape
@@ -118,8 +118,8 @@ def leaves(values: Any) -> list[Any]:
 def digests_of(body: Body) -> tuple[str, ...]:
     """Return the digest that the values of a body have, as `TensorRecord.digests` has it, and older versions had it.
 
-    Empty where that cannot be known from what JSON says: the body has no values, they have NaN (which was written in
-    several ways), or an element type that numpy does not have.
+    Empty if that cannot be known from what JSON says: the body has no values, they have NaN (which was written in
+    several ways), or a dtype that numpy does not have.
     """
     if body.values is None:
         return ()
@@ -135,7 +135,7 @@ def digests_of(body: Body) -> tuple[str, ...]:
 
 
 def bits_of_values(body: Body) -> NDArray[Any] | None:
-    """Return the values of a body as unsigned integers, in the local shape; None where it has none that are known."""
+    """Return the values of a body as unsigned integers, in the local shape; None if it has none that are known."""
     if body.values is None or body.dtype.startswith("complex"):
         return None
     numbers = [float(value) if isinstance(value, str) else value for value in _flat(body)]

@@ -56,7 +56,7 @@ class Dump:
 
     @cached_property
     def last_id(self) -> int:
-        """The last id of any stamped tensor; `MAX_NUMBER` where none was stamped."""
+        """The last id of any stamped tensor; `MAX_NUMBER` if none was stamped."""
         return max((stamp.last for stamp in self.files.run.stamps), default=MAX_NUMBER)
 
     @cached_property
@@ -78,10 +78,10 @@ class Dump:
 
     @cached_property
     def _by_moment(self) -> Mapping[Moment, Sequence[Tensor]]:
-        found: dict[Moment, list[Tensor]] = {}
+        tensors: dict[Moment, list[Tensor]] = {}
         for tensor in self.tensors:
-            found.setdefault(tensor.moment, []).append(tensor)
-        return found
+            tensors.setdefault(tensor.moment, []).append(tensor)
+        return tensors
 
     def named(self, name: str) -> Sequence[Tensor]:
         """Return the tensors of a name, of every moment and role."""
@@ -89,11 +89,11 @@ class Dump:
 
     @cached_property
     def _by_name(self) -> Mapping[str, Sequence[Tensor]]:
-        found: dict[str, list[Tensor]] = {}
+        by_name: dict[str, list[Tensor]] = {}
         for tensor in self.tensors:
             for name in tensor.names:
-                found.setdefault(name, []).append(tensor)
-        return found
+                by_name.setdefault(name, []).append(tensor)
+        return by_name
 
     def find(self, moment: Moment, role: str, name: str) -> Tensor | None:
         """Return the tensor of a name, if it was captured at that moment."""
@@ -111,12 +111,12 @@ class Dump:
     @cached_property
     def without_ids(self) -> Mapping[str, Literal["zeros", "values"]]:
         """Stamped parameters whose ids no rank holds any more: all are zero, or all are other values."""
-        found: dict[str, Literal["zeros", "values"]] = {}
+        contents: dict[str, Literal["zeros", "values"]] = {}
         for tensor in self.at("stamped"):
             first = _first_of_runs(tensor) if tensor.role == "param" else None
             if first in (0, ID_NONE):
-                found.update(dict.fromkeys(tensor.names, "values" if first else "zeros"))
-        return found
+                contents.update(dict.fromkeys(tensor.names, "values" if first else "zeros"))
+        return contents
 
     @cached_property
     def all_without_ids(self) -> Literal["", "zeros", "values", "mixed"]:
@@ -130,11 +130,11 @@ class Dump:
     @cached_property
     def first_captured(self) -> Mapping[str, Tensor]:
         """Every tensor by name, as it was captured first."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for tensor in self.tensors:
             for name in tensor.names:
-                found.setdefault(name, tensor)
-        return found
+                tensors.setdefault(name, tensor)
+        return tensors
 
     @cached_property
     def noises(self) -> Mapping[tuple[str, str], NoiseRecord]:
@@ -160,10 +160,10 @@ class Dump:
 
     @cached_property
     def _by_role(self) -> dict[tuple[Moment, str], dict[str, Tensor]]:
-        found: dict[tuple[Moment, str], dict[str, Tensor]] = {}
+        by_role: dict[tuple[Moment, str], dict[str, Tensor]] = {}
         for tensor in self.tensors:
-            found.setdefault((tensor.moment, tensor.role), {}).update(dict.fromkeys(tensor.names, tensor))
-        return found
+            by_role.setdefault((tensor.moment, tensor.role), {}).update(dict.fromkeys(tensor.names, tensor))
+        return by_role
 
     def values(self, shard: Shard, name: str) -> NDArray[np.float64]:
         """Return the values that a shard holds, in float64 and the local shape.
@@ -186,7 +186,7 @@ class Dump:
             ) from error
 
     def local_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
-        """Return the ids that a shard holds, counted from 1 within its own tensor where they are its own.
+        """Return the ids that a shard holds, counted from 1 within its own tensor if they are its own.
 
         Returns:
             An array of the local shape. Elements of other tensors, zeros and values that are not ids are all <= 0:
@@ -223,7 +223,7 @@ class Dump:
 
 
 def _first_of_runs(tensor: Tensor) -> int | None:
-    """Return the id with which all runs of a tensor's ids begin on all ranks; None where they differ."""
+    """Return the id with which all runs of a tensor's ids begin on all ranks; None if they differ."""
     bodies = [shard.body for shard in tensor.shards.values() if 0 not in shard.body.local_shape]
     found = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
     return found.pop() if len(found) == 1 else None

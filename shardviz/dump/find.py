@@ -32,16 +32,16 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
     if pattern in by_name:
         return [(pattern, by_name[pattern])]
     if is_pattern(pattern):
-        found = [name for name in by_name if fits(name, pattern)]
+        names = [name for name in by_name if fits(name, pattern)]
     else:
-        found = [name for name in by_name if name.endswith(f".{pattern}")]
-        if len(found) > 1:
+        names = [name for name in by_name if name.endswith(f".{pattern}")]
+        if len(names) > 1:
             raise ShardvizError(
-                f"{len(found)} tensors end in {pattern!r}: {_some(found)}", f"name one, or all of them as '*.{pattern}'"
+                f"{len(names)} tensors end in {pattern!r}: {_some(names)}", f"name one, or all of them as '*.{pattern}'"
             )
-    if not found:
+    if not names:
         raise ShardvizError(f"the dump has no tensor {pattern!r}", meant(pattern, list(by_name)))
-    return [(name, by_name[name]) for name in found]
+    return [(name, by_name[name]) for name in names]
 
 
 def meant(name: str, names: Sequence[str]) -> str:

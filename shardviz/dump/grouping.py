@@ -35,15 +35,15 @@ def side_by_side(files: DumpFiles) -> list[Tensor]:
             place = (tensor.name, tensor.suffix, body.role, body.moment)
             places.setdefault(place, {}).setdefault(rank, []).append(tensor)
     layouts = {rank: _layouts(record) for rank, record in files.ranks.items()}
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for (prefix, suffix, _, _), by_rank in places.items():
         first = next(iter(by_rank.values()))[0]
         if all(len(records) == 1 and records[0].numbers == first.numbers for records in by_rank.values()):
             whole = {rank: (records[0], records[0].digests) for rank, records in by_rank.items()}
-            found.append(_tensor(files, layouts, Fold(prefix, first.numbers, suffix), whole))
+            tensors.append(_tensor(files, layouts, Fold(prefix, first.numbers, suffix), whole))
         else:
-            found += _regrouped(files, layouts, by_rank)
-    return found
+            tensors += _regrouped(files, layouts, by_rank)
+    return tensors
 
 
 def _regrouped(files: DumpFiles, layouts: Layouts, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:

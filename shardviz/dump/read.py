@@ -89,13 +89,13 @@ class DumpFiles:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The mesh that the run was asked for; one axis `rank` where none was given."""
+        """The mesh that the run was asked for; one axis `rank` if none was given."""
         if self.run.mesh is None:
             return Mesh(("rank",), (self.run.num_ranks,))
         return mesh_of(self.run.mesh)
 
     def dense(self, rank: int, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-        """Return one array from a rank's safetensors file, mapped rather than copied where it can be.
+        """Return one array from a rank's safetensors file, mapped rather than copied if it can be.
 
         Args:
             rank: Whose file.
@@ -258,7 +258,7 @@ def _named(folder: Path) -> str:
 def _rank_files(folder: Path) -> list[tuple[int, str]]:
     """Return the rank files with the ranks that their names say, rising."""
     try:
-        found = [(int(match[1]), match[0]) for match in map(RANK_FILE.fullmatch, os.listdir(folder)) if match]
+        numbered = [(int(match[1]), match[0]) for match in map(RANK_FILE.fullmatch, os.listdir(folder)) if match]
     except OSError as error:
         raise DumpError(f"cannot read dump {folder}: {error.strerror}") from error
-    return sorted(found, key=lambda file: (len(file[1]), file))
+    return sorted(numbered, key=lambda file: (len(file[1]), file))

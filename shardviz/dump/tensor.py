@@ -26,7 +26,7 @@ class Shard:
         rank: The global rank.
         body: Its record.
         layout: What its placements claim; None for a plain tensor.
-        digests: For every name of the fold, 16 hex digits of the numbers' hash; empty where none was taken.
+        digests: For every name of the fold, 16 hex digits of the numbers' hash; empty if none was taken.
     """
 
     rank: int
@@ -36,11 +36,11 @@ class Shard:
 
     @cached_property
     def held(self) -> Region | None:
-        """The region that it holds, where the ids are a product of ranges in every dim."""
+        """The region that it holds, if the ids are a product of ranges in every dim."""
         return Region(self.body.held) if self.body.held is not None else None
 
     def digest(self, index: int) -> str:
-        """Return the digest of the fold's name number `index`; empty where none was taken."""
+        """Return the digest of the fold's name number `index`; empty if none was taken."""
         return self.digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
 
 
@@ -102,7 +102,7 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """The element type, as the lowest rank sees it."""
+        """The dtype, as the lowest rank sees it."""
         return self.first.body.dtype
 
     @property
@@ -115,14 +115,14 @@ class Tensor:
         """One shard for each claim and each shape of a part, by rank, rising."""
         if isinstance(self.shards, MadeShards):
             return self.shards.distinct()
-        found: dict[tuple[int, tuple[int, ...]], Shard] = {}
+        shards: dict[tuple[int, tuple[int, ...]], Shard] = {}
         for shard in self.shards.values():
-            found.setdefault((id(shard.layout), shard.body.local_shape), shard)
-        return list(found.values())
+            shards.setdefault((id(shard.layout), shard.body.local_shape), shard)
+        return list(shards.values())
 
     @cached_property
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:
-        """The ranks, rising, by what they claim: more than one key where ranks disagree or meshes are disjoint."""
+        """The ranks, rising, by what they claim: more than one key if ranks disagree or meshes are disjoint."""
         if isinstance(self.shards, MadeShards):
             return self.shards.claims()
         groups: dict[Layout | None, list[int]] = {}

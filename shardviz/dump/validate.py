@@ -215,7 +215,7 @@ def _check_positions(record: RankRecord, meshes: Sequence[Mesh]) -> None:
             if record.rank not in mesh:
                 raise DumpError(f"mesh is {position.mesh}, expected a mesh that rank {record.rank} is on")
             if position.coord != mesh.coord_of(record.rank):
-                expected = f"the {list(mesh.coord_of(record.rank))} where the mesh has rank {record.rank}"
+                expected = f"{list(mesh.coord_of(record.rank))}, the place of rank {record.rank} on the mesh"
                 raise DumpError(f"coord is {list(position.coord)}, expected {expected}")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def whole_values(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
-    """Return a tensor's values, each from the lowest rank that has it; NaN where no rank does.
+    """Return a tensor's values, each from the lowest rank that has it; NaN if no rank does.
 
     Returns:
         Them in the shape in which the claimed regions count; the lowest rank's own of a plain tensor.

@@ -177,7 +177,7 @@ class _Marks(msgspec.Struct):
 
 
 def _is_dump(path: Path) -> bool:
-    """Whether a folder has a `run.json` of shardviz, or, where a job was killed before writing that, a rank file."""
+    """Whether a folder has a `run.json` of shardviz, or, if a job was killed before writing that, a rank file."""
     ranks = sorted(entry for entry in path.glob("rank_*.json") if RANK_FILE.fullmatch(entry.name))
     for candidate in [path / RUN_FILE, *ranks[:1]]:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):

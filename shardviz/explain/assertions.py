@@ -11,9 +11,6 @@ class CopiesNotClaimed(Cause):
     """A tensor is split over an axis, or pending there, and the test expects equal copies.
 
     A split tensor has nothing along this axis that could be compared.
-
-    Attributes:
-        axis: The axis.
     """
 
     axis: str
@@ -215,9 +212,6 @@ class UnexplainedDifference(Cause):
 
     Other weights, a different batch or a different program all look like this. Compare the weights first, and then the
     modules one by one.
-
-    Attributes:
-        of_all: Whether all ranks differ.
     """
 
     of_all: bool
@@ -240,9 +234,6 @@ class OnlyZeros(Cause):
 
     Code allocated the weight (to_empty, zeros_like) and never wrote it. A write into `.data` of a temporary or into
     full_tensor() changes a copy.
-
-    Attributes:
-        of_all: Whether all ranks do.
     """
 
     of_all: bool

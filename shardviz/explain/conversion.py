@@ -81,9 +81,6 @@ class OverflowInFloat16(Cause):
     """Values became infinite in a cast to float16.
 
     float16 has more digits than bfloat16 and a much smaller range. torch casts without a warning.
-
-    Attributes:
-        dtype: The dtype that is too small.
     """
 
     dtype: str
@@ -279,9 +276,6 @@ class WrongMapNumber(Cause):
 
     The size of a head, the number of parts or an index comes from a different model's settings. Any number that divides
     the rows gives the right shape.
-
-    Attributes:
-        function: The function's name in the map.
     """
 
     function: str

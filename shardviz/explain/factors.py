@@ -17,17 +17,25 @@ class FactorOfAxes(Cause, abstract=True):
     """A factor that is the size of mesh axes; other causes of the same number are printed after it.
 
     Attributes:
-        or_over: The same cause over other axes, whose sizes also multiply to the factor.
+        axes: The axes.
+        or_over: Causes over other axes, whose sizes also multiply to the factor.
         or_else: A cause that has nothing to do with axes.
     """
 
+    axes: str
     or_over: tuple[FactorOfAxes, ...] = field(default=(), kw_only=True)
     or_else: Cause | None = field(default=None, kw_only=True)
 
     @property
+    def over(self) -> str:
+        """The axes, and other axes over which the same cause fits: `dp or tp`."""
+        return " or ".join((self.axes, *(cause.axes for cause in self.or_over if type(cause) is type(self))))
+
+    @property
     def rivals(self) -> tuple[Cause, ...]:
-        """The same of other axes, then what has nothing to do with axes."""
-        return (*self.or_over, *([self.or_else] if self.or_else else []))
+        """Different causes over other axes, then the cause that has nothing to do with axes."""
+        different = (cause for cause in self.or_over if type(cause) is not type(self))
+        return (*different, *([self.or_else] if self.or_else else []))
 
 
 class RepeatedSum(FactorOfAxes):
@@ -38,18 +46,17 @@ class RepeatedSum(FactorOfAxes):
     with a larger learning rate.
     """
 
-    axes: str
     kinds = ("wrong-scale",)
     why = (
-        "Forward calls torch.distributed.nn.functional.all_reduce over {axes}. Its backward sums equal gradients",
-        "An all_reduce after backward sums gradients that ranks along {axes} already have whole",
+        "Forward calls torch.distributed.nn.functional.all_reduce over {over}. Its backward sums equal gradients",
+        "An all_reduce after backward sums gradients that ranks along {over} already have whole",
     )
     how = (
         (
             "use RowwiseParallel, or a torch.autograd.Function that all_reduces in forward and returns the gradient "
             "unchanged in backward"
         ),
-        "remove the all_reduce over {axes}",
+        "remove the all_reduce over {over}",
     )
     references = KNOWN
 
@@ -61,15 +68,14 @@ class FsdpSumsGradients(FactorOfAxes):
     direction, so only their size shows the error.
     """
 
-    axes: str
     size: int
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "FSDP sums over {axes} instead of averaging: set_gradient_divide_factor was called{of_all:?| on these modules}",
+        "FSDP sums over {over} instead of averaging: set_gradient_divide_factor was called{of_all:?| on these modules}",
         (
-            "{of_all:?The loss that backward runs on|A term of the loss that reaches only these weights, or their "
-            "gradient,} is multiplied by the size of {axes}"
+            "{or_else:?|{of_all:?The loss that backward runs on|A term of the loss that reaches only these weights, or "
+            "their gradient,} is multiplied by the size of {over}}"
         ),
     )
     how = (
@@ -90,17 +96,16 @@ class UndividedShardGradient(FactorOfAxes):
     shard.
     """
 
-    axes: str
     size: int
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
-        "Each rank's loss is the mean over its own rows. The shard's gradient sums the rows of all ranks along {axes}, "
+        "Each rank's loss is the mean over its own rows. The shard's gradient sums the rows of all ranks along {over}, "
         "and nothing divides it"
     )
     how = (
-        "divide the gradient{of_all:?, or each rank's loss,} by {size}, the size of {axes}; don't all_reduce it over "
-        "{axes}, whose ranks hold different shards"
+        "divide the gradient{of_all:?, or each rank's loss,} by {size}, the size of {over}; don't all_reduce it over "
+        "{over}, whose ranks hold different shards"
     )
     references = KNOWN
 
@@ -112,15 +117,14 @@ class SummedNotAveraged(FactorOfAxes):
     direction, and an optimizer that normalizes gradients hides it.
     """
 
-    axes: str
     kinds = ("wrong-scale",)
     why = (
-        "The all_reduce over {axes} sums gradients that it should average",
-        "The gradient is reduced over {axes} more than once",
+        "The all_reduce over {over} sums gradients that it should average",
+        "The gradient is reduced over {over} more than once",
     )
     how = (
-        "pass op=ReduceOp.AVG to the all_reduce over {axes}",
-        "reduce over {axes} once",
+        "pass op=ReduceOp.AVG to the all_reduce over {over}",
+        "reduce over {over} once",
     )
     references = KNOWN
 
@@ -132,15 +136,14 @@ class DividedByWorldSize(FactorOfAxes):
     world is larger than the number of batches, and every gradient comes out too small.
     """
 
-    axes: str
     kinds = ("wrong-scale",)
     why = (
-        "The gradient is divided by the world size, although ranks along {axes} see the same batch",
-        "The gradient is averaged over {axes}, whose ranks each have a part of the sum",
+        "The gradient is divided by the world size, although ranks along {over} see the same batch",
+        "The gradient is averaged over {over}, whose ranks each have a part of the sum",
     )
     how = (
         "divide by the sizes of the axes that split the batch, not by get_world_size()",
-        "reduce over {axes} with ReduceOp.SUM",
+        "reduce over {over} with ReduceOp.SUM",
     )
     references = KNOWN
 
@@ -152,19 +155,15 @@ class FsdpDividedAgain(FactorOfAxes):
     that is one division too many, and only the size of the gradient shows it.
     """
 
-    axes: str
     size: int
     of_all: bool
     kinds = ("wrong-scale",)
     why = (
         (
-            "FSDP averages over {axes}, and {of_all:?the loss that backward runs on|a term of the loss that reaches "
-            "only these weights} is divided by {size} once more"
+            "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|a term of the "
+            "loss that reaches only these weights is divided} by {size} once more"
         ),
-        (
-            "{of_all:?The training loop|A divide factor of these modules, or code after backward,} divides the "
-            "gradient by {size} once more"
-        ),
+        "{of_all:?|A divide factor of these modules, or code after backward, divides the gradient by {size} once more}",
     )
     how = (
         "remove that division by {size}",
@@ -180,14 +179,13 @@ class DividedShardGradient(FactorOfAxes):
     divides this one, although there is nothing to average.
     """
 
-    axes: str
     size: int
     kinds = ("wrong-scale",)
     why = (
-        "The gradient is divided by the size of {axes}, which splits this weight. Each rank already has its shard's "
+        "The gradient is divided by the size of {over}, which splits this weight. Each rank already has its shard's "
         "whole gradient"
     )
-    how = "remove that division by {size}; don't reduce over {axes}, whose ranks hold different shards"
+    how = "remove that division by {size}; don't reduce over {over}, whose ranks hold different shards"
     references = KNOWN
 
 
@@ -198,13 +196,12 @@ class AveragedNotSummed(FactorOfAxes):
     average then divides a second time.
     """
 
-    axes: str
     kinds = ("wrong-scale",)
     why = (
-        "Each rank has a part of the gradient, and the parts are averaged over {axes} instead of summed",
-        "The loss is already divided by the size of {axes}, and the average over {axes} divides again",
+        "Each rank has a part of the gradient, and the parts are averaged over {over} instead of summed",
+        "The loss is already divided by the size of {over}, and the average over {over} divides again",
     )
-    how = "pass op=ReduceOp.SUM to the all_reduce over {axes}, or leave the division out of the loss"
+    how = "pass op=ReduceOp.SUM to the all_reduce over {over}, or leave the division out of the loss"
     references = KNOWN
 
 
@@ -278,12 +275,12 @@ class ScaledSharedPart(Cause):
     is_sum: bool
     kinds = ("wrong-scale",)
     why = (
-        "There are {num_parts} parts on {num_ranks} ranks, as of key and value heads that are fewer than ranks, and "
-        "the gradient of a part was {is_sum:?summed twice|averaged} over the {count} ranks that hold it"
+        "{num_ranks} ranks share {num_parts} parts of the weight, such as key and value heads. The gradient of a part "
+        "is {is_sum:?summed twice|averaged} over the {count} ranks that hold the part"
     )
     how = (
         "sum each rank's own contribution once: all_reduce(grad, op=ReduceOp.SUM, group=group), with group, _ = "
-        "torch.distributed.new_subgroups_by_enumeration([{groups:4}]){is_sum:?, and no sum in backward beside it|}"
+        "torch.distributed.new_subgroups_by_enumeration([{groups:4}]){is_sum:?, and no second sum in backward|}"
     )
 
 
@@ -352,7 +349,7 @@ class ScaledByOwnCount(Cause):
     """
 
     kinds = ("wrong-scale",)
-    why = "Each rank multiplies or divides by a number of its own part: a count of tokens, a norm or a mean"
+    why = "Each rank multiplies or divides by a number of its own part: a token count, a norm or a mean"
     how = "all_reduce the count, the sum or the squares behind that number before it is used"
 
 
@@ -409,10 +406,10 @@ class ScaledForward(Cause):
 
     kinds = ("wrong-scale",)
     why = (
-        "Only the sharded model multiplies by a number in forward, or by another one: a scale of narrow numbers, or a "
-        "size or a count of the rank's own part"
+        "Only the sharded model multiplies by a number in forward, or by a different number: a quantization scale, or "
+        "a size or count of the rank's own part"
     )
-    how = "look for such a number in forward and in the loss, and take it from the whole tensor or batch"
+    how = "look for that number in forward and in the loss, and take it from the whole tensor or batch"
 
 
 class SmallFactor(Cause):

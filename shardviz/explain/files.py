@@ -101,9 +101,6 @@ class MixedChunkTypes(Cause):
 
     Each rank writes its own part as it has it. A rank on which a module was cast or reshaped writes a different type
     than the metadata of the whole tensor says.
-
-    Attributes:
-        dtype: The dtype that the metadata has.
     """
 
     dtype: str
@@ -208,9 +205,6 @@ class UnfinishedUniversalCheckpoint(Cause):
     how = "convert the checkpoint again"
 
 
-NOT_TRAINED = "its rank did not load or train its parts"
-
-
 @dataclass(frozen=True)
 class OddFile:
     """One file that has all differences between two checkpoints, or none of them; a cause has it as a field.
@@ -248,9 +242,8 @@ class OddFile:
 
 
 AMONG_OTHERS = (
-    "{odd.differs:?All that differs is in {odd.file} of the {side}, {odd.some_parts} parts of it, and nothing in its "
-    "{odd.other_files}|Everything in {odd.file} of the {side} is as in the {other}, and most of its {odd.other_files} "
-    "is not}"
+    "{odd.differs:?All differences are in {odd.file} of the {side}, in {odd.some_parts} parts, and none in its "
+    "{odd.other_files}|{odd.file} of the {side} matches the {other}, and most of its {odd.other_files} don't}"
 )
 
 
@@ -275,8 +268,8 @@ class FileOfAnotherSave(Cause):
     ranks: str = ""
     kinds = ("wrong-value",)
     why = AMONG_OTHERS + (
-        ": that file is of {odd.differs:?{step:?{step}|another save}, or "
-        "{ranks:?{ranks} did not load it|its rank did not load or train its parts{step:? since}}|the {other}'s save}"
+        ". The file comes from {odd.differs:?{step:?{step}|another save}, or {ranks:?{ranks} did not load it|its rank "
+        "did not load or train its parts{step:? since}}|the {other}'s save}"
     )
     how = "write {odd.file} again, from the step of the others{ranks:?, or load it on {ranks}}"
 
@@ -299,10 +292,13 @@ class FileOnEitherSide(Cause):
     other: str
     twin: str
     kinds = ("wrong-value",)
-    why = AMONG_OTHERS + "; so it is in {twin} of the first: one of the two is of another save, or " + NOT_TRAINED
+    why = AMONG_OTHERS + (
+        ". In the first, they are in {twin}: one of the two files comes from another save, or its rank did not load or "
+        "train its parts"
+    )
     how = (
-        "shardviz check each: where steps of the optimizer differ between files, it names the file; then write that "
-        "one again, from the step of the others"
+        "run shardviz check on each: it names the file whose optimizer steps differ from the others'; write that file "
+        "again, from the step of the others"
     )
 
 
@@ -325,8 +321,8 @@ class WholeFileDiffers(Cause):
     rest: Cause = Cause()
     kinds = ("wrong-value",)
     why = (
-        "What differs is all of {file} of the {side}{small:? but {small:,} of its scales and biases}, and nothing of "
-        "its other files. {rest.cause:?{rest.cause}|That file is of another save, or its tensors alone were changed}"
+        "All of {file} of the {side} differs{small:? except {small:,} of its scales and biases}, and none of its other "
+        "files. {rest.cause:?{rest.cause}|The file comes from another save, or only its tensors were changed}"
     )
     how = "{rest.fix:?{rest.fix}|take {file} from the save of the others; compare it with theirs by `shardviz diff`}"
 
@@ -361,9 +357,6 @@ class OutlierCheckpoint(Cause):
     """A tensor is the same in an earlier and a later checkpoint, and different in this one.
 
     The tensor is frozen, or training had ended for it, so this one checkpoint has it wrong.
-
-    Attributes:
-        side: The side with the different values.
     """
 
     side: str

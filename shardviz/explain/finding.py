@@ -55,23 +55,23 @@ class Finding:
 
     Attributes:
         kind: Which rule it breaks.
-        severity: `error` where numbers are wrong, `warning` where something could not be seen whole.
-        tensor: The tensor's name, or the first of several; empty where it is about the whole dump.
+        severity: `error` if numbers are wrong, `warning` if something could not be seen whole.
+        tensor: The tensor's name, or the first of several; empty if it is about the whole dump.
         ranks: The ranks that disagree, rising.
         sentence: What is wrong, in numbers.
         details: Clauses that follow the sentence: an example of it, what comes of it.
         claimed: Where the placements say each element is, in the notation.
-        held: Where each element really is, in the notation where one fits, in words otherwise.
-        intended: Where the author wants it, in the notation; empty where nothing was said.
+        held: Where each element really is, in the notation if one fits, in words otherwise.
+        intended: Where the author wants it, in the notation; empty if nothing is intended.
         also: What else the ranks may hold that looks the same, in the words of `held`.
         refs: Known upstream bugs of this kind: `pytorch#129229`.
-        module: The first module of a step that goes wrong, where this is what comes of it.
+        module: The first module of a step that goes wrong, if this is what comes of it.
         line: The first line in that module that goes wrong: `moe.py:83`.
         explanation: The cause in the catalogue, with its fields.
         generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.hiding`).
         pairs: What was compared, with what was recognized of it, as far as the judge has it: one pair for a tensor,
             several for a finding about the whole dump. They take no part in comparisons of findings.
-        members: The findings of the single tensors, where several have it (`check.grouping`); numbers and layouts of
+        members: The findings of the single tensors, if several have it (`check.grouping`); numbers and layouts of
             the whole are those of the first.
     """
 
@@ -124,7 +124,7 @@ class Finding:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of all tensors that have it, the first one first; empty where it is about the whole dump."""
+        """The names of all tensors that have it, the first one first; empty if it is about the whole dump."""
         return tuple(dict.fromkeys(one.tensor for one in self.each if one.tensor))
 
     @property
@@ -171,5 +171,5 @@ class Finding:
         return [(title, text) for title, text in rows if text]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that stands for it where findings are printed as JSON."""
+        """Return the object that stands for it if findings are printed as JSON."""
         return {name: getattr(self, name) for name in FOR_MACHINES}

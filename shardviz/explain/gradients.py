@@ -14,12 +14,12 @@ class GradientOnSomeRanks(Cause):
 
     kinds = ("unreduced-gradient",)
     why = (
-        "These ranks did not use the weight in their forward, or froze it (requires_grad is False there), or nothing "
-        "sent them its gradient; their optimizer leaves it alone while the others step it"
+        "These ranks don't use the weight in their forward",
+        "requires_grad is False on these ranks",
     )
     how = (
-        "compare requires_grad on these ranks with the others; let every rank use the weight, if only times zero, or "
-        "all_reduce its gradient with zeros where it is None"
+        "use the weight on every rank, if only times zero, or all_reduce its gradient with zeros where .grad is None",
+        "set requires_grad alike on all ranks",
     )
 
 
@@ -32,10 +32,10 @@ class ReductionSwitchedOff(Cause):
 
     kinds = ("unreduced-gradient",)
     why = (
-        "Gradient reduction of FSDP is still switched off in the last backward before the optimizer: "
+        "FSDP's gradient reduction was off in the last backward before the optimizer's step: "
         "set_requires_gradient_sync(False) or set_requires_all_reduce(False)"
     )
-    how = "call it with True before the backward of the last micro-batch"
+    how = "call the same method with True before the backward of the last micro-batch"
 
 
 class CutGraph(Cause):
@@ -52,13 +52,18 @@ class CutGraph(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "The outputs are right, but nothing flows back{weights:? to {weights:3} (.grad is None)}: the graph is cut "
-        "behind {weights:?{weights[0]}|it} (.detach(), .data, no_grad, a collective of torch.distributed, which has no "
-        "backward), or the sharded parameter does not require a gradient: requires_grad tells these apart"
+        (
+            "The outputs are right, but nothing flows back{weights:? to {weights:3} (.grad is None)}: the code cuts "
+            "the graph behind {weights:?{weights[0]}|this weight}"
+        ),
+        "The sharded parameter has requires_grad=False",
     )
     how = (
-        "where requires_grad is True, use a collective with a backward (torch.distributed.nn.functional, funcol) and "
-        "no .detach(); where it is False, set it after sharding"
+        (
+            "if requires_grad is True: remove .detach(), .data and no_grad, and use torch.distributed.nn.functional, "
+            "since collectives of torch.distributed have no backward"
+        ),
+        "set requires_grad=True after sharding",
     )
 
 
@@ -76,13 +81,10 @@ class CutInModule(Cause):
     module: str
     through: str
     kinds = ("wrong-value",)
-    why = (
-        "The graph is cut in {module}: nothing flows back to {through}. A .detach(), .data or no_grad, or a collective "
-        "of torch.distributed, which has no backward"
-    )
+    why = "{module} cuts the graph in forward, so nothing flows back to {through}"
     how = (
-        "look for it in the forward of {module}; torch.distributed.nn.functional and functional collectives have a "
-        "backward"
+        "in {module}, remove .detach(), .data and no_grad, and replace collectives of torch.distributed (they have no "
+        "backward) by torch.distributed.nn.functional"
     )
 
 
@@ -96,8 +98,8 @@ class CutResidual(Cause):
     module: str
     kinds = ("wrong-value",)
     why = (
-        "The input of {module} is also added to an output, as a residual, and the graph is cut there: the residual is "
-        "taken by .detach(), .data or no_grad, or passed through a collective without a backward"
+        "The code adds the input of {module} to an output as a residual and cuts the graph there: .detach(), .data, "
+        "no_grad, or a collective without a backward"
     )
     how = "add the tensor itself, or pass it through a collective of torch.distributed.nn.functional"
 
@@ -120,13 +122,13 @@ class UnsummedInputGradient(Cause):
     inner: str = ""
     kinds = ("unreduced-gradient",)
     why = (
-        "Each rank along {axis} sends back its own part of the gradient of the {inner:?output of {inner}|input of "
-        "{module}}, and nothing sums them: {module} reads the same on all ranks and uses it for a part of its own"
+        "Every rank along {axis} uses the {inner:?output of {inner}|input of {module}} for its own part of {module}. "
+        "Nothing sums the ranks' parts of the gradient in backward"
     )
     how = (
-        "{inner:?in {module}, sum the gradient of the output of {inner} over {axis}|sum the gradient over {axis} where "
-        "{module} begins}: a torch.autograd.Function that returns its input in forward and all_reduces in backward "
-        "(ColwiseParallel does so), PrepareModuleInput, or, of a DTensor, to_local(grad_placements=[Partial()])"
+        "sum the gradient over {axis} {inner:?behind {inner}|where {module} begins}: PrepareModuleInput, "
+        "to_local(grad_placements=[Partial()]) of a DTensor, or a torch.autograd.Function that returns its input in "
+        "forward and all_reduces in backward (ColwiseParallel)"
     )
 
 
@@ -141,13 +143,18 @@ class RepeatedBackwardSum(Cause):
     axes: str
     kinds = ("wrong-scale",)
     why = (
-        "In the backward of {module} equal gradients are summed{axes:? over {axes}} once more: the backward of "
-        "torch.distributed.nn.functional.all_reduce is a sum over ranks too, which is one too many where every rank "
-        "computes the same loss; or the gradient is scaled there"
+        (
+            "The backward of {module} sums equal gradients{axes:? over {axes}} once too often: "
+            "torch.distributed.nn.functional.all_reduce sums in backward, too"
+        ),
+        "{axes:?|The backward of {module} multiplies the gradient}",
     )
     how = (
-        "in {module}, use RowwiseParallel or a torch.autograd.Function that all_reduces in forward and returns the "
-        "gradient as it is in backward"
+        (
+            "in {module}, use RowwiseParallel or a torch.autograd.Function that all_reduces in forward and returns the "
+            "gradient unchanged in backward"
+        ),
+        "{axes:?|look for hooks and torch.autograd.Functions in {module}}",
     )
 
 
@@ -161,11 +168,8 @@ class AveragedBackward(Cause):
     module: str
     axes: str
     kinds = ("wrong-scale",)
-    why = (
-        "In the backward of {module} a gradient is averaged{axes:? over {axes}} that should be summed, or divided once "
-        "too often"
-    )
-    how = "look at what {module} does to gradients: hooks, torch.autograd.Functions, the backward of its collectives"
+    why = "The backward of {module} {axes:?averages gradients over {axes} that it should sum|divides the gradient}"
+    how = "remove the division: look at hooks, torch.autograd.Functions and the backward of collectives in {module}"
 
 
 class UnsummedTiedGradients(Cause):
@@ -182,12 +186,12 @@ class UnsummedTiedGradients(Cause):
     uses: int = 0
     kinds = ("unreduced-gradient", "wrong-scale")
     why = (
-        "A tied weight has a copy on each of several stages, and {uses:?the mean of the copies' gradients was taken in "
-        "place of their sum|nothing summed the copies' gradients: they start equal and drift apart}"
+        "Several stages have a copy of the tied weight. {uses:?The reduction averages the copies' gradients instead of "
+        "summing them|Nothing sums the copies' gradients, so the copies start equal and drift apart}"
     )
     how = (
-        "after backward, all_reduce the gradients of all copies with ReduceOp.SUM over a group of the ranks that have "
-        "them{uses:?, and do not divide by {uses}|; start from equal weights}"
+        "after backward, all_reduce the gradients of all copies with ReduceOp.SUM over the ranks that have a "
+        "copy{uses:?, and don't divide by {uses}|; start from equal weights}"
     )
     references = ("Megatron-LM#299",)
 
@@ -201,12 +205,12 @@ class TiedShardsMisaligned(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "The copies of a tied weight are split along different dims, or by other ranks, and their local shards' "
-        "gradients were reduced all the same"
+        "The copies of the tied weight are split along different dims or over different ranks, and a reduction still "
+        "adds the gradients of their local shards"
     )
     how = (
-        "split both copies along the same dim, or all_gather each gradient to the whole tensor before the sum and take "
-        "this rank's part of it after"
+        "split both copies along the same dim, or all_gather each gradient before the sum and cut this rank's part "
+        "afterwards"
     )
     references = ("Megatron-LM#299",)
 
@@ -226,15 +230,11 @@ class RepeatedMicroBatch(Cause):
     times: int = 0
     kinds = ("wrong-value",)
     why = (
-        "{batches:?Micro-batch {batches:8}, counted from 0, was run in place of others|{times:?The step ran {times} "
-        "micro-batches, and all of them were the same|One part of the batch was computed several times in place of "
-        "different ones}}: an index that does not advance, a micro-batch that is passed or sent again, or a buffer "
-        "that is read too early"
+        "{batches:?The step ran micro-batch{batches:1?|es} {batches:8} (counted from 0) in place of others|{times:?The "
+        "step ran {times} micro-batches, and all of them were the same|The step computed one part of the batch several "
+        "times in place of others}}: an index doesn't advance, or a buffer is read before it is filled"
     )
-    how = (
-        "pass and send every micro-batch once: look at the index, and wait for a receive before its buffer is read or "
-        "used for the next"
-    )
+    how = "pass and send each micro-batch once: advance the index, and wait() for a receive before you read its buffer"
 
 
 class LostMicroBatches(Cause):
@@ -250,11 +250,11 @@ class LostMicroBatches(Cause):
     batches: tuple[int, ...] = ()
     kinds = ("wrong-value",)
     why = (
-        "{batches:?Micro-batches {batches:8}, counted from 0, do not count: zero_grad() or an optimizer's step came "
-        "after them, or their backward did not run|Only the last micro-batch counts: gradients were zeroed, or "
-        "overwritten, before each one's backward}"
+        "{batches:?Micro-batch{batches:1? {batches:8} (counted from 0) does|es {batches:8} (counted from 0) do} not "
+        "count: zero_grad() or the optimizer's step runs after {batches:1?it|them}, or {batches:1?its|their} backward "
+        "doesn't run|Only the last micro-batch counts: the loop zeroes or overwrites gradients before each backward}"
     )
-    how = "call zero_grad() once, before the first micro-batch, and backward() for each, which adds to .grad"
+    how = "call zero_grad() once, before the first micro-batch, and backward() for each: it adds to .grad"
 
 
 class MicroBatchesReducedAgain(Cause):
@@ -272,12 +272,10 @@ class MicroBatchesReducedAgain(Cause):
     ratio: float
     kinds = ("wrong-value",)
     why = (
-        "Gradients were summed over {axes} after every micro-batch, so that what was reduced before was summed again: "
-        "each counts {ratio:.5g} times as often as the next"
+        "The loop sums gradients over {axes} after every micro-batch, and sums earlier micro-batches again each time: "
+        "each counts {ratio:.5g} times as much as the next"
     )
-    how = (
-        "reduce over {axes} once, after the last micro-batch; or reduce each micro-batch's gradient before it is added"
-    )
+    how = "reduce over {axes} once, after the last micro-batch"
 
 
 class UnclearedGradients(Cause):
@@ -292,8 +290,8 @@ class UnclearedGradients(Cause):
 
     axes: str = ""
     kinds = ("wrong-value",)
-    why = "What a micro-batch leaves in .grad is added to the gradient again after each later one: nothing clears it"
-    how = "set .grad to None once it was added, or add up in .grad alone"
+    why = "Nothing clears .grad, so the code adds each micro-batch's gradient again after every later micro-batch"
+    how = "set .grad to None after you add it, or accumulate in .grad alone"
 
     @property
     def rivals(self) -> tuple[Cause, ...]:
@@ -310,10 +308,10 @@ class UnequalMicroBatches(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "Each micro-batch's loss has a weight of its own: it was divided by its own number of rows or labels, or "
-        "scaled between them"
+        "Micro-batches count differently: the code divides each micro-batch's loss by that micro-batch's own number of "
+        "rows or labels"
     )
-    how = "divide every micro-batch's loss by the same number, of all micro-batches together"
+    how = "divide every micro-batch's loss by one number: the rows or labels of all micro-batches together"
 
 
 class SlicesWithoutGradient(Cause):

@@ -30,12 +30,12 @@ class WrongLine(Cause):
     given: str = ""
     kinds = WRONG
     why = (
-        "{function} in {place} does something else with {given:?{given}|a rank's own sizes and offsets} than the "
-        "unsharded model does with the whole"
+        "{function} in {place} gets {given:?{given}|a rank's own sizes and offsets}, and its result doesn't fit the "
+        "unsharded model's, which comes from the whole"
     )
     how = (
-        "gather or reduce what {function} needs before {place}, or count with the whole tensor's sizes and from the "
-        "rank's own offset there"
+        "gather or reduce the input of {function} before {place}, or use the whole tensor's sizes and the rank's own "
+        "offset there"
     )
 
 
@@ -56,13 +56,14 @@ class MisplacedLine(Cause):
     is_of_rank: bool
     kinds = WRONG
     why = (
-        "{is_of_rank:?{function} in {place} takes a part that is another rank's: all ranks the first one, most likely|"
-        "{function} in {place} puts the right slices in another order: it joins parts along another dim than they were "
-        "split, or in another order than that of their ranks}"
+        "{is_of_rank:?{function} in {place} takes another rank's part, most likely the first on all ranks|{function} "
+        "in {place} puts the right slices in the wrong order: it joins parts along the wrong dim, or in a different "
+        "order than their ranks}"
     )
     how = (
-        "{is_of_rank:?take the part in {place} from the rank's own offset: its coordinate on the mesh times the "
-        "part's size|join parts in {place} in the order of ranks, along the dim that was split, before dims are merged}"
+        "{is_of_rank:?take the part in {place} at the rank's own offset: its coordinate on the mesh times the part's "
+        "size|join the parts in {place} in the order of their ranks, along the dim that was split, before dims are "
+        "merged}"
     )
 
 
@@ -81,10 +82,10 @@ class ScaledLine(Cause):
     times: float
     kinds = WRONG
     why = (
-        "What {place} multiplies or divides by makes its result {times:.5g} times the unsharded model's: a size or a "
-        "count of the rank's own part, most likely, instead of the whole tensor's"
+        "{place} multiplies or divides by a wrong number, most likely a size or count of the rank's own part: its "
+        "result is {times:.5g} times the unsharded model's"
     )
-    how = "take the number in {place} from the unsharded model: the whole size, or counts that are summed over ranks"
+    how = "take the number in {place} from the whole: the whole size, or counts summed over ranks"
 
 
 class WrongLines(Cause):
@@ -103,14 +104,10 @@ class WrongLines(Cause):
     last: str
     is_own: bool
     kinds = WRONG
-    why = (
-        "What {first} is given is right: the unsharded model's, or each rank's part or term of it. What {last} gives "
-        "is not"
-    )
+    why = "Every rank gives {first} the right input, whole or its own part, and {last} returns a wrong result"
     how = (
-        "look at {first} to {last}: {is_own:?a count, a running sum or an index there begins at the rank's own part, "
-        "or takes its size, where the whole's is due|first at the group and the operation of each collective, then at "
-        "the sizes and offsets of a rank's own part}"
+        "check {first} to {last}: first the group and op of each collective, then the sizes and offsets of the rank's "
+        "part"
     )
 
 
@@ -130,11 +127,11 @@ class UnsummedLine(Cause):
     reader: str
     axis: str
     kinds = WRONG
-    why = "Nothing sums over {axis} what {terms} gives before {reader:?{reader} uses it|the module returns it}"
+    why = "Nothing sums the result of {terms} over {axis} before {reader:?{reader} uses it|the module returns it}"
     how = (
-        "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}, in a function "
-        "whose backward hands the gradient on as it is if all ranks compute the same from there, and sums it if each "
-        "goes on with a part of its own"
+        "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}; its backward "
+        "must return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own "
+        "part"
     )
 
 
@@ -153,8 +150,8 @@ class WrongReductionLine(Cause):
     function: str
     ranks: tuple[int, ...]
     kinds = WRONG
-    why = "{function} in {place} over {ranks:ranks} does not make the whole of what it is given"
-    how = "reduce terms once, with ReduceOp.SUM, over the group of the axis that splits them: look at {place}"
+    why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
+    how = "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of the axis that splits them"
 
 
 class RepeatedReductionLine(Cause):
@@ -176,10 +173,10 @@ class RepeatedReductionLine(Cause):
     ranks: tuple[int, ...]
     kinds = ("wrong-scale",)
     why = (
-        "{function} in {place} over {ranks:ranks} sums what is the whole sum already: the sum is taken twice, and the "
+        "{function} in {place} sums over {ranks:ranks} what is already the whole: the sum is taken twice, and the "
         "result is {times} times too large"
     )
-    how = "leave out {function} in {place}, or the sum before it"
+    how = "remove {function} in {place}, or the sum before it"
 
 
 class UnsummedLineBackward(Cause):
@@ -197,12 +194,12 @@ class UnsummedLineBackward(Cause):
     axis: str
     kinds = ("unreduced-gradient",)
     why = (
-        "{place} hands back each rank's own part of a gradient, and nothing sums it over {axis} before it is added to "
-        "the gradient that another line hands back whole, as a residual does"
+        "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before another line "
+        "adds its whole gradient, as a residual does"
     )
     how = (
-        "sum the gradient over {axis} where {place} reads its input: a torch.autograd.Function that returns its input "
-        "in forward and all_reduces in backward (ColwiseParallel does so)"
+        "sum the gradient over {axis} at the input of {place}: a torch.autograd.Function that returns its input in "
+        "forward and all_reduces in backward (ColwiseParallel)"
     )
 
 
@@ -249,11 +246,10 @@ class WrongLineBackward(Cause):
     axis: str = ""
     kinds = WRONG
     why = (
-        "{axis:?What {place} makes of the terms is used differently by each rank along {axis}, and nothing sums its "
-        "gradient over {axis}|The backward of {place} does not fit its forward: {function} hands back another gradient "
-        "than the unsharded model's}"
+        "{axis:?Each rank along {axis} uses the result of {place} differently, and nothing sums the result's gradient "
+        "over {axis}|The backward of {function} in {place} doesn't match its forward}"
     )
     how = (
-        "{axis:?all_reduce the gradient over {axis} in the backward of {place}|look at {place}: what all ranks have "
-        "and each uses for its own part needs a sum of its gradients, and the sum of terms needs none}"
+        "{axis:?all_reduce the gradient over {axis} in the backward of {place}|check {place}: a tensor that all ranks "
+        "have and each uses for its own part needs a sum in backward; terms of a sum need none}"
     )

@@ -62,22 +62,21 @@ class MiscountedTerm(Cause):
     times: Fraction
     kinds = ("wrong-scale",)
     why = (
-        "{times:?Term {term} of the {count} terms that the loss adds up, such as a balance or auxiliary term, counts "
-        "{times:times} what it should beside the others: it is summed over ranks or micro-batches and the others are "
-        "averaged, or the other way round|Term {term} of the {count} terms that the loss adds up does not reach the "
-        "gradients: it is left out of the loss that backward runs on, or detached}"
+        "{times:?Term {term} of the loss's {count} terms counts {times:times} its right weight: the code sums it over "
+        "ranks or micro-batches and averages the others, or the reverse|Term {term} of the loss's {count} terms "
+        "doesn't reach the gradients: the loss that backward runs on leaves it out, or the code detaches it}"
     )
     how = (
-        "{times:?reduce every term of the loss alike: divide each by the same number of ranks and micro-batches|add it "
-        "to the loss before backward, in every micro-batch}"
+        "{times:?divide every term of the loss by the same number of ranks and micro-batches|add the term to the loss "
+        "before backward, in every micro-batch}"
     )
 
 
 class TermOfPart(Cause):
-    """One term of a loss is another number than the unsharded model's, and the others are right.
+    """One term of a loss differs from the unsharded model's, and the others are right.
 
-    A balance or auxiliary term multiplies or squares statistics of all tokens. Each rank has those of its own tokens,
-    and the mean of such products is not the product of the means.
+    A balance or auxiliary term multiplies or squares statistics of all tokens. Each rank has the statistics of its own
+    tokens, and the mean of products is not the product of means.
 
     Attributes:
         term: Which term it is, counted from 1 in the order of the loss's additions.
@@ -88,13 +87,12 @@ class TermOfPart(Cause):
     count: int
     kinds = ("wrong-value",)
     why = (
-        "Term {term} of the {count} terms that the loss adds up is not what the unsharded model has, and the others "
-        "are right: it is computed from statistics of each rank's own rows, such as the share of its own tokens that "
-        "go to each expert in a balance term"
+        "Each rank computes term {term} of the loss's {count} terms from statistics of its own rows, such as its share "
+        "of tokens per expert in a balance term"
     )
     how = (
-        "all_reduce the counts and means that the term is made of over all ranks before they are multiplied, or divide "
-        "by the number of all ranks' rows"
+        "all_reduce the counts and means behind the term before they are multiplied, or divide by the number of all "
+        "ranks' rows"
     )
 
 

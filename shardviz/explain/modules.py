@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.step import UNEXPLAINED
 
 
 class UnsummedModule(Cause):
@@ -21,13 +20,10 @@ class UnsummedModule(Cause):
     reader: str
     axis: str
     kinds = ("unreduced-output", "wrong-value")
-    why = (
-        "The output of {module} was not summed over {axis}: each rank multiplied its own part of the features, and "
-        "{reader} reads one rank's terms as if they were the whole"
-    )
+    why = "The output of {module} is not summed over {axis}: {reader} reads one rank's term as if it were the whole"
     how = (
-        "all_reduce the output of {module} over {axis} before {reader} reads it, in a function whose backward hands "
-        "the gradient on as it is (RowwiseParallel does)"
+        "all_reduce the output of {module} over {axis} before {reader} reads it, with a backward that returns the "
+        "gradient unchanged (RowwiseParallel)"
     )
 
 
@@ -48,13 +44,12 @@ class UngatheredInput(Cause):
     dim: int
     kinds = ("wrong-value",)
     why = (
-        "Each rank along {axis} has its own part of dim {dim} of the input of {module}, and its result needs the "
-        "others' parts: keys and values that are not gathered over {axis} or in another order than their positions, a "
-        "mask or positions counted within the part, statistics of the part alone, or a halo that was not exchanged"
+        "Each rank along {axis} has only its own part of dim {dim} of the input of {module}, whose result needs the "
+        "other parts: keys and values, statistics, a halo, or positions in the whole"
     )
     how = (
-        "look at {module}: gather over {axis} what it needs of the other ranks, in the order of their coordinates, and "
-        "count positions from the rank's first in the whole"
+        "in {module}, gather over {axis} what the result needs, in the order of the ranks' coordinates, and count "
+        "positions in the whole sequence"
     )
 
 
@@ -73,10 +68,10 @@ class UnexplainedModule(Cause):
     summed: str = ""
     axis: str = ""
     kinds = ("wrong-value",)
-    why = UNEXPLAINED + " in {module}, although its inputs are right"
+    why = "{module} goes wrong although its inputs are right. No rule explains how"
     how = (
-        "look at {module} first: {summed:?check that it sums the output of {summed} over {axis} before it uses it, and "
-        "then how it uses the sum|where it differs from the unsharded model, and the collectives in it}"
+        "look at {module} first: {summed:?check that it sums the output of {summed} over {axis} before it uses the "
+        "output|at its collectives, and at code that differs from the unsharded model's}"
     )
 
 
@@ -95,10 +90,10 @@ class UnexplainedBetweenModules(Cause):
     after: str
     kinds = ("wrong-value",)
     why = (
-        UNEXPLAINED + " in backward, between {after} and {module}: a collective without a backward, or with one that "
-        "does not match its forward, or a gradient that is scaled or cut as it is sent between stages"
+        "The gradient goes wrong in backward between {after} and {module}: a collective without a backward or with the "
+        "wrong one, or a transfer between stages that scales or cuts the gradient"
     )
-    how = "look at what is done with the output of {module} before {after}, and at what comes back for it"
+    how = "look at the code that takes the output of {module} to {after}, and at the backward of its collectives"
 
 
 class UnexplainedModuleBackward(Cause):
@@ -110,12 +105,12 @@ class UnexplainedModuleBackward(Cause):
     module: str
     kinds = ("wrong-value",)
     why = (
-        UNEXPLAINED + " in the backward of {module}: a collective without a backward, or with one that does not match "
-        "its forward (a sum of copies needs none, a gather sums, a copy that each rank uses its own way sums)"
+        "{module} gets the right gradient and sends back a wrong one: most likely by a collective without a backward, "
+        "or with one that doesn't match its forward"
     )
     how = (
-        "look at the collectives in {module}: torch.distributed's have no backward, those of "
-        "torch.distributed.nn.functional sum in backward over all ranks"
+        "look at the collectives in {module}: those of torch.distributed have no backward; those of "
+        "torch.distributed.nn.functional sum over all ranks in backward"
     )
 
 
@@ -138,10 +133,10 @@ class ScaledByMicroBatches(Cause):
     is_divided: bool
     kinds = ("wrong-scale",)
     why = (
-        "What goes through {module} in {direction} is {is_divided:?divided|multiplied} by {parts}, the number of "
-        "micro-batches, once more than the loss is"
+        "The code {is_divided:?divides|multiplies} {direction:forward?activations|gradients} at {module} by {parts}, "
+        "the number of micro-batches. Only the loss should be divided"
     )
-    how = "divide the loss by {parts} and nothing else: not what is sent between stages"
+    how = "divide only the loss by {parts}, and not what stages send to each other"
 
 
 class ScaledBetweenModules(Cause):
@@ -159,10 +154,10 @@ class ScaledBetweenModules(Cause):
     module: str
     kinds = ("wrong-scale",)
     why = (
-        "The output of {after} is right, and {module} receives it multiplied by a number: it is scaled on the way, as "
-        "where one stage of a pipeline sends to the next"
+        "The output of {after} is right, and {module} receives it multiplied by a number: the code between them scales "
+        "it, such as the transfer between two stages"
     )
-    how = "look at the code between {after} and {module} that sends, receives or divides"
+    how = "look for code between {after} and {module} that sends, receives or divides"
 
 
 class RepeatedForwardSum(Cause):
@@ -181,13 +176,15 @@ class RepeatedForwardSum(Cause):
     vector: str = ""
     kinds = ("wrong-scale",)
     why = (
-        "{vector:?The tensor that {vector} is added to was already the whole sum when it was summed over {axes} again, "
-        "or every rank along {axes} has the whole of it and not its own terms|{module} sums{axes:? over {axes}} what "
-        "is the whole sum already, or was never split, or scales by a number that changes when it is sharded}"
+        (
+            "{vector:?The code sums over {axes} a tensor that is already the whole, and then adds {vector}|{module} "
+            "sums{axes:? over {axes}} a value that is already the whole}"
+        ),
+        "{vector:?|{module} multiplies by a number that changes with sharding, such as a local size}",
     )
     how = (
-        "sum{axes:? over {axes}} once, of parts that differ from rank to rank{vector:?; add {vector} after the sum|; "
-        "look at {module} for what else multiplies}"
+        "sum{axes:? over {axes}} once, and only terms that differ between ranks{vector:?; then add {vector}}",
+        "{vector:?|multiply by the whole model's number in {module}}",
     )
 
 
@@ -208,13 +205,15 @@ class AveragedForward(Cause):
     vector: str = ""
     kinds = ("wrong-scale",)
     why = (
-        "{vector:?The ranks' terms were averaged over {axes} where they are summed, and {vector} was added "
-        "afterwards|{module} averages{axes:? over {axes}} the terms of a sum, or has one of several equal "
-        "contributions, or divides by a number that changes when it is sharded}"
+        (
+            "{vector:?The code averages the ranks' terms over {axes} instead of summing them, and then adds "
+            "{vector}|{module} averages{axes:? over {axes}} the terms of a sum}"
+        ),
+        "{vector:?|{module} divides by a number that changes with sharding, such as a local size}",
     )
     how = (
-        "sum{axes:? over {axes}} and do not divide{vector:?; add {vector} after the sum|; look at {module} for what "
-        "else divides}"
+        "sum{axes:? over {axes}} with ReduceOp.SUM, and don't divide{vector:?; then add {vector}}",
+        "{vector:?|divide by the whole model's number in {module}}",
     )
 
 
@@ -233,10 +232,13 @@ class UnlikeLayers(Cause):
     dim: int
     kinds = ("misordered-within-shard",)
     why = (
-        "Parts of dim {dim} of {tensor} were put together, flipped or loaded in another order than those of the tensor "
-        "it is multiplied with"
+        "The parts of dim {dim} of {tensor} are in a different order than those of the tensor that it is multiplied "
+        "with"
     )
-    how = "cut {tensor} as the other layers' are cut; if the order is meant, put that tensor in the same order"
+    how = (
+        "cut {tensor} like the same weight of the other layers, or put the tensor that it is multiplied with in the "
+        "same order"
+    )
 
 
 class StatisticsOfPart(Cause):
@@ -248,12 +250,8 @@ class StatisticsOfPart(Cause):
 
     axes: str
     kinds = ("wrong-value",)
-    why = (
-        "Ranks normalize by the statistics (mean, variance, mean square) of their own part, where {axes} cut what they "
-        "are taken over"
-    )
+    why = "Each rank normalizes by the mean or variance of its own part, split over {axes}"
     how = (
-        "sum counts, values and squares over {axes} before the division, in a function whose backward sums too, or "
-        "gather the features of a norm whose features are split; for BatchNorm, SyncBatchNorm over all ranks that have "
-        "a part of the batch"
+        "sum counts, values and squares over {axes} before the division, with a backward that sums too, or gather the "
+        "features first; for BatchNorm, use SyncBatchNorm"
     )

@@ -41,11 +41,12 @@ class Disorder(Cause, abstract=True):
 
     @property
     def ways(self) -> tuple[tuple[str, str], ...]:
-        """The cause with its fix, and what both are if the other explanation is right."""
+        """The cause with its fix, and the likeliest of the other explanation with its own."""
         if self.or_if is None:
             return super().ways
         held, other = self.or_if
-        return (*super().ways, *((f"If they hold {held}: {continued(cause)}", fix) for cause, fix in other.ways))
+        cause, fix = other.ways[0]
+        return (*super().ways, (f"If instead {held}: {continued(cause)}", fix or other.fix))
 
 
 class ReversedDim(Disorder):

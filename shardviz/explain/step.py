@@ -15,7 +15,7 @@ class ShardedModelRaises(Cause):
     """
 
     kinds = ("raised",)
-    why = "The model's code, or torch, cannot run this sharding: a training step on this mesh would raise too"
+    why = "The model or torch can't run this sharding. A training step on this mesh would raise, too"
     how = "read the exception and its line"
 
 
@@ -27,8 +27,8 @@ class MixedDtensor(ShardedModelRaises):
     """
 
     how = (
-        "make the plain tensor a DTensor (distribute_tensor, with Replicate() where all ranks have it), or compute on "
-        "the local tensors of both"
+        "make the plain tensor a DTensor (distribute_tensor; Replicate() if all ranks have it), or compute on the "
+        "local tensors of both"
     )
 
 
@@ -39,7 +39,7 @@ class UnsupportedSharding(ShardedModelRaises):
     inputs.
     """
 
-    how = "redistribute its inputs to Replicate() before this operation, or compute it on local tensors by local_map"
+    how = "redistribute the inputs to Replicate() before this operation, or compute on local tensors with local_map"
 
 
 class UnevenShapes(ShardedModelRaises):
@@ -48,7 +48,7 @@ class UnevenShapes(ShardedModelRaises):
     A size that the axis does not divide, or a view with the whole tensor's sizes, fails on local shards.
     """
 
-    how = "read the exception and its line; where a size does not divide, choose one that the axis divides"
+    how = "read the exception and its line; if an axis doesn't divide a size, choose one that it divides"
 
 
 class UncheckedLabel(Cause):
@@ -59,8 +59,8 @@ class UncheckedLabel(Cause):
     """
 
     kinds = ("wrong-shape",)
-    why = "Its label was put on without looking at the data, as DTensor.from_local does"
-    how = "label it by the placements that its local shape has"
+    why = "Code labels the result without looking at its shape, as DTensor.from_local does"
+    how = "pass the placements that fit the local shape"
 
 
 class CopiesSideBySide(Cause):
@@ -83,10 +83,10 @@ class CopiesSideBySide(Cause):
     due: int
     kinds = ("wrong-shape",)
     why = (
-        "Dim {dim} is {held}, {axes}={size} times {due}: parts that are copies along {axes} were put side by side as "
-        "if they were different parts"
+        "Dim {dim} is {held}, {axes}={size} times {due}: the code puts copies along {axes} side by side as if they "
+        "were different parts"
     )
-    how = "gather dim {dim} over {axes} once, or not at all where every rank along {axes} has all of it"
+    how = "gather dim {dim} over {axes} once, or not at all if every rank along {axes} has all of it"
 
 
 class SplitTwice(Cause):
@@ -110,11 +110,16 @@ class SplitTwice(Cause):
     due: int
     kinds = ("wrong-shape",)
     why = (
-        "Dim {dim} is split over {axis}, and its parts make {held} together, 1/{size} of {due}: each rank took its "
-        "part of what was its part already, as where BATCH_AXES or a sampler splits the batch and the step splits it "
-        "again; or each returns only some of its part"
+        (
+            "The parts of dim {dim} over {axis} make {held} together, 1/{size} of {due}: the step splits a part that "
+            "BATCH_AXES or a sampler already split"
+        ),
+        "Each rank returns only some of its part",
     )
-    how = "split dim {dim} over {axis} once, and return all of a rank's part"
+    how = (
+        "split dim {dim} over {axis} once",
+        "return all of the rank's part",
+    )
 
 
 class PartLabeledWhole(Cause):
@@ -137,8 +142,7 @@ class PartLabeledWhole(Cause):
     due: int
     kinds = ("wrong-shape",)
     why = (
-        "Dim {dim} is {held}, and {axes}={size} parts of it would be {due}: it is split along {axes} and labeled as "
-        "whole"
+        "Dim {dim} is {held}, and {axes}={size} such parts make {due}: the code labels a part along {axes} as the whole"
     )
     how = "gather dim {dim} over {axes}, or label it as split over {axes}"
 
@@ -150,8 +154,8 @@ class DifferentOutput(Cause):
     """
 
     kinds = ("wrong-shape",)
-    why = "The sharded model returns another tensor than the unsharded one, or another part of it"
-    how = "return the same tensor from both; whole_output(output, mesh) in the probe can put parts in order"
+    why = "The sharded model returns a different tensor than the unsharded model, or a different part of it"
+    how = "return the same tensor from both, or put the parts in order with whole_output(output, mesh) in the probe"
 
 
 class IdenticalMasks(Cause):
@@ -163,10 +167,10 @@ class IdenticalMasks(Cause):
 
     axes: str
     kinds = ("identical-shards",)
-    why = "The model seeds its ranks alike before it draws the mask, though {axes} splits what it drops"
+    why = "{axes} splits the activation, and the model seeds its ranks alike before it draws the mask"
     how = (
-        "seed by the coordinate along {axes} where an activation is split over it (a generator of its own, or a "
-        "tracker of random states, as Megatron-LM's get_cuda_rng_tracker), and alike only where ranks hold copies"
+        "seed by the coordinate along {axes} for split activations (a separate generator, or Megatron-LM's "
+        "get_cuda_rng_tracker), and alike for copies"
     )
 
 
@@ -180,12 +184,15 @@ class DifferentMasks(Cause):
     axes: str
     kinds = ("unreplicated", "wrong-value")
     why = (
-        "Ranks along {axes} draw different dropout masks for copies of one activation: they are seeded differently, or "
-        "drew more numbers on some ranks before it"
+        (
+            "Ranks along {axes} draw different dropout masks for copies of one activation: the ranks are seeded "
+            "differently"
+        ),
+        "Some ranks drew more random numbers before the mask",
     )
     how = (
-        "give ranks along {axes} the same random state (torch.manual_seed, or a generator of its own) where they drop "
-        "copies, and different ones only where they drop different parts"
+        "give ranks along {axes} the same seed before they drop copies: torch.manual_seed, or a separate generator",
+        "draw the same amount on every rank, or drop copies with a separate generator",
     )
 
 
@@ -216,7 +223,7 @@ class RankDependentCode(Cause):
     ranks: tuple[int, ...]
     kinds = ("wrong-value",)
     why = "The code on {ranks:ranks} computes something different from the other ranks, which are right"
-    how = "look for code that depends on the rank: an input, a seed, a branch, a buffer that is recomputed"
+    how = "look for code that depends on the rank: an input, a seed, a branch, a buffer that the rank computes again"
 
 
 class UnexplainedCopies(Cause):
@@ -232,7 +239,7 @@ class UnexplainedCopies(Cause):
     axes: str
     place: Cause
     kinds = ("wrong-value",)
-    why = UNEXPLAINED + ", and differs from rank to rank along {axes}: no sum or mean of them is right"
+    why = "Copies differ from rank to rank along {axes}, and no sum or mean of them is right"
     how = "{place.fix}"
 
 
@@ -243,7 +250,7 @@ class UnexplainedForward(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = UNEXPLAINED
+    why = "No rule explains how the sharded step differs from the unsharded model"
     how = "compare the outputs module by module, first to last, and look at the first that differs"
 
 
@@ -260,14 +267,13 @@ class UnexplainedBackward(Cause):
     is_of_loss: bool = False
     kinds = ("wrong-value",)
     why = (
-        "{is_of_loss:?The gradient that the loss sends back to the model's output is wrong already, although the loss "
-        f"is right|{UNEXPLAINED} in backward, although the outputs and the loss are right}}"
+        "{is_of_loss:?The loss is right, and it sends a wrong gradient back to the model's output|The sharded step "
+        "goes wrong in backward, although the outputs and the loss are right}"
     )
     how = (
-        "{is_of_loss:?look at what the step does between the model's output and backward(): a function of the loss "
-        "whose backward is replaced there (in loss_parallel, every log_softmax), a collective without a backward, a "
-        "term that is detached or scaled|look for a collective without a backward, or with one that does not match its "
-        "forward, and for a term of the loss that the step scales differently: an auxiliary loss}"
+        "{is_of_loss:?look between the model's output and backward(): at a replaced backward (in loss_parallel, every "
+        "log_softmax), a collective without a backward, a detached or scaled term|look for a collective without a "
+        "backward, or with one that doesn't match its forward, and for a loss term that the step scales differently}"
     )
 
 
@@ -292,10 +298,13 @@ class DifferentWeights(Cause):
     of_jobs: bool = False
     kinds = ("wrong-value",)
     why = (
-        "They come from another seed, another order of drawing{of_jobs:? (as where weights are drawn after sharding)} "
-        "or another checkpoint{of_jobs:?, and the step was not compared}"
+        (
+            "The {of_jobs:?jobs|runs} drew their weights with different seeds or in a different order{of_jobs:?, for "
+            "example after sharding}"
+        ),
+        "The {of_jobs:?jobs|runs} loaded different checkpoints",
     )
-    how = "start both {of_jobs:?jobs|runs} from the same weights"
+    how = "start both {of_jobs:?jobs, whose steps were not compared,|runs} from the same weights"
 
 
 class MisplacedWeights(Cause):
@@ -305,8 +314,8 @@ class MisplacedWeights(Cause):
     """
 
     kinds = ("misordered",)
-    why = "A loader or the sharding puts rows elsewhere than placements say"
-    how = "find the order with shardviz check"
+    why = "A loader or the sharding puts rows in different places than the placements say"
+    how = "run shardviz check on each job: it names the order"
 
 
 class WeightsDrawnAfterSharding(Cause):
@@ -316,8 +325,8 @@ class WeightsDrawnAfterSharding(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "They were drawn after sharding, and their values depend on the mesh: no step is at fault"
-    how = "load the same weights into both to compare the steps"
+    why = "Both runs drew their weights after sharding, so the values depend on the mesh. No step is at fault"
+    how = "load the same weights into both runs to compare the steps"
 
 
 class DifferentBatch(Cause):
@@ -331,8 +340,11 @@ class DifferentBatch(Cause):
 
     of_jobs: bool = False
     kinds = ("wrong-value",)
-    why = "The batch differs, or the order of data{of_jobs:?, or the batch size of a rank}"
-    how = "give both {of_jobs:?jobs|runs} the same rows{of_jobs:? in all}"
+    why = (
+        "The {of_jobs:?jobs|runs} read different batches, or the same rows in a different order{of_jobs:?, or a rank's "
+        "batch size differs}"
+    )
+    how = "give both {of_jobs:?jobs|runs} the same rows{of_jobs:? in total}"
 
 
 class DifferentProgram(Cause):
@@ -343,7 +355,7 @@ class DifferentProgram(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "Both are unsharded models, so no sharding is at fault: another program, other options, another kernel or "
-        "another torch"
+        "Both models are unsharded, so no sharding is at fault: the program, its options, a kernel or the torch "
+        "version differs"
     )
-    how = "compare the options, dtypes, kernels and versions of torch of both runs"
+    how = "compare the options, dtypes, kernels and torch versions of both runs"

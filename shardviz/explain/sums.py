@@ -18,8 +18,8 @@ class GradientNotReduced(Cause):
         op: The reduction, as torch calls it; empty if it is not known.
         is_captured: Whether the step was captured, maybe before the reduction.
         other_axis: An axis along which copies may be equal, if the parameter may be split by hand; else empty.
-        ratio: What the reduced gradient is of the right one.
-        rest: Why it is still wrong after the reduction.
+        ratio: The reduced gradient, divided by the right one.
+        rest: Why the gradient is still wrong after the reduction.
     """
 
     axes: tuple[str, ...]
@@ -30,24 +30,41 @@ class GradientNotReduced(Cause):
     rest: Cause | None = None
     kinds = ("unreduced-gradient",)
     why = (
-        "Nothing reduced this gradient{axes:? over {axes}}: the parameter is outside what FSDP, DDP or a "
-        "tensor-parallel style manages there, {may_be_off:?the reduction was off in the last backward "
-        "(set_requires_gradient_sync(False); of DDP, no_sync() around its forward), }{is_captured:?the capture was "
-        "made before the reduction, }or the reduction ran over a group of one{rest:?. Even then it is {ratio:times} "
-        "what is due: {rest.cause:continued}}"
+        (
+            "Nothing reduces this gradient{axes:? over {axes}}: the parameter is outside what FSDP, DDP or a "
+            "tensor-parallel style wraps{rest:?. Once reduced, it would still be {ratio:times} the right gradient: "
+            "{rest.cause:continued}}"
+        ),
+        (
+            "{may_be_off:?The reduction was off in the last backward: set_requires_gradient_sync(False), or no_sync() "
+            "around its forward under DDP}"
+        ),
+        (
+            "{rest:?|{is_captured:?The capture was made before the reduction|{other_axis:?The code splits the "
+            "parameter over {axes} by hand|The reduction runs over a group of one rank}}}"
+        ),
     )
     how = (
-        "after backward, {axes:?{axes:each and|all_reduce(grad, op=ReduceOp.{op:?{op}|SUM}, "
-        "group=mesh.get_group({each!r}))}|all_reduce it}{op:?|, with ReduceOp.AVG for a mean}, of a DTensor on "
-        "grad.to_local(); or give the parameter to the wrapper whose mesh has {axes:?{axes}|these ranks}{other_axis:?; "
-        "for a parameter split over {axes} by hand, compare axis={other_axis!r} alone}{rest:?; and {rest.fix}}"
+        (
+            "wrap the parameter over {axes:?{axes}|these ranks}, or call {axes:?{axes:each and|all_reduce(grad, "
+            "op=ReduceOp.{op:?{op}|SUM}, group=mesh.get_group({each!r}))}|all_reduce(grad)} after backward "
+            "(grad.to_local() of a DTensor{op:?|, ReduceOp.AVG for a mean}){rest:?; and {rest.fix}}"
+        ),
+        (
+            "{may_be_off:?call set_requires_gradient_sync(True) before the last backward, or leave its forward out of "
+            "no_sync()}"
+        ),
+        (
+            "{is_captured:?capture the gradient after the reduction|{other_axis:?compare axis={other_axis!r} "
+            "alone|pass the wrapper a mesh with all ranks{axes:? along {axes}}}}"
+        ),
     )
     references = ("pytorch#154888", "Megatron-LM#1446")
 
     @property
     def may_be_off(self) -> bool:
-        """Whether a switch of FSDP or DDP may be the cause: theirs are means."""
-        return self.op != "SUM"
+        """Whether a switch of FSDP or DDP may be the cause: they average, and nothing else is wrong."""
+        return self.op != "SUM" and self.rest is None
 
 
 class NarrowSum(Cause):
@@ -94,8 +111,8 @@ class UnreducedSharedPart(Cause):
     groups: tuple[tuple[int, ...], ...]
     kinds = ("unreduced-gradient",)
     why = (
-        "There are {num_parts} parts on {num_ranks} ranks, as of key and value heads that are fewer than ranks, and "
-        "nothing reduced the gradient of a part over the ranks that hold it"
+        "{num_ranks} ranks share {num_parts} parts of the weight, such as key and value heads. Nothing reduces a "
+        "part's gradient over the ranks that hold the part"
     )
     how = (
         "after backward, all_reduce(grad, op=ReduceOp.{op}, group=group), with group, _ = "
@@ -115,13 +132,16 @@ class OutputNotReduced(Cause):
     op: str
     kinds = ("unreduced-output",)
     why = (
-        "Each rank multiplied its own part of the features and nothing added the products over {axes}, as "
-        "RowwiseParallel does; or they were labeled as copies"
+        "Each rank multiplies its own part of the features. Nothing adds the products over {axes}",
+        "The code labels the terms of a sum as copies",
     )
     how = (
-        "use RowwiseParallel; or call {axes:each and|all_reduce(output, op=ReduceOp.{op}, "
-        "group=mesh.get_group({each!r}))} in the forward of a torch.autograd.Function whose backward returns the "
-        "gradient as it is, before anything else reads the output; label terms that are still to be added by Partial()"
+        (
+            "use RowwiseParallel, or call {axes:each and|all_reduce(output, op=ReduceOp.{op}, "
+            "group=mesh.get_group({each!r}))} in a torch.autograd.Function whose backward returns the gradient "
+            "unchanged"
+        ),
+        "label the terms Partial()",
     )
 
 
@@ -133,8 +153,8 @@ class OutputCopiesDiffer(Cause):
 
     axes: str
     kinds = ("unreduced-output",)
-    why = "Its placements say that ranks along {axes} hold the same, and nothing made them agree"
-    how = "reduce it over {axes}, or label it as pending (Partial) or split (Shard) there"
+    why = "The placements call the outputs along {axes} copies, and nothing makes the copies equal"
+    how = "reduce the output over {axes}, or label it Partial() or Shard() there"
 
 
 class UnreducedBesideVector(Cause):
@@ -154,12 +174,12 @@ class UnreducedBesideVector(Cause):
     op: str
     kinds = ("unreduced-output",)
     why = (
-        "Each rank adds {vector} to its own {op:sum?term of a sum over {axis}, and not to the sum|part of a mean over "
-        "{axis}}"
+        "Each rank adds {vector} to its own {op:sum?term of a sum|part of a mean} over {axis}, and nothing "
+        "{op:sum?sums the terms|averages the parts}"
     )
     how = (
-        "all_reduce over {axis} the tensor that {vector} is added to, in a function whose backward hands the gradient "
-        "on as it is (RowwiseParallel does), and add {vector} afterwards"
+        "all_reduce over {axis} the tensor that {vector} is added to, with a backward that returns the gradient "
+        "unchanged (RowwiseParallel), and add {vector} afterwards"
     )
 
 
@@ -180,10 +200,10 @@ class ConcatenatedTerms(Cause):
     vector: str = ""
     kinds = ("wrong-shape",)
     why = (
-        "The ranks' parts along {axis} are terms of a sum, and were put beside one another along dim {dim}: "
-        "concatenated where they are summed"
+        "The ranks' parts along {axis} are terms of a sum. The code concatenates them along dim {dim} instead of "
+        "adding them"
     )
-    how = "sum the parts over {axis} in place of concatenating them{vector:?, and add {vector} after the sum}"
+    how = "all_reduce the parts over {axis} instead of gathering them{vector:?, and add {vector} after the sum}"
 
 
 class RepeatedTerm(Cause):
@@ -203,10 +223,10 @@ class RepeatedTerm(Cause):
     module: str = ""
     kinds = ("wrong-scale",)
     why = (
-        "{axes:?Every rank of {axes} adds the whole of {tensor} before the sum over ranks|{tensor} is added in several "
-        "places: before and after a sum over ranks, or on several of its ranks}{module:?, in {module}}"
+        "{axes:?Every rank along {axes} adds all of {tensor} before the sum over ranks|The code adds {tensor} before "
+        "and after a sum over ranks, or on several of its ranks}{module:?, in {module}}"
     )
-    how = "add {tensor} after the sum over {axes:?{axes}|ranks}, as RowwiseParallel does, or on one rank only"
+    how = "add {tensor} after the sum over {axes:?{axes}|ranks} (RowwiseParallel does), or on one rank only"
     references = ("TGI#1036",)
 
 
@@ -224,8 +244,11 @@ class TermLeftOut(Cause):
     tensor: str
     module: str = ""
     kinds = ("wrong-scale", "wrong-value")
-    why = "{tensor} is left out{module:? of {module}}, or is not added on the ranks that count"
-    how = "add {tensor} once: after the sum over ranks, as RowwiseParallel does, or before it on one rank only"
+    why = (
+        "{module:?{module}|The sharded code} leaves out {tensor}, or adds it only on a rank that doesn't count in the "
+        "sum"
+    )
+    how = "add {tensor} once: after the sum over ranks (RowwiseParallel does), or before the sum on one rank only"
     references = ("TGI#1036",)
 
 
@@ -238,20 +261,15 @@ class MixedShards(Cause):
 
     axis: str
     kinds = ("wrong-value",)
-    why = (
-        "It was reduced over all ranks of {axis}, which splits it: only copies of one part are reduced, shards are not"
-    )
-    how = (
-        "reduce it over the axes that do not split it; leave {axis} out of the group, or reduce over those of its "
-        "ranks only that hold the same part"
-    )
+    why = "The reduction runs over all ranks of {axis}, which splits this tensor, and mixes the shards"
+    how = "leave {axis} out of the reduction's group: reduce only over ranks that hold the same shard"
 
 
 class MixedLayers(Cause):
     """Gradients are reduced over an axis whose ranks have different layers.
 
-    Stages of a pipeline have tensors of equal shapes under other names. A reduction over all ranks gives one gradient
-    to different weights, and nothing compares the names.
+    Stages of a pipeline have tensors of equal shapes under different names. A reduction over all ranks gives different
+    weights one gradient, and nothing compares the names.
 
     Attributes:
         axis: The axis along which layers differ.
@@ -261,23 +279,26 @@ class MixedLayers(Cause):
     axis: str
     others: tuple[str, ...]
     kinds = ("wrong-value",)
-    why = "Gradients were reduced over {axis}, whose ranks have different weights: different layers were mixed"
+    why = "The gradient reduction runs over {axis}, whose ranks have different layers, and mixes the layers"
     how = (
-        "take {axis} out of the group that gradients are reduced over; reduce over {others:?{others}, whichever splits "
-        "the batch, instead|no group at all}"
+        "take {axis} out of the group that reduces gradients; {others:?reduce over {others}, whichever splits the "
+        "batch|reduce over no axis}"
     )
 
 
 class WrongCollective(Cause):
-    """A collective returns other numbers than its definition gives for its inputs.
+    """A collective returns different numbers than its definition gives for its inputs.
 
-    The call names another group, root or reduction than is meant, or its result is read before it arrived. Buffers
-    have the right shape all along, so nothing raises.
+    The call names the wrong group, root or reduction, or the code reads the result too early. Buffers have the right
+    shape either way, so nothing raises.
     """
 
     kinds = ("collective-mismatch",)
     why = (
-        "It was called with the wrong group, root, order or reduction, its result was read before it arrived, or the "
-        "backend is wrong"
+        "The call has the wrong group, root, list order or ReduceOp",
+        "The code reads the result before it arrives (async_op=True)",
     )
-    how = "compare the call's group, src or dst, op and list order with what is meant, and wait() for async_op=True"
+    how = (
+        "compare the call's group, src or dst, op and list order with what you mean",
+        "call wait() on the returned work before you read the result",
+    )

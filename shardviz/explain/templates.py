@@ -193,12 +193,12 @@ def shown(template: str) -> list[str]:
 
 def _wordings(template: str, taken: _Taken) -> list[tuple[str, _Taken]]:
     """Return what a template may say, each with what that takes of its fields."""
-    found = [("", taken)]
+    wordings = [("", taken)]
     for piece in _pieces(template):
-        found = [
-            (text + piece.literal + words, now) for text, before in found for words, now in _on_page(piece, before)
+        wordings = [
+            (text + piece.literal + words, now) for text, before in wordings for words, now in _on_page(piece, before)
         ]
-    return found
+    return wordings
 
 
 def _on_page(piece: _Piece, taken: _Taken) -> list[tuple[str, _Taken]]:

@@ -146,10 +146,10 @@ class TrainedThoughFrozen(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "The weight is frozen in the unsharded model, and sharding made a parameter of it that requires a gradient, as "
-        "nn.Parameter(shard) does"
+        "The weight is frozen in the unsharded model, and sharding replaces it by a parameter that requires a "
+        "gradient, as nn.Parameter(shard) does"
     )
-    how = "nn.Parameter(shard, requires_grad=weight.requires_grad), before the optimizer is made"
+    how = "pass requires_grad=weight.requires_grad to nn.Parameter, before you make the optimizer"
 
 
 class RepeatedCount(Cause):
@@ -165,13 +165,15 @@ class RepeatedCount(Cause):
     times: int
     kinds = ("wrong-value",)
     why = (
-        "{is_twice:?The forward that writes the buffer runs twice in a step: torch.utils.checkpoint runs it again in "
-        "backward|}",
-        "The buffer is summed over ranks that counted the same",
+        (
+            "The forward that writes the buffer runs {times} times in a step: torch.utils.checkpoint runs it again in "
+            "backward"
+        ),
+        "The code sums the buffer over ranks that counted the same rows",
     )
     how = (
-        "{is_twice:?write the buffer outside of what is recomputed|}",
-        "sum it over the axes that split what it counts, and no others, or average it",
+        "write the buffer outside the module that torch.utils.checkpoint recomputes",
+        "sum the buffer over the axes that split what it counts, and over no others",
     )
 
     @property

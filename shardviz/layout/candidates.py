@@ -27,12 +27,12 @@ def placements_of(
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
     if len(shape) != len(local) or len(kinds) ** mesh.ndim > MAX_CANDIDATES or rank not in mesh:
         return ()
-    found = []
+    fitting = []
     for placements in sorted(product(kinds, repeat=mesh.ndim), key=num_splits):
         region = Layout.from_placements(mesh, shape, placements).region(mesh.coord_of(rank))
         if region.shape == local:
-            found.append((placements, region))
-    return tuple(found)
+            fitting.append((placements, region))
+    return tuple(fitting)
 
 
 def num_splits(placements: Placements) -> int:

@@ -1,4 +1,4 @@
-"""Element types by name, as torch writes them without `torch.`: which names are any, and the bytes of an element."""
+"""Dtypes by name, as torch writes them without `torch.`: which names are any, and the bytes of an element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"(?:b?float|complex|u?int|qu?int|bits)([0-9]{1,3})[a-z0-9_]{
 
 
 def is_dtype(name: str) -> bool:
-    """Whether a name is that of an element type."""
+    """Whether a name is that of a dtype."""
     return name == "bool" or _NAME.fullmatch(name) is not None
 
 
@@ -29,5 +29,5 @@ def itemsize(name: str) -> int:
 
 
 def dtype_hint(name: str) -> str:
-    """Return a hint at the element type that was meant."""
+    """Return a hint at the dtype that was meant."""
     return did_you_mean(name, USUAL) or f"such as {', '.join(USUAL[:3])} or {USUAL[3]}"

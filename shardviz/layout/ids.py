@@ -61,19 +61,19 @@ def region_of(ids: NDArray[Any], shape: Sequence[int], first: int = 1) -> Region
 
 def _ranges(line: NDArray[Any], start: int, stride: int) -> Ranges | None:
     """Return the indices along a line as ranges, from steps of `stride` between neighbours."""
-    found: list[Range] = []
+    ranges: list[Range] = []
     begin, at = start, 0
     for low in range(0, len(line) - 1, BLOCK):
         with np.errstate(invalid="ignore", over="ignore"):  # foreign values may be NaN or infinite
             steps = np.diff(line[low : low + BLOCK + 1])
         for position in np.flatnonzero(steps != stride).tolist():
             step = float(steps[position])
-            if step % stride or step != step or abs(step) == math.inf or len(found) == MAX_RANGES:
+            if step % stride or step != step or abs(step) == math.inf or len(ranges) == MAX_RANGES:
                 return None
             end = begin + low + position + 1 - at
-            found.append((begin, end))
+            ranges.append((begin, end))
             begin, at = end - 1 + int(step) // stride, low + position + 1
-    return (*found, (begin, begin + len(line) - at))
+    return (*ranges, (begin, begin + len(line) - at))
 
 
 def _equal(ids: NDArray[Any], region: Region, strides: Sequence[int], first: int) -> bool:

@@ -215,11 +215,11 @@ class Layout:
     def holders(self) -> dict[Region, tuple[int, ...]]:
         """Return the distinct regions, each with the ranks that hold it."""
         regions, numbers = self._regions
-        found: dict[Region, list[int]] = {}
-        ranks_of = [found.setdefault(region, []) for region in regions]
+        ranks_by_region: dict[Region, list[int]] = {}
+        ranks_of = [ranks_by_region.setdefault(region, []) for region in regions]
         for rank, number in zip(self.mesh.ranks, numbers, strict=True):
             ranks_of[number].append(rank)
-        return {region: tuple(ranks) for region, ranks in found.items()}
+        return {region: tuple(ranks) for region, ranks in ranks_by_region.items()}
 
     def local_shapes(self) -> NDArray[np.int64]:
         """Return the shape of every region, a row for each rank in mesh order."""

@@ -49,7 +49,7 @@ class Pattern:
     Attributes:
         sizes: The size of each dim; None where `*` stands for any.
         chains: How each dim is split.
-        dtype: The element type, without `torch.`; empty for any.
+        dtype: The dtype, without `torch.`; empty for any.
         equal: Axes written as `=axis`.
         partial: Axes written as `+axis`, with their reduction.
         flat: The stretch of a flattened concatenation; its total, if written, is the one size in `sizes`.
@@ -137,7 +137,7 @@ def write(layout: Layout, dtype: str = "", *, equal: bool = False) -> str:
 
     Args:
         layout: What to write.
-        dtype: The element type to put before it.
+        dtype: The dtype to put before it.
         equal: Also name the axes along which copies are equal.
 
     Example:
@@ -255,10 +255,10 @@ class _Parser:
 
     def dtype(self) -> str:
         if not _NAME.match(self.peek()):
-            raise self.error("'[' or an element type")
+            raise self.error("'[' or a dtype")
         name = self.take().removeprefix("torch.")
         if self.peek() == "[" and not is_dtype(name):
-            raise NotationError(f"layout {self._shown()}: {name} is not an element type", dtype_hint(name))
+            raise NotationError(f"layout {self._shown()}: {name} is not a dtype", dtype_hint(name))
         return name
 
     def listed(self, close: str, read: Callable[[], Item]) -> list[Item]:

@@ -114,14 +114,14 @@ def parse_placements(text: str, num_dims: int) -> tuple[Placement, ...]:
     inner = text.strip()
     if inner[:1] in ("(", "[") and inner[-1:] in (")", "]") and _ITEM.match(inner[1:].lstrip()):
         inner = inner[1:-1].strip()
-    found: list[Placement] = []
+    placements: list[Placement] = []
     while inner:
         item = _ITEM.match(inner)
         if item is None:
-            return (*found, parse_placement(inner))
-        found.append(parse_placement(_as_printed(item["kind"], item["arguments"] or "", num_dims)))
+            return (*placements, parse_placement(inner))
+        placements.append(parse_placement(_as_printed(item["kind"], item["arguments"] or "", num_dims)))
         inner = inner[item.end() :]
-    return tuple(found)
+    return tuple(placements)
 
 
 def _as_printed(kind: str, arguments: str, num_dims: int) -> str:

@@ -1,4 +1,4 @@
-"""What a model has before it has any weights: names, element types and shapes, from the function that builds it.
+"""What a model has before it has any weights: names, dtypes and shapes, from the function that builds it.
 
 Needs torch; the model is built on the meta device, where it takes no memory.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
-"""Element type and shape by name."""
+"""Dtype and shape by name."""
 
 
 def tensors_of(text: str) -> tuple[Tensors, dict[str, str]]:

@@ -33,7 +33,7 @@ def mesh_of(what: object) -> Mesh | None:
 
 
 def claimed_of(what: object, name: str | None) -> tuple[Layout, str, str] | None:
-    """Return the layout, element type and name of a tensor, or of the one called `name` in a module; else None.
+    """Return the layout, dtype and name of a tensor, or of the one called `name` in a module; else None.
 
     Raises:
         ShardvizError: The tensor is plain, or the module has no tensor of that name.

@@ -84,7 +84,7 @@ class TensorOfRun(Drawn):
 
     @property
     def dtype(self) -> str:
-        """The model's own element type, as torch names it without `torch.`."""
+        """The model's own dtype, as torch names it without `torch.`."""
         return own_dtype(self._dump, self._record, self.name)
 
     @property
@@ -282,7 +282,7 @@ def _shown(place: Place) -> str:
 
 
 def _values_of(dump: Dump, shard: Shard, name: str) -> Array:
-    """Return a shard's values in its own element type, mapped from the file where they are large.
+    """Return a shard's values in its own dtype, mapped from the file where they are large.
 
     Raises:
         DumpError: The dump does not have them.

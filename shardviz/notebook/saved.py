@@ -86,7 +86,7 @@ class SavedTensor(Drawn):
         run: The checkpoint that it is of.
         name: Its name.
         shape: The global shape.
-        dtype: The element type, as torch names it without `torch.`.
+        dtype: The dtype, as torch names it without `torch.`.
         layout: Its shape in the notation: a checkpoint claims no layout.
         files: The files that it is in.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardviz.dump.planned.ranks import PlannedRanks
     from shardviz.dump.records.plan import StepFails
 
-NO_STEP = "no step was planned: the probe has no batch(), and there is no --batch"
+NO_STEP = "no step was planned: the probe has no batch(), and no --batch is given"
 
 MOST_MESHES = 64
 """Meshes that are planned at most: each takes seconds."""

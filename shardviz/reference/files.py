@@ -30,7 +30,7 @@ class Reference:
     Attributes:
         path: The file or folder.
         entries: Its tensors by name.
-        why: Why it lacks some of a model's tensors, by name, where that is known.
+        why: Why it lacks some of a model's tensors, by name, if that is known.
         is_stamped: Whether its values are of fills: what a stamped checkpoint has.
     """
 
@@ -65,36 +65,36 @@ def complete_checkpoint(path: Path) -> Checkpoint:
     Raises:
         DumpError: As `open_reference`.
     """
-    found = open_checkpoint(path)
-    _refuse_incomplete(found)
-    for name, one in found.tensors.items():
+    checkpoint = open_checkpoint(path)
+    _refuse_incomplete(checkpoint)
+    for name, one in checkpoint.tensors.items():
         first: dict[tuple[int, ...], str] = {}
         for chunk in one.chunks:
             file = chunk.place.file if chunk.place else ""
             if chunk.offsets in first and 0 not in chunk.sizes:
                 other = first[chunk.offsets]
-                raise DumpError(f"{found.folder / file}: {printable(name)} is also in {other}", "keep one of them")
+                raise DumpError(f"{checkpoint.folder / file}: {printable(name)} is also in {other}", "keep one of them")
             first[chunk.offsets] = file
-    return found
+    return checkpoint
 
 
-def _refuse_incomplete(found: Checkpoint) -> None:
-    """Raise where files that the checkpoint names are missing or too short, before any rank reads one."""
-    missing = sorted(name for name, size in found.file_sizes.items() if size is None)
+def _refuse_incomplete(checkpoint: Checkpoint) -> None:
+    """Raise if files that the checkpoint names are missing or too short, before any rank reads one."""
+    missing = sorted(name for name, size in checkpoint.file_sizes.items() if size is None)
     if missing:
-        by = "its index" if found.indexed else ".metadata"
+        by = "its index" if checkpoint.indexed else ".metadata"
         names = listed(map(printable, missing), 3)
-        raise DumpError(f"{found.path} lacks {names}, which {by} names", "copy the checkpoint again")
-    for name, one in found.tensors.items():
-        coverage = coverage_of(one)
-        if (coverage is not None and coverage.missing) or any(chunk.place is None for chunk in one.chunks):
-            hint = f"`shardviz check {found.path}` says which; save it again"
-            raise DumpError(f"{found.path} does not have all of {printable(name)}", hint)
-        for chunk in one.chunks:
+        raise DumpError(f"{checkpoint.path} lacks {names}, which {by} names", "copy the checkpoint again")
+    for name, saved in checkpoint.tensors.items():
+        coverage = coverage_of(saved)
+        if (coverage is not None and coverage.missing) or any(chunk.place is None for chunk in saved.chunks):
+            hint = f"`shardviz check {checkpoint.path}` says which; save it again"
+            raise DumpError(f"{checkpoint.path} does not have all of {printable(name)}", hint)
+        for chunk in saved.chunks:
             place = chunk.place
-            end = found.file_sizes[place.file] if place else None
+            end = checkpoint.file_sizes[place.file] if place else None
             if place and end is not None and place.start + place.size > end:
                 what = f"{printable(name)} is in bytes {place.start:,} to {place.start + place.size:,}"
                 raise DumpError(
-                    f"{found.folder / place.file} ends at byte {end:,}: {what}", "copy the checkpoint again"
+                    f"{checkpoint.folder / place.file} ends at byte {end:,}: {what}", "copy the checkpoint again"
                 )

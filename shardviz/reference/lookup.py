@@ -55,12 +55,12 @@ def locate(
     Args:
         local: The shard's bits, of any shape with the reference's number of dims.
         reference: The whole tensor's bits; may be mapped from a file.
-        claimed: The part that the shard claims to be. It is compared first, and is the answer where the same content is
+        claimed: The part that the shard claims to be. It is compared first, and is the answer if the same content is
             in several places.
         singly: Whether values without a window are looked up one by one; in another tensor some are found by chance.
 
     Returns:
-        Ids in the local shape: row-major positions in the reference, from 1; `UNPLACED` where the place is not known.
+        Ids in the local shape: row-major positions in the reference, from 1; `UNPLACED` if the place is not known.
 
     Example:
         >>> whole = bits_of(np.arange(64, dtype=np.float32).reshape(4, 16))
@@ -75,13 +75,13 @@ def locate(
     else:
         expected = None
     ids = np.zeros(local.shape, np.int64)
-    for own, others in _orientations(local, reference):
+    for dim, others in _orientations(local, reference):
         if not (ids == UNPLACED).any():
             break
-        found = by_windows(np.moveaxis(local, own, -1), np.moveaxis(reference, others, -1))
-        if found is not None:
-            found = np.moveaxis(_in_order(found, reference.shape, others), -1, own)
-            ids = np.where(ids == UNPLACED, found, ids)
+        places = by_windows(np.moveaxis(local, dim, -1), np.moveaxis(reference, others, -1))
+        if places is not None:
+            places = np.moveaxis(_in_order(places, reference.shape, others), -1, dim)
+            ids = np.where(ids == UNPLACED, places, ids)
     ids = _completed(local, reference, _one_by_one(local, reference, ids) if singly else ids)
     if expected is not None and (ids == UNPLACED).any():
         equal = (ids == UNPLACED) & (wanted == local)
@@ -140,7 +140,7 @@ def _one_by_one(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.in
 
 
 def _completed(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Fill gaps of a shard that is otherwise a product of indices, where the reference has the same bits there."""
+    """Fill gaps of a shard that is otherwise a product of indices, if the reference has the same bits there."""
     gaps = ids == UNPLACED
     if not gaps.any() or gaps.all() or local.ndim != reference.ndim:
         return ids
@@ -154,7 +154,7 @@ def _completed(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int
 
 
 def _indices_along(place: NDArray[np.intp], gaps: NDArray[np.bool_], dim: int) -> NDArray[np.int64] | None:
-    """Return the index that each slice along a dim has in the reference; None where a slice has none, or several."""
+    """Return the index that each slice along a dim has in the reference; None if a slice has none, or several."""
     others = tuple(other for other in range(place.ndim) if other != dim)
     low = np.where(gaps, np.iinfo(np.int64).max, place).min(others)
     high = np.where(gaps, -1, place).max(others)

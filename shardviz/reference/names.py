@@ -36,9 +36,9 @@ class Matching:
 
     Attributes:
         names: The reference's name by the model's; names that it lacks are left out.
-        before: What the reference has before the model's names, such as `app.model.`; empty where nothing, or where it
+        before: What the reference has before the model's names, such as `app.model.`; empty if nothing, or if it
             is the model that has more.
-        open: Several such beginnings that fit equally well, so that none is used; empty where one is clear.
+        open: Several such beginnings that fit equally well, so that none is used; empty if one is clear.
     """
 
     names: Mapping[str, str]
@@ -57,19 +57,19 @@ def matched(names: Collection[str], others: Collection[str]) -> Matching:
         >>> matched(["up", "down"], ["app.model.up", "app.model.down", "app.optimizer.state.up.exp_avg"]).names
         {'up': 'app.model.up', 'down': 'app.model.down'}
     """
-    found = {name: name for name in names if name in others}
-    found |= _by_wrappers([name for name in names if name not in found], _without(others, found))
-    left = {name: _bare(name) for name in names if name not in found}
-    least = max(MIN_SHARED, len(found) + 1)
-    best = _beginnings(set(left.values()), _without(others, found), least)
+    pairs = {name: name for name in names if name in others}
+    pairs |= _by_wrappers([name for name in names if name not in pairs], _without(others, pairs))
+    left = {name: _bare(name) for name in names if name not in pairs}
+    least = max(MIN_SHARED, len(pairs) + 1)
+    best = _beginnings(set(left.values()), _without(others, pairs), least)
     if len(best) == 1:
-        found |= {name: best[0] + bare for name, bare in left.items() if best[0] + bare in others}
-        return Matching(found, best[0])
-    return Matching(found if best else found | _behind_own(left, _without(others, found), least), open=tuple(best))
+        pairs |= {name: best[0] + bare for name, bare in left.items() if best[0] + bare in others}
+        return Matching(pairs, best[0])
+    return Matching(pairs if best else pairs | _behind_own(left, _without(others, pairs), least), open=tuple(best))
 
 
 def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:
-    """Match names that all stand behind one beginning of the model's own; none where several fit as many."""
+    """Match names that all stand behind one beginning of the model's own; none if several fit as many."""
     best = _beginnings(others, names.values(), least)
     if len(best) != 1:
         return {}
@@ -111,13 +111,13 @@ def _by_wrappers(names: Iterable[str], others: Collection[str]) -> dict[str, str
     for other in others:
         for short in {other, _bare(other), *_shortened(other)}:
             by_bare.setdefault(short, []).append(other)
-    found = {}
+    pairs = {}
     for name in names:
         shorts = dict.fromkeys([name, *_shortened(name), _bare(name)])
         fits = next((by_bare[short] for short in shorts if short in by_bare), [])
         if len(fits) == 1:
-            found[name] = fits[0]
-    return found
+            pairs[name] = fits[0]
+    return pairs
 
 
 def _shortened(name: str) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _bare(name: str) -> str:
 
 
 def _beginnings(names: Collection[str], others: Collection[str], least: int) -> list[str]:
-    """Return what stands before most names on the other side, `least` or more; several where they fit as many."""
+    """Return what stands before most names on the other side, `least` or more; several if they fit as many."""
     counts: Counter[str] = Counter()
     for other in others:
         for dot in (match.end() for match in re.finditer(r"\.", other)):
@@ -158,7 +158,7 @@ def refuse_strangers(names: Collection[str], others: Collection[str], path: str,
         names: The model's names, as they were looked up.
         others: The reference's.
         path: Where the reference is.
-        several: What stands before the names in the reference, where that is more than one thing.
+        several: What stands before the names in the reference, if that is more than one thing.
 
     Raises:
         ShardvizError: Always; its message has some names of each side.

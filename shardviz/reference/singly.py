@@ -1,4 +1,4 @@
-"""Elements placed one by one in narrow types: only where the reference has most values once, and all of them are found.
+"""Elements placed one by one in narrow types: only if the reference has most values once, and all of them are found.
 
 `lookup` places runs of neighbours. A permuted bias or norm has none left; in a stamped checkpoint all of its values
 differ, so that each of them shows where it belongs. Values of other origin are found too, by chance: hence all or none.
@@ -34,7 +34,7 @@ def singly(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64])
     Args:
         local: A shard's bits.
         reference: The whole tensor's bits.
-        ids: What windows showed: positions from 1, `UNPLACED` where they showed nothing.
+        ids: What windows showed: positions from 1, `UNPLACED` if they showed nothing.
 
     Example:
         >>> singly(np.array([7, 5], "u2"), np.array([5, 6, 7], "u2"), np.zeros(2, np.int64)).tolist()
@@ -50,17 +50,17 @@ def singly(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64])
     low, count = np.searchsorted(values, wanted), np.searchsorted(values, wanted, "right")
     count -= low
     once = count == 1
-    found = np.where(once, order[np.minimum(low, len(order) - 1)] + 1, UNPLACED)
-    used = np.concatenate([found[once], ids[~left]])
+    places = np.where(once, order[np.minimum(low, len(order) - 1)] + 1, UNPLACED)
+    used = np.concatenate([places[once], ids[~left]])
     if (count == 0).any() or 2 * once.sum() < len(once) or len(np.unique(used)) < len(used):
         return ids
     ids = ids.copy()
-    ids[left] = found
+    ids[left] = places
     return _beside_others(local, reference, ids)
 
 
 def _beside_others(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place values that the reference has several times where a neighbour's place says that one of them is."""
+    """Place values that the reference has several times if a neighbour's place says that one of them is."""
     flat, values, whole = ids.reshape(-1), local.reshape(-1), reference.reshape(-1)
     for step in (1, -1):
         for _ in range(ROUNDS):

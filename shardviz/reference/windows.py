@@ -1,6 +1,6 @@
 """Windows of neighbouring values, and where an array has them: each is looked up by a hash of its bits.
 
-Whole lines are matched first. Windows that the reference has more than once follow their neighbours; where a piece ends
+Whole lines are matched first. Windows that the reference has more than once follow their neighbours; if a piece ends
 in the middle of one, its neighbours are extended over it, bit by bit.
 """
 
@@ -67,43 +67,43 @@ class Lines:
 
 
 def by_windows(local: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.int64] | None:
-    """Place elements by windows along the last dim; None where it is too short for any."""
+    """Place elements by windows along the last dim; None if it is too short for any."""
     width = min(WINDOW, local.shape[-1], reference.shape[-1]) if local.ndim and local.size else 0
     if width < MIN_WINDOW:
         return None
-    own = Lines(local.reshape(-1, local.shape[-1]), width)
+    lines = Lines(local.reshape(-1, local.shape[-1]), width)
     whole = Lines(reference.reshape(-1, reference.shape[-1]), width)
-    ids = _by_lines(own, whole)
+    ids = _by_lines(lines, whole)
     left = np.flatnonzero((ids == UNPLACED).any(1))
     if len(left):
-        own = Lines(own.table[left], width)
-        ids[left] = np.where(ids[left] == UNPLACED, _windowed(own, whole), ids[left])
+        lines = Lines(lines.table[left], width)
+        ids[left] = np.where(ids[left] == UNPLACED, _windowed(lines, whole), ids[left])
     return ids.reshape(local.shape)
 
 
-def _by_lines(own: Lines, whole: Lines) -> NDArray[np.int64]:
+def _by_lines(local_lines: Lines, whole: Lines) -> NDArray[np.int64]:
     """Place lines that are one stretch of a line of the reference. This is the usual case, and hashes no windows.
 
     A few windows show at which columns stretches begin; then whole lines are matched.
     """
-    lines, length = own.table.shape
+    lines, length = local_lines.table.shape
     others = whole.table.shape[1]
-    ids = np.zeros(own.table.shape, np.int64)
+    ids = np.zeros(local_lines.table.shape, np.int64)
     if length > others:
         return ids
-    samples = own.table[np.unique(np.linspace(0, lines - 1, SAMPLES).astype(np.int64)), : own.width]
+    samples = local_lines.table[np.unique(np.linspace(0, lines - 1, SAMPLES).astype(np.int64)), : local_lines.width]
     columns = {place % others for sample in samples if (place := only_place(whole, sample)) >= 0}
     for column in sorted(column for column in columns if column + length <= others):
         left = np.flatnonzero(ids[:, 0] == UNPLACED)
         stretch = whole.table[:, column : column + length]
-        line = _matched(own.table[left], stretch)
+        line = _matched(local_lines.table[left], stretch)
         good = line >= 0
         ids[left[good]] = line[good, None] * others + column + 1 + np.arange(length)
     return ids
 
 
 def only_place(whole: Lines, window: NDArray[Any]) -> int:
-    """Return the flat position of the reference's only such window; -1 where it has none, or more than one."""
+    """Return the flat position of the reference's only such window; -1 if it has none, or more than one."""
     flat = whole.table.reshape(-1)
     count = len(flat) - len(window) + 1
     places = np.flatnonzero(flat[:count] == window[0])
@@ -114,7 +114,7 @@ def only_place(whole: Lines, window: NDArray[Any]) -> int:
 
 
 def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
-    """Return for each line the only one of the others that is equal to it, -1 where there is none or more than one."""
+    """Return for each line the only one of the others that is equal to it, -1 if there is none or more than one."""
     if not len(lines):
         return np.empty(0, np.int64)
     keys, wanted = line_hashes(others), line_hashes(lines)
@@ -135,11 +135,11 @@ def line_hashes(table: NDArray[Any]) -> NDArray[np.uint64]:
     return mixed(hashes)
 
 
-def _windowed(own: Lines, whole: Lines) -> NDArray[np.int64]:
+def _windowed(lines: Lines, whole: Lines) -> NDArray[np.int64]:
     """Place elements by windows of their lines."""
-    starts = own.window_starts()
-    places = _resolved(own, whole, starts, *_looked_up(own, whole, starts))
-    return _extended(own, whole, starts, places).reshape(own.table.shape)
+    starts = lines.window_starts()
+    places = _resolved(lines, whole, starts, *_looked_up(lines, whole, starts))
+    return _extended(lines, whole, starts, places).reshape(lines.table.shape)
 
 
 def _looked_up(own: Lines, whole: Lines, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -180,28 +180,28 @@ def _hashed(windows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _resolved(
-    own: Lines,
+    lines: Lines,
     whole: Lines,
     starts: NDArray[np.int64],
     first: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Return the place of each window or -1: of several that look alike, the one beside a neighbour's."""
-    windows = own.at(starts)
+    windows = lines.at(starts)
     places = np.where((counts == 1) & _same(whole, first, windows), first, -1)
     for backwards in (False, True):
         several = np.flatnonzero((places < 0) & (counts > 1))
         if not len(several):
             break
         neighbour = _nearest(places >= 0, backwards=backwards)[several]
-        moved = _follow(own, whole, starts, places, several, neighbour)
+        moved = _follow(lines, whole, starts, places, several, neighbour)
         good = (neighbour >= 0) & _same(whole, moved, windows[several])
         places[several[good]] = moved[good]
     return places
 
 
 def _nearest(known: NDArray[np.bool_], *, backwards: bool) -> NDArray[np.int64]:
-    """Return for each position the nearest known one before it, or after it; -1 where there is none."""
+    """Return for each position the nearest known one before it, or after it; -1 if there is none."""
     size = len(known)
     at = np.where(known, np.arange(size), -1)
     if not backwards:
@@ -212,7 +212,7 @@ def _nearest(known: NDArray[np.bool_], *, backwards: bool) -> NDArray[np.int64]:
 
 
 def _follow(
-    own: Lines,
+    local_lines: Lines,
     whole: Lines,
     starts: NDArray[np.int64],
     places: NDArray[np.int64],
@@ -220,7 +220,7 @@ def _follow(
     neighbour: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Return where windows would start if they were as far from their neighbours as in the shard."""
-    length, others = own.table.shape[1], whole.table.shape[1]
+    length, others = local_lines.table.shape[1], whole.table.shape[1]
     lines = starts[which] // length - starts[neighbour] // length
     columns = starts[which] % length - starts[neighbour] % length
     moved: NDArray[np.int64] = places[neighbour] + lines * others + columns
@@ -235,14 +235,14 @@ def _same(whole: Lines, places: NDArray[np.int64], windows: NDArray[Any]) -> NDA
     return found
 
 
-def _extended(own: Lines, whole: Lines, starts: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+def _extended(lines: Lines, whole: Lines, starts: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return an id for each element: those of placed windows, and of what continues them bit by bit."""
-    size, length = own.table.size, own.table.shape[1]
+    size, length = lines.table.size, lines.table.shape[1]
     ids = np.zeros(size, np.int64)
     placed = places >= 0
-    inside = np.arange(own.width)
+    inside = np.arange(lines.width)
     ids[(starts[placed][:, None] + inside).ravel()] = (places[placed][:, None] + inside + 1).ravel()
-    values, wanted = own.table.ravel(), whole.table.reshape(-1)
+    values, wanted = lines.table.ravel(), whole.table.reshape(-1)
     for step in (1, -1):
         _extend(ids, values, wanted, (length, whole.table.shape[1]), step)
     return ids

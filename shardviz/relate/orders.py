@@ -36,17 +36,17 @@ MAX_BALLOTS = 8
 """Groups of ranks that vote on an order."""
 
 
-def matches(own: Values, others: Values, near: float) -> NDArray[np.bool_] | None:
+def matches(values: Values, others: Values, near: float) -> NDArray[np.bool_] | None:
     """Return for each of some rows which of others it is within a tolerance; None if there are too many to compare.
 
     Args:
-        own: Slices as rows.
+        values: Slices as rows.
         others: More of them, with as many elements each.
         near: How far an element may be off.
     """
-    if len(own) * others.size > MAX_NUMBERS:
+    if len(values) * others.size > MAX_NUMBERS:
         return None
-    close: NDArray[np.bool_] = np.abs(own[:, None, :] - others[None, :, :]).max(axis=2) <= near
+    close: NDArray[np.bool_] = np.abs(values[:, None, :] - others[None, :, :]).max(axis=2) <= near
     return close
 
 
@@ -226,14 +226,14 @@ def orders_along(
     shape, same = source.shape, np.arange(source.shape[dim])
     wanted, held, there = slices_of(source, dim), slices_of(whole, dim), slices_of(known, dim)
     columns = _columns(shape, there, regions.values(), dim)
-    found: dict[tuple[int, ...], None] = {}
+    orders: dict[tuple[int, ...], None] = {}
     for each in zip(*_ballots(wanted, held, there, columns, nears), strict=True):
         ballots = np.stack(each)
         counts = ((ballots[:, None] == ballots[None]) & (ballots >= 0)[:, None]).sum(1)
         vote = ballots[counts.argmax(0), same]
         filled = (np.where(places >= 0, places, np.where(vote >= 0, vote, same)) for places in (vote, *ballots))
-        found |= dict.fromkeys(tuple(order.tolist()) for order in filled if (order != same).any())
-    return list(found)
+        orders |= dict.fromkeys(tuple(order.tolist()) for order in filled if (order != same).any())
+    return list(orders)
 
 
 def _columns(

@@ -55,10 +55,10 @@ def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: flo
         whole: The whole tensor.
         near: How far an element may be off.
     """
-    found = places_of(values, whole, near)
-    if found is None:
+    slices = places_of(values, whole, near)
+    if slices is None:
         return None
-    dim, at = found
+    dim, at = slices
     is_padding = (at < 0) & ~slices_of(values, dim).any(axis=1)
     if np.any((at < 0) & ~is_padding):
         return None

@@ -31,7 +31,7 @@ def line_between(before: Bits, after: Bits, dtype: str, roundings: float = 1.0) 
     Args:
         before: The bits of the tensor.
         after: The bits that it became.
-        dtype: The element type of both.
+        dtype: The dtype of both.
         roundings: How many roundings a value may be off, relative to the largest of the numbers that take part.
 
     Returns:
@@ -45,18 +45,18 @@ def line_between(before: Bits, after: Bits, dtype: str, roundings: float = 1.0) 
     """
     if before.shape != after.shape or dtype not in FLOATS or is_alike(before) or is_alike(after):
         return None
-    own, new = (values_of(sampled(bits), dtype) for bits in (before, after))
-    if not len(own) or not np.isfinite([own, new]).all():
+    old, new = (values_of(sampled(bits), dtype) for bits in (before, after))
+    if not len(old) or not np.isfinite([old, new]).all():
         return None
     epsilon = EPSILON[dtype]
-    room = SAFETY * epsilon * float(np.abs(own).max())
-    if np.ptp(own) <= room:
+    room = SAFETY * epsilon * float(np.abs(old).max())
+    if np.ptp(old) <= room:
         return None
-    factor, number = factor_at_largest(new, own), float(np.median(new - own))
+    factor, number = factor_at_largest(new, old), float(np.median(new - old))
     is_factor = factor != 0 and abs(factor - 1) > SAFETY * epsilon
-    if is_factor and is_made(after, [before], dtype, lambda own: own * factor, roundings * epsilon):
+    if is_factor and is_made(after, [before], dtype, lambda old: old * factor, roundings * epsilon):
         return Scaled(factor)
-    is_number = abs(number) > room and is_made(after, [before], dtype, lambda own: own + number, roundings * epsilon)
+    is_number = abs(number) > room and is_made(after, [before], dtype, lambda old: old + number, roundings * epsilon)
     return Offset(number) if is_number else None
 
 
@@ -65,9 +65,9 @@ def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: S
 
     Args:
         before: The bits of the tensor.
-        dtype: Its element type.
+        dtype: Its dtype.
         after: The bits that it became.
-        to: Their element type.
+        to: Their dtype.
         narrower: The types to try.
     """
     if before.shape != after.shape:
@@ -112,7 +112,7 @@ def is_made(
     Args:
         held: The bits of the tensor.
         sources: Those of the others, of the same shape.
-        dtype: The element type of all.
+        dtype: The dtype of all.
         made: Returns what is due, given the sources' values.
         rounding: How far a value may be off, relative to the largest of the values that take part.
         slack: How far it may be off besides that, relative to the difference of the last source and the first.

@@ -26,10 +26,10 @@ def padded_to(whole: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     if (
         shape == whole.shape
         or len(shape) != whole.ndim
-        or any(own < size for own, size in zip(shape, whole.shape, strict=True))
+        or any(length < size for length, size in zip(shape, whole.shape, strict=True))
     ):
         return whole
-    return np.pad(whole, [(0, own - size) for own, size in zip(shape, whole.shape, strict=True)])
+    return np.pad(whole, [(0, length - size) for length, size in zip(shape, whole.shape, strict=True)])
 
 
 def part_of(array: NDArray[Any], region: Region) -> NDArray[Any]:

@@ -1,6 +1,6 @@
-"""A fill: values for a whole tensor that show where each of them belongs, in any element type and at any size.
+"""A fill: values for a whole tensor that show where each of them belongs, in any dtype and at any size.
 
-Whole ids end where an element type stops to hold integers: 2^24 in float32, 256 in bfloat16. They could be written one
+Whole ids end where a dtype stops to hold integers: 2^24 in float32, 256 in bfloat16. They could be written one
 digit per pass, but then every loader has to run three or four times, and must do the same each time. A fill needs one
 load. Its values are drawn from the tensor's name and the position, so that
 
@@ -58,7 +58,7 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """The values of an element type that fills use, numbered.
+    """The values of a dtype that fills use, numbered.
 
     Attributes:
         width: Bytes of an element.
@@ -94,7 +94,7 @@ CODES = {
 
 
 def can_fill(dtype: str) -> bool:
-    """Whether an element type, by torch's name, has values enough: flags and complex numbers have no fill."""
+    """Whether a dtype, by torch's name, has values enough: flags and complex numbers have no fill."""
     return dtype in CODES
 
 
@@ -105,7 +105,7 @@ class Fill:
     Attributes:
         name: The tensor's name, from which they are drawn.
         shape: Its shape.
-        dtype: Its element type, by torch's name; one that `can_fill`.
+        dtype: Its dtype, by torch's name; one that `can_fill`.
         salt: Gives tensors of the same name other values, so that two checkpoints can be distinguished.
 
     Example:
@@ -210,7 +210,7 @@ def looks_filled(bits: NDArray[Any], dtype: str) -> bool:
 
     Args:
         bits: Values, as unsigned integers.
-        dtype: Their element type, by torch's name.
+        dtype: Their dtype, by torch's name.
 
     Example:
         >>> fill = Fill("w", (1000,), "bfloat16")

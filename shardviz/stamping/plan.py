@@ -60,7 +60,7 @@ class Plan:
 
 
 def is_weight(dtype: str) -> bool:
-    """Whether tensors of an element type are stamped."""
+    """Whether tensors of a dtype are stamped."""
     return can_fill(dtype) and ("float" in dtype or dtype == "int8")
 
 
@@ -70,7 +70,7 @@ def plan(
     """Return what the stamped copy of tensors has.
 
     Args:
-        tensors: Element type and shape by name.
+        tensors: Dtype and shape by name.
         tied: Names whose content is another one's, each with that name.
         where: What they are of, for messages.
         salt: As for `Fill`.

@@ -1,4 +1,4 @@
-"""Stamped safetensors files: the same names, shapes and element types with fills as values, written block by block."""
+"""Stamped safetensors files: the same names, shapes and dtypes with fills as values, written block by block."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COPIED = 1 << 24
 """Bytes copied at a time."""
 
 SPELLED = {ours: theirs for theirs, ours in DTYPES.items() if ours != "complex64"}
-"""How torch names element types, and how safetensors does; of those that are stamped or kept as ones."""
+"""How torch names dtypes, and how safetensors does; of those that are stamped or kept as ones."""
 
 
 def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: str = "") -> Plan:
@@ -56,10 +56,10 @@ def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: 
 
 
 def write_model(tensors: Mapping[str, tuple[str, tuple[int, ...]]], made: Plan, target: Path, *, force: bool) -> None:
-    """Write a model from its names, element types and shapes alone; what has no fill becomes ones.
+    """Write a model from its names, dtypes and shapes alone; what has no fill becomes ones.
 
     Raises:
-        DumpError: An element type has no place in a safetensors file, or it cannot be written.
+        DumpError: A dtype has no place in a safetensors file, or it cannot be written.
     """
     foreign = next((dtype for dtype, _ in tensors.values() if dtype not in SPELLED), None)
     if foreign is not None:

@@ -161,7 +161,7 @@ CASES = (
         MIXTURE,
         (("            distributed.all_reduce(share, group=self.group)\n", ""),),
         ("wrong-value",),
-        ("term 2", "each rank's own rows"),
+        ("term 2", "statistics of its own rows"),
     ),
     Bug(
         "a penalty that is not divided by the number of micro-batches",
@@ -182,6 +182,6 @@ CASES = (
             ),
         ),
         ("wrong-value", "wrong-scale"),
-        ("term 2", "left out"),
+        ("term 2", "leaves it out"),
     ),
 )

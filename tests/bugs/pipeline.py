@@ -196,7 +196,7 @@ CASES = (
             ),
         ),
         ("misordered", "wrong-value"),
-        ("order|in turn", "stage|layer"),
+        ("order|round-robin", "stage|layer"),
         ("compare the outputs module by module",),
     ),
     Bug(

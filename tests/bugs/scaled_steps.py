@@ -122,7 +122,7 @@ CASES = (
         CLIPPED,
         (("            whole += parameter", "            squares += parameter"),),
         ("wrong-value",),
-        ("copies", "norm.weight", "each copy was counted"),
+        ("copies", "norm.weight", "counts each copy"),
     ),
     Bug(
         "gradients clipped by the norm of each rank's own part of hand-cut layers",

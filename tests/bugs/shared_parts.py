@@ -170,6 +170,6 @@ CASES = (
             ),
         ),
         ("wrong-scale",),
-        ("q_norm", "twice|once more|again"),
+        ("q_norm", "twice|once more|already have whole"),
     ),
 )

@@ -163,9 +163,7 @@ def test_a_ratio_is_named_with_the_axes_whose_size_it_is(tmp_path, ratio, says):
 def test_a_value_that_no_ratio_explains_is_wrong_and_says_how_far(tmp_path):
     (finding,) = check_step(step_dump(tmp_path, on_all(WANTED + np.array([0, 0, 0, 1.0]))), [])
     assert finding.kind == "wrong-value"
-    assert finding.summary.startswith(
-        "the gradient is off by up to 1 on rank 0, where the largest is 3 and rounding allows"
-    )
+    assert finding.summary.startswith("the gradient is off by up to 1 on rank 0 (largest value 3, rounding allows")
     assert finding.summary.endswith(": 1 of 4 elements, the first at [3]")
 
 

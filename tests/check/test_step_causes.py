@@ -25,7 +25,7 @@ def test_an_output_that_every_rank_has_its_part_of_is_unreduced_and_the_rest_com
     assert (found.kind, found.held) == ("unreduced-output", "each rank's own part (+tp)")
     assert found.summary.endswith("their sum over tp is the unsharded model's")
     assert "RowwiseParallel" in found.fix
-    assert said.why == "the step's loss and gradients: they come from an output that is wrong"
+    assert said.why == "the step's loss and gradients: they are computed from a wrong output"
 
 
 def test_an_output_that_is_labelled_as_a_pending_sum_is_right(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_ranks_that_compute_different_things_are_not_called_unreduced(tmp_path: 
     step.add("loss", "scalar", by_tp(0.25, 0.5), 4.0)
     (found,), _ = step.check()
     assert (found.kind, found.tensor) == ("wrong-value", "output")
-    assert "differs from rank to rank along tp" in found.cause
+    assert "differ from rank to rank along tp" in found.cause
     assert found.generic
 
 
@@ -64,7 +64,7 @@ def test_shards_that_were_averaged_as_if_they_were_copies_are_named(tmp_path: Pa
     (found,), _ = Step(tmp_path).add("w", "grad", on_all(mean), claim=ROWS_OVER_TP).check()
     assert found.kind == "wrong-value"
     assert found.summary == "every rank has the mean over tp of all parts of the gradient, which are different parts"
-    assert "leave tp out of the group" in found.fix
+    assert "leave tp out of the reduction's group" in found.fix
 
 
 def test_shards_that_each_rank_scaled_by_its_own_number_are_named_with_the_numbers(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_value_that_no_reduction_makes_right_is_not_called_a_part_of_a_sum(tmp
 
 @pytest.mark.parametrize(
     ("times", "cause"),
-    [(2, "Every rank of dp or tp adds the whole"), (3, "in several places"), (0, "left out")],
+    [(2, "Every rank along dp or tp adds all of"), (3, "before and after a sum over ranks"), (0, "leaves out")],
 )
 def test_a_bias_added_too_often_or_never_has_its_own_cause(tmp_path: Path, times: int, cause: str) -> None:
     bias = np.array([0.5, 1.0, -1.0, 2.0])

@@ -207,10 +207,10 @@ def of_micro_batches(path: Path, first: float, second: float, parts: int = 2) ->
     ("times", "cause"),
     [
         ((0.0, 1.0), "Only the last micro-batch counts"),
-        ((1.0, 0.0), "Micro-batches 1"),
-        ((2.0, 1.0), "nothing clears it; or: gradients were summed over dp or tp after every micro-batch"),
-        ((2.0, 0.0), "Micro-batch 0, counted from 0, was run in place of others"),
-        ((0.7, 1.2), "a weight of its own"),
+        ((1.0, 0.0), "Micro-batch 1 (counted from 0) does not count"),
+        ((2.0, 1.0), "Nothing clears .grad"),
+        ((2.0, 0.0), "The step ran micro-batch 0 (counted from 0) in place of others"),
+        ((0.7, 1.2), "that micro-batch's own number of rows"),
     ],
 )
 def test_how_often_each_micro_batch_counts_says_what_went_wrong(

@@ -49,7 +49,7 @@ def test_a_sum_that_was_averaged_before_a_bias_is_named(tmp_path: Path) -> None:
     (found,), _ = with_bias(tmp_path, on_all((WANTED - BIAS) / 2 + BIAS)).check()
     assert (found.kind, found.cause.split(",")[0]) == (
         "wrong-scale",
-        "The ranks' terms were averaged over dp or tp where they are summed",
+        "The code averages the ranks' terms over dp or tp instead of summing them",
     )
 
 
@@ -66,7 +66,7 @@ def test_terms_that_were_concatenated_are_told_from_copies(tmp_path: Path) -> No
         step._put(rank, "output", "output", "step", np.concatenate(terms, 1), 0, (4, 8))
     (found,), _ = step.put(0, "output", "output", "reference", WANTED).check()
     assert found.kind == "wrong-shape"
-    assert "concatenated where they are summed" in found.cause
+    assert "concatenates them along dim 1 instead of adding them" in found.cause
 
 
 def test_columns_under_the_label_of_rows_are_a_wrong_placement(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_columns_under_the_label_of_rows_are_a_wrong_placement(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("claim", "cause", "fix"),
     [
-        (COPIES, "it is split along dp or tp and labeled as whole", "label it as split over dp or tp"),
-        (ROWS_OVER_TP, "each rank took its part of what was its part already", "split dim 0 over tp once"),
+        (COPIES, "the code labels a part along dp or tp as the whole", "label it as split over dp or tp"),
+        (ROWS_OVER_TP, "the step splits a part that BATCH_AXES or a sampler already split", "split dim 0 over tp once"),
     ],
 )
 def test_a_dim_that_was_split_twice_is_not_called_whole(
@@ -125,7 +125,7 @@ def test_stages_whose_layers_are_exchanged_are_misordered(tmp_path: Path) -> Non
 
 def test_layers_dealt_out_in_turn_are_misordered_where_the_first_gap_is_wrong(tmp_path: Path) -> None:
     (found,), _ = pipeline(tmp_path, (0, 2), (1, 3), odd=(1, 2, 3)).check()
-    assert "layers are dealt out in turn" in found.summary
+    assert "layers are placed round-robin" in found.summary
 
 
 def test_layers_in_turn_are_not_the_cause_where_the_second_of_them_is_right(tmp_path: Path) -> None:
@@ -219,13 +219,13 @@ def embedded(path: Path, first: list[int], second: list[int]) -> Step:
 def test_positions_that_start_again_are_named_with_their_module(tmp_path: Path) -> None:
     (found,), _ = embedded(tmp_path, [0, 1], [0, 1]).check()
     assert "every rank along dp or tp has slices 0:2 of dim 0 of the output of embed" in found.summary
-    assert "starts again on every rank of dp or tp" in found.cause
+    assert "Every rank along dp or tp counts the positions for" in found.cause
 
 
 def test_slices_in_head_tail_order_are_right_and_keys_that_were_not_gathered_come_after(tmp_path: Path) -> None:
     (found,), _ = embedded(tmp_path, [0, 3], [1, 2]).check()
     assert "up to embed each rank along tp has its own slices of dim 0, which are right; head is" in found.summary
-    assert "not gathered" in found.cause
+    assert "uses only its own keys and values" in found.cause
 
 
 def with_right_output_and_wrong_loss(path: Path, first: list[int], second: list[int]) -> Step:
@@ -269,7 +269,7 @@ def test_tokens_sent_as_if_experts_were_dealt_out_in_turn_are_named_by_the_exper
     (found,), _ = routed(tmp_path, {0, 3}).check()
     assert (found.kind, found.tensor) == ("misordered", "experts")
     assert "right are the rows of experts 0, 3 alone" in found.summary
-    assert "as if they were dealt out in turn" in found.cause
+    assert "as if they were placed round-robin" in found.cause
 
 
 def test_experts_of_which_others_are_right_do_not_show_an_order(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Held:
         held: What ranks have, in the notation; as claimed by default.
         of_rank: What some ranks have instead.
         values: Whether the dump has the values besides their hash.
-        dtype: The element type, where numpy has none of it.
+        dtype: The dtype, where numpy has none of it.
         role: What it is to the model.
         ranks: The ranks that have it; all by default.
     """

@@ -117,7 +117,7 @@ def test_diff_writes_a_page_and_a_picture(saved, tmp_path, capsys):
 def test_a_picture_of_something_else_is_refused_in_one_line(saved, tmp_path, capsys):
     dump, moved = str(saved / "job.shardviz"), str(saved / "moved")
     assert main(["diff", moved, str(saved / "half"), "-o", str(tmp_path / "x.svg")]) == 2
-    assert "a picture shows a job beside a checkpoint, and these are two checkpoints" in capsys.readouterr().err
+    assert "a picture compares a job with a checkpoint, and these are two checkpoints" in capsys.readouterr().err
     assert main(["diff", dump, dump, "--format", "html"]) == 2
     assert "these are two dumps" in capsys.readouterr().err
     assert main(["diff", dump, moved, "0.weigth", "-o", str(tmp_path / "x.svg")]) == 2

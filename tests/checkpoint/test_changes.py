@@ -182,11 +182,11 @@ WORDS = {
     "some nan": (lambda w: torch.where(w > 1.5, torch.nan, w), " values of the second are nan or infinite"),
     "one shard on both ranks": (
         lambda w: w[:16].repeat(2, 1),
-        "indices: 0-15 twice, 16-31 not at all, as when 2 ranks load the same shard",
+        "indices: 0-15 twice, 16-31 never, as when 2 ranks load the same shard",
     ),
     "a slice that begins one too early": (
         lambda w: torch.cat([w[:16], w[15:31]]),
-        "has only 31 of its 32 indices: 15 twice, 31 not at all",
+        "has only 31 of its 32 indices: 15 twice, 31 never",
     ),
     "pairs to halves": (
         lambda w: w.view(4, 4, 2, 16).transpose(1, 2).reshape(32, 16),
@@ -197,7 +197,7 @@ WORDS = {
         "as rotary embeddings' rows in heads of 16 go from halves to pairs",
     ),
     "gate and up in turns": (lambda w: torch.stack(w.chunk(2), 1).reshape(32, 16), "as gate and up are put in turns"),
-    "gate and up set apart": (lambda w: torch.cat([w[::2], w[1::2]]), "as gate and up that are in turns are set apart"),
+    "gate and up set apart": (lambda w: torch.cat([w[::2], w[1::2]]), "as if interleaved gate and up were separated"),
     "shards padded one by one": (
         lambda w: torch.cat([torch.cat([part, torch.zeros(4, 16)]) for part in w.chunk(2)]),
         "the second has 4 more indices of dim 0 behind every 16",

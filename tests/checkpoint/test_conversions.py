@@ -61,7 +61,7 @@ def test_a_right_conversion_is_quiet(tmp_path, source, settings, dtype):
 
 def test_a_number_that_no_settings_have_is_reported(tmp_path, source):
     hf = save(tmp_path / "hf", to_hf(meta()))
-    words = "head_dim is taken to be 8: no config.json beside either says, and it fits the contents"
+    words = "head_dim is taken to be 8: no config.json next to either says, and it fits the contents"
     assert notes(source, hf, "llama") == (words,)
 
 

@@ -368,9 +368,9 @@ def test_files_beside_the_weights_are_reported_as_left_out(tmp_path, capsys):
     save_file({"w": weight(4, 4)}, tmp_path / "model.safetensors")
     torch.save({"state": {}}, tmp_path / "optimizer.bin")
     assert main(["check", str(tmp_path)]) == 0
-    assert "not checked: files beside the weights (optimizer.bin)" in capsys.readouterr().out
+    assert "not checked: files next to the weights (optimizer.bin)" in capsys.readouterr().out
     assert main(["diff", str(tmp_path), str(tmp_path / "model.safetensors")]) == 0
-    assert "not compared: files beside the weights (optimizer.bin)" in capsys.readouterr().out
+    assert "not compared: files next to the weights (optimizer.bin)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_a_step_beside_the_model_is_no_difference(tmp_path, capsys):
     weights = {f"model.layers.{at}.w": weight(8, 8, seed=at) for at in range(3)}
     job = {**weights, "step": torch.tensor(7)}
     assert main(["diff", *map(str, files(tmp_path, job, {name[6:]: one for name, one in weights.items()}))]) == 0
-    assert "1 number beside the model that only the first has: step" in capsys.readouterr().out
+    assert "1 number next to the model that only the first has: step" in capsys.readouterr().out
 
 
 def test_a_number_of_the_model_is_missing_where_one_side_lacks_it(tmp_path):

@@ -214,7 +214,7 @@ def test_a_parameter_that_its_optimizer_names_and_has_no_state_of_is_incomplete(
 
     ((kind, tensor, text),) = found(edited(drop, name))
     assert (kind, tensor.rpartition("model.")[2]) == ("incomplete", "2.bias")
-    assert "the optimizer's groups name it, but there is no state of it; 3 others have some" in text
+    assert "the optimizer's groups name it, but it has no state; 3 others have some" in text
 
 
 @pytest.mark.parametrize("key", ["step", "exp_avg_sq"])
@@ -327,7 +327,7 @@ def test_an_element_type_that_nobody_knows_is_not_checked(tmp_path, capsys):
     path = with_header(tmp_path / "m.safetensors", {"w": entry(0, 96, dtype="Q4\x1b[31m"), "v": entry(96, 192)}, 192)
     (one,) = check_checkpoint(open_checkpoint(path)).not_checked
     assert one.tensor == "w"
-    assert "element type q4\\u001b[31m is not known here" in one.why
+    assert "dtype q4\\u001b[31m is not known here" in one.why
     assert main(["check", str(path), "--strict"]) == 1
     assert main(["show", str(path)]) == 0
     assert "\x1b" not in capsys.readouterr().out
@@ -367,7 +367,7 @@ def test_a_quantized_weight_is_not_checked_and_not_called_damaged(tmp_path):
     assert report.findings == ()
     (one,) = report.not_checked
     assert one.tensor == "quantized"
-    assert "a tensor subclass, as quantized weights are" in one.why
+    assert "a tensor subclass, such as a quantized weight" in one.why
     torch.save(weights, tmp_path / "all.pt")
     with pytest.raises(DumpError, match="_rebuild_wrapper_subclass") as error:
         open_checkpoint(tmp_path / "all.pt")

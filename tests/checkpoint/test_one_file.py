@@ -14,7 +14,7 @@ from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.commands.common.dumps import read_dump
-from shardviz.explain.files import NOT_TRAINED, FileOnEitherSide
+from shardviz.explain.files import FileOnEitherSide
 from shardviz.layout.region import Region
 
 ODD = "__1_0.distcp"
@@ -44,8 +44,10 @@ def step(saved):
 def test_a_file_of_another_save_is_named(step, tmp_path):
     found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__))
     assert {outcome.verdict for outcome in found} == {"other"}
-    assert all(f"All that differs is in {ODD} of the second, all " in outcome.cause for outcome in found)
-    assert all(f"so it is in {ODD} of the first: one of the two is of another save" in one.cause for one in found)
+    assert all(f"All differences are in {ODD} of the second, in all " in outcome.cause for outcome in found)
+    assert all(
+        f"In the first, they are in {ODD}: one of the two files comes from another save" in one.cause for one in found
+    )
     assert all(one.fix == FileOnEitherSide.how for one in found)
 
 
@@ -55,7 +57,7 @@ def test_a_file_of_the_first_is_named_where_a_step_says_that_it_is_the_odd_one(s
     found = compared(mixed, newer, [step])
     assert {outcome.verdict for outcome in found} == {"stale"}
     assert all(f"the first has there what {step} has" in outcome.why for outcome in found)
-    assert all(f"All that differs is in {ODD} of the first, all " in outcome.cause for outcome in found)
+    assert all(f"All differences are in {ODD} of the first, in all " in outcome.cause for outcome in found)
 
 
 def test_a_file_beside_a_checkpoint_that_is_not_cut_into_such_files_is_the_odd_one(step, tmp_path):
@@ -65,8 +67,8 @@ def test_a_file_beside_a_checkpoint_that_is_not_cut_into_such_files_is_the_odd_o
     found = compared(tmp_path / "whole.safetensors", trained(step, tmp_path / "mixed", ODD.__eq__))
     found = [one for one in found if one.verdict == "other"]
     assert found
-    end = f"nothing in its 3 other files: that file is of another save, or {NOT_TRAINED}"
-    assert all(one.cause.endswith(end) for one in found), [(one.verdict, one.why, one.cause) for one in found]
+    words = "none in its 3 other files. The file comes from another save, or its rank did not load or train its parts"
+    assert all(one.cause.endswith(words) for one in found), [(one.verdict, one.why, one.cause) for one in found]
 
 
 def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):
@@ -74,13 +76,13 @@ def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):
     found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__), [older])
     assert {outcome.verdict for outcome in found} == {"stale"}
     assert all(f"the second has there what {older} has" in outcome.why for outcome in found)
-    end = "that file is of older, or its rank did not load or train its parts since"
+    end = "The file comes from older, or its rank did not load or train its parts since"
     assert all(outcome.cause.endswith(end) for outcome in found)
 
 
 def test_a_file_that_alone_stayed_as_it_was_is_named(step, tmp_path):
     found = compared(step, trained(step, tmp_path / "mixed", ODD.__ne__))
-    assert all(f"Everything in {ODD} of the second is as in the first" in outcome.cause for outcome in found)
+    assert all(f"{ODD} of the second matches the first" in outcome.cause for outcome in found)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +127,10 @@ def test_a_safetensors_file_of_another_save_is_named(tmp_path):
     shutil.copy(other / "a.safetensors", mixed)
     found = compared(one, mixed)
     assert {outcome.name for outcome in found} == {*MATRICES["a.safetensors"]}
-    but = "but 2 of its scales and biases, and nothing of its other files. "
-    where = f"What differs is all of a.safetensors of the second {but}"
+    rest = "except 2 of its scales and biases, and none of its other files. "
+    where = f"All of a.safetensors of the second differs {rest}"
     assert {outcome.cause for outcome in found} == {
-        where + "That file is of another save, or its tensors alone were changed"
+        where + "The file comes from another save, or only its tensors were changed"
     }
     assert {outcome.to_json()["cause_id"] for outcome in found} == {"whole-file-differs"}
     assert {outcome.verdict for outcome in found} == {"other"}
@@ -137,7 +139,7 @@ def test_a_safetensors_file_of_another_save_is_named(tmp_path):
     assert all(outcome.cause.startswith(f"{where}It was not gathered") for outcome in of_a_step)
     with_norms = sharded(tmp_path / "norms", FILES["a.safetensors"], norms=2)
     assert {outcome.name for outcome in compared(one, with_norms)} == {*FILES["a.safetensors"]}
-    where = "What differs is all of a.safetensors of the second, and nothing of its other files. "
+    where = "All of a.safetensors of the second differs, and none of its other files. "
     assert all(outcome.cause.startswith(where) for outcome in compared(one, with_norms))
 
 
@@ -165,8 +167,8 @@ def beside(saved, checkpoint):
 def test_a_job_names_the_file_that_is_not_as_it_holds(saved, step, tmp_path):
     found = beside(saved, trained(step, tmp_path / "mixed", ODD.__eq__))
     assert found
-    words = f"All that differs is in {ODD} of the checkpoint, "
+    words = f"All differences are in {ODD} of the checkpoint, "
     assert all(outcome.cause.startswith(words) for outcome in found), [outcome.cause for outcome in found]
     trained_since = beside(saved, trained(step, tmp_path / "later"))
     assert len(trained_since) >= len(found)
-    assert not any("All that differs" in outcome.cause for outcome in trained_since)
+    assert not any("All differences are in" in outcome.cause for outcome in trained_since)

@@ -118,7 +118,7 @@ def test_no_verb_imports_torch_for_a_checkpoint(saved):
         (["mp_rank_00_model_states.pt"], "is not what torch.save writes"),
         (["zero_pp_rank_0_mp_rank_00_optim_states.pt"], "has no mp_rank_*_model_states.pt"),
         (["latest"], "latest names x, which is not there"),
-        (["pytorch_model.bin"], "has pytorch_model.bin, each a checkpoint of its own"),
+        (["pytorch_model.bin"], "has pytorch_model.bin, each a whole checkpoint"),
         (["__0_0.distcp"], "has .distcp files but no .metadata: its save or its copy was not finished"),
         (["readme"], "has no .safetensors file"),
     ],

@@ -32,7 +32,7 @@ SUMMARY = """
 def test_each_class_is_reported_once_and_the_first_repro_follows_ready_to_be_copied() -> None:
     head, _, text = as_text(FOUND).partition("\n")
     assert head.endswith(": 90 cases tried, 7 wrong")
-    said, _, script = text.partition("\n# 1 by itself, in plain torch:\n")
+    said, _, script = text.partition("\n# 1 alone, in plain torch:\n")
     assert said == SUMMARY.format("", "")
     script, _, rest = script.partition("\n\n# 1 more: ")
     assert rest == "-o DIR writes them to files"

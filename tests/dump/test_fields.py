@@ -80,7 +80,7 @@ WRONG_RANK: list[tuple[Change, str]] = [
     (put([0, 2], "positions", 0, "coord"), "positions[0]: coord is [0, 2], expected a place on a mesh of [1, 2]"),
     (
         put([0, 0], "positions", 0, "coord"),
-        "positions[0]: coord is [0, 0], expected the [0, 1] where the mesh has rank 1",
+        "positions[0]: coord is [0, 0], expected [0, 1], the place of rank 1 on the mesh",
     ),
     (
         both(
@@ -152,10 +152,10 @@ WRONG_RANK: list[tuple[Change, str]] = [
         put([[[1, 0], [1, 4]], [[0, 3]]], "bodies", 0, "held"),
         "tensors[0]: held has a range that does not rise, expected [start, stop] with start below stop",
     ),
-    (put("flaot32", "bodies", 0, "dtype"), "bodies[0]: dtype is 'flaot32', expected an element type such as float32"),
+    (put("flaot32", "bodies", 0, "dtype"), "bodies[0]: dtype is 'flaot32', expected a dtype such as float32"),
     (
         put("x" * 5000, "bodies", 0, "dtype"),
-        f"bodies[0]: dtype is '{'x' * 20}', expected an element type such as float32",
+        f"bodies[0]: dtype is '{'x' * 20}', expected a dtype such as float32",
     ),
     (put([[1, 1, 3]], "bodies", 2, "runs"), "bodies[2]: runs count 3 ids, expected those of [2, 2]"),
     (

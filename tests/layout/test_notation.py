@@ -124,8 +124,8 @@ def test_copies_are_named_where_it_helps():
 @pytest.mark.parametrize(
     ("text", "wanted", "column", "found"),
     [
-        ("", "'[' or an element type", 1, "the end"),
-        ("12]", "'[' or an element type", 1, "'12]'"),
+        ("", "'[' or a dtype", 1, "the end"),
+        ("12]", "'[' or a dtype", 1, "'12]'"),
         ("float32", "'['", 8, "the end"),
         ("float32 12]", "'['", 9, "'12]'"),
         ("[12", "',' or ']'", 4, "the end"),

@@ -143,7 +143,7 @@ def test_stages_with_each_others_layers_are_looked_for_in_the_first_layer_that_g
 ) -> None:
     (found,) = checked(SWAPPED_STAGES, "pp=3", tmp_path, right=False).findings
     assert found.kind == "misordered"
-    assert found.fix.startswith("give the 3 stages layers that follow one another")
+    assert found.fix.startswith("give the 3 stages consecutive layers")
 
 
 def test_one_number_that_a_loop_logs_needs_no_name(tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ def test_a_backend_that_torch_lacks_is_named_with_those_it_has(backend: str) -> 
 def test_a_backend_of_another_build_of_torch_says_which_build_has_it() -> None:
     error = usage_error("add_up", backend="mpi")
     assert error.message.endswith("has no process group backend 'mpi'")
-    assert error.hint.startswith("mpi comes only with a torch that was built from source where MPI is; this one has ")
+    assert error.hint.startswith("mpi needs a torch that was built from source on a machine with MPI; this one has ")
 
 
 def test_a_named_backend_is_used() -> None:

@@ -128,7 +128,7 @@ def test_a_step_that_fails_on_any_mesh_is_no_step_that_fits(
 @pytest.mark.parametrize(
     ("probe", "said"),
     [
-        ("del batch", "no step was planned: the probe has no batch(), and there is no --batch"),
+        ("del batch", "no step was planned: the probe has no batch(), and no --batch is given"),
         *at_night(
             [
                 ("def loss(model, x): return model(x).cuda().sum()", "a plan has no GPU"),

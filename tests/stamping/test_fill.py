@@ -1,4 +1,4 @@
-"""Fills: what their values promise, in every element type."""
+"""Fills: what their values promise, in every dtype."""
 
 import math
 from hashlib import blake2b

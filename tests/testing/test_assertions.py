@@ -131,7 +131,7 @@ def test_a_parameter_without_a_rule_and_a_rule_without_a_parameter_fail(mesh):
     hidden = text_of(assert_layout, model, {"up.*": None, "*.bias": None, "down.weight": None, "up.bias": "[*]"})
     assert hidden.startswith("'up.bias' is never used: earlier rules match all that it does: 'up.*'\n")
     stateless = text_of(assert_layout, torch.optim.Adam(model.parameters()), {"*": None})
-    assert stateless.endswith("there are no tensors: an optimizer has none before its first step")
+    assert stateless.endswith("no tensors: an optimizer has none before its first step")
 
 
 @spmd(mesh={"tp": 2})
@@ -199,7 +199,7 @@ def test_gradients_that_nobody_sums_are_found(mesh):
 def test_of_weights_cut_by_hand_the_axis_of_their_copies_is_named(mesh):
     model = nn.Linear(2, 2, bias=False)
     model(torch.full((1, 2), 1.0 + mesh["tp"].get_local_rank())).sum().backward()
-    assert "for a parameter split over tp by hand, compare axis='dp' alone" in text_of(assert_reduced, model)
+    assert "compare axis='dp' alone" in text_of(assert_reduced, model)
     assert_reduced(model, axis="dp")
     model.weight.grad += mesh["dp"].get_local_rank()
     assert text_of(assert_reduced, model, axis="dp").startswith("weight: the gradient differs along dp: ")

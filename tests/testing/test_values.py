@@ -203,4 +203,4 @@ def test_gradients_under_no_sync_are_reported_without_a_guess_of_their_reduction
     text = text_of(assert_reduced, model)
     assert "the gradient differs along dp and tp: rank 0 and rank 2" in text
     assert "no_sync() around its forward" in text
-    assert "with ReduceOp.AVG for a mean" in text
+    assert "ReduceOp.AVG for a mean" in text

@@ -46,7 +46,7 @@ class TensorEntry:
 
     Attributes:
         tensor: The tensor, or identical layers of it.
-        dtype: The model's own element type: it may have been stamped in a wider one.
+        dtype: The model's own dtype: it may have been stamped in a wider one.
         verdict: The worst that was found of it.
         listed: Whether it is listed unless more is asked for.
         findings: Indices into the report's findings.
@@ -112,7 +112,7 @@ class TensorEntry:
 
     @cached_property
     def short_layout(self) -> str:
-        """The same without the element type."""
+        """The same without the dtype."""
         return self.layout.removeprefix(self.dtype)
 
     @cached_property

@@ -67,7 +67,7 @@ class StoredEntry:
 
     @property
     def layout(self) -> str:
-        """Its element type and shape."""
+        """Its dtype and shape."""
         return f"{printable(self.tensor.dtype)}{self.short_layout}"
 
     @property

@@ -143,8 +143,7 @@ def _finding(mesh: Mesh, module: str, op: str, ranks: Mapping[int, Wrong]) -> Fi
     finding = WrongCollective().finding(
         module,
         tuple(sorted(ranks)),
-        f"{op} {group} gave rank {rank} {_shown(first.after)}, where "
-        f"{_shown(first.wanted)} follows from what they had before",
+        f"{op} {group} gave rank {rank} {_shown(first.after)}; the ranks' inputs give {_shown(first.wanted)}",
     )
     return finding.seen_in(CallResults(ranks))
 

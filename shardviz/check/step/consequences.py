@@ -29,7 +29,7 @@ def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecke
     outputs = [pair for pair in found if pair[0].role == "output"]
     if outputs:
         if len(outputs) < len(found):
-            yield NotChecked("", "the step's loss and gradients: they come from an output that is wrong", "step")
+            yield NotChecked("", "the step's loss and gradients: they are computed from a wrong output", "step")
         findings = [finding for _, finding in outputs]
         explained = [finding for finding in findings if not finding.generic]
         yield from explained

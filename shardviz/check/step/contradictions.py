@@ -38,7 +38,7 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
         yield _cause_of(error).finding(
             "",
             tuple(ranks),
-            f"the sharded model's {what} raises where the unsharded model's does not: {error}",
+            f"the sharded model's {what} raises, and the unsharded model's does not: {error}",
         )
 
 
@@ -75,7 +75,7 @@ def check_result_shape(one: Compared) -> Finding | None:
         return None
     rank = min(wrong)
     shapes = list(one.values[rank].shape), list(one.regions[rank].shape)
-    sentence = f"the {what} is {shapes[0]} on rank {rank}, where its placements give {shapes[1]}"
+    sentence = f"the {what} is {shapes[0]} on rank {rank}; its placements give {shapes[1]}"
     return UncheckedLabel().finding(one.name, tuple(sorted(wrong)), sentence, claimed=claimed_text(one))
 
 

@@ -72,7 +72,7 @@ def _finding(one: Compared, others: int) -> Finding:
     return DifferentMasks(along).finding(
         one.name,
         tuple(sorted(one.values)),
-        f"copies of the {WHAT[one.role]} differ along {along} in training mode, where the model draws random numbers: "
+        f"copies of the {WHAT[one.role]} differ along {along} in training mode, which draws random numbers: "
         f"{apart_text(low, high, worst)}; in eval() they are equal{more}",
         claimed=claimed_text(one),
         held=f"different values along {along}",

@@ -151,13 +151,13 @@ def _as_tied(outcome: Outcome, live: Live, known: dict[str, Tensor], job: Job, s
     if twin is None:
         return outcome
     found = judge(outcome.became("equal", "", other=twin), live, known[twin], job.dump, search)
-    words = f"only the job has it, where it shares the storage of {printable(twin)}"
+    words = f"only the job has it, sharing the storage of {printable(twin)}"
     return outcome.became("tied", words, other=twin) if found.verdict in ("equal", "cast") else found
 
 
 def _unseen(name: str, job: Job) -> str:
     if name in job.without_values:
-        return "the dump says where its elements are, not what they are: it was captured with stamps"
+        return "the dump was captured with stamps: it has places of elements, not values"
     return f"only the checkpoint has it, and the dump lacks {named_ranks(job.missing_ranks)}"
 
 

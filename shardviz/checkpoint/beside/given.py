@@ -55,7 +55,7 @@ class Given:
 
     @property
     def dtype(self) -> str:
-        """Its element type in the checkpoint.
+        """Its dtype in the checkpoint.
 
         Raises:
             DumpError: There are several.

@@ -99,7 +99,7 @@ class Live:
 
     @property
     def dtype(self) -> str:
-        """Its element type."""
+        """Its dtype."""
         return self.dumped.dtype
 
     @property

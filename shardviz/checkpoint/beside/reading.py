@@ -1,4 +1,4 @@
-"""A checkpoint's tensor as a job would have it: in the job's element type, part by part, and each part's hash."""
+"""A checkpoint's tensor as a job would have it: in the job's dtype, part by part, and each part's hash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reader:
 
     Attributes:
         entry: The tensor.
-        dtype: The element type to which it is cast.
+        dtype: The dtype to which it is cast.
         shape: The shape in which parts are counted.
         read_bytes: Bytes that were read and hashed so far.
     """
@@ -40,7 +40,7 @@ class Reader:
 
         Args:
             entry: The tensor.
-            dtype: The element type of the job.
+            dtype: The dtype of the job.
             shape: The shape in which parts are counted.
             turn: What is done to the whole before, such as a transposition.
             through: A type to which the values are rounded on the way; empty where they are not.

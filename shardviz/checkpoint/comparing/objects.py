@@ -66,7 +66,7 @@ def _files(before: Checkpoint, after: Checkpoint) -> Iterator[str]:
     names = list(dict.fromkeys([*before.unread, *after.unread]))
     if names:
         some = listed(map(printable, names), MAX_NAMES)
-        yield f"not compared: files beside the weights ({some}): {BY_ITSELF}"
+        yield f"not compared: files next to the weights ({some}): {BY_ITSELF}"
 
 
 def _compared(name: str, before: Checkpoint, after: Checkpoint) -> Outcome | None:

@@ -136,7 +136,7 @@ def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: Named, right
         if number:
             numbers[unknown] = number
             how = "it fits the contents" if is_found else "none fits the contents"
-            yield f"{unknown} is taken to be {number}: no config.json beside either says, and {how}"
+            yield f"{unknown} is taken to be {number}: no config.json next to either says, and {how}"
 
 
 def _variables_in(expression: Expression | None) -> Iterator[str]:
@@ -217,7 +217,7 @@ def _by_names(
     best = Matching({known: other for other, known in back.names.items()}, back.before) if turned else there
     pairs = {name: best.names[known] for name, known in known_as.items() if known in best.names}
     path = sides[0 if turned else 1].path.name
-    return pairs, (f"names: {path} has {best.before}* where the other has *",) if best.before else ()
+    return pairs, (f"names: {path} has {best.before}*, and the other has *",) if best.before else ()
 
 
 def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
@@ -230,7 +230,7 @@ def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
     for at, which in enumerate(("first", "second")):
         if own := [printable(one.name) for one in counters if (one.one, one.other)[at] is not None]:
             what = counted(len(own), "number")
-            notes.append(f"not compared: {what} beside the model that only the {which} has: {listed(own, MAX_NAMES)}")
+            notes.append(f"not compared: {what} next to the model that only the {which} has: {listed(own, MAX_NAMES)}")
     return Pairs(pairs.both, lonely, tuple(notes))
 
 

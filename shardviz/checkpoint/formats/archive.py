@@ -44,7 +44,7 @@ class Stored:
     """A tensor in a file.
 
     Attributes:
-        dtype: Its element type.
+        dtype: Its dtype.
         shape: Its shape.
         strides: The elements from one index to the next, for each dim.
         start: The byte of the file at which its first element is.
@@ -87,7 +87,7 @@ def find_tensor(path: Path, start: int, size: int, name: str) -> Stored:
         found = _unwrapped(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
         order = members.get(f"{root}byteorder")
         if order is not None and _content(file, order) != b"little":
-            raise DumpError(f"{where} is not little-endian", "convert it where it was written")
+            raise DumpError(f"{where} is not little-endian", "convert it on the machine that wrote it")
     try:
         return _stored(found, members, root, where)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -147,7 +147,7 @@ def open_archive(path: Path) -> Archive:
         found = read_pickle(_content(file, members[f"{root}data.pkl"], MAX_SAVED), str(path))
         order = members.get(f"{root}byteorder")
         if order is not None and _content(file, order) != b"little":
-            raise DumpError(f"{path} is not little-endian", "convert it where it was written")
+            raise DumpError(f"{path} is not little-endian", "convert it on the machine that wrote it")
     return Archive(path, found, members, root)
 
 

@@ -110,7 +110,7 @@ def _dtype(made: Made, where: str) -> str:
     state = properties.state if type(properties) is Made else None
     first = state.get("dtype") if type(state) is dict else state[0] if type(state) is tuple and state else None
     if type(first) is not Global or not is_dtype(first.name.removeprefix("torch.")):
-        raise DumpError(f"{where}: properties has no element type", "copy it again")
+        raise DumpError(f"{where}: properties has no dtype", "copy it again")
     return first.name.removeprefix("torch.")
 
 

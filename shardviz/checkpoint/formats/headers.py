@@ -41,7 +41,7 @@ DTYPES = {
     **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"},
     **{"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
 }
-"""How safetensors names element types, and how torch does."""
+"""How safetensors names dtypes, and how torch does."""
 
 WIDTHS = {name: itemsize(dtype) for name, dtype in DTYPES.items()}
 """Bytes of an element of each."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-BY_ITSELF = "a file of torch.save that has tensors can be given by itself"
+BY_ITSELF = "pass a file of torch.save that has tensors alone"
 MAX_DEPTH = 8
 """Levels of nested state dicts: an optimizer's states are on the third."""
 MAX_TENSORS = 1 << 20

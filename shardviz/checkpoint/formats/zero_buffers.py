@@ -81,7 +81,7 @@ class Layout:
     """The tensors in all ranks' buffers.
 
     Attributes:
-        tensors: By parameter and kind: the shape, the element type and the chunks.
+        tensors: By parameter and kind: the shape, the dtype and the chunks.
         problems: What is wrong.
     """
 
@@ -236,7 +236,7 @@ def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: Place, dtype
         start: The stretch's first element.
         stop: The element behind it.
         where: The file, and the byte at which the stretch begins.
-        dtype: The element type.
+        dtype: The dtype.
     """
     width = itemsize(dtype)
     return [

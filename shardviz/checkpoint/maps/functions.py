@@ -71,7 +71,7 @@ FUNCTIONS = {
     ),
     "interleave": Function(
         "interleave(q, k, v, dim, n)",
-        "in turns: the first of n blocks of each, then the second, ...; without n, single indices",
+        "alternating: the first of n blocks of each, then the second, ...; without n, single indices",
         (2, MANY),
         (0, 2),
         views.interleave_shape,

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 LANGUAGE = """\
 a map has lines `name = expression`: how a tensor of one checkpoint is made of those of the other
-  layers.*.wq.* = model.layers.*.self_attn.q_proj.*    each * stands for what stood in its place
+  layers.*.wq.* = model.layers.*.self_attn.q_proj.*    each * stands for the same text on both sides
   layers.*.gate_up = cat(layers.*.w1, layers.*.w3, 0)  dims are as torch counts them; the default is 0
-  experts.w1 = stack(experts.*.w1)                     a * that the left side lacks: all numbers, in order
+  experts.w1 = stack(experts.*.w1)                     a * that the left side lacks: all its numbers, in order
   w1.* = take(w1, *)                                   a * as a number
-  q = rotary(wq, head_dim)                             head_dim, heads, kv_heads: from a config.json beside either
-  name ?= expression                                   if it is there; the first such line that fits counts
-  name = none, none = name                             only one of them has it, and that is right
+  q = rotary(wq, head_dim)                             head_dim, heads, kv_heads: from a config.json next to either
+  name ?= expression                                   if the name is there; the first such line that fits counts
+  name = none, none = name                             only one checkpoint has it, as intended
 functions:
 """
 """What `shardviz diff --help` says of maps; the functions follow."""

@@ -98,7 +98,7 @@ class Made:
 
     @property
     def dtype(self) -> str:
-        """Its element type.
+        """Its dtype.
 
         Raises:
             DumpError: What it is made of has several.

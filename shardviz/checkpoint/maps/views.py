@@ -39,7 +39,7 @@ def _joined(shapes: Sequence[Shape], dim: int) -> Shape:
     first = shapes[0]
     for other in shapes[1:]:
         if len(other) != len(first) or other[:dim] + other[dim + 1 :] != first[:dim] + first[dim + 1 :]:
-            raise MisfitError(f"{list(first)} and {list(other)} do not fit beside each other along dim {dim}")
+            raise MisfitError(f"{list(first)} and {list(other)} can't be concatenated along dim {dim}")
     return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
 
 

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """Run them all and print the table.
 
     Returns:
-        0 where every bug is rightly named and nothing else is found, 1 otherwise.
+        0 if every bug is rightly named and nothing else is found, 1 otherwise.
     """
     from rich.text import Text
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _too_new(probe: Probe) -> str:
-    """Say why a probe cannot be run with this torch; empty where it can."""
+    """Say why a probe cannot be run with this torch; empty if it can."""
     try:
         probe_files.check_torch(probe)
     except ProbeError as error:

@@ -1,4 +1,4 @@
-"""What `check`, `show` and `diff` do where they are given a checkpoint and not a dump."""
+"""What `check`, `show` and `diff` do with a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report_checkpoint(path: Path, style: str, colour: str, *, strict: bool = Fal
     """Check a checkpoint and print what was found.
 
     Returns:
-        0 where nothing is wrong, 1 where there are findings, 2 where there is nothing to check.
+        0 if nothing is wrong, 1 if there are findings, 2 if there is nothing to check.
     """
     from shardviz.checkpoint.findings import check_checkpoint
     from shardviz.checkpoint.open import open_checkpoint
@@ -37,19 +37,19 @@ def report_checkpoint(path: Path, style: str, colour: str, *, strict: bool = Fal
     checkpoint = open_checkpoint(path)
     count = Count("checked {done} of {of} tensors")
     with progress(lambda: str(count)):
-        found = check_checkpoint(checkpoint, count)
+        report = check_checkpoint(checkpoint, count)
     if style == "text":
         terminal = terminal_for(colour)
-        write_answer(checkpoint_report_lines(checkpoint, found, terminal), terminal)
+        write_answer(checkpoint_report_lines(checkpoint, report, terminal), terminal)
     else:
         with reader_may_leave():
             written = {"json": report_json, "github": report_github}
-            text = written[style](found) if style in written else report_junit(found, list(checkpoint.tensors))
+            text = written[style](report) if style in written else report_junit(report, list(checkpoint.tensors))
             sys.stdout.write(text)
-    if not checkpoint.tensors and not found.findings:
+    if not checkpoint.tensors and not report.findings:
         talk(f"shardviz: error: {path} has no tensors")
         return EXIT_USAGE
-    return EXIT_FINDINGS if found.findings or (strict and found.not_checked) else EXIT_CLEAN
+    return EXIT_FINDINGS if report.findings or (strict and report.not_checked) else EXIT_CLEAN
 
 
 def show_checkpoint(
@@ -91,14 +91,14 @@ def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | 
         write_markup(_page(path, pattern), output)
         return
     checkpoint = open_checkpoint(path)
-    found = _named(checkpoint, "*" if pattern is None else pattern)
-    if len(found) > 1:
-        some = listed((printable(one.name) for one in found), 4)
+    named = _named(checkpoint, "*" if pattern is None else pattern)
+    if len(named) > 1:
+        some = listed((printable(one.name) for one in named), 4)
         raise ShardvizError(
-            f"an SVG shows one tensor, and {counted(len(found), 'tensor')} of the checkpoint match",
+            f"an SVG shows one tensor, and {counted(len(named), 'tensor')} of the checkpoint match",
             f"name one of {some}; or use --format html for all",
         )
-    write_markup(stored_svg(stored(found[0], numbered(checkpoint))), output)
+    write_markup(stored_svg(stored(named[0], numbered(checkpoint))), output)
 
 
 def _page(path: Path, pattern: str | None) -> str:
@@ -153,19 +153,19 @@ def diff_checkpoints(
     """Print what is different between two checkpoints, or print or draw it of a job and a checkpoint.
 
     Args:
-        before: The first; a dump where it is the job.
+        before: The first; a dump if it is the job.
         after: The second, likewise.
         style: The format.
         colour: Whether text is coloured.
         map_: How one's tensors are made of the other's.
         also: Checkpoints of other steps.
-        strict: Whether it fails where anything was not compared, too.
+        strict: Whether it fails if anything was not compared, too.
         output: The file; stdout without one.
         tensor: The tensor of an SVG.
         save_map: Where the map that was found by content is written.
 
     Returns:
-        0 where nothing is, 1 where something is, or with `strict` was not compared, 2 where nothing could be compared.
+        0 if nothing is, 1 if something is, or with `strict` was not compared, 2 if nothing could be compared.
 
     Raises:
         DumpError: One of them is not a checkpoint, or not a dump.
@@ -181,37 +181,37 @@ def diff_checkpoints(
     steps = [open_checkpoint(path) for path in also]
     sides = _side(before), _side(after)
     with progress(lambda: str(count)):
-        found = _compared(*sides, rules, count, steps)
+        comparison = _compared(*sides, rules, count, steps)
     if save_map is not None:
-        _save_map(save_map, found, (before, after))
+        _save_map(save_map, comparison, (before, after))
     if style == "json":
-        write_json(found.to_json(), output)
+        write_json(comparison.to_json(), output)
     elif style in FORMATS:
-        with progress(lambda: f"drawing {len(found.outcomes):,} tensors"):
-            draw_beside(found, sides, style, tensor, output)
+        with progress(lambda: f"drawing {len(comparison.outcomes):,} tensors"):
+            draw_beside(comparison, sides, style, tensor, output)
     else:
         terminal = terminal_for(colour, output)
-        write_answer(comparison_lines(found, terminal), terminal, output)
-    if not found.compared:
+        write_answer(comparison_lines(comparison, terminal), terminal, output)
+    if not comparison.compared:
         talk(f"shardviz: error: nothing of {before} and {after} could be compared")
         return EXIT_USAGE
-    return EXIT_FINDINGS if found.differs or (strict and found.counts["not-compared"]) else EXIT_CLEAN
+    return EXIT_FINDINGS if comparison.differs or (strict and comparison.counts["not-compared"]) else EXIT_CLEAN
 
 
-def _save_map(path: Path, found: Comparison, sides: tuple[Path, Path]) -> None:
+def _save_map(path: Path, comparison: Comparison, sides: tuple[Path, Path]) -> None:
     """Write the lines of a map that was found by content, and what it leaves open.
 
     Raises:
         ShardvizError: No map was found, or it cannot be written.
     """
-    if not found.map:
+    if not comparison.map:
         raise ShardvizError(
             f"{path} was not written: no map was made by content, as names or a given map say which tensor is which",
             "leave out --save-map",
         )
     names = " and ".join(printable(side.name) for side in sides)
-    open_ = [f"# {printable(one.name)}: {one.why}" for one in found.outcomes if one.verdict == "not-compared"]
-    lines = [f"# The tensors of {names}, found by what is in them by `shardviz diff`.", *found.map, *open_]
+    open_ = [f"# {printable(one.name)}: {one.why}" for one in comparison.outcomes if one.verdict == "not-compared"]
+    lines = [f"# The tensors of {names}, matched by their values by `shardviz diff`.", *comparison.map, *open_]
     try:
         path.write_text("".join(f"{line}\n" for line in lines))
     except OSError as error:
@@ -251,14 +251,14 @@ def _named(checkpoint: Checkpoint, pattern: str) -> list[Saved]:
         return [tensors[pattern]]
     has_stars = any(char in pattern for char in "*?[")
     fits = [
-        one
-        for name, one in tensors.items()
+        stored
+        for name, stored in tensors.items()
         if (fnmatchcase(name, pattern) if has_stars else name.endswith(f".{pattern}"))
     ]
     if not fits:
         raise ShardvizError(f"{checkpoint.path}: it has no tensor {pattern!r}", meant(pattern, list(tensors)))
     if len(fits) > 1 and not has_stars:
-        some = listed((printable(one.name) for one in fits), 3)
+        some = listed((printable(stored.name) for stored in fits), 3)
         what = f"{counted(len(fits), 'tensor')} end in {pattern!r}: {some}"
         raise ShardvizError(f"{checkpoint.path}: {what}", f"name one, or all of them as '*.{pattern}'")
     return fits

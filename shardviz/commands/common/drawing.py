@@ -60,7 +60,7 @@ def refuse_picture(kinds: str) -> None:
         ShardvizError: Always.
     """
     raise ShardvizError(
-        f"a picture shows a job beside a checkpoint, and these are two {kinds}",
+        f"a picture compares a job with a checkpoint, and these are two {kinds}",
         "`shardviz show ONE TENSOR -o x.svg` draws one of them; `shardviz diff JOB CHECKPOINT -o x.html` draws both",
     )
 
@@ -69,19 +69,21 @@ def _only(comparison: Comparison, pattern: str | None) -> Outcome:
     """Return the tensor that is meant: by its name or the end of it, or the only one that differs."""
     outcomes = comparison.outcomes
     if pattern is not None:
-        found: Sequence[Outcome] = [one for one in outcomes if pattern in (one.name, one.other)]
-        found = found or [one for one in outcomes if one.name.endswith(f".{pattern}")]
+        chosen: Sequence[Outcome] = [outcome for outcome in outcomes if pattern in (outcome.name, outcome.other)]
+        chosen = chosen or [outcome for outcome in outcomes if outcome.name.endswith(f".{pattern}")]
     else:
-        found = [one for one in outcomes if one.verdict != "equal"] or outcomes
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        close = nearest(pattern or "", [one.name for one in outcomes])
+        chosen = [outcome for outcome in outcomes if outcome.verdict != "equal"] or outcomes
+    if len(chosen) == 1:
+        return chosen[0]
+    if not chosen:
+        close = nearest(pattern or "", [outcome.name for outcome in outcomes])
         hint = f"did you mean {printable(close)}?" if close else "`shardviz diff` without a name lists them"
         raise ShardvizError(f"neither has a tensor {printable(pattern or '')}", hint)
-    some = listed((printable(one.name) for one in found), 4)
-    which = f"end in {printable(pattern)}" if pattern is not None else "differ" if len(found) < len(outcomes) else "fit"
+    some = listed((printable(outcome.name) for outcome in chosen), 4)
+    which = (
+        f"end in {printable(pattern)}" if pattern is not None else "differ" if len(chosen) < len(outcomes) else "fit"
+    )
     raise ShardvizError(
-        f"an SVG shows one tensor, and {counted(len(found), 'tensor')} {which}",
+        f"an SVG shows one tensor, and {counted(len(chosen), 'tensor')} {which}",
         f"name one of {some}, or use html for all",
     )

@@ -101,7 +101,7 @@ def terminal_for(colour: str, output: Path | None = None) -> Terminal:
 
 
 def format_of(output: Path | None) -> str:
-    """Return the format that a file's ending asks for; text where it asks for none."""
+    """Return the format that a file's ending asks for; text if it asks for none."""
     ending = output.suffix.lower().lstrip(".") if output is not None else ""
     return {"svg": "svg", "html": "html", "htm": "html"}.get(ending, "text")
 

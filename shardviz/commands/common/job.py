@@ -32,7 +32,7 @@ def run_job(job: Sequence[str], options: Options) -> int:
     """Run the job to its end; what ends this command ends the job first.
 
     Returns:
-        The job's exit code; where it is not 0 and this command was asked to end, minus the signal's number.
+        The job's exit code; if it is not 0 and this command was asked to end, minus the signal's number.
     """
     sys.stderr.flush()
     try:
@@ -63,13 +63,13 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
         if process.poll() is None and (number != signal.SIGINT or not sys.stdin.isatty()):
             process.send_signal(number)  # Ctrl-C reaches a terminal's whole process group by itself
 
-    heeded = [one for one in ENDING if signal.getsignal(one) != signal.SIG_IGN]
-    before = {one: signal.signal(one, pass_on) for one in heeded}  # nohup has SIGHUP ignored, and it stays so
+    heeded = [signum for signum in ENDING if signal.getsignal(signum) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, pass_on) for signum in heeded}  # nohup has SIGHUP ignored, and it stays so
     try:
         yield seen
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _end_ranks(session: Path) -> None:

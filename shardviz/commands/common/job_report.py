@@ -115,7 +115,7 @@ def _is_aborted_at_exit(job: Sequence[str], notes: Sequence[Note], code: int) ->
 
 
 def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
-    """Report a dump: the only one where `number` is 0, else one of several, under its title."""
+    """Report a dump: the only one if `number` is 0, else one of several, under its title."""
     from shardviz.commands import check
     from shardviz.commands.common.dumps import says_it_is_a_part
 
@@ -126,7 +126,7 @@ def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
         _write([*([""] if number > 1 else []), f"{shown}:"], args.color)
     code = check.report([shown], args.format, args.color, strict=args.strict)
     if code == EXIT_USAGE and not args.reference:
-        talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
+        talk("Hint: if the job loads a checkpoint, name it with --reference CKPT")
     talk(f"wrote {shown}; look at it with: shardviz view {shlex.quote(str(shown))}")
     return code
 
@@ -171,10 +171,10 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
         return (
             f"no sharding call was seen: {len(ranks)} ranks joined a process group, none called fully_shard, "
             "parallelize_module, distribute_module or distribute_tensor, or made FSDP, DDP or a DeepSpeed engine\n"
-            "Hint: where your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
+            "Hint: if your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
         )
     return (
-        "no sharding call was seen: no Python process of the job joined a process group where shardviz sees it\n"
+        "no sharding call was seen: no Python process of the job joined a process group that shardviz sees\n"
         "Hint: give the command that starts the ranks; a Python that ignores PYTHONPATH (-I, -E) cannot be watched"
     )
 

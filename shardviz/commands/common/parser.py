@@ -59,14 +59,14 @@ class Parser(argparse.ArgumentParser):
 def seconds(text: str) -> float:
     """Read a time to wait, for argparse."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 < found <= MAX_SECONDS:
+        number = math.nan
+    if not 0 < number <= MAX_SECONDS:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a valid timeout: expected seconds, greater than 0 and at most {MAX_SECONDS:,}"
         )
-    return found
+    return number
 
 
 def count(text: str, *, of: str = "values", least: int = 0, most: int = 10**18 - 1) -> int:

@@ -30,7 +30,7 @@ def forget(stream: TextIO) -> None:
 
 
 def talk(text: str) -> None:
-    """Print a line to stderr, where that takes one."""
+    """Print a line to stderr, if that takes one."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:

@@ -124,7 +124,7 @@ class Watched:
 
 @contextmanager
 def _heeding_interrupts(noticed: threading.Event) -> Iterator[None]:
-    """Heed this process's own interrupts where those of others are ignored, as a script's background job does."""
+    """Heed this process's own interrupts if those of others are ignored, as a script's background job does."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         yield
         return

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DTYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "F64": "<f8", "F32": "<f4", "F16": "<f2"}
-"""safetensors' names of the element types that can be mapped as they are."""
+"""safetensors' names of the dtypes that can be mapped as they are."""
 
 TYPES_OF = {
     **{"float64": {"F64"}, "float32": {"F32"}, "float16": {"F16"}, "bfloat16": {"F32", "BF16"}, "complex64": {"C64"}},
     **{"int64": {"I64"}, "int32": {"I32"}, "int16": {"I16"}, "int8": {"I8"}, "bool": {"BOOL"}},
     **{"uint64": {"U64"}, "uint32": {"U32"}, "uint16": {"U16"}, "uint8": {"U8"}},
 }
-"""The element types that values of a dtype are written in: numpy has no bfloat16."""
+"""The dtypes that values of a dtype are written in: numpy has no bfloat16."""
 
 IDS = "I64"
-"""The element type that ids are written in, whatever the dtype of the tensor that held them."""
+"""The dtype that ids are written in, whatever the dtype of the tensor that held them."""
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
 """Bytes of a header: safetensors reads no longer one."""
 
-_HINT = "copy every rank's .safetensors beside its .json, or write the dump again"
+_HINT = "copy every rank's .safetensors next to its .json, or write the dump again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Wanted:
     Attributes:
         key: Its name, `moment/role/name`.
         shape: Its shape.
-        dtype: The element type of the tensor, as the dump names it.
+        dtype: The dtype of the tensor, as the dump names it.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Wanted:
 
     @property
     def types(self) -> set[str]:
-        """The element types that it may be written in; empty where any may be."""
+        """The dtypes that it may be written in; empty if any may be."""
         own = TYPES_OF.get(self.dtype, set())
         return own | {IDS} if own and self.key.startswith("stamped/") else own
 
@@ -79,14 +79,14 @@ def check_arrays(path: Path, wanted: Iterable[Wanted]) -> None:
     with _opened(path) as file:
         for array in wanted:
             _check_shape(file, path, array.key, array.shape)
-            found = file.get_slice(array.key).get_dtype()
-            if array.types and found not in array.types:
+            dtype = file.get_slice(array.key).get_dtype()
+            if array.types and dtype not in array.types:
                 listed = " or ".join(sorted(array.types))
-                raise DumpError(f"{path} is damaged: {printable(array.key)} is {found}, expected {listed}", _HINT)
+                raise DumpError(f"{path} is damaged: {printable(array.key)} is {dtype}, expected {listed}", _HINT)
 
 
 def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """Return one array of a given shape, mapped where it can be.
+    """Return one array of a given shape, mapped if it can be.
 
     Raises:
         DumpError: The file is not there, is not a safetensors file, or has no such array.
@@ -105,11 +105,11 @@ def read_arrays(path: Path, wanted: Iterable[Wanted]) -> dict[str, NDArray[np.ge
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.
     """
     with _opened(path) as file:
-        found = {}
+        arrays = {}
         for array in wanted:
             _check_shape(file, path, array.key, array.shape)
-            found[array.key] = file.get_tensor(array.key)
-        return found
+            arrays[array.key] = file.get_tensor(array.key)
+        return arrays
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except PermissionError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}", "change its permissions") from error
     except (OSError, SafetensorError, msgspec.DecodeError, TypeError, AttributeError, KeyError, ValueError) as error:
-        # TypeError and AttributeError: an element type that numpy does not have. KeyError and what msgspec says:
+        # TypeError and AttributeError: a dtype that numpy does not have. KeyError and what msgspec says:
         # another file than was opened first.
         raise DumpError(f"{path} is damaged: {printable(str(error))}", _HINT) from error
 
@@ -139,7 +139,7 @@ def _map(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic] | 
     """Map one array of a file that safetensors has opened before, and found to be whole.
 
     Returns:
-        The array, read-only; None where it has no elements or its type cannot be mapped.
+        The array, read-only; None if it has no elements or its type cannot be mapped.
 
     Raises:
         DumpError: It is another file by now.

@@ -25,7 +25,7 @@ MAX_DENSE = 1 << 28
 
 
 def most_ids(num_ranks: int, *, dense: bool) -> int:
-    """Return how many ids of one rank are laid out, where so many ranks hold a tensor."""
+    """Return how many ids of one rank are laid out, if so many ranks hold a tensor."""
     return MAX_DENSE if dense else min(MAX_ELEMENTS, MAX_OF_ALL // max(1, num_ranks))
 
 
@@ -57,7 +57,7 @@ def whole_ids(values: NDArray[np.generic], last: int) -> NDArray[np.int64]:
 def own_ids(ids: NDArray[np.int64], first: int, numel: int) -> NDArray[np.int64]:
     """Count ids from 1 within the tensor whose ids start at `first`; the id of another tensor becomes `-1 - id`."""
     other = (ids > 0) & ((ids < first) | (ids >= first + numel))
-    found = np.asarray(ids - (first - 1))  # numpy makes a number of the difference of an array without dims
-    np.copyto(found, ids, where=ids <= 0)
-    np.copyto(found, -1 - ids, where=other)
-    return found
+    shifted = np.asarray(ids - (first - 1))  # numpy makes a number of the difference of an array without dims
+    np.copyto(shifted, ids, where=ids <= 0)
+    np.copyto(shifted, -1 - ids, where=other)
+    return shifted

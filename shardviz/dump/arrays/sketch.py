@@ -1,4 +1,4 @@
-"""Sixteen numbers for a tensor, by which two runs' tensors are compared where neither run has the other's values.
+"""Sixteen numbers for a tensor, by which two runs' tensors are compared if neither run has the other's values.
 
 Each number is the sum of the elements with signs drawn for their positions, so that elements in another order give
 other numbers. The numbers of two tensors are about as far apart as the tensors themselves are (an AMS sketch; Alon,
@@ -27,7 +27,7 @@ MAX_ELEMENTS = 1 << 14
 def sketch(values: NDArray[np.float64]) -> tuple[float, ...]:
     """Return a tensor's numbers; none if it has no elements, or if their squares do not add up to a finite number.
 
-    They do not where an element that is looked at is NaN or infinite, nor in a mask of attention, which has the least
+    They do not if an element that is looked at is NaN or infinite, nor in a mask of attention, which has the least
     number of float64.
     """
     places, signs = _drawn(values.size)
@@ -65,10 +65,10 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-def apart(one: Sequence[float], other: Sequence[float]) -> float:
+def apart(first: Sequence[float], other: Sequence[float]) -> float:
     """Return how far two tensors are apart by their numbers, relative to the larger; infinite if one has none."""
-    if not one or not other:
-        return 0.0 if not one and not other else float("inf")
-    ours, theirs = np.array(one), np.array(other)
+    if not first or not other:
+        return 0.0 if not first and not other else float("inf")
+    ours, theirs = np.array(first), np.array(other)
     size = max(float(np.linalg.norm(ours)), float(np.linalg.norm(theirs)))
     return float(np.linalg.norm(ours - theirs)) / size if size else 0.0

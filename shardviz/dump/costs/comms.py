@@ -51,15 +51,15 @@ def received(record: CollectiveRecord) -> int:
 
 def traffic(dump: Dump) -> list[Traffic]:
     """Return the step's collectives, with one entry for those that are alike on all ranks."""
-    found: dict[tuple[object, ...], list[tuple[CollectiveRecord, tuple[int, ...]]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[CollectiveRecord, tuple[int, ...]]]] = {}
     for rank, alike in dump.files.alike():
-        own: dict[tuple[object, ...], CollectiveRecord] = {}
+        records: dict[tuple[object, ...], CollectiveRecord] = {}
         for record in rank.collectives:
             key = (record.axes, record.op, record.module, record.when, record.size)
-            own[key] = _together(own[key], record) if key in own else record
-        for same, record in own.items():
-            found.setdefault(same, []).append((record, alike))
-    return [_busiest(same) for same in found.values()]
+            records[key] = _together(records[key], record) if key in records else record
+        for same, record in records.items():
+            groups.setdefault(same, []).append((record, alike))
+    return [_busiest(same) for same in groups.values()]
 
 
 def _busiest(same: list[tuple[CollectiveRecord, tuple[int, ...]]]) -> Traffic:
@@ -76,9 +76,9 @@ def received_by_axes(dump: Dump) -> dict[Axes, int]:
     """Return the bytes that the busiest rank receives, by the axes that groups run along, single axes first."""
     most: dict[Axes, int] = {}
     for rank, _ in dump.files.alike():
-        own: dict[Axes, int] = {}
+        num_bytes: dict[Axes, int] = {}
         for record in rank.collectives:
-            own[record.axes] = own.get(record.axes, 0) + received(record)
-        for axes, count in own.items():
+            num_bytes[record.axes] = num_bytes.get(record.axes, 0) + received(record)
+        for axes, count in num_bytes.items():
             most[axes] = max(most.get(axes, 0), count)
     return {axes: most[axes] for axes in sorted(most, key=lambda names: (len(names), names))}

@@ -1,7 +1,7 @@
 """Memory of a run's tensors on every rank, by role and name, and that of the schemes of data parallel by formula.
 
 A probe runs its step in float64, to be comparable; its gradients, optimizer state and activations are counted in
-the element type that the model itself has. Of a pipeline's activations one micro-batch is captured; they are
+the dtype that the model itself has. Of a pipeline's activations one micro-batch is captured; they are
 counted once for each micro-batch that a rank has under way at a time. What a trace keeps of a step to explain it takes
 no memory in the model, and is not counted.
 """
@@ -37,7 +37,7 @@ STATE: tuple[Role, ...] = ("param", "grad", "optim")
 
 
 def elements_text(count: int, dtype: str) -> str:
-    """Write the bytes of some elements; their number, where the bytes of one are not known."""
+    """Write the bytes of some elements; their number, if the bytes of one are not known."""
     return bytes_text(count * itemsize(dtype)) if itemsize(dtype) else f"{count:,} elements"
 
 
@@ -64,7 +64,7 @@ class Counted:
 
     Attributes:
         tensor: The tensor.
-        widths: For each name that is counted, the bytes of an element in the model's own element type.
+        widths: For each name that is counted, the bytes of an element in the model's own dtype.
         at_once: For each rank, how many of it are there at once.
     """
 
@@ -73,7 +73,7 @@ class Counted:
     at_once: Mapping[int, float]
 
     def on(self, rank: int, name: str | None = None) -> int:
-        """Return the bytes on a rank, of one name or of all together; 0 where the rank has none of it."""
+        """Return the bytes on a rank, of one name or of all together; 0 if the rank has none of it."""
         if rank not in self.tensor.shards:
             return 0
         if self.at_once and name is None:
@@ -106,15 +106,15 @@ def counted(dump: Dump) -> list[Counted]:
     at_once: dict[int, float] = {}
     for record, ranks in dump.files.alike():
         at_once |= dict.fromkeys(ranks, under_way(record.schedule))
-    found = []
+    tensors = []
     for tensor in [*before, *step]:
         names = [name for name in tensor.names if owner_of(name, tensor.role) not in tied]
         if tensor.role == "activation":
             names = [name for name in names if name in leaves]
         if tensor.role in ROLES and names:
             by_name = {name: _width(tensor, name, widths, common) for name in names}
-            found.append(Counted(tensor, by_name, at_once if tensor.role == "activation" else {}))
-    return found
+            tensors.append(Counted(tensor, by_name, at_once if tensor.role == "activation" else {}))
+    return tensors
 
 
 def owner_of(name: str, role: str) -> str:
@@ -128,12 +128,12 @@ def uses(dump: Dump) -> list[Use]:
     return [
         Use(
             name,
-            one.tensor.role,
-            one.bytes(name, ranks),
-            math.prod(_whole_shape(dump, one.tensor, name, traced)) * width,
+            count.tensor.role,
+            count.bytes(name, ranks),
+            math.prod(_whole_shape(dump, count.tensor, name, traced)) * width,
         )
-        for one in counted(dump)
-        for name, width in one.widths.items()
+        for count in counted(dump)
+        for name, width in count.widths.items()
     ]
 
 
@@ -159,19 +159,19 @@ def _whole_shape(dump: Dump, tensor: Tensor, name: str, traced: Mapping[str, tup
 
 def _traced(dump: Dump) -> dict[str, tuple[int, ...]]:
     """Return the unsharded shape of each module's output, for those that the trace of a step found in it."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for record, _ in dump.files.alike():
         for point in record.trace:
             is_first = point.what == "output" and point.call == point.index == 0
-            if is_first and point.layout and point.module not in found:
+            if is_first and point.layout and point.module not in shapes:
                 with suppress(NotationError):
                     sizes = parse(point.layout).sizes
-                    found[point.module] = tuple(size for size in sizes if size is not None)
-    return found
+                    shapes[point.module] = tuple(size for size in sizes if size is not None)
+    return shapes
 
 
 def under_way(schedule: Sequence[StageRecord]) -> float:
-    """Return how many micro-batches of a stage wait for their backward at once, at most; 1 where no pipeline ran.
+    """Return how many micro-batches of a stage wait for their backward at once, at most; 1 if no pipeline ran.
 
     Args:
         schedule: The passes of a rank's stages, in order; for several stages, their mean at the worst moment.
@@ -206,23 +206,23 @@ class MemoryTable:
 
 def memory_table(dump: Dump) -> MemoryTable:
     """Return the bytes of a dump's tensors by rank, by tensor and by scheme."""
-    found = sorted(uses(dump), key=lambda use: -max(use.bytes.values()))
-    roles = tuple(role for role in ROLES if any(use.role == role for use in found))
+    largest_first = sorted(uses(dump), key=lambda use: -max(use.bytes.values()))
+    roles = tuple(role for role in ROLES if any(use.role == role for use in largest_first))
     by_first = {group[0]: dict.fromkeys(roles, 0) for group in dump.files.equally_full}
-    same = Counter((id(use.bytes), use.role) for use in found)
-    for use in {(id(use.bytes), use.role): use for use in found}.values():
+    same = Counter((id(use.bytes), use.role) for use in largest_first)
+    for use in {(id(use.bytes), use.role): use for use in largest_first}.values():
         for rank, count in use.bytes.items():
             by_first[rank][use.role] += count * same[id(use.bytes), use.role]
     by_rank = {rank: tuple(by_first[group[0]].values()) for group in dump.files.equally_full for rank in group}
-    params = sum(use.whole for use in found if use.role == "param")
+    params = sum(use.whole for use in largest_first if use.role == "param")
     fullest = max((sum(own.get(role, 0) for role in STATE) for own in by_first.values()), default=0)
     this = Scheme("this run", "the fullest rank", fullest)
     counts = [under_way(record.schedule) for record, _ in dump.files.alike() if record.schedule] or [1.0]
     return MemoryTable(
         roles=roles,
         by_rank=dict(sorted(by_rank.items())),
-        wholes=tuple(sum(use.whole for use in found if use.role == role) for role in roles),
-        uses=tuple(found),
+        wholes=tuple(sum(use.whole for use in largest_first if use.role == role) for role in roles),
+        uses=tuple(largest_first),
         params=params,
         schemes=(*schemes(params, dump.files.run.num_ranks), this),
         under_way=(min(counts), max(counts)),

@@ -78,18 +78,18 @@ def duration(record: StageRecord) -> int:
 
 
 def timeline_of(dump: Dump) -> Timeline | None:
-    """Return the timeline of the pipeline that the lowest rank is in; None where no pipeline ran.
+    """Return the timeline of the pipeline that the lowest rank is in; None if no pipeline ran.
 
     Of the ranks that ran the same stages, only the lowest is kept.
 
     Raises:
         ShardvizError: Some pass waits for one that no rank ran before.
     """
-    found: dict[frozenset[int], tuple[int, Sequence[StageRecord]]] = {}
+    schedules: dict[frozenset[int], tuple[int, Sequence[StageRecord]]] = {}
     for record, ranks in sorted(dump.files.alike(), key=lambda one: one[1]):
         if record.schedule:
-            found.setdefault(frozenset(one.stage for one in record.schedule), (ranks[0], record.schedule))
-    return timeline(dict(sorted(found.values(), key=lambda one: one[0]))) if found else None
+            schedules.setdefault(frozenset(one.stage for one in record.schedule), (ranks[0], record.schedule))
+    return timeline(dict(sorted(schedules.values(), key=lambda one: one[0]))) if schedules else None
 
 
 def timeline(schedules: Mapping[int, Sequence[StageRecord]]) -> Timeline:

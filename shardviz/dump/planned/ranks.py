@@ -77,10 +77,10 @@ class PlannedPart:
 
     def layout(self, rank: int, index: int) -> Layout:
         """Return one of the layouts that a rank claims."""
-        own = self._layouts[index]
-        if rank in own.mesh:
-            return own
-        return _layout(self.part.record.layouts[index], mesh_for(rank, own.mesh, self.part.record.rank, self.mesh))
+        layout = self._layouts[index]
+        if rank in layout.mesh:
+            return layout
+        return _layout(self.part.record.layouts[index], mesh_for(rank, layout.mesh, self.part.record.rank, self.mesh))
 
     def body(self, rank: int, index: int) -> Body:
         """Return one of a rank's bodies, with the shape of the rank's own part."""
@@ -106,16 +106,16 @@ class PlannedPart:
         return self._claims[number]
 
     def _claiming(self, number: int) -> dict[Layout | None, tuple[int, ...]]:
-        found: dict[Layout | None, list[int]] = {}
+        ranks_by_layout: dict[Layout | None, list[int]] = {}
         left = dict.fromkeys(self.ranks)
         while left:
             rank = next(iter(left))
             layout = self.layout(rank, number)
-            group = [rank] if rank not in layout.mesh else [one for one in layout.mesh.ranks if one in left]
-            found.setdefault(layout, []).extend(group)
-            for one in group:
-                del left[one]
-        return {layout: tuple(sorted(ranks)) for layout, ranks in found.items()}
+            group = [rank] if rank not in layout.mesh else [member for member in layout.mesh.ranks if member in left]
+            ranks_by_layout.setdefault(layout, []).extend(group)
+            for member in group:
+                del left[member]
+        return {layout: tuple(sorted(ranks)) for layout, ranks in ranks_by_layout.items()}
 
     def unlike(self, index: int) -> Iterator[int]:
         """Yield the lowest rank of each claim and each shape of one of its bodies, and the rank that was asked."""
@@ -124,25 +124,25 @@ class PlannedPart:
             if layout is None or number is None or self._even[number]:
                 yield ranks[0]
                 continue
-            own, shapes = set(ranks), layout.local_shapes().tolist()
+            members, shapes = set(ranks), layout.local_shapes().tolist()
             by_rank = sorted(zip(layout.mesh.ranks, map(tuple, shapes), strict=True), reverse=True)
-            lowest = {shape: rank for rank, shape in by_rank if rank in own}
-            yield from {*lowest.values(), self.part.record.rank} & own or {ranks[0]}
+            lowest = {shape: rank for rank, shape in by_rank if rank in members}
+            yield from {*lowest.values(), self.part.record.rank} & members or {ranks[0]}
 
     def record(self, rank: int) -> RankRecord:
         """Return a rank's record."""
-        own = self.part.record
-        if rank == own.rank:
-            return own
-        meshes = [mesh_for(rank, mesh, own.rank, self.mesh) for mesh in self._meshes]
+        planned = self.part.record
+        if rank == planned.rank:
+            return planned
+        meshes = [mesh_for(rank, mesh, planned.rank, self.mesh) for mesh in self._meshes]
         positions = [Position(index, at, at) for index, mesh in enumerate(meshes) for at in _coord(mesh, rank)]
         return structs.replace(
-            own,
+            planned,
             rank=rank,
             meshes=tuple(MeshRecord(mesh.axes, mesh.shape, mesh.ranks) for mesh in meshes),
             positions=tuple(positions),
-            bodies=tuple(self.body(rank, index) for index in range(len(own.bodies))),
-            collectives=without_ranks(own.collectives),
+            bodies=tuple(self.body(rank, index) for index in range(len(planned.bodies))),
+            collectives=without_ranks(planned.collectives),
         )
 
 
@@ -229,27 +229,27 @@ def ranks_of(part: PlanPart, mesh: Mesh) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=MAX_SHIFTED)
-def mesh_for(rank: int, own: Mesh, asked: int, whole: Mesh) -> Mesh:
+def mesh_for(rank: int, mesh: Mesh, asked: int, whole: Mesh) -> Mesh:
     """Return the mesh on which a rank has what the rank that was asked has on its own.
 
     Along the plan's axes on which all ranks of a mesh are at one position, the other rank's mesh is at its own one.
 
     Args:
         rank: The rank.
-        own: A mesh of the rank that was asked.
+        mesh: A mesh of the rank that was asked.
         asked: The rank that was asked.
         whole: The plan's mesh.
     """
-    if rank in own or asked not in own or any(one not in whole for one in own.ranks):
-        return own
-    coords = [whole.coord_of(one) for one in own.ranks]
+    if rank in mesh or asked not in mesh or any(one not in whole for one in mesh.ranks):
+        return mesh
+    coords = [whole.coord_of(one) for one in mesh.ranks]
     here = whole.coord_of(rank)
     fixed = [len({coord[axis] for coord in coords}) == 1 for axis in range(whole.ndim)]
     moved = (
         tuple(mine if is_fixed else at for mine, at, is_fixed in zip(here, coord, fixed, strict=True))
         for coord in coords
     )
-    return Mesh(own.axes, own.shape, tuple(map(whole.rank_at, moved)))
+    return Mesh(mesh.axes, mesh.shape, tuple(map(whole.rank_at, moved)))
 
 
 def check_plan(plan: PlanRecord, run: RunRecord, stamped: StampedShapes) -> PlannedRanks:

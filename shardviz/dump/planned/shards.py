@@ -61,29 +61,29 @@ class PlannedShards(MadeShards):
 
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:
         """Return the ranks, rising, by what they claim."""
-        found: dict[Layout | None, tuple[int, ...]] = {}
+        ranks_by_layout: dict[Layout | None, tuple[int, ...]] = {}
         for part, index in self._bodies.items():
             for layout, ranks in part.claims(index).items():
-                found[layout] = (*found.get(layout, ()), *ranks)
-        return {layout: tuple(sorted(ranks)) for layout, ranks in found.items()}
+                ranks_by_layout[layout] = (*ranks_by_layout.get(layout, ()), *ranks)
+        return {layout: tuple(sorted(ranks)) for layout, ranks in ranks_by_layout.items()}
 
     def distinct(self) -> list[Shard]:
         """Return one shard for each claim and each shape of a part, by rank, rising."""
-        found: dict[tuple[Layout | None, tuple[int, ...]], Shard] = {}
+        shards: dict[tuple[Layout | None, tuple[int, ...]], Shard] = {}
         for rank in sorted(rank for part, index in self._bodies.items() for rank in part.unlike(index)):
             shard = self[rank]
-            found.setdefault((shard.layout, shard.body.local_shape), shard)
-        return list(found.values())
+            shards.setdefault((shard.layout, shard.body.local_shape), shard)
+        return list(shards.values())
 
 
 def tensors_of(ranks: PlannedRanks) -> list[Tensor]:
     """Return every tensor of a plan; names that all parts have with the same bodies are folded."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for folded, (_, bodies) in fold(_keyed(ranks)):
         parts = [(ranks.parts[number], index) for number, index in bodies]
         first = parts[0][0].part.record.bodies[parts[0][1]]
-        found.append(Tensor(folded, first.role, first.moment, PlannedShards(ranks, parts)))
-    return found
+        tensors.append(Tensor(folded, first.role, first.moment, PlannedShards(ranks, parts)))
+    return tensors
 
 
 def _keyed(ranks: PlannedRanks) -> Iterator[tuple[str, tuple[Place, Bodies]]]:

@@ -32,7 +32,7 @@ WEIGHTS: tuple[Role, ...] = ("param", "buffer")
 Moment = Literal["initial", "stamped", "step", "reference", "updated", "training"]
 """When it was captured: the model's own values after sharding, the ids after sharding, after one training step, or
 after the same step of the unsharded model, which rank 0 writes; `updated` is the unsharded model after its own
-optimizer, where there is one; `training` is one more step of a model that draws random numbers in training, whose
+optimizer, if there is one; `training` is one more step of a model that draws random numbers in training, whose
 other steps are in `eval()`. Parameters of a step are those that a probe's own optimizer has updated; its gradients
 are as backward left them, but for those that ranks then scaled each by a number of its own."""
 

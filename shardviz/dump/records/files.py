@@ -119,7 +119,7 @@ class RunRecord(Record, frozen=True):
         intended: The layouts that the author wants, in the notation, by pattern over names.
         sequence: The dim of stamped tensors that is the one sequence they share, by pattern over names.
         run_id: What every rank's file of this run names too.
-        reference: The checkpoint in which values were looked up; empty where ids were written into the weights.
+        reference: The checkpoint in which values were looked up; empty if ids were written into the weights.
     """
 
     schema: Count

@@ -42,7 +42,7 @@ class LineRecord(Record, frozen=True):
         outputs: The numbers of the tensors that it returns or writes into.
         ranks: The ranks of the collective that it is or makes; empty if there is none.
         is_collective: Whether the call is itself a collective, and not one that makes some.
-        numbers: The numbers among its arguments, those of slices too: they differ where a rank counts from its own.
+        numbers: The numbers among its arguments, those of slices too: they differ if a rank counts from its own.
     """
 
     call: Count

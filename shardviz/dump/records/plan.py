@@ -11,7 +11,7 @@ from shardviz.dump.records.base import Count, Record, RunId
 from shardviz.dump.records.files import RankRecord
 
 StepFails = Literal["no", "perhaps", "yes"]
-"""Whether a step fails on real ranks, too; `perhaps` where it was tried on tensors without values only."""
+"""Whether a step fails on real ranks, too; `perhaps` if it was tried on tensors without values only."""
 
 
 class UnitRecord(Record, frozen=True):
@@ -19,7 +19,7 @@ class UnitRecord(Record, frozen=True):
 
     Attributes:
         name: The module that was wrapped; empty for the model itself.
-        bytes: Bytes of the gathered parameters, in the element type in which they are gathered.
+        bytes: Bytes of the gathered parameters, in the dtype in which they are gathered.
         stays: Whether they stay gathered from their forward to their backward.
         on_cpu: Whether their shards, with gradients and optimizer state, are in the CPU's memory.
     """
@@ -63,7 +63,7 @@ class PeakRecord(Record, frozen=True):
         module: The module that runs; empty for the model itself.
         in_backward: Whether it runs in backward.
         scores: Bytes of activations that are scores of attention, as kernels make that are not fused.
-        fused: Bytes of activations and of what FSDP made at the fullest moment that a step without scores has; 0 where
+        fused: Bytes of activations and of what FSDP made at the fullest moment that a step without scores has; 0 if
             there are none at this moment.
     """
 
@@ -84,7 +84,7 @@ class PlanPart(Record, frozen=True):
         units: What FSDP gathers.
         buckets: What DistributedDataParallel reduces, the first one first.
         saved: What a step keeps for its backward, at the end of the forward after which that is most.
-        peak: The fullest moment of a step; None where no step was planned.
+        peak: The fullest moment of a step; None if no step was planned.
     """
 
     record: RankRecord
@@ -102,10 +102,10 @@ class PlanRecord(Record, frozen=True):
         schema: The version of the format.
         parts: One for each kind of rank.
         run_id: That of its run.
-        node: GPUs of a node; 0 where it is not given.
+        node: GPUs of a node; 0 if it is not given.
         optimizer: What the optimizer state is that of: `Adam`, or the classes that the probe uses; empty for none.
         how: How many ranks were asked, and what is to be known of how they were built and stepped, a sentence each.
-        without_step: Why no step was planned; empty where one was.
+        without_step: Why no step was planned; empty if one was.
         step_fails: Whether that is because the step fails, on real ranks too.
     """
 

@@ -10,7 +10,7 @@ from shardviz.dump.records.base import Count, NumRanks, Record, Role
 from shardviz.layout.mesh import MAX_AXES
 
 WHOLE_LOSS = "loss.whole"
-"""The unsharded model's loss of the whole batch, where its step was compared over the ranks' parts of the batch."""
+"""The unsharded model's loss of the whole batch, if its step was compared over the ranks' parts of the batch."""
 
 
 def of_micro_batch(name: str, number: int) -> str:
@@ -33,14 +33,14 @@ class CollectiveRecord(Record, frozen=True):
 
     Attributes:
         op: What it is, as torch names the function: `all_gather`, `reduce_scatter`, `send`, ...
-        axes: The axes of the run's mesh that its group runs along; empty where it runs along none.
+        axes: The axes of the run's mesh that its group runs along; empty if it runs along none.
         size: The number of ranks in its group.
         module: The module that ran; empty for the model itself, or between modules.
         backward: Whether it ran in the backward pass.
         outside: Whether it ran in neither pass of any module: the training loop called it, or a library after backward.
         count: How many there were.
         bytes: What they were about, together: the whole tensor that was gathered, reduced or sent.
-        ranks: In a plan, the ranks of its group where it runs along no axis.
+        ranks: In a plan, the ranks of its group if it runs along no axis.
     """
 
     op: str
@@ -103,8 +103,8 @@ class MaskRecord(Record, frozen=True):
     """A mask that this rank drew in training mode, as dropout does.
 
     Attributes:
-        mask: A digest of the elements that it keeps, where all ranks were seeded alike.
-        again: The same, where each rank was seeded differently.
+        mask: A digest of the elements that it keeps, if all ranks were seeded alike.
+        again: The same, if each rank was seeded differently.
         given: A digest of what it was laid on.
         size: How many elements it has.
         num_kept: How many of them it keeps.

@@ -79,7 +79,7 @@ class LayoutRecord(Record, frozen=True):
         placements: One for each axis of the mesh, as `shardviz.layout.placements` writes them.
         shape: The global shape; with `flat`, the one size of the whole concatenation.
         flat: Set for FSDP1's parameters.
-        own_axes: The axes of the tensor's own mesh, where that is a part of `mesh`; empty where it is all of it.
+        own_axes: The axes of the tensor's own mesh, if that is a part of `mesh`; empty if it is all of it.
     """
 
     mesh: Count
@@ -97,15 +97,15 @@ class Body(Record, frozen=True):
         moment: When it was captured; `phase` in the file.
         shape: The global shape as this rank sees it.
         local_shape: The shape of what this rank holds.
-        dtype: The element type, without `torch.`.
+        dtype: The dtype, without `torch.`.
         device: `cpu`, `cuda:3`, ...
         layout: Index into the rank file's `layouts`; None for a plain tensor, which claims nothing.
         assumed: Nothing claims the layout: it is the one that a plain output should have.
-        held: The ids as index ranges in each dim of the tensor itself, where they are such a product.
+        held: The ids as index ranges in each dim of the tensor itself, if they are such a product.
         runs: The ids otherwise, in memory order, as runs `(first id, step, count)`; 0 for zeros, -1 for no id.
-        values: The values as nested lists, where they are few. `"nan"`, `"inf"` and `"-inf"` are strings.
+        values: The values as nested lists, if they are few. `"nan"`, `"inf"` and `"-inf"` are strings.
         dense: The values are in the safetensors file, under `moment/role/name`.
-        grad: Whether `.grad` was there: `none` or `here`. None where it was not looked at.
+        grad: Whether `.grad` was there: `none` or `here`. None if it was not looked at.
         constant: Every element is the same number, as in a fresh bias: equal shards of it say nothing.
     """
 
@@ -129,7 +129,7 @@ class TensorRecord(Record, frozen=True):
     """One tensor, or several whose names differ in one number only and that share a body.
 
     Attributes:
-        name: The name; the part before the number where `numbers` is set.
+        name: The name; the part before the number if `numbers` is set.
         body: Index into the rank file's `bodies`.
         numbers: Half-open ranges of the numbers.
         suffix: The part after the number.
@@ -145,7 +145,7 @@ class TensorRecord(Record, frozen=True):
 
 
 class FragmentRecord(Record, frozen=True):
-    """The elements of a flattened tensor that a rank says it has, where ranks do not divide it among themselves.
+    """The elements of a flattened tensor that a rank says it has, if ranks do not divide it among themselves.
 
     Attributes:
         name: The tensor.
@@ -197,5 +197,5 @@ class Stamp(Record, frozen=True):
 
     @property
     def last(self) -> int:
-        """Its last id; one less than `first` where it has no elements."""
+        """Its last id; one less than `first` if it has no elements."""
         return self.first + math.prod(self.shape) - 1

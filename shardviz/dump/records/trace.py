@@ -34,19 +34,19 @@ class PointRecord(Record, frozen=True):
         module: The module; empty for the model itself.
         what: Input, output, or the gradient of either.
         order: When the unsharded model's call of the module ended, counted from 0.
-        call: The number of the call, where the module has several; micro-batches count as one.
+        call: The number of the call, if the module has several; micro-batches count as one.
         index: Which of several tensors.
         tensor: A number that points of one tensor share.
         state: `right`, a part of the unsharded model's; `pending`, a term of a sum; `moved`, its slices in another
             order or on other ranks; `repeated`, the same, with slices that no rank has; `odd`, something else; `cut`,
             a gradient that cannot come, because the tensor needs none; `none`, one that did not come.
-        layout: Which part, in the notation, where it is `right` or `pending`.
+        layout: Which part, in the notation, if it is `right` or `pending`.
         type: The module's class in the unsharded model.
         near: How far an element was allowed to be off.
         scale: What all gradients of this rank's activations are the unsharded model's times.
         added: What an `odd` output has too often: `input`, or a module within, whose output it is; of an input's
             gradient, the module beside it whose output's gradient is in it too often; else empty.
-        times: How many times too often, -1 where it is not there at all.
+        times: How many times too often, -1 if it is not there at all.
     """
 
     module: str
@@ -98,13 +98,13 @@ class SketchRecord(Record, frozen=True):
     Attributes:
         name: The weight, or the module; empty for the model itself.
         what: Input, output, or the gradient of either; or a weight before the step.
-        dtype: Its element type.
+        dtype: Its dtype.
         shape: Its shape.
-        numbers: Sixteen numbers, by `shardviz.dump.arrays.sketch`; none where an element is NaN, infinite or too large.
+        numbers: Sixteen numbers, by `shardviz.dump.arrays.sketch`; none if an element is NaN, infinite or too large.
         order: When the call of the module ended, counted from 0.
         call: The number of the call.
         index: Which of several tensors.
-        noise: How far rounding alone moved it, relative to its size; 0 where that was not tried.
+        noise: How far rounding alone moved it, relative to its size; 0 if that was not tried.
         is_drawn: Whether a weight's values were drawn after sharding, so that they depend on the mesh.
     """
 

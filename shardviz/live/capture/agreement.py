@@ -33,7 +33,7 @@ def refuse_without_group(hint: str) -> None:
         ShardvizError: No process group is initialised; its hint is `hint`.
     """
     if not distributed.is_initialized():
-        raise ShardvizError("no process group is initialised: there are no ranks to compare", hint)
+        raise ShardvizError("no process group is initialized, so there are no ranks to compare", hint)
 
 
 @dataclass(frozen=True, slots=True)

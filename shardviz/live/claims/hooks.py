@@ -45,7 +45,7 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
 
 def _refused(module: nn.Module, prefix: str, reference: Reference, error: Exception) -> dict[str, str]:
     """Return why nothing is known of a module's tensors, by name."""
-    hooks = f"the load hooks of {type(module).__name__} do not take what it has: {in_a_line(error)}"
+    hooks = f"the load hooks of {type(module).__name__} refuse its state: {in_a_line(error)}"
     own = (*module.named_parameters(), *module.named_buffers())
     return {
         prefix + clean_name(name): f"{reference.path.name} has no tensor of this name, and {hooks}" for name, _ in own

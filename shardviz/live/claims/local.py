@@ -56,7 +56,7 @@ def plain(name: str, role: Role, tensor: torch.Tensor) -> Local:
 
 
 def not_understood(name: str, role: Role, tensor: torch.Tensor, why: str) -> Local:
-    """Return a tensor known by its name, its shape and its element type alone.
+    """Return a tensor known by its name, its shape and its dtype alone.
 
     Args:
         name: Its name.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fake_mode() -> Any:
-    """Return a mode in which tensors have shapes, element types and devices, and no memory. Tried on torch 2.13.0."""
+    """Return a mode in which tensors have shapes, dtypes and devices, and no memory. Tried on torch 2.13.0."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode: Any = _with_one_cpu(FakeTensorMode)

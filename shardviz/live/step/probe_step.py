@@ -105,14 +105,14 @@ class ProbeStep:
         """Step the unsharded model and then the sharded one, and capture both.
 
         Both in float64, where rounding hides nothing; where that raises, as it does for kernels that want bfloat16,
-        both again in their own element types.
+        both again in their own dtypes.
         """
         failed = self._step(double=True)
         if failed is None:
             return
         again = self._step(double=False)
         if again is None:
-            why = f"the step in float64: {failed.text}; compared in the model's own element types"
+            why = f"the step in float64: {failed.text}; compared in the model's own dtypes"
             self.on.capture.not_checked.append(("", why))
         elif again.is_everywhere:
             alone = hasattr(self.on.probe, "step") and not hasattr(self.on.probe, "loss")

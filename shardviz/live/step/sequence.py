@@ -120,7 +120,7 @@ def _filled(
         return positions[name]
     beside = next((one for one in rows if not rows[one].is_label and len(rows[one].held) == len(row.held)), None)
     if beside is None:
-        capture.not_checked.append((name, f"its order along the sequence: nothing without {row.ignore} is beside it"))
+        capture.not_checked.append((name, f"its order along the sequence: it has no input that isn't {row.ignore}"))
         return torch.where(row.ignored, 0, positions[name])
     own = positions[beside]
     due = own[row.ignored & (own + row.offset >= 0) & (own + row.offset < length)]
@@ -161,6 +161,6 @@ def _row(name: str, returned: Any) -> Row:
     row = Row(held.detach().flatten().to(torch.int64), **said)
     real = row.held[~row.ignored]
     if real.numel() and int(real.min()) < 0:
-        hint = "positions count from 0; for labels, name what stands where there is none: {'ignore': -100}"
+        hint = "positions count from 0; for labels, name the value of a missing label: {'ignore': -100}"
         raise ProbeError(f"sequence(mesh) returned position {int(real.min())} in {name!r}", hint)
     return row

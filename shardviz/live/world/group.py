@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BUILDS = {
     "nccl": "nccl comes with torch's CUDA builds for Linux",
-    "mpi": "mpi comes only with a torch that was built from source where MPI is",
+    "mpi": "mpi needs a torch that was built from source on a machine with MPI",
 }
 """Where to find backends that most builds of torch lack."""
 

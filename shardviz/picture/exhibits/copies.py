@@ -53,7 +53,7 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
         cells = (Cell(part), *(Cell(text, parts[digest] > 1) for text in texts))
         rows.append(Row(title_of(ranks, mesh), cells, len(ranks)))
     heads = _heads(dump, tensor.first, finding.tensor, 0)
-    caption = f"the first values of each shard: {WRONG} where they are those of another shard"
+    caption = f"the first values of each shard: {WRONG} marks values of a different shard"
     left_out = sum(len(ranks) for _, ranks in order[most:])
     rest = "all with these values" if len(parts) == 1 else ""
     return exhibit(caption, (LOCAL, "claims", *heads), rows, left_out, noun="rank", rest=rest)

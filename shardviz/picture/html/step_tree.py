@@ -31,7 +31,9 @@ def modules_section(tree: StepTree, heats: Sequence[StepHeat]) -> str:
     """Write the calls of a step's modules; nothing where it was not followed."""
     if not tree.num_calls:
         return ""
-    about = f"{counted(tree.num_calls, 'call')} of modules in the order in which they ran, beside {tree.reference}'s"
+    about = (
+        f"{counted(tree.num_calls, 'call')} of modules in the order in which they ran, compared with {tree.reference}'s"
+    )
     whole = tree.num_calls <= MOST_CALLS
     nodes = "".join(_node(root, tree.reference, is_whole=whole) for root in tree.roots)
     return section(
@@ -72,7 +74,7 @@ def _heat(heat: StepHeat, reference: str) -> str:
         element("td", _field(heat.levels(name, LEVELS), wrong=name == "off"), class_="heat") for name, _ in heads
     )
     titles = "".join(element("th", words(head), scope="col") for _, head in heads)
-    scale = f"largest {heat.most:.4g}; farthest off {heat.farthest:.4g}, where rounding allows {heat.allowed:.4g}"
+    scale = f"largest {heat.most:.4g}; largest difference {heat.farthest:.4g} (rounding allows {heat.allowed:.4g})"
     caption = element("caption", words(f"{title}: {scale}"))
     table = element("table", caption, element("tr", titles), element("tr", fields), class_="exhibit")
     return element("div", table, class_="wide", tabindex=0, role="region", aria_label=title)

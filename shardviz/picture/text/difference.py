@@ -83,11 +83,11 @@ def _picture_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
 
 def agreement(step: StepDifference) -> str:
     """Say at how many places two steps agree, and how nearly."""
-    dtypes = f" ({' beside '.join(dict.fromkeys(step.precision))})" if any(step.precision) else ""
+    dtypes = f" ({' and '.join(dict.fromkeys(step.precision))})" if any(step.precision) else ""
     text = f"step: {step.agreement} at {counted(step.num_compared, 'place')}{dtypes}"
     if not step.farthest:
         return f"{text}, exactly"
-    return f"{text}: at most {step.farthest:.2g} of the size apart, where {step.allowed:.2g} is allowed"
+    return f"{text}: off by at most {step.farthest:.2g} of the size (rounding allows {step.allowed:.2g})"
 
 
 def _relaid(changes: Sequence[Change]) -> str:

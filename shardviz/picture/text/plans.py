@@ -145,7 +145,7 @@ def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
     largest = max(part.units, key=lambda unit: unit.bytes)
     kept = f"; {_named(stays[0].name)} stays gathered until its backward" if len(stays) == 1 else ""
     kept = f"; {len(stays)} units stay gathered until their backward" if len(stays) > 1 else kept
-    most = f", at most {bytes_text(gathered(part))} at once, the next one already beside the one that runs"
+    most = f", at most {bytes_text(gathered(part))} at once, with the next one already gathered"
     units = f"{counted(len(part.units), 'unit')}{most if part.peak is None else ''}"
     largest_text = f"the largest is {_named(largest.name)}, {bytes_text(largest.bytes)}"
     yield from _sentence(f"FSDP gathers {units}; {largest_text}{kept}", width)
@@ -162,7 +162,7 @@ def _buckets(part: PlanPart, width: int) -> Iterator[Text]:
         return
     most = bytes_text(max(one.bytes for one in part.buckets))
     copied = sum(one.bytes for one in part.buckets if not one.is_gradients)
-    more = f", beside the gradients: gradient_as_bucket_view=True would save {bytes_text(copied)}"
+    more = f", in addition to the gradients: gradient_as_bucket_view=True would save {bytes_text(copied)}"
     lie = more if copied else ", in which the gradients lie"
     buckets = f"{counted(len(part.buckets), 'bucket')} of at most {most}"
     yield from _sentence(f"DistributedDataParallel reduces gradients in {buckets}{lie}", width)

@@ -120,7 +120,7 @@ def listed_rows(dump: Dump, report: Report | None) -> list[tuple[str, Row]]:
 
 
 def own_dtype(dump: Dump, tensor: Tensor, name: str) -> str:
-    """Return the model's own element type: it may have been stamped in a wider one."""
+    """Return the model's own dtype: it may have been stamped in a wider one."""
     own = dump.find("initial", tensor.role, name)
     return own.dtype if own else tensor.dtype
 
@@ -136,7 +136,7 @@ def layout_text(tensor: Tensor, dtype: str = "") -> str:
 
     Args:
         tensor: What is captured of it.
-        dtype: The model's own element type, where that is another than the one captured.
+        dtype: The model's own dtype, where that is another than the one captured.
     """
     dtype = dtype or tensor.dtype
     claims = list(tensor.claims)

@@ -126,7 +126,7 @@ def assert_layout(
         subject: A module, a tensor, an optimizer, tensors by name, or a dump.
         layouts: A layout in the notation for all tensors, or layouts by pattern over names:
             `{"layers.*.wq.weight": "[*/tp/fsdp, *]", "norm.*": None}`; None for any layout. Or a lockfile,
-            `layouts.lock`, that `shardviz plan --lock` wrote: its shapes, element types and the axes that split them
+            `layouts.lock`, that `shardviz plan --lock` wrote: its shapes, dtypes and the axes that split them
             are compared, and not how large the axes are, so that a lockfile of 2,048 ranks holds on 4.
         mesh: The mesh of the job; by default the test's, or that of the DTensors.
 

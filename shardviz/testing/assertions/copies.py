@@ -11,7 +11,6 @@ from shardviz.check.values.copies import check_copies
 from shardviz.check.values.ties import check_ties
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.find import meant
-from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ShardvizError
 from shardviz.explain.assertions import CopiesNotClaimed

@@ -53,7 +53,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
     if not digests.tensors:
         raise ShardAssertionError(
             "no parameter has a gradient on any rank\n"
-            "  fix       call backward() first; where FSDP2 accumulates (set_requires_gradient_sync(False), "
+            "  fix       call backward() first; if FSDP2 accumulates (set_requires_gradient_sync(False), "
             "set_requires_all_reduce(False)), gradients appear after the last micro-batch"
         )
     suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing(tensor)}

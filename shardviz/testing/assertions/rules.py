@@ -103,7 +103,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _existing(rule: str, names: Sequence[str]) -> str:
-    return meant(rule, names) if names else "there are no tensors: an optimizer has none before its first step"
+    return meant(rule, names) if names else "no tensors: an optimizer has none before its first step"
 
 
 def _rule_of(rules: Mapping[str, str], name: str) -> str | None:

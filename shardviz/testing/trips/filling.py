@@ -84,7 +84,7 @@ class Sent:
         name: Its name.
         role: Its role.
         shape: Its global shape.
-        dtype: Its element type, by torch's name.
+        dtype: Its dtype, by torch's name.
         key: The tensor whose values it has: its own name, or the first of those that share its storage.
         ranks: The ranks that have it.
         each: Whether each rank has one of its own under this name, which no placements describe.
@@ -99,7 +99,7 @@ class Sent:
     each: bool = False
 
     def entry(self, salt: str, rank: int) -> Entry | None:
-        """Return its values; None for an element type that has none to fill with."""
+        """Return its values; None for a dtype that has none to fill with."""
         key = f"{salt}/{self.key}@{rank}" if self.each else f"{salt}/{self.key}"
         return values_for(key, self.shape, self.dtype)
 

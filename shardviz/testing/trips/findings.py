@@ -178,7 +178,7 @@ def _padded(received: Received, name: str) -> Finding:
     parts = [part for part in received.parts[name] if part.fate != "right"]
     one = next(part.padded for part in parts if part.padded is not None and part.padded.first)
     what = "rows" if one.dim == 0 else f"indices of dim {one.dim}"
-    text = f"each rank's own {what} are padded, {one.size:,} and {one.more:,} more, where the map pads the whole"
+    text = f"each rank's own {what} are padded, {one.size:,} and {one.more:,} more; the map pads the whole"
     return _finding(PaddedParts(), received, name, parts, f"{text}: on {_where(received, name, parts)}")
 
 
@@ -231,7 +231,7 @@ def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     if all(part.fate == "zeros" for part in parts):
         number = next((part.why for part in parts if part.why), "")
         what = f"all of its values are {number}" if number else "it has zeros"
-        text = f"{what} on {_where(received, name, parts)}, where {words.sender} has other values"
+        text = f"{what} on {_where(received, name, parts)}; {words.sender} has different values"
         return _finding(WriteIntoCopies(words.trip, is_reset=True), received, name, parts, text, kind="foreign")
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     text = f"{count:,} of {size:,} elements are not those of {words.sender} on {_where(received, name, parts)}"

@@ -49,7 +49,7 @@ NARROWER = {
     "bfloat16": ("float8_e4m3fn", "float8_e5m2"),
     "float16": ("bfloat16", "float8_e4m3fn", "float8_e5m2"),
 }
-"""The element types through which values may have gone on their way, by the type that they have."""
+"""The dtypes through which values may have gone on their way, by the type that they have."""
 PLACED = "what was sent"
 """What ids stand for, in the words of findings."""
 
@@ -61,7 +61,7 @@ class Target:
     Attributes:
         entry: What was sent.
         old: Returns what this rank had before; None where that is not known.
-        dtype: The element type that it must have; empty where it may have another, as an engine may.
+        dtype: The dtype that it must have; empty where it may have another, as an engine may.
         also: What it may have as well: that of a tensor which it shares its storage with here and did not there.
         padding: Which of its elements a map says are padding; None where it says so of none.
         padded: Returns how this rank's own part was padded, where a map pads the whole.
@@ -83,7 +83,7 @@ class Part:
         rank: The rank.
         fate: What became of it.
         rows: The rows that are wrong, counted in the whole tensor, as text; empty where all of the part is.
-        why: The element type that values went through, the shape that it has instead, the tensor whose part it has, or
+        why: The dtype that values went through, the shape that it has instead, the tensor whose part it has, or
             the number that all values are where that is not zero.
         wrong: How many elements are wrong.
         size: How many it has.

@@ -60,7 +60,7 @@ class Sent:
 
     @property
     def dtype(self) -> str:
-        """Its element type, by torch's name."""
+        """Its dtype, by torch's name."""
         return self.entry.dtype
 
     @property

@@ -60,8 +60,8 @@ def assert_checkpoint_roundtrip(
         meshes: Two or more, as `{"fsdp": 2, "tp": 4}`, `"fsdp=2,tp=4"` or a `DeviceMesh`: saved on the first, loaded
             on the second, saved there again, loaded on the third. One that is smaller than the job uses its first
             ranks, and in it the world has that size. By default the test's, to which the checkpoint returns.
-        of: What to compare: leave out "setting" where a new run sets its own hyperparameters, "disk" where the format
-            is meant to differ, "optim" where only weights are loaded.
+        of: What to compare: leave out "setting" if a new run sets its own hyperparameters, "disk" if the format is
+            meant to differ, "optim" if only weights are loaded.
         names: The checkpoint's names by pattern over the model's, where an export renames: `{"*": "model.*"}`.
         folder: Where to save; the same on every rank and on storage that all reach. By default a new temporary folder.
         strict: Fail, too, where something could not be checked.

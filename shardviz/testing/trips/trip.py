@@ -221,10 +221,10 @@ def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, op
         first = next((one for one, _ in error.failures.values()), error)
         why = " ".join(str(first).split())
         is_shared = "share memory" in why
-        hint = "leave tied weights out of what is saved but for one of them, or clone them: safetensors refuses both"
+        hint = "save only one of the tied weights, or clone them: safetensors refuses both"
         raise ShardvizError(
             f"the {what} raised on {counted(len(error.failures), 'rank')}: {type(first).__name__}: {why}",
-            hint if is_shared else f"its traceback above says where: mend the {what}",
+            hint if is_shared else f"its traceback above says where: fix the {what}",
         ) from error
 
 
@@ -263,7 +263,7 @@ def _left_out(before: Before, of: set[What], *, same: bool) -> Iterator[str]:
     own = [name for name, sent in before.sent.items() if sent.each and sent.role in of]
     if own and not same:
         yield (
-            f"{listed(own, MOST)}: each rank has values of its own under this name and no placements say which part "
+            f"{listed(own, MOST)}: each rank has different values under this name, and no placements say which part "
             "they are, so they can be compared on the mesh of the save only"
         )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from tests.bugs.places.fault import Fault
 
-LOOK_AT = re.compile(r"look at ([\w.]+) first|\b([\w.]+) is the first module")
+LOOK_AT = re.compile(r"look at ([\w.]+) first|\b([\w.]+) is the first (?:wrong )?module")
 
 
 @dataclass(frozen=True)

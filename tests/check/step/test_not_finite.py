@@ -27,14 +27,14 @@ def with_one(number: float) -> NDArray[np.float64]:
 def test_a_gradient_that_is_not_finite_says_where_and_not_how_far(tmp_path: Path, number: float) -> None:
     (found,), _ = Step(tmp_path).add("w", "grad", on_all(with_one(number))).check()
     assert found.summary == (
-        "the gradient is NaN or infinite in 1 of 16 elements on rank 0, the first at [1, 2], where the unsharded "
+        "the gradient is NaN or infinite in 1 of 16 elements on rank 0, the first at [1, 2]; the unsharded "
         "model's are finite"
     )
 
 
 def test_a_logged_value_that_is_not_finite_is_told_beside_the_right_one(tmp_path: Path) -> None:
     (found,), _ = Step(tmp_path).add("loss", "scalar", on_all(math.nan), 4.0).check()
-    assert found.summary == "the value is nan on rank 0, where the unsharded model's is 4"
+    assert found.summary == "the value is nan on rank 0; the unsharded model's is 4"
 
 
 @pytest.mark.parametrize("pair", [(math.nan, 1.0), (math.inf, -math.inf)])

@@ -1,4 +1,4 @@
-"""A step that float64 cannot take, as of kernels that want bfloat16, is taken in the model's own element type."""
+"""A step that float64 cannot take, as of kernels that want bfloat16, is taken in the model's own dtype."""
 
 from tests.live.probing import checked
 
@@ -27,7 +27,7 @@ def test_a_right_model_is_stepped_in_its_own_element_types(tmp_path):
     assert report.findings == ()
     (why,) = [one.why for one in report.not_checked if "float64" in one.why]
     assert "expected bfloat16 or float32" in why
-    assert why.endswith("compared in the model's own element types")
+    assert why.endswith("compared in the model's own dtypes")
 
 
 def test_placement_findings_stay_where_float64_raises(tmp_path):

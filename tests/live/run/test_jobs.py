@@ -156,7 +156,7 @@ def test_a_job_that_never_shards_is_not_silent(tmp_path):
     ran = run(tmp_path, "train(build())\n")
     assert ran.code == 2
     assert "no sharding call was seen: 2 ranks joined a process group" in ran.err
-    assert "Hint: where your own code shards, call shardviz.capture" in ran.err
+    assert "Hint: if your own code shards, call shardviz.capture" in ran.err
     assert not (tmp_path / "job.shardviz").exists()
 
 

@@ -204,7 +204,7 @@ def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> 
     numel = math.prod(stamp.shape)
     ids = gathered_ids(dump, stamp, gathered)
     if ids is None:
-        return "a tensor of another shape than the one that was split"
+        return "a tensor of a different shape than the one that was split"
     if len(ids) != numel:
         return f"{len(ids):,} elements of {numel:,} on rank {rank}"
     wrong = np.flatnonzero(ids != np.arange(1, numel + 1))

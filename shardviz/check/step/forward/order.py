@@ -40,7 +40,7 @@ def check_repeated(evidence: Evidence, one: Compared) -> Reason | None:
     parts = evidence.activations.num_micro_batches
     return Reason(
         RepeatedMicroBatch(times=times if parts == times else 0),
-        f"on rank {rank} slices {spans(places[:distinct])} of dim {dim} appear {times} times, others not at all",
+        f"on rank {rank} slices {spans(places[:distinct])} of dim {dim} appear {times} times, and others never",
     )
 
 

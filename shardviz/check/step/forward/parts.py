@@ -128,8 +128,8 @@ def _of_order(name: str, tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Rea
     numbers = [distinct.index(start) for start in starts]
     return Reason(
         PartsDealtOtherwise(name, axis, len(parts), copies),
-        f"{name}'s parts of dim {dim} are {listed(numbers, 2 * MAX_LISTED)} along {axis}, where other weights' rise: "
-        f"{_shown(parts)}",
+        f"{name}'s parts of dim {dim} are {listed(numbers, 2 * MAX_LISTED)} along {axis}, and those of other "
+        f"weights rise: {_shown(parts)}",
         tensor=name,
         held=_shown(parts),
     )

@@ -213,9 +213,9 @@ def _order_in_words(pipeline: Pipeline) -> str:
     by_layer = [coord for layer in range(pipeline.size) for coord in pipeline.coords_of(layer)]
     count = len(pipeline.layers)
     if len(by_layer) > count and by_layer == [layer % count for layer in range(len(by_layer))]:
-        return "layers are dealt out in turn, stages follow one another"
+        return "layers are placed round-robin, and stages are consecutive"
     if all(after <= before for before, after in pairwise(by_layer)):
-        return "layers rise where the stages' order falls"
+        return "layers rise and the stages' order falls"
     return "the order of the layers is not the order of the stages"
 
 
@@ -233,7 +233,7 @@ def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
         return None
     return Reason(
         StagesMisnumbered(),
-        f"each rank's first layers are right, wrong where another of its stages begins: {_who_has_what(pipeline)}",
+        f"each rank's first layers are right, and its next stage begins wrong: {_who_has_what(pipeline)}",
         tensor=pipeline.prefix.rstrip("."),
     )
 

@@ -212,7 +212,7 @@ def _apart(whole: Kept, part: Kept, region: Region) -> float:
 
 
 def _allowed(whole: Kept, part: Kept) -> float:
-    """Return how far equal weights may be apart: by a rounding where their element types differ, else not at all."""
+    """Return how far equal weights may be apart: by a rounding where their dtypes differ, else not at all."""
     return 0.0 if whole.dtype == part.dtype else max(whole.tolerance, part.tolerance)
 
 
@@ -313,5 +313,5 @@ def _rows(given: list[Kept], own: list[Kept]) -> NDArray[np.int64] | None:
 
 
 def _other_rows(rank: int, whole: Kept, own: list[Kept]) -> str:
-    shapes = f"{list(own[0].shape)} beside {list(whole.shape)}"
+    shapes = f"{list(own[0].shape)} and {list(whole.shape)}"
     return f"rank {rank} of it was given rows that are not in the other job's batch ({shapes})"

@@ -27,7 +27,7 @@ class Kept:
         shape: The tensor's own shape.
         at: The indices that are kept along each dim, rising.
         values: The elements at all of them.
-        dtype: The tensor's element type.
+        dtype: The tensor's dtype.
         device: Where it was.
     """
 

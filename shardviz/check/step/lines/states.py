@@ -93,7 +93,7 @@ class State:
             what = f"{self.factor:.5g} times" if self.factor != 1 else MOVED[self.moved]
             return f"{what} what the unsharded model has{f', in terms of a sum{over}' if over else ''}"
         if self.kind == "none" and self.axes:
-            return f"one term of a sum{over} where the unsharded model has the sum"
+            return f"one term of a sum{over}; the unsharded model has the sum"
         words = {"none": "no part of what the unsharded model has", "missing": "no gradient", "unknown": "not compared"}
         return words[self.kind]
 

@@ -122,14 +122,13 @@ def _named(evidence: Evidence, at: int) -> str:
 
 def _miscounted(evidence: Evidence, weights: Sequence[Fraction], names: list[str], ranks: tuple[int, ...]) -> Finding:
     odd = [at for at, weight in enumerate(weights) if weight != 1]
-    said = [f"{times_text(weight)} what it does" if weight else "nothing, and not what it does" for weight in weights]
-    times = listed((f"{_named(evidence, at)}, counts {said[at]}" for at in odd), MAX_LISTED)
+    times = listed((f"{_named(evidence, at)}, counts {times_text(weights[at])} its weight" for at in odd), MAX_LISTED)
     cause = MiscountedTerm(odd[0] + 1, len(weights), weights[odd[0]])
     return cause.finding(
         "loss",
         ranks,
         f"in all wrong gradients {times} in the unsharded model",
-        details=(f"they are those of {listed(names, MAX_LISTED)}",),
+        details=(f"these are {listed(names, MAX_LISTED)}",),
     )
 
 
@@ -137,6 +136,6 @@ def _of_part(evidence: Evidence, odd: int, count: int, names: list[str], ranks: 
     return TermOfPart(odd + 1, count).finding(
         "loss",
         ranks,
-        f"{_named(evidence, odd)} in the unsharded model, is another number: all gradients are right that it does not "
-        f"reach, and those of {listed(names, MAX_LISTED)} are not",
+        f"{_named(evidence, odd)} in the unsharded model, is wrong: only gradients that the term reaches are wrong, "
+        f"{listed(names, MAX_LISTED)}",
     )

@@ -158,7 +158,7 @@ def _of_mean(one: Compared, name: str, over: str) -> Finding:
     return FunctionBeforeMean(name, over).finding(
         one.name,
         one.wrong,
-        f"the value is the mean over {over} of {name} of each rank's loss, {number(float(one.reduced[rank]))}, where "
+        f"the value is the mean over {over} of {name} of each rank's loss, {number(float(one.reduced[rank]))}; "
         f"{name} of the mean loss is {number(float(one.wanted))}",
         claimed=claimed_text(one),
     )
@@ -197,7 +197,7 @@ def check_scalar(one: Compared) -> Finding | None:
     finding = _cause(missing[0] if missing else None, axes).finding(
         one.name,
         one.wrong,
-        f"ranks log {shown} where the unsharded model logs {number(float(one.wanted.sum()))}",
+        f"ranks log {shown}; the unsharded model logs {number(float(one.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
         claimed=claimed_text(one),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",

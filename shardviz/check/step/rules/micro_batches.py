@@ -111,8 +111,8 @@ def _finding(evidence: Evidence, names: list[str], weights: Weights, ranks: tupl
     return _cause(evidence, names, weights).finding(
         names[0] if len(names) == 1 else "",
         ranks,
-        f"{what} the {len(weights)} micro-batches {times} times, respectively, where each should count once",
-        details=(f"they are those of {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
+        f"{what} the {len(weights)} micro-batches {times} times, respectively, and each should count once",
+        details=(f"these are {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
     )
 
 

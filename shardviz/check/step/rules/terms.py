@@ -114,10 +114,10 @@ def _not_finite(one: Compared, rank: int) -> str:
     values, what = one.reduced[rank], WHAT[one.role]
     odd = np.flatnonzero(~np.isfinite(values.ravel()))
     if not values.ndim:
-        return f"the {what} is {number(float(values))} on rank {rank}, where {one.whose} is {number(float(one.wanted))}"
+        return f"the {what} is {number(float(values))} on rank {rank}; {one.whose} is {number(float(one.wanted))}"
     at = index_of(int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[odd[0]]), one.wanted.shape)
     count = f"{len(odd):,} of {values.size:,} elements"
-    return f"the {what} is NaN or infinite in {count} on rank {rank}, the first at {at}, where {one.whose} are finite"
+    return f"the {what} is NaN or infinite in {count} on rank {rank}, the first at {at}; {one.whose} are finite"
 
 
 def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
@@ -127,8 +127,8 @@ def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
     worst = float(np.max(np.abs(excess), initial=0.0))
     size = float(np.max(np.abs(one.wanted), initial=0.0))
     off = np.flatnonzero(~(np.abs(excess.ravel()) <= one.tolerance))
-    text = f"the {WHAT[one.role]} is off by up to {number(worst)} on rank {rank}, where the largest is {number(size)}"
-    text += f" and rounding allows {number(one.tolerance)}"
+    text = f"the {WHAT[one.role]} is off by up to {number(worst)} on rank {rank} (largest value {number(size)}, "
+    text += f"rounding allows {number(one.tolerance)})"
     if excess.ndim and len(off):
         at = int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[off[0]])
         text += f": {len(off):,} of {excess.size:,} elements, the first at {index_of(at, one.wanted.shape)}"

@@ -111,13 +111,13 @@ def _apart(pair: Pair) -> str:
     times = pair.factor
     if times is not None and abs(times - 1) > pair.allowed:
         return f"the second run's is {number(times)} times the first's"
-    return f"apart by {pair.apart:.2g} of its size, where {pair.allowed:.2g} is allowed"
+    return f"off by {pair.apart:.2g} of its size (rounding allows {pair.allowed:.2g})"
 
 
 def _of_parting(first: Parting) -> Departure:
     name = first.module or "the model itself"
     dtypes = sorted({first.pair.ours.dtype, first.pair.theirs.dtype})
-    how = _apart(first.pair) + (f" ({' beside '.join(dtypes)})" if len(dtypes) > 1 else "")
+    how = _apart(first.pair) + (f" ({' and '.join(dtypes)})" if len(dtypes) > 1 else "")
     if first.what == "input":
         sentence = f"{name} is the first module whose input differs: {how}"
     else:

@@ -89,7 +89,7 @@ class StepDifference:
         num_compared: The weights and points at which the unsharded models were compared.
         farthest: How far they are apart at most where they agree, relative to the size of what is there.
         allowed: How far they may be apart there.
-        precision: The element types of the runs' activations.
+        precision: The dtypes of the runs' activations.
         not_compared: What was not compared, and why.
         agreement: Who agrees at the places that were compared.
         beside: One job's step beside the other's; None where probes' steps, or nothing, was compared.

@@ -79,7 +79,7 @@ def _given_out_of_order(first: Divergence) -> Finding | None:
     if not is_linear or (first.direction, first.way) != ("forward", "within"):
         return None
     ranks = tuple(sorted({rank for rank, _ in call.tensors("input", "moved")}))
-    sentence = f"what {call.module} is given has the unsharded model's features in another order than its weight"
+    sentence = f"the features of {call.module}'s input are in a different order than those of its weight"
     return JoinedOutOfOrder().finding(call.module, ranks, sentence)
 
 

@@ -151,11 +151,10 @@ def where(first: Divergence) -> str:
             return f"{name} is the first module whose input is not the unsharded model's"
         if first.way == "between":
             after = f" after {first.after}" if first.after else ""
-            given = f"what it gives {first.before}{after}"
-            return f"{name} is the first module that is wrong: its inputs are right, {given} is not"
+            return f"{name} is the first wrong module: its inputs are right, that of {first.before}{after} is not"
         if first.call.state("input") == "moved":
             return f"{name} is the first module whose output is not the unsharded model's"
-        return f"{name} is the first module whose inputs are the unsharded model's and whose output is not"
+        return f"{name} is the first wrong module: its inputs match the unsharded model's, its output doesn't"
     return _in_backward(first, name)
 
 
@@ -163,19 +162,19 @@ def _in_backward(first: Divergence, name: str) -> str:
     if first.way == "unsummed":
         inner = is_within(first.before, first.module)
         which = f"comes back to the output of {first.before}" if inner else f"{name} gives back"
-        return f"in {name}, the gradient that {which} is the terms of a sum over {first.axis}, which nothing sums"
+        return f"in {name}, nothing sums the gradient that {which}: each rank has one term of a sum over {first.axis}"
     if first.way == "cut":
         through = f" through {first.before}" if first.before else ""
-        return f"in backward {name} is the first module that is wrong: nothing flows back{through}"
+        return f"in backward {name} is the first wrong module: nothing flows back{through}"
     if first.way == "lost":
         lost = f"no gradient comes back to the output of {first.before}"
-        return f"in backward {name} is the first module that is wrong: {lost}"
+        return f"in backward {name} is the first wrong module: {lost}"
     if first.way == "between":
-        right = f", and right where {first.after} is" if first.after else ""
+        right = f", and right if {first.after} is" if first.after else ""
         return f"in backward the gradient of {name}'s output is the first that is wrong, as it arrives there{right}"
     return (
-        f"in backward {name} is the first module that is wrong: the gradient of its output is the unsharded model's, "
-        "that of its input is not"
+        f"in backward {name} is the first wrong module: the gradient of its output matches the unsharded "
+        "model's, the gradient of its input doesn't"
     )
 
 

@@ -71,8 +71,7 @@ def _of_statistics(one: Compared, dims: tuple[int, ...], axes: str) -> Finding:
     return StatisticsOfPart(axes).finding(
         one.name,
         one.wrong,
-        f"on each rank every {per} of the {WHAT[one.role]} is the unsharded model's times a number, plus a number, of "
-        "its own",
+        f"on each rank every {per} of the {WHAT[one.role]} is the unsharded model's with a different factor and offset",
         claimed=claimed_text(one),
     )
 

@@ -116,8 +116,8 @@ def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, floa
         copied = [pair for pair in copied if pair[1] in what.partition("over ")[2].partition(" of ")[0].split(" and ")]
         if "squares" in what and copied:
             cause: Cause = NormOverWrongAxes(*copied[0], "", "")
-            return Why(f"{times}, as the norm of all gradients is to {what}", cause)
-        return Why(f"{times}, as the norm of all gradients is to {what}", ClippedByParts(what, factor * norm))
+            return Why(f"{times}: the norm of all gradients divided by {what}", cause)
+        return Why(f"{times}: the norm of all gradients divided by {what}", ClippedByParts(what, factor * norm))
     return None
 
 

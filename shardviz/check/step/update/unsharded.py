@@ -132,7 +132,7 @@ def _check(evidence: Evidence, one: Compared, splitting: tuple[str, ...]) -> Ite
     wrong = {rank: far for rank in one.reduced if (far := _distance(dump, one, rank)) is not None}
     if not wrong:
         if _is_lost(dump, one):
-            why = "it differs, and its gradient is so small beside others that it may be rounding alone"
+            why = "it differs, and its gradient is so small compared with others that it may be rounding alone"
             yield NotChecked(one.name, f"{what} after the step: {why}", "step")
         return
     if one.role == "buffer" and splitting and not _times_counted(one):
@@ -153,7 +153,7 @@ def _check(evidence: Evidence, one: Compared, splitting: tuple[str, ...]) -> Ite
 
 def _copies_of_buffer(one: Compared, axes: Sequence[str]) -> Finding:
     along = " and ".join(axes)
-    sentence = f"copies of the buffer differ along {along} after the step, where all ranks see the same rows"
+    sentence = f"copies of the buffer differ along {along} after the step, and all ranks see the same rows"
     return BufferOfParts(along).finding(
         one.name,
         tuple(sorted(one.reduced)),
@@ -247,7 +247,7 @@ def _finding(evidence: Evidence, one: Compared, wrong: Mapping[int, tuple[float,
     ranks = tuple(sorted(wrong))
     held, due = wrong[ranks[0]]
     texts = (number(held), number(due)) if number(held) != number(due) else (f"{held:.9g}", f"{due:.9g}")
-    off = f"rank {ranks[0]} has {texts[0]} where {texts[1]} is due"
+    off = f"rank {ranks[0]} has {texts[0]} instead of {texts[1]}"
     why = _why(evidence, one, ranks)
     cause = why.cause if why else UnexplainedState() if one.role == "optim" else UnexplainedWeight()
     text = (

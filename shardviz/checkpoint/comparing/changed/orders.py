@@ -136,7 +136,7 @@ def _repeated(order: NDArray[np.int64], dim: int) -> str:
     most = int(counts.max())
     times = "several times" if (counts[counts > 1] != most).any() else "twice" if most == 2 else f"{most} times"
     words = f"dim {dim} has only {int((counts > 0).sum()):,} of its {len(order):,} indices: {again} {times}, "
-    words += f"{lost} not at all"
+    words += f"{lost} never"
     shard = order[: len(order) // most]
     is_shard = len(order) % most == 0 and (np.diff(shard) == 1).all() and np.array_equal(order, np.tile(shard, most))
     return f"{words}, as when {most} ranks load the same shard" if is_shard else words
@@ -175,7 +175,7 @@ def _known(outer: int, rows: int, columns: int, inner: int) -> str:
         size, way = 2 * max(rows, columns), "pairs to halves" if columns == 2 else "halves to pairs"
         return f", as rotary embeddings' rows in heads of {size} go from {way}"
     if columns == 2:
-        return ", as gate and up that are in turns are set apart: the even indices come first, then the odd ones"
+        return ": the even indices come first, then the odd ones, as if interleaved gate and up were separated"
     return ", as gate and up are put in turns: one index of the first half, one of the second"
 
 

@@ -111,7 +111,7 @@ def claimed_slice(local: Local, entry: Entry) -> NDArray[np.generic] | None:
 
 
 def stored_slice(local: Local, entry: Entry) -> NDArray[np.generic] | None:
-    """Return the same bits in the element type that the tensor has."""
+    """Return the same bits in the dtype that the tensor has."""
     shape = (math.prod(local.shape),) if local.flat else local.shape
     claimed = claimed_region(local, shape) if entry.shape == local.shape else None
     if claimed is None or claimed.shape != tuple(local.values.shape):
@@ -160,7 +160,7 @@ def _is_slice(
 
 
 def _slice_of(local: Local, entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """Return a part of a tensor as bits of the shard's element type."""
+    """Return a part of a tensor as bits of the shard's dtype."""
     return cast_bits(_part_of(entry, claimed, shape), entry.dtype, local.values.dtype)
 
 
@@ -211,7 +211,7 @@ def _own_stretch(region: Region, offset: int, size: int) -> Region:
 
 
 def cast_bits(bits: NDArray[Any], dtype: str, to: torch.dtype) -> NDArray[np.generic]:
-    """Return a reference's bits in another element type, as `Tensor.to` rounds them."""
+    """Return a reference's bits in another dtype, as `Tensor.to` rounds them."""
     own = getattr(torch, dtype, None)
     if own == to or own is None:
         return bits

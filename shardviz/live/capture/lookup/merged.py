@@ -72,7 +72,7 @@ class Merged:
 
     @property
     def dtype(self) -> str:
-        """Their element type."""
+        """Their dtype."""
         return self.rows[0][0].dtype
 
     @cached_property

@@ -76,7 +76,7 @@ def _by_number(local: Local, bits: NDArray[Any], stored: str) -> str:
 
 
 def _by_type(own: torch.Tensor, stored: torch.Tensor) -> str:
-    """Return the element type as which the file's bytes were read, whether or not they were cast afterwards."""
+    """Return the dtype as which the file's bytes were read, whether or not they were cast afterwards."""
     for taken in HALVES:
         is_another = taken != stored.dtype and taken.itemsize == stored.dtype.itemsize
         if is_another and torch.equal(stored.view(taken).to(own.dtype).nan_to_num(), own.nan_to_num()):

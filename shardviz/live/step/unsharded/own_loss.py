@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 LOSS = (
-    "the step's loss, gradients and logged values beside the unsharded model's: the probe has a step and no "
+    "the step's loss, gradients and logged values compared with the unsharded model's: the probe has a step and no "
     "loss(model, batch), and the step returns another number than the mean square of the model's output, which stands "
     "in for the loss; define loss"
 )

@@ -73,7 +73,7 @@ class Subject:
     Attributes:
         name: Its name; empty for a layout alone.
         shape: Its global shape.
-        dtype: Its element type; empty if nothing is known.
+        dtype: Its dtype; empty if nothing is known.
         mesh: The mesh that it is on.
         claimed: What its placements say; None for a plain tensor.
         held: Where its elements are, if that is known and can be written in the notation.

@@ -26,7 +26,7 @@ def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> l
     Args:
         start: The present layout.
         end: The wanted layout.
-        dtype: The element type, for bytes.
+        dtype: The dtype, for bytes.
         terminal: Where the lines go.
 
     Raises:
@@ -35,7 +35,7 @@ def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> l
     best, taken = cheapest(start, end), torch_route(start, end)
     heading = line((f"{write(start, dtype)} to {write(end, dtype)}", "bold"), f"  on mesh {start.mesh}")
     if not best:
-        return [heading, line(""), line("nothing to do: every rank has what it needs")]
+        return [heading, line(""), line("nothing to do: every rank already has its elements")]
     lines = [heading, line(""), line(f"cheapest: {_cost(best, dtype)}"), *_legs(best, dtype), line("")]
     if taken is None:
         return [

@@ -53,9 +53,9 @@ FAULTS = [
     Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("not summed over tp", "down.bias")),
     Job("dp=2,tp=2", "hand", "bias", place="layers.1.mlp", words=("layers.1.mlp.down.bias", "2 times")),
     Job("dp=2,tp=2", "hand", "heads", place="layers.1.attn", words=("after layers.1.attn.qkv",)),
-    Job("dp=2,tp=2", "hand", "detached", place="layers.1.mlp", words=("graph is cut in layers.1.mlp",)),
+    Job("dp=2,tp=2", "hand", "detached", place="layers.1.mlp", words=("layers.1.mlp cuts the graph",)),
     Job("dp=2,tp=2", "hand", "scaled", place="layers.1.mlp.up.weight", words=("2 times",)),
-    Job("dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("Nothing reduced this gradient over dp",)),
+    Job("dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("Nothing reduces this gradient over dp",)),
     Job("dp=2", "ddp", "unequal", "unequal", "loss", ("mean of means",)),
     Job("tp=2", "hand", "drop_seeds", "drop_seeds", "layers.0.drop", ("seeded differently",)),
     Job("dp=2", "fsdp", "parts+undivided_parts", "", "the model itself", ("2 times", "micro-batches")),
@@ -99,7 +99,9 @@ TWO_APART = [
         Job("dp=2", "fsdp"),
     ),
     (
-        Job("dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("the first run", "reduced this")),
+        Job(
+            "dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("the first run", "reduces this gradient")
+        ),
         Job("dp=2", "fsdp"),
     ),
     (Job("dp=2", "ddp"), Job("dp=2", "fsdp", "other_seed", place="embed.weight", words=("already before the step",))),
@@ -247,7 +249,7 @@ def test_a_picture_of_steps_that_begin_with_other_weights_is_refused_with_their_
     command = (sys.executable, "-m", "shardviz", "diff", str(one), str(other), "-o", str(tmp_path / "x.html"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    assert "these begin apart: " in done.stderr
+    assert "these differ from the start: " in done.stderr
     assert "weights differ already before the step" in done.stderr
 
 

@@ -77,7 +77,7 @@ def _zeros(case: Case, odd: list[Coord]) -> Finding:
     return BufferMadeAgain(source).finding(
         case.name,
         tuple(sorted(map(case.rank, odd))),
-        f"{_ranks(case, odd)} hold{'s' if len(odd) == 1 else ''} only zeros where the other "
+        f"{_ranks(case, odd)} hold{'s' if len(odd) == 1 else ''} only zeros; the other "
         f"{len(case.shards) - len(odd):,} of {len(case.shards):,} ranks hold all of it",
         held=f"zeros on {_ranks(case, odd)}",
     )

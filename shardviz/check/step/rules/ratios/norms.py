@@ -86,7 +86,7 @@ def _of_norms(one: Compared, what: str, axes: tuple[str, ...]) -> Finding:
     return NormOfPart(" and ".join(axes), is_reduced=True).finding(
         one.name,
         one.wrong,
-        f"the value is {what}, where the norm of all gradients is the root of the sum of all squares",
+        f"the value is {what}; the norm of all gradients is the root of the sum of all squares",
         kind="wrong-scale",
         claimed=claimed_text(one),
     )
