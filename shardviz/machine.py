@@ -74,7 +74,7 @@ def _text(file: Path) -> str:
 
 
 def _number(file: Path, at: int = 0) -> int | None:
-    """Return a number in a file; None where there is none, as where it says `max`."""
+    """Return a number in a file; None if there is none, as where it says `max`."""
     words = _text(file).split()
     return int(words[at]) if len(words) > at and words[at].isdecimal() else None
 

@@ -47,12 +47,12 @@ class Probe:
         name: `tp_fsdp`, `bugs/left_to_right_2d`, or the path that the user gave.
         path: Its file.
         summary: The docstring's first line.
-        axes: The names of its mesh axes; empty where it takes any mesh.
-        mesh: The sizes that it runs at by default; empty where it does not say.
+        axes: The names of its mesh axes; empty if it takes any mesh.
+        mesh: The sizes that it runs at by default; empty if it does not say.
         kinds: The findings that it must give; empty for all but recreated bugs.
         build: The name of the function that builds the model.
-        torch: The oldest torch that has what it shows, `TORCH = (2, 9)`; empty where any will do.
-        module: The name by which it is imported; empty where it is a file alone.
+        torch: The oldest torch that has what it shows, `TORCH = (2, 9)`; empty if any will do.
+        module: The name by which it is imported; empty if it is a file alone.
         version: The version of the distribution that brings it; empty for shardviz's own and for files.
         misspelt: Names that it defines and nothing uses, each with the hook that is meant: `("bacth", "batch")`.
     """

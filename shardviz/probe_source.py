@@ -64,7 +64,7 @@ def imported_modules(tree: ast.Module) -> set[str]:
 
 
 def constant(source: Source, name: str, kind: type[Item]) -> tuple[Item, ...]:
-    """Return a tuple that a file assigns literally, or imports from one that does; empty where it has no such name.
+    """Return a tuple that a file assigns literally, or imports from one that does; empty if it has no such name.
 
     Raises:
         ProbeError: The file has the name, and it is something else or cannot be found without running the file.
@@ -133,7 +133,7 @@ def _imported(node: ast.stmt, name: str) -> Iterator[str]:
 
 
 def _imported_source(source: Source, node: ast.ImportFrom) -> Source | None:
-    """Return the file that a `from module import` names; None where there is none that can be read."""
+    """Return the file that a `from module import` names; None if there is none that can be read."""
     if node.level:
         folder = source.path.parents[min(node.level, len(source.path.parents)) - 1]
         path = _file_in(folder, node.module.split(".") if node.module else [])

@@ -157,7 +157,7 @@ class Viewer(App[None], Generic[Opened]):
 
     @property
     def chosen_name(self) -> str:
-        """The name of the chosen tensor; empty where there is none."""
+        """The name of the chosen tensor; empty if there is none."""
         return name_of(self.document, self.selection) if self.document is not None else ""
 
     async def go(self, target: Target) -> None:

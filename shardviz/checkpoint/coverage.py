@@ -32,9 +32,9 @@ class Coverage:
 
     Attributes:
         missing: How many elements no chunk holds.
-        gap: The first stretch of those, None where there is none.
+        gap: The first stretch of those, None if there is none.
         repeated: How many elements several chunks hold.
-        overlap: The first stretch of those, None where there is none.
+        overlap: The first stretch of those, None if there is none.
         outside: Chunks that reach beyond the tensor.
     """
 
@@ -46,7 +46,7 @@ class Coverage:
 
 
 def coverage_of(tensor: Saved) -> Coverage | None:
-    """Count how often a tensor's elements are stored; None where its chunks are too many to count."""
+    """Count how often a tensor's elements are stored; None if its chunks are too many to count."""
     if len(tensor.chunks) == 1 and tensor.chunks[0].sizes == tensor.shape:
         return Coverage() if not any(tensor.chunks[0].offsets) else Coverage(outside=tensor.chunks)
     outside = tuple(chunk for chunk in tensor.chunks if not _is_inside(chunk, tensor.shape))

@@ -38,7 +38,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
         start: The first byte.
         size: How many bytes.
         archive: Whether they are what `torch.save` wrote; the elements themselves otherwise.
-        transformed: What the bytes went through after that, such as a compression; empty where through nothing.
+        transformed: What the bytes went through after that, such as a compression; empty if through nothing.
     """
 
     file: str
@@ -54,7 +54,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         offsets: Its first index in each dim.
         sizes: Its shape.
-        place: Where it is stored; None where the checkpoint does not say.
+        place: Where it is stored; None if the checkpoint does not say.
         dtype: Its dtype where that is known without reading it, empty otherwise.
     """
 
@@ -108,7 +108,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def bits(self) -> NDArray[Any]:
-        """Its bits as unsigned integers; mapped and read-only where it is stored in one piece."""
+        """Its bits as unsigned integers; mapped and read-only if it is stored in one piece."""
         return self.read(Region.whole(self.shape))
 
     def read(self, region: Region) -> NDArray[Any]:
@@ -251,7 +251,7 @@ class Checkpoint:
 
     @cached_property
     def file_sizes(self) -> Mapping[str, int | None]:
-        """The bytes of each file that a chunk is in or an index names; None where it is missing."""
+        """The bytes of each file that a chunk is in or an index names; None if it is missing."""
         names = dict.fromkeys(file for one in self.tensors.values() for file in one.files)
         names |= dict.fromkeys([*(place.file for place in self.objects.values()), *self.indexed.values()])
         known, folder = self.sizes, self.folder
@@ -270,7 +270,7 @@ class Checkpoint:
 
 
 def file_size(path: Path) -> int | None:
-    """Return the bytes of a file; None where there is none, or it is something else, such as a pipe."""
+    """Return the bytes of a file; None if there is none, or it is something else, such as a pipe."""
     try:
         found = path.stat()
     except (OSError, ValueError):

@@ -51,7 +51,7 @@ class _Known:
     """What is known of one parameter's state.
 
     Attributes:
-        step: Its number of steps, and the tensor that says so; None where none does.
+        step: Its number of steps, and the tensor that says so; None if none does.
         squares: Its squares, and whether any of the numbers that were looked at is not zero.
     """
 
@@ -88,7 +88,7 @@ def _without(name: str, key: str) -> str:
 
 
 def _some(tensor: Saved) -> NDArray[np.float64] | None:
-    """Return the first numbers of a tensor's first chunk; None where they cannot be read."""
+    """Return the first numbers of a tensor's first chunk; None if they cannot be read."""
     try:
         bits: NDArray[Any] = tensor.chunk_bits(tensor.chunks[0])
     except (DumpError, OSError):

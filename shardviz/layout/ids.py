@@ -33,7 +33,7 @@ def region_of(ids: NDArray[Any], shape: Sequence[int], first: int = 1) -> Region
         first: The id of the first element.
 
     Returns:
-        The region whose elements, in order, are the array's; None where it is not a product of index ranges.
+        The region whose elements, in order, are the array's; None if it is not a product of index ranges.
 
     Example:
         >>> str(region_of(np.array([[9, 10], [13, 14]]), shape=(4, 4)))

@@ -33,7 +33,7 @@ class DimOrder:
     Attributes:
         dim: Which dim.
         shape: The shape that the dim is viewed as.
-        swapped: The two dims of that view that are transposed; None where `blocks` says the order.
+        swapped: The two dims of that view that are transposed; None if `blocks` says the order.
         blocks: The block that each place holds.
     """
 

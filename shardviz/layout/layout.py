@@ -76,7 +76,7 @@ class Layout:
         chains: How each dim is split, outermost first.
         partial: Axes over which a sum (or another reduction) is pending, with the reduction.
         flat: The tensor's place in a flattened concatenation; None for all but FSDP1.
-        own_axes: The axes of the tensor's own mesh, where that is a part of `mesh`; empty where it is all of it.
+        own_axes: The axes of the tensor's own mesh, where that is a part of `mesh`; empty if it is all of it.
 
     Raises:
         LayoutError: One axis is used twice, a dim is cut into less than one segment or more than
@@ -231,7 +231,7 @@ class Layout:
         return np.stack(dims, axis=1) if dims else np.zeros((self.mesh.size, 0), np.int64)
 
     def placements(self) -> tuple[Placement, ...] | None:
-        """Return torch's spelling, one placement for each axis; None where torch cannot say this layout."""
+        """Return torch's spelling, one placement for each axis; None if torch cannot say this layout."""
         by_axis: dict[str, Placement] = {axis: Partial(op) for axis, op in self.partial}
         for dim, chain in enumerate(self.chains):
             by_axis |= placements_of(dim, chain, self.mesh)

@@ -176,7 +176,7 @@ class Mesh:
         return tuple(map(self.rank_at, product(*ways)))
 
     def axes_within(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        """Return the axes along which some ranks differ; none where one of them is not on the mesh."""
+        """Return the axes along which some ranks differ; none if one of them is not on the mesh."""
         if any(rank not in self for rank in ranks):
             return ()
         places = zip(*map(self.coord_of, ranks), strict=True)

@@ -47,7 +47,7 @@ class Pattern:
     """A layout as written, before it meets a mesh and a shape.
 
     Attributes:
-        sizes: The size of each dim; None where `*` stands for any.
+        sizes: The size of each dim; None if `*` stands for any.
         chains: How each dim is split.
         dtype: The dtype, without `torch.`; empty for any.
         equal: Axes written as `=axis`.

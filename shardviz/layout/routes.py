@@ -82,7 +82,7 @@ def total(legs: Sequence[Leg]) -> int:
 
 
 def torch_route(start: Layout, end: Layout) -> list[Leg] | None:
-    """Return the route of torch's `redistribute`; None where it follows another rule, as for strided shards.
+    """Return the route of torch's `redistribute`; None if it follows another rule, as for strided shards.
 
     The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of
     a tensor that is split somewhere, axes are done last to first, gathering a split that lies inside one that changes;

@@ -15,7 +15,7 @@ class Followed:
     """Which modules are followed through a step.
 
     Attributes:
-        pattern: What their names match, as of files: `layers.1.*`; empty where no module is followed.
+        pattern: What their names match, as of files: `layers.1.*`; empty if no module is followed.
     """
 
     pattern: str = "*"

@@ -42,7 +42,7 @@ class ProbeJob:
         values_limit: Local tensors of at most this many elements are written out value by value.
         module: The name by which the probe is imported; empty if it is a file that no package contains.
         followed: Which modules of its step are followed.
-        notes: Where rank 0 notes the files of the modules that are imported; None where nobody watches them.
+        notes: Where rank 0 notes the files of the modules that are imported; None if nobody watches them.
         keeps_evidence: Whether the raw values of the step are written beside the dump, for a later judge.
         force: Whether ranks replace what is in the folder; None if it has been made for them.
         question: "package.module:function", which says from a dump's folder inside of which module ranks should look;

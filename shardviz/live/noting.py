@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 Stamp = tuple[int, int, int] | None
-"""When a file was written, its size and its inode; None where there is no such file."""
+"""When a file was written, its size and its inode; None if there is no such file."""
 
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _PACKAGES = ("site-packages", "dist-packages")
@@ -49,7 +49,7 @@ def noting(notes: Path | None, *, writes: bool) -> Iterator[None]:
     """Note the files of the modules that are imported meanwhile, and read these from source.
 
     Args:
-        notes: The file that gets a line for each; None where nobody watches.
+        notes: The file that gets a line for each; None if nobody watches.
         writes: Whether this rank is the one that writes them.
     """
     if notes is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def rank() -> int | None:
-    """Return this process's rank; None where no process group is up."""
+    """Return this process's rank; None if no process group is up."""
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
 
 

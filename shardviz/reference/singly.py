@@ -22,7 +22,7 @@ USUAL = 3
 """Bits of a value that hardly vary: weights have the same few exponents."""
 
 ROUNDS = 3
-"""The most values in a row that the reference has several times, and that are placed all the same."""
+"""The most values in a row that the reference has several times, and that are placed anyway."""
 
 CHANCE = 0.01
 """How likely a tensor of other values may be to pass."""

@@ -30,7 +30,7 @@ def is_whole(dtype: str) -> bool:
 
 
 def cast(bits: NDArray[Any], dtype: str, to: str) -> NDArray[Any] | None:
-    """Return bits of one type as those of another; None where this is not known how to do.
+    """Return bits of one type as those of another; None if this is not known how to do.
 
     Example:
         >>> ones = np.array([1.0, 1.00390625], np.float32).view(np.uint32)

@@ -64,7 +64,7 @@ class Codes:
         width: Bytes of an element.
         bits: There are 2 to this power.
         mantissa: Bits of a float's mantissa; 0 for integers.
-        sign: Where a float's sign stands; 0 where it has none.
+        sign: Where a float's sign stands; 0 if it has none.
         lowest: What is added to all: the smallest exponent, in its place, or an integer.
     """
 

@@ -42,7 +42,7 @@ def is_stamped(path: Path) -> bool:
 
 
 def header_of(path: Path) -> dict[str, Any]:
-    """Return the header of a file; empty where it has none that can be read. The file may be anything."""
+    """Return the header of a file; empty if it has none that can be read. The file may be anything."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
@@ -52,7 +52,7 @@ def header_of(path: Path) -> dict[str, Any]:
 
 
 def json_object(text: bytes) -> dict[str, Any]:
-    """Return a JSON object; empty where the text is not one."""
+    """Return a JSON object; empty if the text is not one."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -273,7 +273,7 @@ class Document:
         return sides
 
     def drawn(self, entry: int, name: str = "") -> Sides | None:
-        """Return both sides of an entry's tensor; None where there is nothing that can be drawn."""
+        """Return both sides of an entry's tensor; None if there is nothing that can be drawn."""
         try:
             return self.sides(entry, name) if self.entries else None
         except ShardvizError:

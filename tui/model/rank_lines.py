@@ -31,7 +31,7 @@ class RankLine:
         title: The name, or the names folded, safe to print.
         verdict: The worst that was found of it.
         count: How many take memory on the rank.
-        each: The bytes of each; None where they take no memory of their own.
+        each: The bytes of each; None if they take no memory of their own.
         part: The rank's part of one of them.
     """
 

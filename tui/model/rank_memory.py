@@ -129,7 +129,7 @@ class Ids(Memory):
         return max(longest, len("no id")) if self.array is not None else longest
 
     def find(self, index: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the local index at which an element of the whole tensor lies; None where it does not."""
+        """Return the local index at which an element of the whole tensor lies; None if it does not."""
         if self.array is not None:
             element = sum(at * stride for at, stride in zip(index, self._strides, strict=True))
             at_element = np.argwhere(self.array.reshape(self.shape) == element)
@@ -144,7 +144,7 @@ class Beside:
 
     Attributes:
         memory: The numbers of a rank.
-        due: What they should be; None where nothing is known.
+        due: What they should be; None if nothing is known.
         at: The local index of the chosen element, if it is here.
     """
 
@@ -220,7 +220,7 @@ def ids_beside(dump: Dump, tensor: Tensor, rank: int, name: str = "", index: Seq
 def values_beside(dump: Dump, tensor: Tensor, rank: int, name: str = "") -> Beside | None:
     """Return the values that a rank held, beside those of another copy: of one that differs, if there is one.
 
-    They are of the latest moment that has them; None where the dump has none.
+    They are of the latest moment that has them; None if the dump has none.
     """
     name = name or tensor.names[0]
     for moment in ("step", "initial"):

@@ -59,7 +59,7 @@ def first_selection(document: AnyDocument) -> Selection:
 
 
 def name_of(document: AnyDocument, selection: Selection) -> str:
-    """Return the name of the chosen tensor, of identical layers the chosen one's; empty where there are no tensors."""
+    """Return the name of the chosen tensor, of identical layers the chosen one's; empty if there are no tensors."""
     if not document.entries:
         return ""
     names = document.entries[selection.entry].names

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .document import Document
 
     Moment = tuple[int, tuple[float, ...] | None, tuple[float, ...] | None]
-    """A rank, and its numbers before a collective and after it; None where they were not kept."""
+    """A rank, and its numbers before a collective and after it; None if they were not kept."""
 
 
 WHAT = {
@@ -123,7 +123,7 @@ class Collective:
         return Text.assemble(what, (f"\n{sizes}\n{groups}", "dim"))
 
     def group_of(self, mesh: Mesh, rank: int) -> frozenset[int]:
-        """Return the ranks of a rank's group; empty where the axes do not determine it."""
+        """Return the ranks of a rank's group; empty if the axes do not determine it."""
         axes = self.record.axes
         if not axes or rank not in self.ranks or rank not in mesh or not set(axes) <= set(mesh.axes):
             return frozenset()
@@ -138,8 +138,8 @@ class Step:
         has_run: Whether the dump has a step at all.
         collectives: Its collectives, in the order in which they began.
         received: By axes: the bytes that the busiest rank took in along them; an axis without collectives has none.
-        pipeline: The schedule of a pipeline's ranks in time; None where none ran.
-        undrawn: Why a schedule that is there cannot be laid out; empty where it can.
+        pipeline: The schedule of a pipeline's ranks in time; None if none ran.
+        undrawn: Why a schedule that is there cannot be laid out; empty if it can.
     """
 
     has_run: bool
@@ -150,7 +150,7 @@ class Step:
 
     @property
     def why_empty(self) -> str:
-        """Says in one line why nothing is shown, and what to do; empty where something is shown."""
+        """Says in one line why nothing is shown, and what to do; empty if something is shown."""
         if not self.has_run:
             return "? no step was captured: only a probe with a batch() runs a step"
         if not self.collectives and self.pipeline is None:
@@ -242,7 +242,7 @@ class Modules:
 
     @property
     def first(self) -> int:
-        """The line of the first wrong call; 0 where there is none."""
+        """The line of the first wrong call; 0 if there is none."""
         return next((at for at, node in enumerate(self.lines) if node.is_first), 0)
 
     def toggled(self, at: int) -> Modules:

@@ -38,7 +38,7 @@ class Known:
         shape_of: The shape of an entry.
         entry: The entry that is chosen now.
         name: Its name.
-        mesh: The mesh of the ranks; None where there are none.
+        mesh: The mesh of the ranks; None if there are none.
     """
 
     entries: Sequence[Entry]
@@ -89,7 +89,7 @@ def parse_target(text: str, known: Known) -> Target | str:
 
 
 def _rank(text: str, known: Known) -> Target | str | None:
-    """Read a rank, or its coordinates; None where it is neither. A single number is a rank unless it is an index."""
+    """Read a rank, or its coordinates; None if it is neither. A single number is a rank unless it is an index."""
     mesh, match = known.mesh, _RANK.fullmatch(text)
     if mesh is None:
         return "a checkpoint has no ranks" if match else None

@@ -50,7 +50,7 @@ class Spread:
 
     @property
     def imbalance(self) -> float:
-        """The fullest rank's bytes over the mean; 1 where all hold the same."""
+        """The fullest rank's bytes over the mean; 1 if all hold the same."""
         return self.most / self.mean if self.mean else 1.0
 
 

@@ -72,7 +72,7 @@ class ModuleTree(Lines):
 
     @property
     def at_cursor(self) -> TreeLine | None:
-        """The line under the cursor; None where there is none."""
+        """The line under the cursor; None if there is none."""
         return self._visible[self.cursor] if self.cursor < len(self._visible) else None
 
     def choose(self, entry: int, name: str = "") -> None:

@@ -106,12 +106,12 @@ outermost split, the shade that along the next; the mesh has the same colours.
 
     @property
     def place(self) -> tuple[int, ...]:
-        """The element under the cursor; empty where there is nothing to draw."""
+        """The element under the cursor; empty if there is nothing to draw."""
         return self.zoom.plane.at if self.zoom else ()
 
     @property
     def frame(self) -> Frame | None:
-        """The drawing; None where there is nothing to draw."""
+        """The drawing; None if there is nothing to draw."""
         if (zoom := self.zoom) is None:
             return None
         rows, cols, ids = zoom.rulers(self.level, *self._room)

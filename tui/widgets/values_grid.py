@@ -1,4 +1,4 @@
-"""The numbers of one local tensor as they lie in memory beside those that they should be, made only where on screen."""
+"""The numbers of one local tensor as they lie in memory beside those that they should be, made only if on screen."""
 
 from __future__ import annotations
 

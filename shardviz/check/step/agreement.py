@@ -25,7 +25,7 @@ class Agreement:
         num_right: How many gradients are the unsharded model's.
         largest_error_of_right: The largest difference of any element of them, on any rank.
         num_wrong: How many gradients are not.
-        largest_error_of_wrong: The largest difference of any element of those, on any rank; infinite where one has NaN
+        largest_error_of_wrong: The largest difference of any element of those, on any rank; infinite if one has NaN
             or infinity.
     """
 
@@ -39,7 +39,7 @@ class Agreement:
 
 
 def agreement(dump: Dump) -> Agreement | None:
-    """Return how near the step came; None where the dump has none."""
+    """Return how near the step came; None if the dump has none."""
     found = [one for one in compared(dump) if not one.incomparable] if dump.at("reference") else []
     losses = [one for one in found if one.role == "scalar" and one.name == "loss" and one.reduced]
     gradients = [one for one in found if one.role == "grad"]

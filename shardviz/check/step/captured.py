@@ -62,7 +62,7 @@ def copies_apart(dump: Dump, roles: Collection[str]) -> Iterator[Finding]:
 
 
 def _copies(dump: Dump, tensor: Tensor, name: str) -> Groups:
-    """Return the groups of shards that must be equal; none where nothing says so."""
+    """Return the groups of shards that must be equal; none if nothing says so."""
     groups = copies_of(tensor, dump.stamped.get(name))
     if tensor.role != "grad" or tensor.claimed is not None or name in dump.stamped:
         return [group for group in groups if len(group) > 1 and (tensor.claimed is not None or tensor.role == "grad")]

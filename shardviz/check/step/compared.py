@@ -90,13 +90,13 @@ class Compared:
         name: The tensor's name.
         role: `grad`, `output` or `scalar`.
         mesh: The mesh on which its ranks stand.
-        claimed: What is claimed of it; None where it is plain.
+        claimed: What is claimed of it; None if it is plain.
         wanted: The unsharded model's values, flattened as regions count.
         values: What each rank holds.
         regions: The part of the tensor that each rank holds.
         rounding: What the step allows for rounding.
         whose: What findings call the wanted values.
-        noise: How far rounding alone was seen to take an element; 0 where that was not tried.
+        noise: How far rounding alone was seen to take an element; 0 if that was not tried.
         typical: The root of the mean square of how far it took all elements.
         is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
         padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.
@@ -128,7 +128,7 @@ class Compared:
 
     @cached_property
     def incomparable(self) -> str:
-        """Why it cannot be laid beside its reference; empty where it can."""
+        """Why it cannot be laid beside its reference; empty if it can."""
         if self.claimed is not None and not self.claimed.flat and self.claimed.shape != self.wanted.shape:
             return f"it is {list(self.claimed.shape)} over all ranks, the unsharded model has {list(self.wanted.shape)}"
         for rank, values in self.values.items():

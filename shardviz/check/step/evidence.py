@@ -54,7 +54,7 @@ class Evidence:
 
     @cached_property
     def ratios(self) -> Mapping[str, Fraction | None]:
-        """What every gradient is the unsharded model's times; None where it is not a ratio of small numbers."""
+        """What every gradient is the unsharded model's times; None if it is not a ratio of small numbers."""
         of_wrong = {name: ratio_to_wanted(one, one.reduced) for name, one in self.gradients.items() if one.wrong}
         return {name: of_wrong.get(name, Fraction(1)) for name in self.gradients}
 

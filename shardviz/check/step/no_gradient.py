@@ -1,6 +1,6 @@
 """Parameters whose gradient is None after the sharded step, and those whose gradient is zero in every element.
 
-Three rules for `.grad` that is None where the unsharded model has a gradient: on some ranks only; on every rank,
+Three rules for `.grad` that is None if the unsharded model has a gradient: on some ranks only; on every rank,
 because nothing flows back to it; on every rank, because FSDP keeps it for a later backward, which is right until an
 optimizer steps without it. A gradient of zeros may as well be None, and a step that leaves no gradient at all has
 cleared them.

@@ -141,7 +141,7 @@ def _has_reference(dump: Dump, role: str, name: str) -> bool:
 
 
 def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
-    """Yield what is said of a result by the first rule that explains it; nothing where it is right."""
+    """Yield what is said of a result by the first rule that explains it; nothing if it is right."""
     if why := why_unplaced(evidence, one):
         yield NotChecked(one.name, why, "step")
     elif shape := check_result_shape(one):

@@ -111,7 +111,7 @@ def check_masks(dump: Dump) -> Iterator[Finding | NotChecked]:
 
 
 def _splitting(mesh: Mesh, row: Row) -> tuple[str, ...]:
-    """Return the axes that split what a mask is laid on; none where that is not known."""
+    """Return the axes that split what a mask is laid on; none if that is not known."""
     first = next(iter(row.values()))
     if any((one.size, one.num_kept == one.size) != (first.size, False) for one in row.values()):
         return ()

@@ -29,7 +29,7 @@ def apart_text(low: int, high: int, worst: float) -> str:
 
 
 def size_clause(ratio: Fraction | float, axes: str) -> str:
-    """Return the clause that names the axes whose size a ratio is, or one over it; empty where there are none."""
+    """Return the clause that names the axes whose size a ratio is, or one over it; empty if there are none."""
     return f", {'' if ratio > 1 else '1 over '}the size of {axes}" if axes else ""
 
 

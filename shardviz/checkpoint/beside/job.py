@@ -40,9 +40,9 @@ class Piece:
     Attributes:
         rank: The rank.
         shard: Its record.
-        claimed: The part that it claims, in the tensor's `index_shape`; None where it does not say.
-        digest: The hash of its bytes; empty where the dump has none.
-        why: Why it claims no part; empty where it does.
+        claimed: The part that it claims, in the tensor's `index_shape`; None if it does not say.
+        digest: The hash of its bytes; empty if the dump has none.
+        why: Why it claims no part; empty if it does.
         held: The part of the job's own reference that it was found to have, where it was looked up.
     """
 
@@ -65,7 +65,7 @@ class Piece:
 
     @cached_property
     def bits(self) -> NDArray[Any] | None:
-        """Its values as unsigned integers; None where the dump does not have them."""
+        """Its values as unsigned integers; None if the dump does not have them."""
         return bits_of_values(self.shard.body)
 
 

@@ -43,7 +43,7 @@ class Reader:
             dtype: The dtype of the job.
             shape: The shape in which parts are counted.
             turn: What is done to the whole before, such as a transposition.
-            through: A type to which the values are rounded on the way; empty where they are not.
+            through: A type to which the values are rounded on the way; empty if they are not.
         """
         self.entry, self.dtype, self.shape = entry, dtype, shape
         self.read_bytes = 0

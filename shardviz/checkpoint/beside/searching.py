@@ -147,7 +147,7 @@ def _part(layout: Layout, rank: int) -> Region | None:
 
 
 def _located(piece: Piece, reader: Reader) -> Region | None:
-    """Return the part of a tensor that a shard's values are; None where some of them are not in it."""
+    """Return the part of a tensor that a shard's values are; None if some of them are not in it."""
     assert piece.bits is not None, "the caller has looked"
     try:
         whole = reader.bits(Region.whole(reader.shape))

@@ -1,7 +1,7 @@
 """The map between two checkpoints whose tensors have other names, found by what is in them.
 
 What most tensors of a family show counts for all of them, so that a wrong one is compared and not mapped around. Names
-decide nothing but which of equal contents is which, and only where those beside them are known.
+decide nothing but which of equal contents is which, and only if those beside them are known.
 """
 
 from __future__ import annotations

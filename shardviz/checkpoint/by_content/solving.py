@@ -248,7 +248,7 @@ def _one_after_the_other(parts: Sequence[_Part], dim: int, turned: bool) -> tupl
 
 
 def _rotary(part: _Part, start: int, dim: int, turned: bool) -> tuple[str, int] | None:
-    """Return how the rows of a part are reordered: not, or by heads; None where it is neither."""
+    """Return how the rows of a part are reordered: not, or by heads; None if it is neither."""
     places = np.where(part.places >= 0, part.places - start, part.places)
     places = np.where((part.places >= 0) & (places < 0), MISSING, places)
     plain = share(places, np.arange(part.size))
@@ -269,7 +269,7 @@ def _reordered(kind: str, size: int, head: int) -> NDArray[np.int64]:
 
 
 def _blocks(parts: Sequence[_Part]) -> int:
-    """Return of how many blocks each parts come in turns; 0 where they do not."""
+    """Return of how many blocks each parts come in turns; 0 if they do not."""
     total, common = sum(part.size for part in parts), math.gcd(*(part.size for part in parts))
     views = FUNCTIONS["interleave"].views
     assert views is not None

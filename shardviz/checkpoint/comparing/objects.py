@@ -70,7 +70,7 @@ def _files(before: Checkpoint, after: Checkpoint) -> Iterator[str]:
 
 
 def _compared(name: str, before: Checkpoint, after: Checkpoint) -> Outcome | None:
-    """Return what became of an object that both have; None where it is the same."""
+    """Return what became of an object that both have; None if it is the same."""
     if _bytes_of(before, name) == _bytes_of(after, name) is not None:
         return None
     outcome = Outcome(name, name, "other")

@@ -28,7 +28,7 @@ class Change:
     Attributes:
         verdict: That in a word.
         why: In words, with the numbers.
-        explanation: The cause in the catalogue; None where none is known.
+        explanation: The cause in the catalogue; None if none is known.
     """
 
     verdict: Verdict
@@ -42,15 +42,15 @@ class Outcome:
 
     Attributes:
         name: Its name in the first checkpoint, or in the second where only that has it, or has it in one piece.
-        other: Its name in the other, or how a map makes it; empty where that has nothing in its place.
+        other: Its name in the other, or how a map makes it; empty if that has nothing in its place.
         verdict: What became of it.
         why: That in words, with the numbers.
-        cause: What was done; empty where that is not known.
+        cause: What was done; empty if that is not known.
         fix: What to do about it.
         ranks: The ranks of a job that have it otherwise; empty between two checkpoints.
         parts: Which part of the checkpoint's tensor each of these ranks holds, where that was found.
         is_made: Whether it is compared with what a map makes.
-        explanation: The cause in the catalogue; None where none is known.
+        explanation: The cause in the catalogue; None if none is known.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Comparison:
     Attributes:
         outcomes: One for each tensor, in the first checkpoint's order.
         notes: What the names were taken for, and what was left out.
-        map: The lines of a map that was found by content; empty where names or a given map say what is which.
+        map: The lines of a map that was found by content; empty if names or a given map say what is which.
     """
 
     outcomes: tuple[Outcome, ...]

@@ -50,7 +50,7 @@ def trimmed(pair: Pair) -> Pair:
 
 
 def padded_otherwise(one: Tensor, other: Tensor) -> Change | None:
-    """Return how a tensor was padded where the map pads its end; None where it was not padded."""
+    """Return how a tensor was padded where the map pads its end; None if it was not padded."""
     inner = _inner(one), _inner(other)
     if inner == (one, other) or isinstance(inner[0], Op) or isinstance(inner[1], Op):
         return None

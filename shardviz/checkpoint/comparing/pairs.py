@@ -58,8 +58,8 @@ class Pair:
 
     Attributes:
         name: What the pair is called.
-        one: The first checkpoint's; None where it has none.
-        other: The second's; None where it has none.
+        one: The first checkpoint's; None if it has none.
+        other: The second's; None if it has none.
         lacking: Why one of them cannot be made, as a map says.
     """
 

@@ -47,7 +47,7 @@ class Made:
     Attributes:
         kind: The type's name; `storage` for what stands outside the pickle.
         args: Its arguments.
-        state: What is set on it afterwards, nothing where nothing is.
+        state: What is set on it afterwards, nothing if nothing is.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Made:
     state: Any = None
 
     def field(self, name: str) -> Any:
-        """Return one of the attributes that are set on it, None where it is not set."""
+        """Return one of the attributes that are set on it, None if it is not set."""
         return self.state.get(name) if type(self.state) is dict else None
 
 

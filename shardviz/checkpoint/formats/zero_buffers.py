@@ -34,8 +34,8 @@ class RankFile:
 
     Attributes:
         file: Its name.
-        stage: The stage of ZeRO; 0 where it does not say.
-        world: The number of ranks that it says there are; 0 where it does not.
+        stage: The stage of ZeRO; 0 if it does not say.
+        world: The number of ranks that it says there are; 0 if it does not.
         buffers: Each group's buffers by what they are of: `fp32`, `exp_avg`.
         paddings: The elements behind each parameter of each group.
         links: Where it says that its fragment of a parameter is, in each group: start and number.

@@ -54,7 +54,7 @@ def _family(name: str) -> tuple[Rule, ...]:
 
 
 def family_of(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> str:
-    """Return the map that knows nearly all names of two checkpoints, the narrowest one; empty where none does."""
+    """Return the map that knows nearly all names of two checkpoints, the narrowest one; empty if none does."""
     if first.keys() == second.keys():
         return ""
     known = {name: _known(_family(name), first, second) for name in families()}

@@ -35,9 +35,9 @@ class Function:
         operands: The fewest and the most tensors that it takes.
         numbers: The fewest and the most numbers.
         shape: Returns the shape that it makes of operands of some shapes, or raises `MisfitError`.
-        views: Returns for each operand the view of the whole that has its elements in their order; None where some
+        views: Returns for each operand the view of the whole that has its elements in their order; None if some
             elements of the operand are not used.
-        taken: Returns the view of its operand that it is; None where it has several.
+        taken: Returns the view of its operand that it is; None if it has several.
     """
 
     usage: str

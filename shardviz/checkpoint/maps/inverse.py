@@ -27,7 +27,7 @@ def towards(rules: Iterable[Rule], names: Collection[str], others: Collection[st
 
 
 def inverted(rule: Rule) -> list[Rule]:
-    """Return what a rule's operands are made of; nothing where that cannot be said without their shapes.
+    """Return what a rule's operands are made of; nothing if that cannot be said without their shapes.
 
     Example:
         >>> from shardviz.checkpoint.maps.language import parse_rules

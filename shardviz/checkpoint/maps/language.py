@@ -76,7 +76,7 @@ class Rule:
 
     Attributes:
         left: The name of a tensor, or a pattern; `none` for what only the right side has.
-        right: What it is made of; None where the other side has nothing in its place.
+        right: What it is made of; None if the other side has nothing in its place.
         where: The file and line, for messages.
         optional: Whether it may fit nothing.
     """

@@ -55,7 +55,7 @@ MOST_PARTS = 3
 
 
 def instead_of(made: Made, tensor: Tensor, known: Contents) -> Change | None:
-    """Return what a tensor is instead of what a map makes; None where that cannot be named.
+    """Return what a tensor is instead of what a map makes; None if that cannot be named.
 
     Args:
         made: What it should be.
@@ -84,7 +84,7 @@ def _short(node: Node) -> str:
 
 
 def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Change | None:
-    """Name the tensors that are in the place of others; None where one of them is not known."""
+    """Name the tensors that are in the place of others; None if one of them is not known."""
     whole = tensor.bits
     odd: list[tuple[Tensor, Tensor]] = []
     num = 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Write to stdout until whoever reads it has enough: what the command found is its exit code all the same."""
+    """Write to stdout until whoever reads it has enough: what the command found is its exit code anyway."""
     try:
         yield
         sys.stdout.flush()

@@ -84,7 +84,7 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
 
 
 def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes of a larger mesh that a device mesh runs along, in its own order; empty where it is as large.
+    """Return the axes of a larger mesh that a device mesh runs along, in its own order; empty if it is as large.
 
     Args:
         device_mesh: A tensor's own mesh.

@@ -13,6 +13,6 @@ whichever of these functions it needs:
     fragments(engine, model)              this rank's fragments of the master copies and moments in flat buffers
     checkpoint(model, reference)          the reference under the model's names, where the library renames or merges
 
-A source imports its library only where the job has imported it. Of a tensor that it does not understand it returns
+A source imports its library only if the job has imported it. Of a tensor that it does not understand it returns
 `not_understood(...)`, with a reason that names the class or the library: that tensor is never called wrong.
 """

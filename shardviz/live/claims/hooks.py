@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
-    """Return a reference with what a model's own load hooks make of it; None where they make nothing new."""
+    """Return a reference with what a model's own load hooks make of it; None if they make nothing new."""
     made: dict[str, Entry] = {}
     why: dict[str, str] = {}
     for name, module in model.named_modules():

@@ -26,9 +26,9 @@ class Local:
         flat: Its place in FSDP1's concatenation, with that concatenation's length.
         grad: This rank's part of `.grad`, if there is one.
         grad_claim: The gradient's own mesh and placements, if it is a DTensor.
-        own_axes: The axes of the claim's mesh that its own device mesh has; empty where that has all of them.
+        own_axes: The axes of the claim's mesh that its own device mesh has; empty if that has all of them.
         assumed: Whether nothing claims these placements: they are those that a plain output should have.
-        unknown: Why its elements or their places are not understood; empty where they are.
+        unknown: Why its elements or their places are not understood; empty if they are.
     """
 
     name: str

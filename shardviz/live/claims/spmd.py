@@ -138,7 +138,7 @@ def _name(axis: Any) -> str:
 
 
 def _name_in_a_mesh(ranks: tuple[int, ...]) -> str:
-    """Return what the job's own device meshes call an axis along these ranks; empty where none has it."""
+    """Return what the job's own device meshes call an axis along these ranks; empty if none has it."""
     meshes = (one for one in gc.get_objects() if issubclass(type(one), DeviceMesh) and one.mesh_dim_names)
     plain_ones = {plain_mesh(one) for one in meshes}
     return min((name for one in plain_ones for name in one.axes if ranks in one.groups(name)), default="")

@@ -27,7 +27,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
 
 
 def reason_of(tensor: torch.Tensor) -> str:
-    """Return why a tensor's elements cannot be read; empty where they can."""
+    """Return why a tensor's elements cannot be read; empty if they can."""
     if isinstance(tensor, DTensor) or has_storage(tensor):
         return ""
     kind = type(tensor)

@@ -50,7 +50,7 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
 
 
 def _transforms(model: nn.Module) -> list[Any]:
-    """Return how transformers turns a checkpoint into the model; empty where it is another's, or an older version."""
+    """Return how transformers turns a checkpoint into the model; empty if it is another's, or an older version."""
     base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if base is None or not isinstance(model, base):
         return []

@@ -218,7 +218,7 @@ def _subclass(device: torch.device, empty: torch.Tensor) -> Any:
 
 
 def _quick_key(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-    """Return what tells an operator on these arguments from others; None where plain attributes do not."""
+    """Return what tells an operator on these arguments from others; None if plain attributes do not."""
     parts: list[Any] = [func, torch.get_default_dtype(), torch._C._get_default_device()]
     if torch.is_inference_mode_enabled() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
         return None

@@ -100,7 +100,7 @@ class Note:
             `captured` a dump, `not-captured` and `problem` why not, `not-loaded` that a model was called before
             anything was loaded, `ended` that shardviz ended it as asked, `finished` that its script came to its end
             without an error, `died` how it ended where its launcher saw it fail.
-        rank: Its rank; -1 where it has none.
+        rank: Its rank; -1 if it has none.
         text: The dump's folder, or a sentence.
     """
 

@@ -41,7 +41,7 @@ class Session:
         options: What is asked for.
         values: The values that modules had before they were sharded.
         sources: What values may be compared with, the newest last.
-        stamped: What was loaded as a stamped copy; None where loads are left as they are.
+        stamped: What was loaded as a stamped copy; None if loads are left as they are.
         unwritten: What `to_empty` allocated.
         dumps: The dumps of this job: the same on all ranks, which make each together or not at all.
     """

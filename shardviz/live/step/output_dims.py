@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 def output_dims(own: Shape, whole: Shape | None, batch: Shape, counts: Mapping[int, int]) -> dict[int, int | None]:
-    """Return the dim of an output for every dim that the batch is split along; None where it has none.
+    """Return the dim of an output for every dim that the batch is split along; None if it has none.
 
     It is where the parts together have the unsharded model's size. An output that has that size already was gathered,
     or, as a mean over a sequence does, has lost the dim.
@@ -42,7 +42,7 @@ def output_dims(own: Shape, whole: Shape | None, batch: Shape, counts: Mapping[i
 
 
 def merged_dims(own: Shape, whole: Shape, batch: Shape, counts: Mapping[int, int]) -> str:
-    """Say that an output has two split dims of the batch in one, as flattened tokens are; empty where it has not."""
+    """Say that an output has two split dims of the batch in one, as flattened tokens are; empty if it has not."""
     counts = {dim: parts for dim, parts in counts.items() if parts > 1}
     is_all = math.prod(own) * math.prod(counts.values()) == math.prod(whole)
     if not is_all or len(counts) < 2 or None not in output_dims(own, whole, batch, counts).values():

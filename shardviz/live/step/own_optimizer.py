@@ -39,7 +39,7 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[L
 
 
 def _buffers_after(reference: UnshardedStep) -> list[Local]:
-    """Return the unsharded model's buffers after a step on the whole batch; none where ranks' parts differ."""
+    """Return the unsharded model's buffers after a step on the whole batch; none if ranks' parts differ."""
     whole = reference.whole if reference.is_mean_of_means and reference.whole is not None else reference
     buffers = [local for local in local_tensors(whole.model) if local.role == "buffer"]
     return buffers if whole.whole is None else []

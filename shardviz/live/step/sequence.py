@@ -103,7 +103,7 @@ class Row:
 
 
 def _highest(rows: Mapping[str, Row]) -> int:
-    """Return the last position that this rank has; labels count only where nothing else says how long all is."""
+    """Return the last position that this rank has; labels count only if nothing else says how long all is."""
     plain = [row.held for row in rows.values() if not row.is_label]
     of = plain or [row.held[~row.ignored] - row.offset for row in rows.values()]
     return max((int(held.max()) for held in of if held.numel()), default=-1)
@@ -141,7 +141,7 @@ def _rows(returned: Any) -> dict[str, Row]:
 
 
 def _row(name: str, returned: Any) -> Row:
-    """Return positions as a row of whole numbers, from 0 where nothing else is given."""
+    """Return positions as a row of whole numbers, from 0 if nothing else is given."""
     held, said = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     if (
         not isinstance(said, dict)

@@ -70,7 +70,7 @@ class StepResult:
         runs: How often the model ran for that output; micro-batches that make up the batch are one run.
         sizes: The shape of the first tensor of the batch that it ran on, which shows where an output has its dims.
         clips: The calls by which it clipped its gradients.
-        returned: All that the model returned, call by call; empty where the output is not this rank's.
+        returned: All that the model returned, call by call; empty if the output is not this rank's.
     """
 
     loss: torch.Tensor

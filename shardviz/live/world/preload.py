@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def failure() -> Failed | None:
-    """Return the exception that stopped the imports of the fork server; None where none did."""
+    """Return the exception that stopped the imports of the fork server; None if none did."""
     return _failures[0] if _failures else None
 
 

@@ -68,7 +68,7 @@ def environment_of(rank: int, num_ranks: int, num_local: int) -> Iterator[None]:
 
 
 def torchrun_world(backend: str | None = None) -> World | None:
-    """Return the world that RANK and WORLD_SIZE describe, or None where they are not set. Imports torch if they are.
+    """Return the world that RANK and WORLD_SIZE describe, or None if they are not set. Imports torch if they are.
 
     LOCAL_RANK chooses the GPU; the backend is nccl where each of the machine's LOCAL_WORLD_SIZE ranks has one.
 

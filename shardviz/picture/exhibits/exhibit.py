@@ -57,7 +57,7 @@ class Row:
     Attributes:
         title: Whose row it is: ranks, or the unsharded model.
         cells: One per column after the title.
-        count: How many of the things that an exhibit counts it stands for; 0 where the next row is about the same.
+        count: How many of the things that an exhibit counts it stands for; 0 if the next row is about the same.
         is_apart: Whether it begins a group of rows that are held against each other, and not against those before.
     """
 
@@ -110,7 +110,7 @@ def exhibit(
     noun: str = "row",
     rest: str = "",
 ) -> Exhibit | None:
-    """Make an exhibit of the first rows, without columns that say nothing; None where there are no rows.
+    """Make an exhibit of the first rows, without columns that say nothing; None if there are no rows.
 
     The arguments are those of `Exhibit`; where not all rows can be shown, those that are wrong come first.
     """
@@ -161,7 +161,7 @@ def _place_of(ranks: Sequence[int], mesh: Mesh | None) -> tuple[str, str]:
 
 
 def _on_mesh(ranks: Sequence[int], mesh: Mesh) -> tuple[str, str] | None:
-    """Name ranks of a mesh by their place on it; None where their numbers are as good."""
+    """Name ranks of a mesh by their place on it; None if their numbers are as good."""
     is_large = mesh.size > FEW_RANKS
     if len(ranks) == 1:
         return (f"rank {ranks[0]}", mesh.label(ranks[0])) if is_large and mesh.ndim > 1 else None

@@ -23,7 +23,7 @@ HEADS_OF_NUMBERS = ("", "on the mesh", "number in its group")
 def absent_ranks(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return the ranks without a file, or without a shard of a tensor, beside those that have one.
 
-    None where the finding names no ranks: no rank has the tensor then.
+    None if the finding names no ranks: no rank has the tensor then.
     """
     if not finding.ranks:
         return None
@@ -85,7 +85,7 @@ def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
 
 
 def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the local shapes that placements give beside those that ranks have; None where none is wrong."""
+    """Return the local shapes that placements give beside those that ranks have; None if none is wrong."""
     tensor = dump.first_captured.get(finding.tensor)
     if tensor is None:
         return None

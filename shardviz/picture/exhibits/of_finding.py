@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def exhibit_of(dump: Dump, finding: Finding, laid_out: LaidOut | None = None) -> Exhibit | None:
-    """Return what a finding is seen by, beside its map; None where the map, or its words, show all of it.
+    """Return what a finding is seen by, beside its map; None if the map, or its words, show all of it.
 
     Args:
         dump: The dump.

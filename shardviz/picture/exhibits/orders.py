@@ -78,7 +78,7 @@ def _is_falling(held: NDArray[np.int64]) -> bool:
 
 
 def _first_difference(due: NDArray[np.int64], held: NDArray[np.int64]) -> int:
-    """Return the first position that is not as it should be; 0 where all of them are shown."""
+    """Return the first position that is not as it should be; 0 if all of them are shown."""
     return int(np.argmax(due != held)) if len(due) > MOST_POSITIONS else 0
 
 

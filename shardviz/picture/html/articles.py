@@ -69,7 +69,7 @@ def article(anchor: str, finding: Finding, facts: Iterable[tuple[str, str]], tab
 
 
 def address(reference: str) -> str:
-    """Return the address of an issue or a pull request; empty where its repository is not known."""
+    """Return the address of an issue or a pull request; empty if its repository is not known."""
     found = _REFERENCE.fullmatch(reference)
     if found is None:
         return ""

@@ -29,7 +29,7 @@ COLUMNS = 100
 
 
 def plan_section(dump: Dump) -> str:
-    """Write what a plan says, as `shardviz plan` prints it; nothing where ranks were run."""
+    """Write what a plan says, as `shardviz plan` prints it; nothing if ranks were run."""
     from shardviz.picture.text.plans import said_lines
 
     if dump.files.planned is None:
@@ -133,7 +133,7 @@ def _collectives(found: Sequence[Traffic]) -> str:
 
 
 def schedule_section(dump: Dump) -> str:
-    """Draw the schedule of a pipeline; nothing where there is none."""
+    """Draw the schedule of a pipeline; nothing if there is none."""
     try:
         drawn = schedule_drawing(dump)
     except ShardvizError as error:

@@ -28,7 +28,7 @@ HEADS = ("line", "source", "call", "type", "each rank has", "gradient")
 
 
 def modules_section(tree: StepTree, heats: Sequence[StepHeat]) -> str:
-    """Write the calls of a step's modules; nothing where it was not followed."""
+    """Write the calls of a step's modules; nothing if it was not followed."""
     if not tree.num_calls:
         return ""
     about = (

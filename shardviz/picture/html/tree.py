@@ -48,9 +48,9 @@ class Entry:
         folded: The names that share it.
         row: The verdict, layout and local shapes that they share.
         bytes: Those of all its tensors, unsharded.
-        picture: Its map; empty where it is not drawn.
+        picture: Its map; empty if it is not drawn.
         ranks: The parts of each rank, as a table.
-        why: Why it is not drawn; empty where it is.
+        why: Why it is not drawn; empty if it is.
     """
 
     at: int

@@ -52,7 +52,7 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
         rank: A rank that holds it by the placements.
 
     Returns:
-        The index of the element that is there; None where the rank's shard is not a product of ranges, or is shorter.
+        The index of the element that is there; None if the rank's shard is not a product of ranges, or is shorter.
     """
     shard = tensor.shards.get(rank)
     if shard is None or shard.held is None or shard.layout is None or shard.layout.flat is not None:

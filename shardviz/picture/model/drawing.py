@@ -75,7 +75,7 @@ class Panel:
         rows: The blocks downwards.
         cols: The blocks to the right.
         claimed: The ranks of each block by the placements; None for a plain tensor.
-        held: The ranks of each block by the ids; None where nothing was stamped.
+        held: The ranks of each block by the ids; None if nothing was stamped.
         differs: Where the two are not the same, rows by columns.
         wrong: Where they are not, or the values are wrong, rows by columns.
     """

@@ -136,7 +136,7 @@ class Stripes:
         return index.reshape(low.shape), [self._masks(*divmod(pair, len(self.edges))) for pair in pairs.tolist()]
 
     def lowest(self, shift: int, low: Mask) -> Indices:
-        """Return the lowest rank of each kind on one side; -1 where nobody holds it there.
+        """Return the lowest rank of each kind on one side; -1 if nobody holds it there.
 
         Args:
             shift: Where the side's ranks begin in the masks.

@@ -73,7 +73,7 @@ class Colouring:
     """What ranks get their colours by.
 
     Attributes:
-        mesh: Where they are; None where numbers count something else, such as files.
+        mesh: Where they are; None if numbers count something else, such as files.
         axes: The axes that split the tensor, outermost first. Ranks that differ only along others hold copies, and have
             one colour. Without any, all axes of the mesh.
     """
@@ -86,7 +86,7 @@ class Colouring:
         return rank_colour(rank, self.mesh, self.axes)
 
     def colour_of(self, ranks: Sequence[int] | Indices) -> int:
-        """Return the colour of what several ranks hold parts of: the hue of most, or -1 where they are not a third.
+        """Return the colour of what several ranks hold parts of: the hue of most, or -1 if they are not a third.
 
         The first shade stands for all of a hue's. What nothing splits, and all ranks hold, has the first colour.
         """
@@ -174,15 +174,15 @@ def rank_style(rank: int, colouring: Colouring) -> str:
 
 
 def heat_style(level: int) -> str:
-    """Return the name of the style of a level of heat in text; none where it is negative."""
+    """Return the name of the style of a level of heat in text; none if it is negative."""
     return f"heat.{level}" if level >= 0 else ""
 
 
 def line_style(colour: int) -> str:
-    """Return the name of the style of a line in a colour; none where the colour is negative."""
+    """Return the name of the style of a line in a colour; none if the colour is negative."""
     return f"line.{colour}" if colour >= 0 else ""
 
 
 def colour_style(colour: int) -> str:
-    """Return the name of a colour's style in text; none where the colour is negative."""
+    """Return the name of a colour's style in text; none if the colour is negative."""
     return f"rank.{colour}" if colour >= 0 else ""

@@ -27,7 +27,7 @@ class Ruler:
     Attributes:
         edges: Where blocks begin, rising, with 0 first and the dim's size last.
         each: Indices per cell, at least 1.
-        cells: Cells per index; above 1 only where `each` is 1.
+        cells: Cells per index; above 1 only if `each` is 1.
         lines: Whether there is a cell for a line before, between and behind the blocks.
         stretched: Cells of each block, where they are as many as the room has and cover spans of almost one size; then
             `each` is about that.

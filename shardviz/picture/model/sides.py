@@ -73,7 +73,7 @@ class Cell:
 
     @property
     def part(self) -> Mask:
-        """The ranks by which it is wrong, where others that it is named by are right; none where all of it is wrong."""
+        """The ranks by which it is wrong, where others that it is named by are right; none if all of it is wrong."""
         found, named = self.due | self.astray | self.guilty or self.has, self.claimed or self.held
         is_some = self.is_partly or (self.guilty and not self.different)
         return found if is_some and found != named else 0
@@ -92,7 +92,7 @@ class Sides:
         mesh: What it is on, for the colours of ranks.
         axes: The axes that split it, outermost first, for the colours of ranks.
         titles: What the two sides are: claimed and held, or intended and held.
-        copies: How many ranks should hold each element of a plain tensor; 0 where no finding says that some do not.
+        copies: How many ranks should hold each element of a plain tensor; 0 if no finding says that some do not.
         blamed: The ranks whose part is in place, and of which a finding says that its values are wrong, and how,
             in a few words; a rank may be in several.
         strangers: The ranks that hold another tensor by this one's name.

@@ -43,7 +43,7 @@ class StepHeat:
 
     Attributes:
         ranks: The ranks.
-        layout: How ranks share the whole, in the notation; empty where that is not known.
+        layout: How ranks share the whole, in the notation; empty if that is not known.
         shape: The shape of what each of them has.
         has: The sizes of their numbers, in blocks.
         due: The sizes of the unsharded model's.
@@ -100,7 +100,7 @@ def _largest(field: NDArray[np.float64]) -> float:
 
 
 def step_heats(dump: Dump) -> list[StepHeat]:
-    """Return what ranks have at the first wrong place; nothing where there is none, or its values are not kept."""
+    """Return what ranks have at the first wrong place; nothing if there is none, or its values are not kept."""
     return heats_of(Evidence(dump, tuple(compared(dump))))
 
 

@@ -79,7 +79,7 @@ class Node:
         return sum(1 + child.size for child in self.children)
 
     def state(self, side: What) -> State | None:
-        """Return the worst that any rank has at a side; None where nothing is known of it."""
+        """Return the worst that any rank has at a side; None if nothing is known of it."""
         return self.call.state(side)
 
     @property
@@ -104,7 +104,7 @@ class Node:
         }
 
     def layout(self, side: What) -> str:
-        """Return how ranks share a side, in the notation; empty where it is not known."""
+        """Return how ranks share a side, in the notation; empty if it is not known."""
         point = self.call.point(side, "right", "pending")
         return point.layout if point is not None else ""
 

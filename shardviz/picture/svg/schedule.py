@@ -25,7 +25,7 @@ def schedule_drawing(dump: Dump) -> tuple[str, str] | None:
     """Draw the pipeline that the lowest rank is in.
 
     Returns:
-        The `svg` element, empty where the schedule is too long, and the bubble in words; None without a pipeline.
+        The `svg` element, empty if the schedule is too long, and the bubble in words; None without a pipeline.
 
     Raises:
         ShardvizError: Some pass waits for one that no rank ran before.

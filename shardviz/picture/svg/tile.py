@@ -108,7 +108,7 @@ def tile(place: Place, label: str, tooltip: str, *, colour: object, ranks: Seque
 
 
 def classes_of(ranks: Sequence[int]) -> str | None:
-    """Return the classes that name a box's ranks; None where they are too many."""
+    """Return the classes that name a box's ranks; None if they are too many."""
     return " ".join(f"sv-r{rank}" for rank in ranks) or None if len(ranks) <= MOST_CLASSES else None
 
 

@@ -57,7 +57,7 @@ class Move:
 
 
 def band_lines(panel: Panel, sizes: Sizes, colouring: Colouring, glyphs: Glyphs) -> list[Text]:
-    """Draw the lines, one row of text for each row of the boxes; none where there are none to be followed."""
+    """Draw the lines, one row of text for each row of the boxes; none if there are none to be followed."""
     moves = _moves(panel, sizes, colouring)
     order = _lanes(moves) if 0 < len(moves) <= MOST_LANES else None
     if order is None:
@@ -99,7 +99,7 @@ def _row(panel: Panel, sizes: Sizes, stretch: Stretch, *, last: bool = False) ->
 
 
 def _lanes(moves: Sequence[Move]) -> list[Move] | None:
-    """Return the lines by lane, from the left; None where two would lie on each other in any order.
+    """Return the lines by lane, from the left; None if two would lie on each other in any order.
 
     On a row that one leaves and another comes to, the first must turn before the second does.
     """

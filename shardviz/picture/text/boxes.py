@@ -1,7 +1,7 @@
 """The one painter of boxes, for printed pages and for the map of the TUI: lines between blocks, labels in them.
 
 A picture is a grid of cells with one character each. Every cell shows a block or, between blocks, a line; a line is
-drawn only where the blocks on its two sides differ, so neighbours that are alike become one box.
+drawn only if the blocks on its two sides differ, so neighbours that are alike become one box.
 """
 
 from __future__ import annotations

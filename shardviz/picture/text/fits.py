@@ -25,7 +25,7 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
 
     Args:
         rows: The meshes that were planned.
-        memory: Bytes that a rank has; 0 where it is not given.
+        memory: Bytes that a rank has; 0 if it is not given.
         width: Columns.
     """
     rows = sorted(rows, key=lambda row: row.place)

@@ -80,7 +80,7 @@ def mesh_lines(
 
 
 def heat_lines(mesh: Mesh, heat: Heat, terminal: Terminal) -> list[Text]:
-    """Draw a mesh with heat, and an empty line below it; nothing where all ranks have the same."""
+    """Draw a mesh with heat, and an empty line below it; nothing if all ranks have the same."""
     least, most = heat.ends
     lines = mesh_lines(mesh, terminal.width, terminal.glyphs, heat=heat) if least < most else []
     return [*lines, *([line("")] if lines else [])]

@@ -73,7 +73,7 @@ def step_results(dump: Dump) -> frozenset[str]:
 
 
 def step_text(dump: Dump) -> str:
-    """Return the numbers of the step beside the unsharded model's; empty where none were compared."""
+    """Return the numbers of the step beside the unsharded model's; empty if none were compared."""
     found = agreement(dump)
     if found is None:
         return ""
@@ -95,7 +95,7 @@ def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[T
 
     Args:
         dump: The dump's tensors.
-        report: What the check found; None where nothing was checked.
+        report: What the check found; None if nothing was checked.
         terminal: What the table is for.
     """
     rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(dump, report))]

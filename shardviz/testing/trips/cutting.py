@@ -91,7 +91,7 @@ class Cut:
         return _dim_of(made, local.values.shape) if isinstance(made, Op) else 0
 
     def fused(self, name: str, local: Local) -> Local | None:
-        """Return a fused tensor as if it were cut in one piece; None where it does not divide so."""
+        """Return a fused tensor as if it were cut in one piece; None if it does not divide so."""
         text = _rule_of(self.layouts, name)
         if text is None:
             return None
@@ -145,7 +145,7 @@ class Cut:
         return isinstance(made, Op) and made.function == "cat" and bool(layout.chains[_dim_of(made, layout.shape)])
 
     def _parts(self, name: str, local: Local, text: str) -> dict[str, Piece]:
-        """Cut a fused tensor into what it is made of; nothing where its size is not that of all parts."""
+        """Cut a fused tensor into what it is made of; nothing if its size is not that of all parts."""
         made = self.made[name]
         if not isinstance(made, Op):
             return {}
@@ -199,7 +199,7 @@ def _rule_of(layouts: Mapping[str, str], name: str) -> str | None:
 
 
 def packed(local: Local, entry: Entry) -> str:
-    """Say why a tensor's values are not the source's, only coded; empty where they are."""
+    """Say why a tensor's values are not the source's, only coded; empty if they are."""
     own = local.values.dtype
     theirs = getattr(torch, entry.dtype)
     if theirs.is_floating_point and (not own.is_floating_point or own.itemsize == 1):
@@ -257,7 +257,7 @@ def _agreed(
 
 
 def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
-    """Return what a rank has in the place of a fused tensor, and why; None where that cannot be named."""
+    """Return what a rank has in the place of a fused tensor, and why; None if that cannot be named."""
     got = bits_of_tensor(local.values)
     name = next(iter(pieces.values())).of[0]
     whole = None

@@ -91,7 +91,7 @@ def names_on_disk(names: list[str], found: Mapping[str, Saved]) -> dict[str, str
 
 
 def _difference(entry: Entry, saved: Saved) -> str:
-    """Say how a tensor on disk differs from what was saved; empty where it does not."""
+    """Say how a tensor on disk differs from what was saved; empty if it does not."""
     if tuple(entry.shape) != tuple(saved.shape):
         return f"it has shape {list(saved.shape)}, the model's has {list(entry.shape)}"
     own = cast(entry.bits, entry.dtype, saved.dtype)
@@ -132,7 +132,7 @@ def _finding(name: str, saved: Saved, text: str, trips: str, sent: Mapping[str, 
 
 
 def _owner(saved: Saved, sent: Mapping[str, Entry]) -> str:
-    """Return the tensor whose values it has; empty where it has those of none."""
+    """Return the tensor whose values it has; empty if it has those of none."""
     bits = saved.read(Region.whole(saved.shape))
     for name, entry in sent.items():
         if tuple(entry.shape) == tuple(saved.shape) and entry.dtype == saved.dtype and np.array_equal(entry.bits, bits):

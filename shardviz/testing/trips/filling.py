@@ -172,7 +172,7 @@ def _not_applied(seen: Contents, entries: Mapping[str, Entry | None], refused: M
 
 
 def part_of_entry(local: Local, entry: Entry) -> NDArray[Any] | None:
-    """Return the bits that this rank's part should have; None where its placements do not say which part that is."""
+    """Return the bits that this rank's part should have; None if its placements do not say which part that is."""
     if tuple(entry.shape) != local.shape:
         return None
     region = region_of(local)
@@ -182,7 +182,7 @@ def part_of_entry(local: Local, entry: Entry) -> NDArray[Any] | None:
 
 
 def region_of(local: Local) -> Region | None:
-    """Return the part that this rank claims; None where that is not known."""
+    """Return the part that this rank claims; None if that is not known."""
     shape = (int(np.prod(local.shape)),) if local.flat else local.shape
     return claimed_region(local, shape)
 

@@ -83,7 +83,7 @@ class Received:
         return {name: parts for name, parts in found.items() if parts}
 
     def owner(self, name: str) -> str:
-        """Return the one tensor whose values every wrong part of a tensor has; empty where there is none."""
+        """Return the one tensor whose values every wrong part of a tensor has; empty if there is none."""
         owners = {part.why if part.fate == "swapped" else "" for part in self.parts[name] if part.fate != "right"}
         return owners.pop() if len(owners) == 1 else ""
 
@@ -93,7 +93,7 @@ class Received:
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
     def change(self, name: str) -> Change | None:
-        """Return what was done to all values of every wrong part of a tensor; None where that is not one thing."""
+        """Return what was done to all values of every wrong part of a tensor; None if that is not one thing."""
         changes = {part.change for part in self.parts[name] if part.fate != "right"}
         return changes.pop() if len(changes) == 1 else None
 
@@ -107,7 +107,7 @@ class Received:
 
 
 def message_of(findings: Iterable[Finding]) -> str:
-    """Return the text for findings, one cause once, with the ranks and rows of each tensor; empty where none is."""
+    """Return the text for findings, one cause once, with the ranks and rows of each tensor; empty if none is."""
     return in_words(None, [_with_rows(one) for one in grouped(list(findings))], most=MOST_IN_FULL)
 
 

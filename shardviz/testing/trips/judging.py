@@ -60,10 +60,10 @@ class Target:
 
     Attributes:
         entry: What was sent.
-        old: Returns what this rank had before; None where that is not known.
-        dtype: The dtype that it must have; empty where it may have another, as an engine may.
+        old: Returns what this rank had before; None if that is not known.
+        dtype: The dtype that it must have; empty if it may have another, as an engine may.
         also: What it may have as well: that of a tensor which it shares its storage with here and did not there.
-        padding: Which of its elements a map says are padding; None where it says so of none.
+        padding: Which of its elements a map says are padding; None if it says so of none.
         padded: Returns how this rank's own part was padded, where a map pads the whole.
     """
 
@@ -82,13 +82,13 @@ class Part:
     Attributes:
         rank: The rank.
         fate: What became of it.
-        rows: The rows that are wrong, counted in the whole tensor, as text; empty where all of the part is.
+        rows: The rows that are wrong, counted in the whole tensor, as text; empty if all of the part is.
         why: The dtype that values went through, the shape that it has instead, the tensor whose part it has, or
             the number that all values are where that is not zero.
         wrong: How many elements are wrong.
         size: How many it has.
-        padded: How its own part was padded, where a map pads the whole; None where it was not.
-        change: What was done to all of its values, and why; None where that is not one thing.
+        padded: How its own part was padded, where a map pads the whole; None if it was not.
+        change: What was done to all of its values, and why; None if that is not one thing.
     """
 
     rank: int

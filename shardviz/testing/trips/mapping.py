@@ -181,7 +181,7 @@ class Padded:
 
 
 def padded_by_rank(local: Local, node: Node) -> Padded | None:
-    """Return how a rank's own part was padded; None where it was not."""
+    """Return how a rank's own part was padded; None if it was not."""
     if not isinstance(node, Op) or node.function != PAD or local.claim is None or local.flat:
         return None
     mesh, placements = local.claim

@@ -193,7 +193,7 @@ def _of_piece(target: Target, piece: Piece, node: Node, old: Mapping[str, NDArra
 
 
 def _old_of(piece: Piece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]] | None:
-    """Return what a piece was filled with before; None where that is not known."""
+    """Return what a piece was filled with before; None if that is not known."""
     bits = old.get(piece.of[0])
     return None if bits is None else lambda: bits[piece.cut]
 

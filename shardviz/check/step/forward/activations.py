@@ -99,7 +99,7 @@ class Activations:
 
     @cached_property
     def num_micro_batches(self) -> int:
-        """How many micro-batches the stages of a pipeline ran; 1 where there are no stages."""
+        """How many micro-batches the stages of a pipeline ran; 1 if there are no stages."""
         return 1 + max((run.microbatch for one in self.dump.files.ranks.values() for run in one.schedule), default=0)
 
     @cached_property

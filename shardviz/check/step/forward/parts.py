@@ -147,7 +147,7 @@ def _chosen(evidence: Evidence, one: Compared, count: int) -> dict[int, NDArray[
 
 
 def _right_experts(one: Compared, chosen: dict[int, NDArray[np.int64]], count: int) -> Rows | None:
-    """Return the experts whose rows are all right, and all with rows; None where some of an expert's are wrong."""
+    """Return the experts whose rows are all right, and all with rows; None if some of an expert's are wrong."""
     seen: dict[int, set[bool]] = {expert: set() for expert in range(count)}
     for rank, experts in chosen.items():
         near = np.asarray(np.abs(one.reduced[rank] - one.wanted_of(rank)) <= one.tolerance)

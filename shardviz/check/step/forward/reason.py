@@ -18,7 +18,7 @@ class Reason:
     Attributes:
         explanation: The cause, or the likeliest that fits.
         clause: What bears it out, in numbers.
-        tensor: The tensor or module at fault; empty where it is the output itself.
+        tensor: The tensor or module at fault; empty if it is the output itself.
         claimed: Where its elements are taken to be, in the notation.
         held: Where they are, in the notation or in words.
     """

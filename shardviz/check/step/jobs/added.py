@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def added_at(judging: Judging, place: Place, rank: int) -> tuple[str, int]:
-    """Return the term that a value has too often, and how often (-1: it lacks it); empty where there is none."""
+    """Return the term that a value has too often, and how often (-1: it lacks it); empty if there is none."""
     whole, part = judging.whole[place].values, judging.ranks[rank][place].values
     if whole is None or part is None or not (whole.is_whole and part.is_whole) or part.values.size < FEW:
         return "", 0
@@ -52,7 +52,7 @@ def _terms(
 
 
 def _name_of_term(place: Place, other: Place) -> str:
-    """Return the name of a term of a sum; empty where the value at `other` is not a term of that at `place`."""
+    """Return the name of a term of a sum; empty if the value at `other` is not a term of that at `place`."""
     if place.what == "output" and other.what == "input" and (other.module, other.call) == (place.module, place.call):
         return "input"
     if place.what == "output":

@@ -73,7 +73,7 @@ class Attempt:
 
 
 def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
-    """Compare the traces of two jobs; None where neither has one."""
+    """Compare the traces of two jobs; None if neither has one."""
     with np.errstate(all="ignore"):  # a job that went wrong has NaN
         return _compared(trace_of(before), trace_of(after), before, after)
 

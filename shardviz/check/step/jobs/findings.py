@@ -125,7 +125,7 @@ def check_masks(judging: Judging, module: str, call: int) -> Finding | None:
 
 
 def _mask(judging: Judging, rank: int, given: Place, returned: Place) -> NDArray[np.bool_] | None:
-    """Return which elements a rank keeps; None where what is returned is not what is given with some elements zero."""
+    """Return which elements a rank keeps; None if what is returned is not what is given with some elements zero."""
     points: Mapping[Place, object] = judging.ranks[rank]
     if given not in points or returned not in points:
         return None

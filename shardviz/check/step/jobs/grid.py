@@ -63,7 +63,7 @@ def _divide(groups: set[tuple[int, ...]], num_ranks: int) -> bool:
 
 
 def _crossing(axes: Sequence[str], kinds: Sequence[Groups], num_ranks: int) -> Mesh | None:
-    """Return the mesh with an axis for each division of the ranks; None where they are not a grid."""
+    """Return the mesh with an axis for each division of the ranks; None if they are not a grid."""
     shape = tuple(len(next(iter(groups))) for groups in kinds)
     if math.prod(shape) != num_ranks:
         return None

@@ -45,7 +45,7 @@ class Found:
 
     Attributes:
         state: In a word, on each rank that has it.
-        layout: The placements that fit all of them; None where none do.
+        layout: The placements that fit all of them; None if none do.
         near: How far an element was allowed to be off.
     """
 
@@ -131,7 +131,7 @@ class Judging:
         return max(one.tolerance for one in sides)
 
     def judged(self, place: Place) -> Found | None:
-        """Return what the ranks have at a place; None where nothing can be judged."""
+        """Return what the ranks have at a place; None if nothing can be judged."""
         whole = self.whole[place].values
         own = {rank: points[place] for rank, points in self.ranks.items() if place in points}
         values = {rank: point.values for rank, point in own.items() if point.values is not None}

@@ -31,7 +31,7 @@ class OtherWeight:
     Attributes:
         name: Its name.
         rank: The first rank that has something else.
-        apart: How far it is off, relative to the largest element; infinite where its shape fits nothing.
+        apart: How far it is off, relative to the largest element; infinite if its shape fits nothing.
         is_permuted: Whether ranks have the first job's numbers and no others, at other places.
     """
 
@@ -46,7 +46,7 @@ class Belonging:
     """Where the parts of a weight belong that claims nothing, as far as the first job's values say it.
 
     Attributes:
-        layout: A split over the mesh; None where the parts are no such split.
+        layout: A split over the mesh; None if the parts are no such split.
         regions: The part that each rank has: by heads, for one, of a fused weight.
     """
 
@@ -61,7 +61,7 @@ class Way:
     Attributes:
         placements: How ranks share it along each axis.
         weight: The whole.
-        order: The rows of the parts, one behind the other, in the whole's order; None where that is their own.
+        order: The rows of the parts, one behind the other, in the whole's order; None if that is their own.
     """
 
     placements: Placements
@@ -201,7 +201,7 @@ def _flat(whole: Kept) -> Kept:
 
 
 def _apart(whole: Kept, part: Kept, region: Region) -> float:
-    """Return how far a part is off, relative to the largest element; infinite where it is not of that shape."""
+    """Return how far a part is off, relative to the largest element; infinite if it is not of that shape."""
     if region.shape != part.shape or not region.is_within(whole.shape):
         return float("inf")
     pair = in_both(whole, part, region)
@@ -230,8 +230,8 @@ class Rows:
     """Which rows of the first job's batch the ranks of the second were given.
 
     Attributes:
-        order: The first job's rows in the order in which ranks have them; None where that is their own.
-        problem: In what the batches differ, in a sentence; empty where they do not.
+        order: The first job's rows in the order in which ranks have them; None if that is their own.
+        problem: In what the batches differ, in a sentence; empty if they do not.
     """
 
     order: NDArray[np.int64] | None = None
@@ -295,7 +295,7 @@ def _agree(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> 
 
 
 def _rows(given: list[Kept], own: list[Kept]) -> NDArray[np.int64] | None:
-    """Return which rows of the whole batch a rank was given; None where one of them is in no place of it."""
+    """Return which rows of the whole batch a rank was given; None if one of them is in no place of it."""
     whole, part = given[0], own[0]
     if not (whole.is_whole and part.is_whole) or whole.shape[1:] != part.shape[1:] or not part.shape:
         return None

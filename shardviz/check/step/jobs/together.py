@@ -60,7 +60,7 @@ def together(parts: Mapping[int, Kept], mesh: Mesh, *, is_exact: bool = False) -
 
 
 def put_as(parts: Mapping[int, Kept], mesh: Mesh, way: Placements) -> Kept | None:
-    """Return a tensor put together in one way; None where parts do not fit, or copies are not equal."""
+    """Return a tensor put together in one way; None if parts do not fit, or copies are not equal."""
 
     def placements(axis: int, groups: Sequence[Sequence[Kept]]) -> Sequence[Placement]:
         is_copied = isinstance(way[axis], Replicate)
@@ -117,7 +117,7 @@ def put_together(parts: Mapping[int, Kept], layouts: Mapping[int, Layout]) -> Ke
         layouts: The layout that each rank's placements claim.
 
     Returns:
-        The elements that were kept; None where parts are not as claimed, leave gaps, or copies are not equal.
+        The elements that were kept; None if parts are not as claimed, leave gaps, or copies are not equal.
     """
     layout = next(iter(layouts.values()))
     regions = {rank: layouts[rank].region(layouts[rank].mesh.coord_of(rank)) for rank in parts}

@@ -61,7 +61,7 @@ class Weight:
     Attributes:
         shape: The whole weight's shape, as the rank sees it.
         layout: What its placements claim; None for a plain tensor.
-        values: What was kept of the part; None where its shape is not understood.
+        values: What was kept of the part; None if its shape is not understood.
     """
 
     shape: tuple[int, ...]

@@ -39,7 +39,7 @@ class Kept:
 
     @staticmethod
     def of(shape: tuple[int, ...], values: NDArray[np.float64], dtype: str, device: str = "cpu") -> Kept | None:
-        """Return the elements that a sample of a tensor has; None where its shape is not a sample's."""
+        """Return the elements that a sample of a tensor has; None if its shape is not a sample's."""
         strides = strides_between(shape, values.shape)
         if strides is None:
             return None
@@ -70,7 +70,7 @@ class Kept:
 
 
 def joined(parts: Sequence[Kept | None]) -> Kept | None:
-    """Return micro-batches as one tensor, one behind the other; None where one is missing or they do not fit."""
+    """Return micro-batches as one tensor, one behind the other; None if one is missing or they do not fit."""
     present = [part for part in parts if part is not None]
     if len(present) < len(parts) or len(parts) < 2:
         return present[0] if present and len(parts) == 1 else None
@@ -78,7 +78,7 @@ def joined(parts: Sequence[Kept | None]) -> Kept | None:
 
 
 def joined_along(dim: int, parts: Sequence[Kept]) -> Kept | None:
-    """Return parts as one tensor, one behind the other along a dim; None where they do not fit."""
+    """Return parts as one tensor, one behind the other along a dim; None if they do not fit."""
     first = parts[0]
     if len(first.shape) <= dim or not all(_fits(dim, first, part) for part in parts):
         return None
@@ -106,7 +106,7 @@ def in_both(whole: Kept, part: Kept, region: Region) -> tuple[NDArray[np.float64
         region: Where the part lies.
 
     Returns:
-        Two arrays of one shape; None where no element is kept of both.
+        Two arrays of one shape; None if no element is kept of both.
     """
     if whole.is_whole and part.is_whole and all(len(spans) == 1 for spans in region.dims):
         return whole.values[tuple(slice(*spans[0]) for spans in region.dims)], part.values

@@ -139,7 +139,7 @@ def _values(parts: Mapping[int, Weight]) -> dict[int, Kept] | None:
 
 
 def _as_claimed(parts: Mapping[int, Weight]) -> Kept | None:
-    """Return a weight put together as its placements claim; None where that does not come out even."""
+    """Return a weight put together as its placements claim; None if that does not come out even."""
     values = _values(parts)
     layouts = {rank: part.layout for rank, part in parts.items() if part.layout is not None}
     if values is None or any(layout.partial for layout in layouts.values()):

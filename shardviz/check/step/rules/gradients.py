@@ -33,7 +33,7 @@ def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None
 
     Args:
         one: The result.
-        batch: Whether each axis of the run splits the batch; None where that is not known.
+        batch: Whether each axis of the run splits the batch; None if that is not known.
     """
     missing = missing_reduction(one) if one.copies_differ_along else None
     if missing is None:

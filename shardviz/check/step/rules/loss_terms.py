@@ -69,7 +69,7 @@ def _terms(evidence: Evidence, one: Compared) -> list[NDArray[np.float64]]:
 
 
 def _weights(evidence: Evidence, wrong: Sequence[Compared], terms: Terms, count: int) -> tuple[Fraction, ...]:
-    """Return how often each term counts in all gradients; empty where that explains none, or all count alike."""
+    """Return how often each term counts in all gradients; empty if that explains none, or all count alike."""
     columns, got = [], []
     for one in wrong:
         for rank, values in one.reduced.items():

@@ -1,7 +1,7 @@
 """What makes a loss wrong that is computed from right outputs, and what is logged of it.
 
 A cross entropy over a vocabulary in shards adds up exponentials over ranks: an axis's size too many makes the loss too
-large by its logarithm. Means of ranks' means are a candidate only where an axis splits the batch. A function of the
+large by its logarithm. Means of ranks' means are a candidate only if an axis splits the batch. A function of the
 mean loss, as perplexity, is not the mean of the function.
 
 What a training loop prints is of the whole batch and the whole model: the same on every rank. `.item()` of a DTensor
@@ -74,7 +74,7 @@ def is_loss(evidence: Evidence, one: Compared) -> bool:
 
 
 def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
-    """Return what makes a logged value wrong, of right outputs; None where nothing is known of it."""
+    """Return what makes a logged value wrong, of right outputs; None if nothing is known of it."""
     if one.role != "scalar" or not evidence.outputs_are_right:
         return None
     logarithm = _logarithm(one) if one.name == "loss" else None

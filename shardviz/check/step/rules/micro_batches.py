@@ -83,7 +83,7 @@ def _tells(evidence: Evidence, one: Compared) -> bool:
 
 
 def _weights(evidence: Evidence, one: Compared) -> Weights:
-    """Return how often each micro-batch counts, the same on all ranks; empty where that does not explain a gradient."""
+    """Return how often each micro-batch counts, the same on all ranks; empty if that does not explain a gradient."""
     if not _tells(evidence, one) or len(one.wrong) < len(one.reduced):
         return ()
     parts = [part.reshape(one.wanted.shape) / len(_parts(evidence, one)) for part in _parts(evidence, one)]
@@ -134,7 +134,7 @@ def _cause(evidence: Evidence, names: list[str], weights: Weights) -> Cause:
 
 
 def _summed_again(evidence: Evidence, names: list[str], weights: Weights) -> str:
-    """Name the axes whose size is the ratio of each weight to the next; empty where there is none."""
+    """Name the axes whose size is the ratio of each weight to the next; empty if there is none."""
     ratios = {round(one / other, DIGITS) for one, other in pairwise(weights)}
     mesh = evidence.gradients[names[0]].mesh
     fitting = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and {mesh.axis_size(axis)} == ratios]

@@ -76,8 +76,8 @@ def missing_reduction(one: Compared) -> tuple[Reduction, tuple[str, ...], Fracti
     """Return the reduction that makes every rank right, over the fewest axes along which copies differ.
 
     Returns:
-        The reduction, its axes, and what ratio to the unsharded model's is left, which is 1 where nothing else is
-        wrong; None where no reduction fits. `norm`, the root of the sum of squares, is tried for scalars.
+        The reduction, its axes, and what ratio to the unsharded model's is left, which is 1 if nothing else is
+        wrong; None if no reduction fits. `norm`, the root of the sum of squares, is tried for scalars.
     """
     found = list(_fitting(one))
     return next((fit for fit in found if fit[2] == 1), next(iter(found), None))
@@ -111,7 +111,7 @@ def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
 
 
 def reduction_over(one: Compared, groups: Sequence[Sequence[int]]) -> Literal["mean", "sum"] | None:
-    """Return the reduction within groups of ranks that makes every rank right; None where neither does."""
+    """Return the reduction within groups of ranks that makes every rank right; None if neither does."""
     kinds: tuple[tuple[Literal["mean", "sum"], Callable[..., Any]], ...] = (("mean", np.mean), ("sum", np.sum))
     for kind, reduce in kinds:
         with np.errstate(invalid="ignore"):  # the sum of two infinities

@@ -1,7 +1,7 @@
 """Gradients of one weight under two names, and of different weights under one reduction.
 
 `unreduced-gradient` of a tied weight whose names went to different ranks: each has the gradient of its own use. On
-stages of a pipeline an embedding and a head cannot share storage. They are copies, which stay equal only where the sum
+stages of a pipeline an embedding and a head cannot share storage. They are copies, which stay equal only if the sum
 of both gradients is taken on both (Megatron-LM's embedding group).
 
 `wrong-value` of gradients that were reduced over an axis whose ranks have other weights, as stages of a pipeline. Ranks

@@ -43,7 +43,7 @@ class Added:
     Attributes:
         name: Its name.
         values: Its values in the unsharded model.
-        times: How often too many it was added; -1 where it was left out.
+        times: How often too many it was added; -1 if it was left out.
     """
 
     name: str

@@ -28,7 +28,7 @@ ODD = ("odd", "repeated", "cut", "none")
 
 
 def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> StepDifference:
-    """Compare the steps of two runs; nothing where neither followed its step through its modules."""
+    """Compare the steps of two runs; nothing if neither followed its step through its modules."""
     of_jobs = compare_jobs(before, after)
     if of_jobs is not None:
         return of_jobs

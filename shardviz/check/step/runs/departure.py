@@ -27,7 +27,7 @@ class Departure:
         sentence: What is there, with the numbers.
         why: What that comes of, or what to look at.
         following: How many modules' calls differ after it, which is a consequence.
-        explanation: The cause in the catalogue; None where none is known.
+        explanation: The cause in the catalogue; None if none is known.
     """
 
     kind: Kind
@@ -92,7 +92,7 @@ class StepDifference:
         precision: The dtypes of the runs' activations.
         not_compared: What was not compared, and why.
         agreement: Who agrees at the places that were compared.
-        beside: One job's step beside the other's; None where probes' steps, or nothing, was compared.
+        beside: One job's step beside the other's; None if probes' steps, or nothing, was compared.
         is_of_jobs: Whether the steps are two jobs', which may lay tensors out differently.
     """
 

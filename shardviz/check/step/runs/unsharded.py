@@ -50,7 +50,7 @@ class Pair:
 
     @cached_property
     def apart(self) -> float:
-        """How far the two are apart, relative to the larger; infinite where shapes differ."""
+        """How far the two are apart, relative to the larger; infinite if shapes differ."""
         if self.ours.shape != self.theirs.shape:
             return float("inf")
         return apart(self.ours.numbers, self.theirs.numbers)
@@ -67,7 +67,7 @@ class Pair:
 
     @property
     def factor(self) -> float | None:
-        """The number by which the second's values are the first's; None where there is none."""
+        """The number by which the second's values are the first's; None if there is none."""
         ours, theirs = np.array(self.ours.numbers), np.array(self.theirs.numbers)
         found = factor_of(theirs, ours) if ours.shape == theirs.shape else None
         is_times = bool(found) and np.linalg.norm(theirs - ours * found) <= self.allowed * np.linalg.norm(theirs)
@@ -110,7 +110,7 @@ def _by_place(dump: Dump) -> Mapping[Place, SketchRecord]:
 
 
 def first_parting(pairs: Mapping[Place, Pair]) -> Parting | None:
-    """Return where the unsharded models' steps first part; None where they do not."""
+    """Return where the unsharded models' steps first part; None if they do not."""
     calls = _calls(pairs)
     forward = _first(calls, ("input", "output"), "forward")
     if forward is not None:

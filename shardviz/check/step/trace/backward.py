@@ -29,7 +29,7 @@ BAD: tuple[State, ...] = ("odd", "repeated", "none")
 
 
 def first_in_backward(calls: Calls) -> Divergence | None:
-    """Return the first divergence of a step in backward; None where the gradients of activations are right."""
+    """Return the first divergence of a step in backward; None if the gradients of activations are right."""
     return _cut(calls) or (_descended(calls) or _between_calls(calls) if _begins_right(calls) else None)
 
 

@@ -45,7 +45,7 @@ class Call:
     points: dict[int, list[PointRecord]] = field(default_factory=dict)
 
     def state(self, what: What) -> State | None:
-        """Return the worst state of a side on any rank; None where nothing is known of it."""
+        """Return the worst state of a side on any rank; None if nothing is known of it."""
         return self._states.get(what)
 
     @cached_property

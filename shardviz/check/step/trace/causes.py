@@ -50,7 +50,7 @@ MAX_CANDIDATES = 1 << 10
 
 
 def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | None:
-    """Return what a rule says of the first wrong values; None where none explains them."""
+    """Return what a rule says of the first wrong values; None if none explains them."""
     for one in compared_at(evidence, calls, found):
         if one.incomparable or not one.wrong:
             continue

@@ -23,7 +23,7 @@ class Divergence:
         direction: Whether it is found in forward or in backward.
         way: How it goes wrong.
         call: The call; its module is the first wrong one.
-        point: The first point that is not the unsharded model's; None where it is not there at all.
+        point: The first point that is not the unsharded model's; None if it is not there at all.
         after: The last call before it that is right, of those that it makes.
         before: The call that is given, or gives back, what is wrong.
         axis: The axis along which a sum is pending.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def first_in_forward(calls: Calls) -> Divergence | None:
-    """Return the first divergence of a step in forward; None where all outputs are right, or nothing is known."""
+    """Return the first divergence of a step in forward; None if all outputs are right, or nothing is known."""
     for at, call in enumerate(calls.in_order):
         side = _bad_side(calls, call)
         if side is not None and not calls.is_contained(call, "output") and not calls.is_habit(call, side):
@@ -69,7 +69,7 @@ def _between(calls: Calls, call: Call) -> Divergence:
 
 
 def _right_before(calls: Sequence[Call], call: Call) -> str:
-    """Return the name of the last of some calls before one whose output is right; empty where there is none."""
+    """Return the name of the last of some calls before one whose output is right; empty if there is none."""
     before = [one for one in calls if one.order < call.order and not one.is_bad("output")]
     return before[-1].module if before else ""
 

@@ -43,7 +43,7 @@ def check_times(evidence: Evidence, one: Compared, first: Divergence) -> Finding
 
 
 def _factor(one: Compared) -> float | None:
-    """Return the one number by which every rank's values are those wanted; None where there is none."""
+    """Return the one number by which every rank's values are those wanted; None if there is none."""
     pairs = [(values, one.wanted_of(rank)) for rank, values in one.reduced.items()]
     factor = common_factor(pairs)
     if not factor or not all(one.near(got, due * factor, scale=abs(factor)) for got, due in pairs):

@@ -46,7 +46,7 @@ def _kept(ndim: int) -> Iterator[tuple[int, ...]]:
 
 
 def _factors(one: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.float64] | None:
-    """Return the factor of each slice; None where slices are not those wanted times a number plus a number."""
+    """Return the factor of each slice; None if slices are not those wanted times a number plus a number."""
     got, due = (_grouped(values, dims) for values in (one.reduced[rank], one.wanted_of(rank)))
     if got.shape != due.shape or got.shape[1] < FEWEST or not np.all(np.isfinite(got)):
         return None

@@ -56,7 +56,7 @@ def _are_multiples(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> b
 
 
 def _from_others(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
-    """Return for each wrong rank the rank from whose part of the state it started; empty where one has none."""
+    """Return for each wrong rank the rank from whose part of the state it started; empty if one has none."""
     found: dict[int, int] = {}
     for rank in one.wrong:
         owner = next((other for other in parts if _is_from(one, parts, rank, other)), None)
@@ -76,7 +76,7 @@ def _is_from(one: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int,
 
 
 def of_another_order(one: Compared, ranks: Sequence[int]) -> Why | None:
-    """Return why ranks have the numbers of their own part of a state at other places; None where they have not."""
+    """Return why ranks have the numbers of their own part of a state at other places; None if they have not."""
     parts = [(one.reduced[rank].ravel(), one.wanted_of(rank).ravel()) for rank in ranks]
     if any(got.size < 2 or not one.near(np.sort(got), np.sort(due)) for got, due in parts):
         return None

@@ -49,7 +49,7 @@ def steps_of(dump: Dump, one: Compared) -> dict[int, tuple[NDArray[np.float64], 
 
 
 def factors_of(dump: Dump, one: Compared) -> dict[int, float]:
-    """Return the number of unsharded steps that each rank's step is; empty where some rank's is not such a multiple."""
+    """Return the number of unsharded steps that each rank's step is; empty if some rank's is not such a multiple."""
     steps = steps_of(dump, one)
     found = {rank: factor_to(got, due) for rank, (got, due) in steps.items() if np.any(due)}
     known = {rank: factor for rank, factor in found.items() if factor is not None}

@@ -194,7 +194,7 @@ def _not_reduced(one: Compared, op: str, axes: Sequence[str]) -> Finding:
 
 
 def _distance(dump: Dump, one: Compared, rank: int) -> tuple[float, float] | None:
-    """Return the element of a rank that is farthest off, and what it should be; None where all are right."""
+    """Return the element of a rank that is farthest off, and what it should be; None if all are right."""
     values, wanted, off = one.reduced[rank], one.wanted_of(rank), _beyond(dump, one, rank)
     if one.role != "buffer":
         off = np.where(_telling(dump, one, rank), off, -1.0)
@@ -264,7 +264,7 @@ def _finding(evidence: Evidence, one: Compared, wrong: Mapping[int, tuple[float,
 
 
 def _why(evidence: Evidence, one: Compared, ranks: tuple[int, ...]) -> Why | None:
-    """Return the most likely cause, by what ranks hold instead; None where nothing fits."""
+    """Return the most likely cause, by what ranks hold instead; None if nothing fits."""
     if one.role == "buffer":
         times = _times_counted(one)
         if times:

@@ -84,7 +84,7 @@ def counted_differences(
 
 
 def _only(side: Tensor, box: Region | None) -> str:
-    """Return the number that all values of a tensor, or of a part of it, are; empty where they are not alike."""
+    """Return the number that all values of a tensor, or of a part of it, are; empty if they are not alike."""
     bits = side.bits if box is None else part_of(side.bits, box)
     if side.dtype in FLOATS and not any((part << 1).any() for part in blocks(bits)):
         return "0"  # and some of them -0

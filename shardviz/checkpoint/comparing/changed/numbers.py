@@ -42,7 +42,7 @@ MAX_RANKS = 1024
 
 
 def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Change | None:
-    """Say how values lost digits: through a narrower type, or cut off where torch rounds; None where they did not."""
+    """Say how values lost digits: through a narrower type, or cut off where torch rounds; None if they did not."""
     mine, theirs = one.bits, other.bits
     if one.shape != other.shape or is_alike(mine):
         return None
@@ -64,7 +64,7 @@ def _narrowed(own: _Bits, new: _Bits, name: str) -> Change | None:
 
 
 def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Change | None:
-    """Say which side has more at the end of one dim, and is else equal; None where neither is that."""
+    """Say which side has more at the end of one dim, and is else equal; None if neither is that."""
     if (longer := _longer(mine, theirs)) is None:
         return None
     dim, is_longer, short, long = longer
@@ -93,7 +93,7 @@ def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: st
 
 
 def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Change | None:
-    """Say that one side has blocks of the other several times, as heads of k and v are; None where it has not."""
+    """Say that one side has blocks of the other several times, as heads of k and v are; None if it has not."""
     if (longer := _longer(mine, theirs)) is None:
         return None
     dim, is_longer, short, long = longer
@@ -111,7 +111,7 @@ def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -
 def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArray[Any], NDArray[Any]] | None:
     """Return the only dim in which two arrays differ, whether the second is longer, and both along it, shorter first.
 
-    None where their shapes differ in another way.
+    None if their shapes differ in another way.
     """
     if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
         return None
@@ -127,7 +127,7 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
     """Say that all values of one side are those of the other times a factor, or with a number added.
 
     Returns:
-        The words; None where it is not so.
+        The words; None if it is not so.
     """
     relation = line_between(mine, theirs, dtype)
     if isinstance(relation, Scaled):
@@ -147,7 +147,7 @@ def _added(added: float, names: tuple[str, str]) -> Change:
 
 
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
-    """Say how many values a cast made infinite; empty where it made none."""
+    """Say how many values a cast made infinite; empty if it made none."""
     count = 0
     for part in blocks(wide):
         narrow = cast(part, dtype, to)

@@ -45,7 +45,7 @@ MAX_PERMUTED = 4
 
 
 def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...] = ()) -> str:
-    """Say how the elements of one tensor became those of another of as many; empty where they did not.
+    """Say how the elements of one tensor became those of another of as many; empty if they did not.
 
     Args:
         before: Its bits in the first checkpoint.
@@ -92,7 +92,7 @@ def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
 
 
 def _exchanged(before: NDArray[Any], after: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the order of dims that makes one of the other; None where none does."""
+    """Return the order of dims that makes one of the other; None if none does."""
     if not 2 <= before.ndim <= MAX_PERMUTED:
         return None
     for axes in list(permutations(range(before.ndim)))[1:]:
@@ -109,7 +109,7 @@ def _reshaped(before: NDArray[Any], after: NDArray[Any]) -> str:
 
 
 def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
-    """Name the orders of single dims; empty where the ids are not such a product, or not all of the tensor."""
+    """Name the orders of single dims; empty if the ids are not such a product, or not all of the tensor."""
     orders = [_order_along(ids, shape, dim) for dim in range(len(shape))]
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     wanted: NDArray[np.int64] = np.ones((), np.int64)
@@ -168,7 +168,7 @@ def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
 
 
 def _known(outer: int, rows: int, columns: int, inner: int) -> str:
-    """Say what makes such an order of single indices; empty where nothing is known to."""
+    """Say what makes such an order of single indices; empty if nothing is known to."""
     if inner != 1 or 2 not in (rows, columns):
         return ""
     if outer > 1:
@@ -186,7 +186,7 @@ def _stretches(cut: Saved, dim: int) -> list[tuple[int, int]]:
 
 
 def _order_of_shards(order: NDArray[np.int64], stretches: Sequence[tuple[int, int]]) -> list[int]:
-    """Return which saved stretch each saved stretch has; empty where one has anything but another as it was."""
+    """Return which saved stretch each saved stretch has; empty if one has anything but another as it was."""
     known = {pair: at for at, pair in enumerate(stretches)}
     found = []
     for start, stop in stretches:
@@ -199,7 +199,7 @@ def _order_of_shards(order: NDArray[np.int64], stretches: Sequence[tuple[int, in
 
 
 def _by_transposition(before: NDArray[Any], after: NDArray[Any]) -> str:
-    """Name two dims that were exchanged in a tensor whose shape stayed; empty where none were."""
+    """Name two dims that were exchanged in a tensor whose shape stayed; empty if none were."""
     flat, wanted = before.reshape(-1), after.reshape(-1)
     blocks = [slice(start, min(start + BLOCK, flat.size)) for start in range(0, flat.size, BLOCK)]
     for _, _, text, content in transpositions(before.shape):
@@ -217,7 +217,7 @@ def _by_stretches(flat: NDArray[np.int64], shape: tuple[int, ...]) -> str:
 
 
 def _by_pieces(order: NDArray[np.int64], shape: tuple[int, ...]) -> str:
-    """Name pieces of one dim that were joined along another; empty where the elements are not such pieces."""
+    """Name pieces of one dim that were joined along another; empty if the elements are not such pieces."""
     digits = transposed_digits(order) or transposed_digits(np.argsort(order))
     if digits is None or len(np.unique(order)) != len(order):
         return ""

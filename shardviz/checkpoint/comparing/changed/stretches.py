@@ -40,7 +40,7 @@ class Stretch:
 
 
 def name_stretches(before: NDArray[Any], after: NDArray[Any]) -> str:
-    """Say in which order one tensor has another's elements; empty where that is not an order of long stretches.
+    """Say in which order one tensor has another's elements; empty if that is not an order of long stretches.
 
     Args:
         before: The bits of the one.
@@ -77,7 +77,7 @@ def _in_words(found: list[Stretch], dim: int, size: int) -> str:
 
 
 def _stretches(own: NDArray[Any], other: NDArray[Any], first: Stretch) -> list[Stretch] | None:
-    """Return the stretches that make up a tensor, each place once; None where there are more, or it is not that."""
+    """Return the stretches that make up a tensor, each place once; None if there are more, or it is not that."""
     found, at = [first], first.start + first.size
     while at < other.size:
         one = _stretch(own, other, at) or _behind(own, other, at)
@@ -89,7 +89,7 @@ def _stretches(own: NDArray[Any], other: NDArray[Any], first: Stretch) -> list[S
 
 
 def _completed(own: NDArray[Any], other: NDArray[Any], found: list[Stretch]) -> list[Stretch] | None:
-    """Return stretches with those that are too short to be looked for; None where a place is left, or taken twice."""
+    """Return stretches with those that are too short to be looked for; None if a place is left, or taken twice."""
     gaps = _left({one.start: one.size for one in found}, own.size)
     sources = _left({one.source: one.size for one in found}, own.size)
     if gaps is None or sources is None or len(gaps) != len(sources):
@@ -102,7 +102,7 @@ def _completed(own: NDArray[Any], other: NDArray[Any], found: list[Stretch]) -> 
 
 
 def _left(sizes: dict[int, int], end: int) -> list[tuple[int, int]] | None:
-    """Return the starts and sizes of what stretches leave of a tensor; None where they overlap."""
+    """Return the starts and sizes of what stretches leave of a tensor; None if they overlap."""
     at, found = 0, []
     for start, size in sorted(sizes.items()):
         if start < at:
@@ -130,7 +130,7 @@ def _stretch(own: NDArray[Any], other: NDArray[Any], at: int) -> Stretch | None:
 
 
 def _place(own: NDArray[Any], window: NDArray[Any]) -> int:
-    """Return where a tensor has some elements; -1 where it does not, or more than once."""
+    """Return where a tensor has some elements; -1 if it does not, or more than once."""
     places: list[int] = []
     for start in range(0, own.size, BLOCK):
         part = own[start : start + BLOCK + len(window) - 1]

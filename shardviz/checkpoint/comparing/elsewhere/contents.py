@@ -44,7 +44,7 @@ class Contents:
         return cls(found)
 
     def equal_to(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Yield the tensors with the values of another one, after a cast; none where all of these are alike."""
+        """Yield the tensors with the values of another one, after a cast; none if all of these are alike."""
         own = sample_of(tensor)
         if own is None:
             return
@@ -70,14 +70,14 @@ class Contents:
         return self._tables[key]
 
     def _sample(self, tensor: Tensor) -> NDArray[Any] | None:
-        """Return some of a tensor's values; None where it cannot be read, or has none."""
+        """Return some of a tensor's values; None if it cannot be read, or has none."""
         if id(tensor) not in self._samples:
             self._samples[id(tensor)] = sample_of(tensor)
         return self._samples[id(tensor)]
 
 
 def sample_of(tensor: Tensor) -> NDArray[Any] | None:
-    """Return some of a tensor's values; None where it cannot be read, or has none."""
+    """Return some of a tensor's values; None if it cannot be read, or has none."""
     try:
         bits = tensor.bits
     except (DumpError, OSError):
@@ -90,7 +90,7 @@ def sample_of(tensor: Tensor) -> NDArray[Any] | None:
 
 
 def dtype_of(tensor: Tensor) -> str:
-    """Return a tensor's element type; empty where it is made of several."""
+    """Return a tensor's element type; empty if it is made of several."""
     try:
         return tensor.dtype
     except DumpError:

@@ -165,7 +165,7 @@ def _named_merged(outcome: Outcome, times: float, third: str) -> Outcome:
 
 
 def _times(sides: list[Tensor]) -> float | None:
-    """Return the t with which the second is the first + t * (third - first); None where there is none, or 0 or 1."""
+    """Return the t with which the second is the first + t * (third - first); None if there is none, or 0 or 1."""
     one, other, _ = sides
     types = {side.dtype for side in sides}
     if len(types) > 1 or one.dtype not in FLOATS or one.shape != other.shape or math.prod(one.shape) < MANY:

@@ -223,7 +223,7 @@ def _lines(tensor: Saved) -> NDArray[Any]:
 
 
 def _keys(tensor: Saved, most: int | None = None) -> Iterator[_Key]:
-    """Yield what stands for each of a tensor's lines; nothing where it cannot be read."""
+    """Yield what stands for each of a tensor's lines; nothing if it cannot be read."""
     if not tensor.shape or not tensor.size:
         return
     try:
@@ -234,7 +234,7 @@ def _keys(tensor: Saved, most: int | None = None) -> Iterator[_Key]:
 
 
 def _tiled(whole: Saved, known: dict[_Key, list[Saved]], taken: set[str]) -> list[str]:
-    """Return the parts that a tensor is made of, in order; none where any of its lines is of none."""
+    """Return the parts that a tensor is made of, in order; none if any of its lines is of none."""
     keys = list(_keys(whole))
     names: list[str] = []
     at = 0

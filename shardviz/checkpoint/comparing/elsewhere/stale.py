@@ -79,7 +79,7 @@ def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
 
 
 def number_of(path: Path, beside: Path) -> int | None:
-    """Return the step of a checkpoint, counted as another one's names count it; None where they differ otherwise.
+    """Return the step of a checkpoint, counted as another one's names count it; None if they differ otherwise.
 
     Example:
         >>> number_of(Path("runs/checkpoint-100/model"), beside=Path("runs/checkpoint-200/model"))
@@ -121,7 +121,7 @@ def has(step: Checkpoint, own: Tensor, held: Tensor) -> bool:
 
 
 def tensor_in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
-    """Return the same tensor of another step; None where that lacks it or has another shape."""
+    """Return the same tensor of another step; None if that lacks it or has another shape."""
     if not isinstance(tensor, Made):
         found = step.tensors.get(tensor.name)
         return found if found is not None and found.shape == tensor.shape else None

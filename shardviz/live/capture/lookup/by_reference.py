@@ -1,6 +1,6 @@
 """Ids of weights that nobody stamped: the values themselves, looked up in a reference. No weight is touched.
 
-Each rank reads the slice that it claims and compares bits; only where they differ is the content looked for, in the
+Each rank reads the slice that it claims and compares bits; only if they differ is the content looked for, in the
 tensor of that name first and then in those of its shape.
 """
 
@@ -101,7 +101,7 @@ def is_as_claimed(local: Local, entry: Entry) -> bool:
 
 
 def claimed_slice(local: Local, entry: Entry) -> NDArray[np.generic] | None:
-    """Return the bits that a tensor has where a shard claims to be; None where their shapes do not agree.
+    """Return the bits that a tensor has where a shard claims to be; None if their shapes do not agree.
 
     Raises:
         DumpError: They cannot be read.
@@ -137,7 +137,7 @@ def place_of(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Regi
 
 
 def _padding(local: Local, entry: Entry, claimed: Region | None) -> NDArray[np.bool_] | None:
-    """Return which elements of a shard a map calls padding, and may be anything; None where none are."""
+    """Return which elements of a shard a map calls padding, and may be anything; None if none are."""
     if not isinstance(entry, Made) or local.flat or not has_padding(entry.node):
         return None
     fits = claimed is not None and claimed.shape == tuple(local.values.shape)

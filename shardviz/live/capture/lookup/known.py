@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardviz.reference.names import Matching
 
 Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
-"""Given this rank's tensors by name, without empty shards, each with its ids or None where all is as claimed, says
+"""Given this rank's tensors by name, without empty shards, each with its ids or None if all is as claimed, says
 which are not to be checked, and why. Every rank calls it."""
 
 
@@ -170,7 +170,7 @@ def known_in(
 def _why_not(
     name: str, one: Wanted, entry: Entry | None, known_as: str, reference: Reference, lacking: str | None
 ) -> str:
-    """Return why a tensor cannot be looked up; empty where it can."""
+    """Return why a tensor cannot be looked up; empty if it can."""
     path = reference.path.name
     if entry is None:
         called = f"{known_as}, as the map has it" if known_as != name else "this name"
@@ -181,7 +181,7 @@ def _why_not(
 
 
 def _padding(own: tuple[int, ...], saved: tuple[int, ...]) -> str:
-    """Return what to do where shapes differ as by padding; empty where they differ otherwise."""
+    """Return what to do where shapes differ as by padding; empty if they differ otherwise."""
     odd = [dim for dim, (one, other) in enumerate(zip(own, saved, strict=False)) if one != other]
     if len(own) != len(saved) or len(odd) != 1:
         return ""

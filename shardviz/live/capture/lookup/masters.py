@@ -59,7 +59,7 @@ class Claim:
         shape: The parameter's shape.
         start: The first element that it has.
         size: How many it has.
-        offset: The parameter's first element in the buffers laid end to end; None where it has no fragment.
+        offset: The parameter's first element in the buffers laid end to end; None if it has no fragment.
         part: The elements of its buffer.
         differs: Whether its fragment is not what the same elements of the weight are.
         states: The kinds of states that it has.
@@ -136,7 +136,7 @@ def _has_any(flat: NDArray[Any], samples: list[NDArray[Any]]) -> bool:
 
 
 def add_masters(seen: Capture, engine: nn.Module, mesh: Mesh, part: PipelinePart) -> None:
-    """Write down the master copies and moments that this rank's optimizer has; nothing where no rank has any.
+    """Write down the master copies and moments that this rank's optimizer has; nothing if no rank has any.
 
     Args:
         seen: What this rank has to say.

@@ -164,7 +164,7 @@ def _before(name: str, entry: Entry) -> str:
 
 
 def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], local: Local | None) -> Recipe | None:
-    """Return what a tensor is made of, as ranks hold it; None where they hold nothing of the reference."""
+    """Return what a tensor is made of, as ranks hold it; None if they hold nothing of the reference."""
     own = _numbers(name)
     near = {other: entry for other, entry in sources.items() if _numbers(other)[: len(own)] == own}
     of_all = of_all_ranks(_readable_parts_in(local, near) if local is not None else [])
@@ -179,7 +179,7 @@ def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], loc
 
 
 def _readable_parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
-    """Return the parts of a shard; none where the copy cannot be read on this rank, for which the others wait."""
+    """Return the parts of a shard; none if the copy cannot be read on this rank, for which the others wait."""
     try:
         return _parts_in(local, sources)
     except (DumpError, OSError):
@@ -224,7 +224,7 @@ def _sample(bits: NDArray[Any]) -> NDArray[Any]:
 
 
 def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], recipe: Recipe) -> Merged | None:
-    """Return the tensors of a recipe side by side in a shape; None where they do not fit."""
+    """Return the tensors of a recipe side by side in a shape; None if they do not fit."""
     own = _numbers(name)
     columns = []
     for part in recipe.parts:

@@ -24,14 +24,14 @@ class Fragment:
         shape: Its shape.
         ranks: The ranks that its elements are divided among, in the group's order.
         start: The first element of the flattened parameter that this rank says it has.
-        values: The master copy of these elements, one-dimensional; empty where the rank has none.
+        values: The master copy of these elements, one-dimensional; empty if the rank has none.
         weight: What they are copies of, one-dimensional: the whole flattened parameter, or the same elements of it.
         is_whole: Whether `weight` is the whole parameter.
-        offset: The parameter's first element in the flat buffers of all ranks laid end to end; None where unknown.
-        part: The elements of one rank's flat buffer; 0 where unknown.
+        offset: The parameter's first element in the flat buffers of all ranks laid end to end; None if unknown.
+        part: The elements of one rank's flat buffer; 0 if unknown.
         states: The optimizer's states of these elements by kind, such as `exp_avg`.
         group: Their process group.
-        buffer: The number of the flat buffer among the optimizer's; -1 where the rank has no fragment.
+        buffer: The number of the flat buffer among the optimizer's; -1 if the rank has no fragment.
         buffers: The states of the whole flat buffer by kind.
     """
 

@@ -82,7 +82,7 @@ def _marked(tensor: Any) -> tuple[int, int] | None:
 
 
 def _split(name: str, role: Role, tensor: torch.Tensor, dim: int, stride: int, mesh: Mesh | None) -> Local | None:
-    """Return a weight that is split over the tensor-parallel ranks; None where there is one only."""
+    """Return a weight that is split over the tensor-parallel ranks; None if there is one only."""
     ranks = ranks_of("get_tensor_model_parallel_group")
     if len(ranks) == 1:
         return None
@@ -140,7 +140,7 @@ class Cut:
     """How a weight is split.
 
     Attributes:
-        dim: The dim that is split; -1 where none is.
+        dim: The dim that is split; -1 if none is.
         stride: The segments of that dim that are split each by itself.
         index: Which part this rank has.
         count: The number of parts.
@@ -153,7 +153,7 @@ class Cut:
 
 
 def cuts_of(model: nn.Module) -> dict[str, Cut | None]:
-    """Return how each weight is saved, by its own name; None where that is not one dim, split evenly."""
+    """Return how each weight is saved, by its own name; None if that is not one dim, split evenly."""
     if "megatron.core.dist_checkpointing.mapping" not in sys.modules:
         return {}
     found: dict[str, Cut | None] = {}
@@ -185,7 +185,7 @@ def _parts(module: Any, prefix: str) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _cut(parts: Sequence[Any]) -> Cut | None:
-    """Return the one dim that parts split evenly, each behind the other; None where they are anything else."""
+    """Return the one dim that parts split evenly, each behind the other; None if they are anything else."""
     first = parts[0]
     skip = first.prepend_axis_num
     fragments = [tuple(part.axis_fragmentations or ())[skip:] for part in parts]

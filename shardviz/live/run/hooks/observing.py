@@ -59,7 +59,7 @@ def show_traceback() -> None:
 
 
 def rank_of_environment() -> int:
-    """Return the rank that a launcher gave this process; 0 where it gave none."""
+    """Return the rank that a launcher gave this process; 0 if it gave none."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdecimal() else 0
 

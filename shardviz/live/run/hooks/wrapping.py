@@ -85,7 +85,7 @@ class Hook:
 
 
 def argument(call: Call, index: int, name: str) -> Any:
-    """Return an argument of a call, given by position or by name; None where it is not given."""
+    """Return an argument of a call, given by position or by name; None if it is not given."""
     args, kwargs = call
     return args[index] if len(args) > index else kwargs.get(name)
 

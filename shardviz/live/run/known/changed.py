@@ -48,7 +48,7 @@ LEAST = 8
 
 
 def _how(local: Local, entry: Entry) -> str:
-    """Return how a shard differs from the slice that it claims, as the rest of a sentence; empty where no rule fits."""
+    """Return how a shard differs from the slice that it claims, as the rest of a sentence; empty if no rule fits."""
     if local.values.is_meta or not local.values.dtype.is_floating_point or local.values.numel() < LEAST:
         return ""
     try:

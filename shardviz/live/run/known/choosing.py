@@ -41,7 +41,7 @@ class Candidate:
         path: What they are of, for messages.
         is_snapshot: Whether the job may rightly have changed them since.
         is_guess: Whether it is not known that the tensor has them.
-        session: The folder of the rank that says so, where its entry may be; empty where every rank reaches it.
+        session: The folder of the rank that says so, where its entry may be; empty if every rank reaches it.
     """
 
     entry: Entry

@@ -2,7 +2,7 @@
 
 An optimizer steps after the model's first call, so what it has before is what was loaded. A state that nothing was
 loaded into is the same number throughout, and is left out. Checkpoints name states by their parameters, or number them
-in the optimizer's order: that says whose they are only where it is the model's order, too.
+in the optimizer's order: that says whose they are only if it is the model's order, too.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Loaded:
     Attributes:
         path: Where it is, for messages.
         reference: Its tensors, by the module's names.
-        module: The module that loaded it; None where only the tensors are known.
+        module: The module that loaded it; None if only the tensors are known.
         pointers: The memory of the tensors that were loaded into, where the module is not known.
         is_snapshot: Never: what a job loads is what it wants.
         is_guess: Never.
@@ -140,7 +140,7 @@ def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
 def loaded_whole(model: nn.Module, known: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
     """Load a sharded model once more, unsharded, for what its library merges or makes of a checkpoint as it loads.
 
-    One rank on each disk does so alone, and only where the checkpoint lacks some of the model's tensors by their names,
+    One rank on each disk does so alone, and only if the checkpoint lacks some of the model's tensors by their names,
     and where the machine has memory for the whole model twice: the job needs some, too.
     """
     names = [name for name, _ in _named(model) if known.reference.find(name) is None]
@@ -204,7 +204,7 @@ class Opened:
     Attributes:
         path: The file, or the folder whose index names it.
         is_snapshot: Always: the job may have changed what it read.
-        is_guess: Always: it is compared with only where some rank holds what it has, or nothing else is known.
+        is_guess: Always: it is compared with only if some rank holds what it has, or nothing else is known.
     """
 
     path: Path
@@ -235,7 +235,7 @@ def _wrapped(root: nn.Module, names: Iterable[str], reference: Reference, used: 
 
 
 def checkpoint_of(file: str | Path) -> tuple[Path, str]:
-    """Return the checkpoint that a file is of, and the file's name in it: empty where it is a checkpoint by itself."""
+    """Return the checkpoint that a file is of, and the file's name in it: empty if it is a checkpoint by itself."""
     path = Path(os.path.abspath(file))
     index = index_in(path.parent) if path.suffix == SAFETENSORS and path.is_file() else None
     named = json_object(index.read_bytes()).get("weight_map") if index else None

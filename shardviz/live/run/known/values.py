@@ -46,8 +46,8 @@ class Kept:
     """What is known of one tensor from before it was sharded.
 
     Attributes:
-        entry: Where its values are; None where this rank did not write them.
-        sample: A checksum of its first values; None where it had none.
+        entry: Where its values are; None if this rank did not write them.
+        sample: A checksum of its first values; None if it had none.
         why: Why it has no values.
         storage: The same for all parameters that shared storage.
     """
@@ -204,7 +204,7 @@ class Memory:
         pointer: Its address.
         versions: torch's counters of writes, of the parameter and of this rank's part.
         sample: A checksum of its first values.
-        is_alike: Whether these are all the same, by their bits.
+        is_alike: Whether these are anyway, by their bits.
     """
 
     pointer: int

@@ -75,7 +75,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         step: What was seen.
         folder: Where to; it is made.
         command: The job's, for the record.
-        problem: Why the step has no end; empty where it has one.
+        problem: Why the step has no end; empty if it has one.
     """
     rank, num_ranks = _place()
     seen = Capture(rank, num_ranks, run_id=_run_id())

@@ -28,7 +28,7 @@ class Allowed:
 
     Attributes:
         most: How far any element may be.
-        moved: How far rounding alone moves each element of the whole; None where that was not tried.
+        moved: How far rounding alone moves each element of the whole; None if that was not tried.
         least: The root of the mean square that is allowed in any case, relative to that of the values.
     """
 

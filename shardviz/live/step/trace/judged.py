@@ -294,7 +294,7 @@ def judged(
         reference: The unsharded model's.
         mesh: The run's mesh.
         rank: This rank.
-        precision: The relative precision of the narrowest dtype in either; 0 where both are in float64 throughout.
+        precision: The relative precision of the narrowest dtype in either; 0 if both are in float64 throughout.
         moved: The unsharded model's points where what it starts from is moved by rounding.
         is_pipeline: Whether a rank's model is a stage of the unsharded one, so the whole is not a module to compare.
     """

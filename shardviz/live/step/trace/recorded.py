@@ -38,10 +38,10 @@ class Seen:
     """One tensor, as it went in or out of a module.
 
     Attributes:
-        values: This rank's part, copied; None where too much was kept before it.
+        values: This rank's part, copied; None if too much was kept before it.
         needs_grad: Whether a gradient can flow back to it.
         number: Counts the tensors of a trace.
-        gradient: This rank's part of its gradient; None where none came back.
+        gradient: This rank's part of its gradient; None if none came back.
         shape: The shape of this rank's part, also where only a sample of it is kept.
     """
 
@@ -99,7 +99,7 @@ class Trace:
 
     @property
     def left_out(self) -> str:
-        """What was not kept, in a sentence; empty where all that was asked for was."""
+        """What was not kept, in a sentence; empty if all that was asked for was."""
         if self.followed not in (ALL, NONE) and not any(self.types):
             return f"the step's modules: none of them is called {self.followed.pattern!r}, which --trace names"
         if not self.num_left_out:

@@ -117,7 +117,7 @@ def _of_module(
 
 
 def _gradients(name: str, module: nn.Module, weights: Mapping[str, Local], sides: Sides) -> dict[str, torch.Tensor]:
-    """Run a module in float64, with its weights before the step; return nothing where that cannot be done."""
+    """Run a module in float64, with its weights before the step; return nothing if that cannot be done."""
     if any(f"{name}.{own}" not in weights for own, _ in module.named_parameters()):
         return {}
     try:

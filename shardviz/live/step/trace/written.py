@@ -62,7 +62,7 @@ def _records(judged: Judged) -> Iterator[PointRecord]:
 
 
 def _layout_text(judged: Judged, place: Place) -> str:
-    """Return how ranks share a place, in the notation; empty where that is not known."""
+    """Return how ranks share a place, in the notation; empty if that is not known."""
     whole, placements = judged.reference.points[place].values, judged.layouts.get(place)
     if whole is None or placements is None or judged.own[place].values is None:
         return ""
@@ -111,7 +111,7 @@ def _points(reference: UnshardedStep) -> Iterator[SketchRecord]:
 
 
 def added_at(judged: Judged, place: Place) -> tuple[str, int]:
-    """Return the term that a value has too often, and how often (-1: it lacks it); empty where there is none.
+    """Return the term that a value has too often, and how often (-1: it lacks it); empty if there is none.
 
     What a module returns is often a sum, of what it was given and what modules in it return, and the gradient of an
     input is one of what the module sends back and what goes around it, as a residual does.

@@ -60,7 +60,7 @@ def gradients_of_micro_batches(
         reference: The unsharded model after its step.
 
     Returns:
-        The gradients; none where the step ran the model once, over parts of unequal size, or with a loss of its own.
+        The gradients; none if the step ran the model once, over parts of unequal size, or with a loss of its own.
     """
     count = max(of_all_ranks(sum(output.ndim > 0 for output in step.seen.outputs)))
     rows = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}

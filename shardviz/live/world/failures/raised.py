@@ -104,7 +104,7 @@ def _usage(error: BaseException) -> bytes | None:
 
 
 def pickled(raised: BaseException | type[BaseException]) -> bytes:
-    """Return an exception, a warning or its class for another process to read; nothing where it would not come back.
+    """Return an exception, a warning or its class for another process to read; nothing if it would not come back.
 
     An exception's own pickling may raise anything, as may its constructor when it is read.
     """

@@ -43,7 +43,7 @@ def read(folder: Path, ranks: Collection[int]) -> dict[int, list[int]]:
 
 
 def axes_text(group: Collection[int], coords: Sequence[str]) -> str:
-    """Name the axes along which the ranks of a group differ: "over tp"; empty where no group is known.
+    """Name the axes along which the ranks of a group differ: "over tp"; empty if no group is known.
 
     Args:
         group: Global ranks.
@@ -63,7 +63,7 @@ def _path(folder: Path, rank: int) -> Path:
 
 
 def _group_ranks(frame: FrameType | None) -> list[int]:
-    """Return the ranks of the innermost group that a stack has to do with; empty where it has none."""
+    """Return the ranks of the innermost group that a stack has to do with; empty if it has none."""
     torch = sys.modules.get("torch.distributed")  # never imported here: a rank may be at it in its own thread
     if torch is None or not hasattr(torch, "get_process_group_ranks"):
         return []

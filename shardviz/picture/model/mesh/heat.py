@@ -35,7 +35,7 @@ class Heat:
     in_bytes: bool = False
 
     def level(self, rank: int) -> int:
-        """Return how hot a rank is: 0 for the least of all ranks, 7 for the most, -1 where nothing is known."""
+        """Return how hot a rank is: 0 for the least of all ranks, 7 for the most, -1 if nothing is known."""
         if rank not in self.by_rank:
             return -1
         least, most = self.ends
@@ -68,7 +68,7 @@ class Heat:
 
 
 def heats_of(dump: Dump, report: Report | None = None) -> list[Heat]:
-    """Return what can be shown as heat: bytes held, findings, bytes received in a step; none where all are nothing."""
+    """Return what can be shown as heat: bytes held, findings, bytes received in a step; none if all are nothing."""
     found = [bytes_held(dump), findings_on(dump, report), bytes_received(dump)]
     return [heat for heat in found if any(heat.by_rank.values())]
 

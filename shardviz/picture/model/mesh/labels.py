@@ -93,7 +93,7 @@ def part_labels(part: Mask, whole: Mask, colouring: Colouring, *, many: bool = F
 
 
 def _coords(mask: Mask, colouring: Colouring, *, many: bool) -> tuple[str, ...]:
-    """Return the coordinates that make up exactly this set, in full and in short; nothing where none do."""
+    """Return the coordinates that make up exactly this set, in full and in short; nothing if none do."""
     along = _positions(mask, colouring.mesh) if colouring.mesh is not None else {}
     if colouring.mesh is None or not along:
         return ()
@@ -113,7 +113,7 @@ def _along(axis: str, positions: list[int]) -> str:
 
 
 def _positions(mask: Mask, mesh: Mesh) -> dict[str, list[int]]:
-    """Return the positions along each axis whose product is exactly this set; nothing where it is not a product."""
+    """Return the positions along each axis whose product is exactly this set; nothing if it is not a product."""
     coords = coords_among(mesh, rank_array(mask))
     if (coords < 0).any():
         return {}

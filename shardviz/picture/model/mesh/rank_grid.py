@@ -49,14 +49,14 @@ class RankGrid:
 
     @property
     def title(self) -> str:
-        """Where the grid is on the outer axes: `pp=0, dp=1`; empty where there are none."""
+        """Where the grid is on the outer axes: `pp=0, dp=1`; empty if there are none."""
         return ", ".join(f"{axis}={position}" for axis, position in zip(self.mesh.axes, self.at, strict=False))
 
     def __contains__(self, rank: int) -> bool:
         return rank in self.mesh and self.mesh.coord_of(rank)[: len(self.at)] == self.at
 
     def row_title(self, row: int) -> str:
-        """Write where a row is: `fsdp=1`; empty where no axis runs downwards."""
+        """Write where a row is: `fsdp=1`; empty if no axis runs downwards."""
         return self._title(self.down, row)
 
     def col_title(self, col: int) -> str:
@@ -161,7 +161,7 @@ def _lines(shown: Collection[int], count: int) -> int:
 
 
 def marked_among(ranks: Iterable[int], marked: Collection[int], sign: str = WRONG) -> str:
-    """Say how many of some ranks are marked: `, 12 ranks ✗`; nothing where none are."""
+    """Say how many of some ranks are marked: `, 12 ranks ✗`; nothing if none are."""
     count = sum(rank in marked for rank in ranks)
     return f", {counted(count, 'rank')} {sign}" if count else ""
 

@@ -82,10 +82,10 @@ class Beside:
     Attributes:
         outcome: What became of it.
         shape: The shape that both sides are drawn in.
-        sides: Who holds what: ranks on the first side, files on the second; None where there is nothing to draw.
-        stored: The checkpoint's tensor; None where a map makes it of several, or it has none.
+        sides: Who holds what: ranks on the first side, files on the second; None if there is nothing to draw.
+        stored: The checkpoint's tensor; None if a map makes it of several, or it has none.
         exhibit: For each rank the part that it claims, what it holds, and the bytes of that part in the checkpoint.
-        why: Why one side is not drawn; empty where both are.
+        why: Why one side is not drawn; empty if both are.
     """
 
     outcome: Outcome
@@ -151,7 +151,7 @@ def _why(outcome: Outcome, live: Live | None, saved: Saved | None) -> str:
 
 
 def _sides(live: Live | None, own: Stored | None, job: Job, wrong: frozenset[int]) -> Marked | None:
-    """Lay files over ranks; None where neither is known."""
+    """Lay files over ranks; None if neither is known."""
     if live is None:
         return Marked(own.sides.holders, 0, False, True, titles=TITLES) if own is not None else None
     claimed = sides_of(job.dump, live.dumped)

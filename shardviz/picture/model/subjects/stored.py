@@ -27,7 +27,7 @@ class StoredPart:
 
     Attributes:
         region: Which part.
-        file: The number of its file; None where no file has it.
+        file: The number of its file; None if no file has it.
         start: Its first byte there.
         size: How many bytes.
     """

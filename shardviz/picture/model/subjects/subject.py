@@ -79,7 +79,7 @@ class Subject:
         held: Where its elements are, if that is known and can be written in the notation.
         sides: Who holds what, for the picture.
         claims: What each rank should hold, in words; where `sides` has intended and held, what its author wants.
-        holds: What each rank holds, in words; empty where that is not known.
+        holds: What each rank holds, in words; empty if that is not known.
         intended: The layout that its author wants, where the ranks do not hold it, in the notation.
         findings: What was found about it.
         exhibits: What these findings are seen by, beside the map.

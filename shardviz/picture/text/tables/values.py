@@ -27,7 +27,7 @@ MOST_BLOCKS = 16
 """How many different sets of numbers are shown."""
 
 DIGITS = (5, 9, 17)
-"""Digits that numbers are written in: more only where fewer do not tell a finding's ranks from the others."""
+"""Digits that numbers are written in: more only if fewer do not tell a finding's ranks from the others."""
 
 MOST_NAMED = 24
 """Columns that a block's ranks take beside its first row; longer lists have a line of their own."""
@@ -65,7 +65,7 @@ def value_lines(
     parts: Mapping[int, str] | None = None,
     all_ranks: bool = False,
 ) -> list[Text]:
-    """Return a block of numbers for each set of ranks that have the same; none where the dump does not have them all.
+    """Return a block of numbers for each set of ranks that have the same; none if the dump does not have them all.
 
     Args:
         tensor: The tensor; a stamped one has ids instead of numbers of its own.

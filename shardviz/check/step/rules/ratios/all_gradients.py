@@ -108,7 +108,7 @@ def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float
 
 
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
-    """Return a norm of parts that is a round number once gradients are clipped; empty where there is none."""
+    """Return a norm of parts that is a round number once gradients are clipped; empty if there is none."""
     for what, norm in norms_of_parts(list(gradients)):
         left = round_norm(1.0, norm, nearness(gradients))
         if left and not math.isclose(norm, total(one.wanted for one in gradients)):

@@ -32,7 +32,7 @@ class Multiplied:
     Attributes:
         gradients: The gradients, which are the unsharded model's but for the factor.
         factor: The number that every rank's part of every one is multiplied by.
-        clipped_to: The round norm that they were clipped to; 0 where that is not what multiplied them.
+        clipped_to: The round norm that they were clipped to; 0 if that is not what multiplied them.
     """
 
     gradients: tuple[Compared, ...]
@@ -41,14 +41,14 @@ class Multiplied:
 
 
 def multiplied(evidence: Evidence) -> Multiplied | None:
-    """Return the one number that multiplies all gradients beside a loss that is right; None where there is none."""
+    """Return the one number that multiplies all gradients beside a loss that is right; None if there is none."""
     gradients = tuple(one for one in evidence.gradients.values() if np.any(one.wanted) or one.wrong)
     factor = _factor(gradients) if evidence.loss_is_right else None
     return None if factor is None else Multiplied(gradients, factor, _clipped_to(evidence, gradients, factor))
 
 
 def round_norm(factor: float, norm: float, near: float) -> float:
-    """Return the number of two digits that a norm is after it was multiplied; 0 where it is none.
+    """Return the number of two digits that a norm is after it was multiplied; 0 if it is none.
 
     Args:
         factor: What it was multiplied by, which may have divided by the norm and an epsilon.
@@ -85,7 +85,7 @@ def _factor(gradients: Sequence[Compared]) -> float | None:
 
 
 def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> float:
-    """Return the round norm that gradients were clipped to; 0 where they were not."""
+    """Return the round norm that gradients were clipped to; 0 if they were not."""
     if not 0 < factor < 1:
         return 0.0
     distinct = [one for one in gradients if not any(name < one.name for name in evidence.tied_to(one.name))]

@@ -40,7 +40,7 @@ class Over:
     Attributes:
         axes: The axes.
         size: The product of their sizes.
-        batch: Whether each of them splits the batch; None where that is not known.
+        batch: Whether each of them splits the batch; None if that is not known.
         splits: Whether one of them splits a gradient that has the factor.
         labelled: Whether that gradient is a DTensor, as FSDP's are.
     """
@@ -61,7 +61,7 @@ def batch_axes(dump: Dump) -> Batch | None:
     """Return for each axis of the run whether it splits the batch, over which the loss is an average.
 
     Returns:
-        None where the dump has no loss, or one without a claim.
+        None if the dump has no loss, or one without a claim.
     """
     loss = dump.find("step", "scalar", "loss")
     claimed = loss.claimed if loss is not None else None
@@ -72,7 +72,7 @@ def batch_axes(dump: Dump) -> Batch | None:
 
 
 def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:
-    """Return whether all of some axes split the batch, or none of them; None where that differs or is not known."""
+    """Return whether all of some axes split the batch, or none of them; None if that differs or is not known."""
     known = {batch.get(axis) for axis in axes} if batch is not None else {None}
     return known.pop() if len(known) == 1 else None
 

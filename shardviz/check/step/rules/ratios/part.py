@@ -49,7 +49,7 @@ class Part:
 
     @cached_property
     def text(self) -> str:
-        """How many have it, and what only they have in common; empty where all do."""
+        """How many have it, and what only they have in common; empty if all do."""
         if self.is_all:
             return ""
         common = [text for text, has in self._traits() if all(map(has, self.have)) and not any(map(has, self.others))]
@@ -121,7 +121,7 @@ def _is_not_among(names: set[str], one: Compared) -> bool:
 
 
 def _module_of(have: Sequence[Compared]) -> str:
-    """Return the innermost module that all are in; empty where that is the model."""
+    """Return the innermost module that all are in; empty if that is the model."""
     modules = [one.name.split(".")[:-1] for one in have]
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
     return ".".join(parts[0] for parts in alike)

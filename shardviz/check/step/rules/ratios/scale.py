@@ -57,8 +57,8 @@ def check_scale(
 
     Args:
         one: The result.
-        batch: Whether each axis of the run splits the batch; None where that is not known.
-        part: The gradients that have the same factor; None where the others are not known.
+        batch: Whether each axis of the run splits the batch; None if that is not known.
+        part: The gradients that have the same factor; None if the others are not known.
         is_mean: Whether the value is known to be a mean over the batch, as the loss is.
     """
     ratio = ratio_to_wanted(one, one.reduced)
@@ -140,7 +140,7 @@ def _spread(one: Compared, axis: str) -> bool:
 
 
 def ratio_to_wanted(one: Compared, values: Mapping[int, NDArray[np.float64]]) -> Fraction | None:
-    """Return the one ratio of small numbers of every rank's values to those wanted; None where there is none."""
+    """Return the one ratio of small numbers of every rank's values to those wanted; None if there is none."""
     ratios = {_small(one, rank, got) for rank, got in values.items() if not _are_zeros(one, rank, got)}
     return ratios.pop() if len(ratios) == 1 else None
 
