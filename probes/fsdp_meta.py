@@ -1,11 +1,11 @@
 """FSDP2 from the meta device: no rank ever holds the whole model, and each loads only its own shards.
 
 A model built under `torch.device("meta")` has shapes and no values. `fully_shard` splits dim 0 of the shapes over fsdp;
-`to_empty` then allocates only this rank's shards, uninitialised; a sharded load fills them from a checkpoint, each rank
+`to_empty` then allocates only this rank's shards, uninitialized; a sharded load fills them from a checkpoint, each rank
 its own part. From there on it works as in `fsdp`.
 
 The checkpoint here is the model that `build` made, in memory; a real one is a file. Buffers that are computed rather
-than loaded must be computed again after `to_empty`, or they stay uninitialised.
+than loaded must be computed again after `to_empty`, or they stay uninitialized.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """A device mesh: ranks in a grid with named axes, from which process groups are sliced.
 
-`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` numbers ranks row by row, so neighbours lie along the
+`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` numbers ranks row by row, so neighbors lie along the
 last axis: use it for the axis that communicates most. `mesh["tp"]` is this rank's row, a mesh of one axis; a slice of
 several axes is a smaller grid. Flattening joins axes into one, whose group contains all of their ranks. A tensor
 sharded on a slice says nothing about the other axes: every row of the grid holds a copy of its own.

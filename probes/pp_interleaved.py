@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: every rank has several stages that are not neighbours, so the pipeline fills sooner.
+"""Interleaved 1F1B: every rank has several stages that are not neighbors, so the pipeline fills sooner.
 
 With v stages per rank, rank r of p has the stages r, r + p, r + 2p, ...; a micro-batch goes round v times. So a rank's
 layers are not consecutive: with eight layers, p = 4 and v = 2, rank 0 has layers 0 and 4, whole, and no other rank has

@@ -102,7 +102,7 @@ def test_help_of_a_verb_is_what_the_verb_says_itself(capsys: pytest.CaptureFixtu
 
 
 ERRORS = {
-    "--colour": "shardviz has no option --colour\nHint: options follow the command",
+    "--color": "shardviz has no option --color\nHint: options follow the command",
     "--verzion": "shardviz has no option --verzion\nHint: did you mean --version?",
     "help chek": "unknown command 'chek'\nHint: did you mean check?",
     "show d.shardviz --memroy": "shardviz show has no option --memroy\nHint: did you mean --memory?",
@@ -257,19 +257,19 @@ def test_of_many_damaged_files_the_first_are_named(tmp_path: Path, capsys: pytes
     assert lines[-1] == "Hint: it has none that can be read"
 
 
-def test_a_pipe_gets_no_colour_unless_it_is_asked_for(swapped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_no_color_unless_it_is_asked_for(swapped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in printed(capsys, "check", swapped)
     assert "\x1b[" in printed(capsys, "check", swapped, "--color", "always")
 
 
 @pytest.mark.parametrize(
-    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+    ("environment", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
-def test_a_terminal_gets_colour_unless_it_says_no(
-    swapped: Path, environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_terminal_gets_color_unless_it_says_no(
+    swapped: Path, environment: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert ("\x1b[" in _on_a_terminal(["check", str(swapped)], {"TERM": "xterm-256color", **environment})) == coloured
+    assert ("\x1b[" in _on_a_terminal(["check", str(swapped)], {"TERM": "xterm-256color", **environment})) == colored
 
 
 def test_work_that_takes_long_says_how_far_it_is_on_a_terminal_only(

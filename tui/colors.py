@@ -57,47 +57,47 @@ ANSI = {
     **{0: "#000000", 2: "#00aa00", 3: "#aa5500", 4: "#0000aa", 5: "#aa00aa", 6: "#00aaaa"},
     **{10: "#55ff55", 11: "#ffff55", 14: "#55ffff", 15: "#ffffff"},
 }
-"""What Rich rounds to these of a terminal's 16 colours, and to no other; Textual would replace the numbers."""
+"""What Rich rounds to these of a terminal's 16 colors, and to no other; Textual would replace the numbers."""
 
 RED_16 = "#aa0000"
-"""The same for red; a tint of vermillion would be the background's colour."""
+"""The same for red; a tint of vermillion would be the background's color."""
 
 
 @lru_cache(maxsize=256)
-def block_style(tone: Tone, colour: int, background: str, colours: str = "truecolor") -> Style:
-    """Return the style of a block on a background, in a palette for so many colours as `Console.color_system` says."""
+def block_style(tone: Tone, color: int, background: str, colors: str = "truecolor") -> Style:
+    """Return the style of a block on a background, in a palette for so many colors as `Console.color_system` says."""
     if tone == "nobody":
-        return _filled(RED_16, WHITE) if colours == "standard" else _tinted(VERMILLION, background, 0.25)
-    if tone == "partly" or (tone == "elsewhere" and colour < 0):
+        return _filled(RED_16, WHITE) if colors == "standard" else _tinted(VERMILLION, background, 0.25)
+    if tone == "partly" or (tone == "elsewhere" and color < 0):
         share = 0.12 if tone == "partly" else 0.25
-        return _filled(BLACK, "#ff5555") if colours == "standard" else _tinted(VERMILLION, background, share)
-    if tone in ("in place", "unlit") or colour < 0:
+        return _filled(BLACK, "#ff5555") if colors == "standard" else _tinted(VERMILLION, background, share)
+    if tone in ("in place", "unlit") or color < 0:
         return _tinted(GREY, background, 0.15 if tone in ("in place", "unlit") else 0.3)
-    return rank_style(colour, colours)
+    return rank_style(color, colors)
 
 
 @lru_cache(maxsize=256)
-def rank_style(colour: int, colours: str = "truecolor") -> Style:
-    """Return the style of a colour of ranks: filled with it, and ink that can be read on it.
+def rank_style(color: int, colors: str = "truecolor") -> Style:
+    """Return the style of a color of ranks: filled with it, and ink that can be read on it.
 
-    Each palette has colours of the terminal's own, which are not rounded to others on their way there. Of 16, the
+    Each palette has colors of the terminal's own, which are not rounded to others on their way there. Of 16, the
     second shade of each is the first one underlined.
     """
-    if colours == "standard":
-        hue, shade = divmod(colour, SHADES)
+    if colors == "standard":
+        hue, shade = divmod(color, SHADES)
         return _filled(ANSI[RANK_COLOURS_16[hue]], ANSI[INK_ON_16[hue]]) + Style(underline=bool(shade))
-    fill = (RANK_COLOURS_256 if colours == "256" else RANK_COLOURS)[colour]
+    fill = (RANK_COLOURS_256 if colors == "256" else RANK_COLOURS)[color]
     return _filled(fill, ink_on(fill))
 
 
 @lru_cache(maxsize=64)
-def heat_style(level: int, colours: str = "truecolor") -> Style:
-    """Return the style of a level of heat: filled with its colour."""
+def heat_style(level: int, colors: str = "truecolor") -> Style:
+    """Return the style of a level of heat: filled with its color."""
     if level < 0:
         return Style()
-    if colours == "standard":
+    if colors == "standard":
         return _filled(ANSI[HEAT_COLOURS_16[level]], ANSI[INK_ON_HEAT_16[level]])
-    fill = (HEAT_COLOURS_256 if colours == "256" else HEAT_COLOURS)[level]
+    fill = (HEAT_COLOURS_256 if colors == "256" else HEAT_COLOURS)[level]
     return _filled(fill, ink_on(fill))
 
 
@@ -105,34 +105,34 @@ def _filled(fill: str, text: str) -> Style:
     return Style(color=Color.parse(text).rich_color, bgcolor=Color.parse(fill).rich_color)
 
 
-def _tinted(colour: str, background: str, share: float) -> Style:
+def _tinted(color: str, background: str, share: float) -> Style:
     behind = Color.parse(background)
-    fill = behind.blend(Color.parse(colour), share)
+    fill = behind.blend(Color.parse(color), share)
     text = Color.parse("#ffffff") if fill.brightness < 0.5 else Color.parse("#000000")
     return Style(color=fill.blend(text, 0.9).rich_color, bgcolor=fill.rich_color)
 
 
-def ink(colour: str, *, bold: bool = False) -> Style:
-    """Return the style of text in a colour; under NO_COLOR without colour, not in a grey of its brightness."""
-    return Style(color=None if os.environ.get("NO_COLOR") else colour, bold=bold)
+def ink(color: str, *, bold: bool = False) -> Style:
+    """Return the style of text in a color; under NO_COLOR without color, not in a gray of its brightness."""
+    return Style(color=None if os.environ.get("NO_COLOR") else color, bold=bold)
 
 
 ON_LIGHT = {GREEN: "#006b00", VERMILLION: "#a82000", ORANGE: "#7d5300"}
-"""What can be read on a light background, at least 4.5 to 1, in place of the colours of verdicts.
+"""What can be read on a light background, at least 4.5 to 1, in place of the colors of verdicts.
 
-Of 16 colours these are green, red and yellow; others of the same names are grey there.
+Of 16 colors these are green, red and yellow; others of the same names are gray there.
 """
 
 
 ON_DARK_16 = {GREEN: "#55ff55", VERMILLION: "#ff5555", ORANGE: "#ffff55"}
-"""What Rich rounds to light green, red and yellow of 16 colours; vermillion would be yellow, as warnings are."""
+"""What Rich rounds to light green, red and yellow of 16 colors; vermillion would be yellow, as warnings are."""
 
 
 class Inks(LineFilter):
-    """Writes text in the colours of verdicts in others, where those cannot be read or told apart.
+    """Writes text in the colors of verdicts in others, where those cannot be read or told apart.
 
     Args:
-        inks: What stands for each colour.
+        inks: What stands for each color.
     """
 
     def __init__(self, inks: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""A weight split over tp, each part again over fsdp, and labelled as torch 2.4 did: left to right."""
+"""A weight split over tp, each part again over fsdp, and labeled as torch 2.4 did: left to right."""
 
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard

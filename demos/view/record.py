@@ -38,7 +38,7 @@ VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 
 
 IN_COLOUR = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
-"""What the viewer is to find, so that the recording has all colours, wherever it is made."""
+"""What the viewer is to find, so that the recording has all colors, wherever it is made."""
 
 
 async def frames(dump: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""FSDP2 over TP labelled left to right: tp split the rows first, but the placements claim fsdp did (pytorch#129229).
+"""FSDP2 over TP labeled left to right: tp split the rows first, but the placements claim fsdp did (pytorch#129229).
 
 torch 2.4 left tensors in this state. The data is right: rows are split over tp first, and each part over fsdp. The
 label `(Shard(0), Shard(0))` claims the opposite, so `full_tensor()` puts the parts together in the wrong order, and a

@@ -1,6 +1,6 @@
 """Every shard draws the same random numbers: one seed on every rank (OLMo-core PR 307, torchtitan#3106).
 
-The model is sharded first and initialised afterwards, and each rank fills its own shard. With one seed on all ranks
+The model is sharded first and initialized afterwards, and each rank fills its own shard. With one seed on all ranks
 every shard of a weight is bitwise the same, and the whole matrix has only the rank of one shard. It trains, badly.
 """
 

@@ -1,6 +1,6 @@
 """Gradients of a replicated norm weight, not summed under sequence parallel (Megatron-LM#1446).
 
-Under sequence parallel each tp rank normalises its own part of the sequence with an equal copy of the norm's weight.
+Under sequence parallel each tp rank normalizes its own part of the sequence with an equal copy of the norm's weight.
 Each copy's gradient has seen only that part: the gradients must be summed over tp before the optimizer steps, or the
 copies drift apart.
 """

@@ -1,4 +1,4 @@
-"""BatchNorm in training: each rank normalises by its own rows, so the whole batch at once gives different numbers.
+"""BatchNorm in training: each rank normalizes by its own rows, so the whole batch at once gives different numbers.
 
 That is how data parallel training computes; the unsharded model is stepped part by part so that the two can be
 compared.

@@ -1,4 +1,4 @@
-"""A row-parallel output before its reduction, labelled Partial: ranks differ, and the label says that they must."""
+"""A row-parallel output before its reduction, labeled Partial: ranks differ, and the label says that they must."""
 
 import torch
 from torch import nn

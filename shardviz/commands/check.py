@@ -45,13 +45,13 @@ def run(args: argparse.Namespace) -> int:
     return report(args.dumps, args.format, args.color, strict=args.strict)
 
 
-def report(folders: Sequence[Path], style: str, colour: str = "auto", *, strict: bool = False) -> int:
+def report(folders: Sequence[Path], style: str, color: str = "auto", *, strict: bool = False) -> int:
     """Check a dump and print what was found in one of the formats.
 
     Args:
         folders: The dump, or the parts of one.
         style: The format.
-        colour: Whether text is coloured.
+        color: Whether text is colored.
         strict: Fail if anything was not checked, too.
 
     Returns:
@@ -68,22 +68,22 @@ def report(folders: Sequence[Path], style: str, colour: str = "auto", *, strict:
     if len(folders) == 1 and is_checkpoint(folders[0]):
         from shardviz.commands.common.checkpoints import report_checkpoint
 
-        return report_checkpoint(folders[0], style, colour, strict=strict)
+        return report_checkpoint(folders[0], style, color, strict=strict)
     dump = read_dump(*folders)
     found = checked(dump)
-    _print(dump, found, style, colour)
+    _print(dump, found, style, color)
     if why := nothing_checked(dump, found):
         talk(f"shardviz: error: {printable(why)}")
         return EXIT_USAGE
     return EXIT_FINDINGS if found.findings or (strict and found.not_checked) else EXIT_CLEAN
 
 
-def _print(dump: Dump, found: Report, style: str, colour: str) -> None:
+def _print(dump: Dump, found: Report, style: str, color: str) -> None:
     if style == "text":
         from shardviz.commands.common.dumps import terminal_for, write_answer
         from shardviz.picture.text.report import report_lines
 
-        terminal = terminal_for(colour)
+        terminal = terminal_for(color)
         write_answer(report_lines(dump, found, terminal), terminal)
         return
     from shardviz.picture.machine import report_github, report_json, report_junit

@@ -121,7 +121,7 @@ def _refuse_steps_that_began_apart(step: StepDifference) -> None:
 
 
 def compared(
-    before: Path, after: Path, style: str, colour: str, *, strict: bool = False, output: Path | None = None
+    before: Path, after: Path, style: str, color: str, *, strict: bool = False, output: Path | None = None
 ) -> int:
     """Print what is different between two dumps.
 
@@ -129,7 +129,7 @@ def compared(
         before: The one to compare with.
         after: The one that may have changed.
         style: The format.
-        colour: Whether text is coloured.
+        color: Whether text is colored.
         strict: Fail if anything was not compared, too.
         output: The file; stdout without one.
 
@@ -158,7 +158,7 @@ def compared(
             refuse_picture("dumps without the steps of two jobs")
         write_markup(difference_html(f"{before.name} and {after.name}", difference.step), output)
     else:
-        terminal = terminal_for(colour, output)
+        terminal = terminal_for(color, output)
         write_answer(difference_lines(difference, terminal), terminal, output)
     if why := difference.nothing_compared:
         talk(f"shardviz: error: {printable(why)}")

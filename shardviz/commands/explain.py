@@ -205,16 +205,16 @@ def _other_placements(layout: Layout) -> tuple[Placement, ...] | None:
 def _local_shapes(layout: Layout) -> list[Text]:
     from shardviz.picture.model.holders import mask_of
     from shardviz.picture.model.mesh.labels import ranks_label
-    from shardviz.picture.model.palette import Colouring
+    from shardviz.picture.model.palette import Coloring
 
-    colouring = Colouring(layout.mesh)
+    coloring = Coloring(layout.mesh)
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for rank, region in layout.regions():
         by_shape.setdefault(region.shape, []).append(rank)
     if len(by_shape) == 1:
         return [_entry("shape", f"{list(next(iter(by_shape)))} on every rank")]
     texts = [
-        f"{list(shape)} on {'rank' if len(ranks) == 1 else 'ranks'} {ranks_label(mask_of(ranks), colouring, 40)}"
+        f"{list(shape)} on {'rank' if len(ranks) == 1 else 'ranks'} {ranks_label(mask_of(ranks), coloring, 40)}"
         for shape, ranks in by_shape.items()
     ]
     shown, left = texts[:MOST_SHAPES], len(texts) - MOST_SHAPES

@@ -243,9 +243,7 @@ def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
     write_markup(page, output)
 
 
-def show(
-    folder: Path, pattern: str | None, colour: str, *, all_ranks: bool = False, output: Path | None = None
-) -> None:
+def show(folder: Path, pattern: str | None, color: str, *, all_ranks: bool = False, output: Path | None = None) -> None:
     """Print a dump's tensors, or those that a pattern names, one picture each.
 
     Raises:
@@ -264,10 +262,10 @@ def show(
     if is_checkpoint(folder):
         from shardviz.commands.common.checkpoints import show_checkpoint
 
-        show_checkpoint(folder, pattern, colour, all_chunks=all_ranks, output=output)
+        show_checkpoint(folder, pattern, color, all_chunks=all_ranks, output=output)
         return
     dump = read_dump(folder)
-    terminal = terminal_for(colour, output)
+    terminal = terminal_for(color, output)
     if pattern is None:
         write_answer(overview(dump, terminal), terminal, output)
         return

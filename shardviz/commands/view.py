@@ -146,20 +146,20 @@ def _check_rank(rank: int | None, dump: Path, other: Path | None, *, is_seen: bo
         raise ShardvizError(f"--rank {rank} opens the viewer, and stdout is not a terminal", "leave --rank out")
 
 
-def _print(dump: Path, other: Path | None, tensor: str | None, colour: str) -> None:
+def _print(dump: Path, other: Path | None, tensor: str | None, color: str) -> None:
     """Print what `show` prints of a dump or of one tensor, and `diff` of two dumps."""
     if other is None:
         from shardviz.commands.show import show
 
-        show(dump, tensor, colour)
+        show(dump, tensor, color)
     else:
         from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
         from shardviz.commands.diff import compared
 
         if kinds_of(dump, other) != "dumps":
-            diff_checkpoints(dump, other, "text", colour)
+            diff_checkpoints(dump, other, "text", color)
             return
-        compared(dump, other, "text", colour)
+        compared(dump, other, "text", color)
 
 
 def _on_a_screen() -> bool:

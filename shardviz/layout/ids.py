@@ -60,7 +60,7 @@ def region_of(ids: NDArray[Any], shape: Sequence[int], first: int = 1) -> Region
 
 
 def _ranges(line: NDArray[Any], start: int, stride: int) -> Ranges | None:
-    """Return the indices along a line as ranges, from steps of `stride` between neighbours."""
+    """Return the indices along a line as ranges, from steps of `stride` between neighbors."""
     ranges: list[Range] = []
     begin, at = start, 0
     for low in range(0, len(line) - 1, BLOCK):

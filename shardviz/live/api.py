@@ -79,7 +79,7 @@ def capture(
     Raises:
         DumpError: The folder exists and may not be replaced; every rank raises it.
         MeshError: The mesh has no such axis, or none is given and the model's tensors do not show one.
-        ShardvizError: No process group is initialised, ranks of one stage stamped different tensors, both stamps and
+        ShardvizError: No process group is initialized, ranks of one stage stamped different tensors, both stamps and
             a reference or a step are given, or the step has what it cannot have.
 
     Example:

@@ -1,6 +1,6 @@
-"""Where the content of a shard is in its reference: several neighbouring values together are as good as an id.
+"""Where the content of a shard is in its reference: several neighboring values together are as good as an id.
 
-Values are compared as bits, so that NaN equals itself and no tolerance is guessed. Windows of neighbours along one dim
+Values are compared as bits, so that NaN equals itself and no tolerance is guessed. Windows of neighbors along one dim
 are looked up (`windows`); pieces shorter than a window are looked for along the other dims, and then value by value.
 """
 

@@ -1,6 +1,6 @@
 """Elements placed one by one in narrow types: only if the reference has most values once, and all of them are found.
 
-`lookup` places runs of neighbours. A permuted bias or norm has none left; in a stamped checkpoint all of its values
+`lookup` places runs of neighbors. A permuted bias or norm has none left; in a stamped checkpoint all of its values
 differ, so that each of them shows where it belongs. Values of other origin are found too, by chance: hence all or none.
 """
 
@@ -60,7 +60,7 @@ def singly(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64])
 
 
 def _beside_others(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place values that the reference has several times if a neighbour's place says that one of them is."""
+    """Place values that the reference has several times if a neighbor's place says that one of them is."""
     flat, values, whole = ids.reshape(-1), local.reshape(-1), reference.reshape(-1)
     for step in (1, -1):
         for _ in range(ROUNDS):

@@ -1,7 +1,7 @@
-"""Windows of neighbouring values, and where an array has them: each is looked up by a hash of its bits.
+"""Windows of neighboring values, and where an array has them: each is looked up by a hash of its bits.
 
-Whole lines are matched first. Windows that the reference has more than once follow their neighbours; if a piece ends
-in the middle of one, its neighbours are extended over it, bit by bit.
+Whole lines are matched first. Windows that the reference has more than once follow their neighbors; if a piece ends
+in the middle of one, its neighbors are extended over it, bit by bit.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WINDOW = 16
-"""Neighbours that are looked up together."""
+"""Neighbors that are looked up together."""
 
 MIN_WINDOW = 8
-"""A dim shorter than this is not cut into windows: so few neighbours are equal by chance."""
+"""A dim shorter than this is not cut into windows: so few neighbors are equal by chance."""
 
 UNPLACED = 0
 """The id of an element whose place in the reference is not known."""
@@ -186,16 +186,16 @@ def _resolved(
     first: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the place of each window or -1: of several that look alike, the one beside a neighbour's."""
+    """Return the place of each window or -1: of several that look alike, the one beside a neighbor's."""
     windows = lines.at(starts)
     places = np.where((counts == 1) & _same(whole, first, windows), first, -1)
     for backwards in (False, True):
         several = np.flatnonzero((places < 0) & (counts > 1))
         if not len(several):
             break
-        neighbour = _nearest(places >= 0, backwards=backwards)[several]
-        moved = _follow(lines, whole, starts, places, several, neighbour)
-        good = (neighbour >= 0) & _same(whole, moved, windows[several])
+        neighbor = _nearest(places >= 0, backwards=backwards)[several]
+        moved = _follow(lines, whole, starts, places, several, neighbor)
+        good = (neighbor >= 0) & _same(whole, moved, windows[several])
         places[several[good]] = moved[good]
     return places
 
@@ -217,13 +217,13 @@ def _follow(
     starts: NDArray[np.int64],
     places: NDArray[np.int64],
     which: NDArray[np.int64],
-    neighbour: NDArray[np.int64],
+    neighbor: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return where windows would start if they were as far from their neighbours as in the shard."""
+    """Return where windows would start if they were as far from their neighbors as in the shard."""
     length, others = local_lines.table.shape[1], whole.table.shape[1]
-    lines = starts[which] // length - starts[neighbour] // length
-    columns = starts[which] % length - starts[neighbour] % length
-    moved: NDArray[np.int64] = places[neighbour] + lines * others + columns
+    lines = starts[which] // length - starts[neighbor] // length
+    columns = starts[which] % length - starts[neighbor] % length
+    moved: NDArray[np.int64] = places[neighbor] + lines * others + columns
     return moved
 
 
@@ -251,7 +251,7 @@ def _extended(lines: Lines, whole: Lines, starts: NDArray[np.int64], places: NDA
 def _extend(
     ids: NDArray[np.int64], values: NDArray[Any], wanted: NDArray[Any], lengths: tuple[int, int], step: int
 ) -> None:
-    """Continue what is placed over its unplaced neighbours, in one direction, for as long as the bits agree."""
+    """Continue what is placed over its unplaced neighbors, in one direction, for as long as the bits agree."""
     length, others = lengths
     for _ in range(2 * WINDOW):
         open_ = np.flatnonzero(ids == UNPLACED)

@@ -4,7 +4,7 @@ Whole ids end where a dtype stops to hold integers: 2^24 in float32, 256 in bflo
 digit per pass, but then every loader has to run three or four times, and must do the same each time. A fill needs one
 load. Its values are drawn from the tensor's name and the position, so that
 
-- sixteen neighbours, in any dim, are found nowhere else: neither in the tensor nor in another of its shape;
+- sixteen neighbors, in any dim, are found nowhere else: neither in the tensor nor in another of its shape;
 - all values of a tensor are different as long as the type has enough of them (4,096 in bfloat16), so that weights of
   norms and biases are placed element by element, however they were permuted;
 - no value is zero, which is memory that nobody wrote to, or one, which is a norm that nobody loaded; none is infinite
@@ -50,7 +50,7 @@ MOST_OF_ONE = 0.25
 from a normal distribution have 0.3 or more, those from a uniform one half."""
 
 ROUNDS = 4
-"""Rounds in which a position is mixed: with fewer, neighbours far apart still look alike."""
+"""Rounds in which a position is mixed: with fewer, neighbors far apart still look alike."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

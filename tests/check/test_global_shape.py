@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 def from_local(path: Path, made: Made, *placements: str) -> Finding:
     """Check a tensor of four ranks whose global shape is the local one times four on its split dim."""
-    _relabelled(path, made, *placements)
+    _relabeled(path, made, *placements)
     return only(check_dump(path / "made.shardviz"))
 
 
-def _relabelled(path: Path, made: Made, *placements: str) -> None:
+def _relabeled(path: Path, made: Made, *placements: str) -> None:
     check_made(path, "tp=4", {"w": made})
     for rank in range(4):
         record = read_rank(path / "made.shardviz", rank)
@@ -42,7 +42,7 @@ def test_uneven_shards_given_to_from_local_lack_their_shape_and_nothing_else(tmp
     assert found.fix == "pass shape=(10, 4) and stride=(4, 1) to from_local"
 
 
-def test_shards_labelled_as_copies_are_told_their_shape_and_their_label_at_once(tmp_path: Path) -> None:
+def test_shards_labeled_as_copies_are_told_their_shape_and_their_label_at_once(tmp_path: Path) -> None:
     found = from_local(tmp_path, Made("[8/tp, 4]"), "Replicate()")
     assert (found.kind, found.held) == ("wrong-shape", "[8/tp, 4]")
     assert found.fix == "pass shape=(8, 4) and stride=(4, 1) to from_local; label the local tensors by (Shard(0),)"
@@ -58,7 +58,7 @@ def test_shards_of_another_cut_are_named_beside_their_shape(tmp_path: Path) -> N
 
 def test_padding_behind_a_tensor_that_its_label_counts_is_no_finding(tmp_path: Path) -> None:
     padded = np.concatenate([arange(10, 4), np.zeros((2, 4), np.int64)])
-    _relabelled(tmp_path, Made("[10/tp, 4]", ids=dict(enumerate(np.split(padded, 4)))), "Shard(0)")
+    _relabeled(tmp_path, Made("[10/tp, 4]", ids=dict(enumerate(np.split(padded, 4)))), "Shard(0)")
     assert check_dump(tmp_path / "made.shardviz").findings == ()
 
 

@@ -74,7 +74,7 @@ def test_an_order_that_follows_no_rule_stays_without_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("count", "block", "start"), [(12, 1, 0), (12, 2, 0), (16, 3, 1), (110, 1, 0)])
-def test_numbers_sorted_as_text_are_recognised(count: int, block: int, start: int) -> None:
+def test_numbers_sorted_as_text_are_recognized(count: int, block: int, start: int) -> None:
     blocks = [int(name) - start for name in sorted(map(str, range(start, start + count)))]
     assert as_text(np.array([block * at + inner for at in blocks for inner in range(block)])) == block
 

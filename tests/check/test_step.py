@@ -119,7 +119,7 @@ def test_an_output_of_another_shape_than_the_unsharded_models_is_a_wrong_shape(t
     assert finding.summary == "the output is [2] over all ranks, the unsharded model's is [4]"
 
 
-def test_copies_that_differ_along_an_axis_are_unreduced_and_their_mean_is_recognised(tmp_path):
+def test_copies_that_differ_along_an_axis_are_unreduced_and_their_mean_is_recognized(tmp_path):
     apart = np.array([0.5, -0.5, 0.25, 0.0])
     values = {0: WANTED + apart, 1: WANTED + apart, 2: WANTED - apart, 3: WANTED - apart}
     (finding,) = check_step(step_dump(tmp_path, values), [])
@@ -131,7 +131,7 @@ def test_copies_that_differ_along_an_axis_are_unreduced_and_their_mean_is_recogn
     assert "ReduceOp.AVG" in finding.fix
 
 
-def test_a_pending_sum_that_is_labelled_partial_is_no_finding(tmp_path):
+def test_a_pending_sum_that_is_labeled_partial_is_no_finding(tmp_path):
     part = np.array([1.0, 1.0, 1.0, 1.0])
     values = {0: part, 1: WANTED - part, 2: part, 3: WANTED - part}
     assert list(check_step(step_dump(tmp_path, values, placements=("Replicate()", "Partial()")), [])) == []

@@ -28,7 +28,7 @@ def test_an_output_that_every_rank_has_its_part_of_is_unreduced_and_the_rest_com
     assert said.why == "the step's loss and gradients: they are computed from a wrong output"
 
 
-def test_an_output_that_is_labelled_as_a_pending_sum_is_right(tmp_path: Path) -> None:
+def test_an_output_that_is_labeled_as_a_pending_sum_is_right(tmp_path: Path) -> None:
     part = np.full(WANTED.shape, 0.5)
     step = Step(tmp_path).add("output", "output", by_tp(part, WANTED - part), claim=("Replicate()", "Partial()"))
     assert step.check() == ([], [])

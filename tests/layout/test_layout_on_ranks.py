@@ -86,11 +86,11 @@ def test_fsdp2_over_two_uneven_axes_holds_another_cut_than_its_label_says(mesh):
     torch reads a split factor of 4 as 4 chunks of the whole dim. Chunks of chunks are other chunks where a size does
     not divide: of 5 rows, torch 2.13.0 puts row 3 on the rank whose label says row 4.
     """
-    as_labelled = {}
+    as_labeled = {}
     for size in (8, 12, 7, 5):
         held, label = fsdp2_over(mesh, size)
         assert held == rows_of(parse(f"[{size}/cp/tp/fsdp]").layout(label.mesh))
         of_all = [None] * distributed.get_world_size()
         distributed.all_gather_object(of_all, held == rows_of(label))
-        as_labelled[size] = all(of_all)
-    assert as_labelled == {8: True, 12: True, 7: True, 5: False}
+        as_labeled[size] = all(of_all)
+    assert as_labeled == {8: True, 12: True, 7: True, 5: False}

@@ -156,7 +156,7 @@ def test_a_mesh_sent_to_another_process_is_equal_to_its_own_and_hashes_as_it():
     subprocess.run([sys.executable, "-c", code], input=pickle.dumps(mesh), env=environment, check=True)
 
 
-def test_a_rank_is_labelled_by_its_coordinate():
+def test_a_rank_is_labeled_by_its_coordinate():
     assert parse_mesh("fsdp=2,tp=4").label(7) == "fsdp=1, tp=3"
 
 

@@ -326,7 +326,7 @@ def test_a_logged_number_of_each_ranks_own_is_named(mesh, shard_dump):
 
 
 @spmd(mesh=DP_FSDP)
-def test_an_output_that_is_labelled_as_copies_and_is_not_is_named(mesh, shard_dump):
+def test_an_output_that_is_labeled_as_copies_and_is_not_is_named(mesh, shard_dump):
     model, output, _ = trained(mesh)
     label = DTensor.from_local(output.detach(), mesh, [Replicate(), Replicate()], run_check=False)
     shardviz.capture(model, shard_dump, mesh=mesh, step={"output": label})

@@ -82,7 +82,7 @@ def sequence(mesh):
 """
 
 
-def labelled(labels, tmp_path):
+def labeled(labels, tmp_path):
     probe = tmp_path / "mine.py"
     probe.write_text(PROBE.replace('SEQUENCE = {"table": 0}', "") + LABELS % labels)
     return report_on(run_probe(str(probe), "cp=3", tmp_path / "dump"))
@@ -95,7 +95,7 @@ def labelled(labels, tmp_path):
     ids=["shifted", "rolled", "one-longer"],
 )
 def test_labels_that_are_the_next_tokens_in_the_tokens_order_are_right(labels, tmp_path):
-    report = labelled(labels, tmp_path)
+    report = labeled(labels, tmp_path)
     assert report.findings == report.not_checked == ()
 
 
@@ -103,19 +103,19 @@ def test_labels_that_are_the_next_tokens_in_the_tokens_order_are_right(labels, t
     ("labels", "shift"), [("own(shifted(tokens, 2), mesh)", -1), ("own(tokens, mesh)", +1)], ids=["twice", "never"]
 )
 def test_labels_with_another_offset_than_was_said_are_named(labels, shift, tmp_path):
-    (found,) = labelled(labels, tmp_path).findings
+    (found,) = labeled(labels, tmp_path).findings
     assert (found.kind, found.tensor, found.ranks) == ("sequence-order", "labels", (0, 1, 2))
     assert f"shift labels by {shift:+d} positions" in found.fix
 
 
 def test_labels_in_another_order_than_the_tokens_are_found(tmp_path):
-    (found,) = labelled("shifted(tokens, 1).chunk(3)[mesh.get_local_rank()]", tmp_path).findings
+    (found,) = labeled("shifted(tokens, 1).chunk(3)[mesh.get_local_rank()]", tmp_path).findings
     assert (found.kind, found.tensor) == ("sequence-order", "labels")
     assert "shifted more or less often" not in found.cause
 
 
 def test_labels_shifted_after_the_split_are_found_where_a_stretch_ends_within_a_rank(tmp_path):
-    report = labelled("shifted(own(tokens, mesh), 1)", tmp_path)
+    report = labeled("shifted(own(tokens, mesh), 1)", tmp_path)
     (found,) = report.findings
     assert (found.kind, found.tensor) == ("sequence-order", "labels")
     assert "-100 stands where the sequence has position" in report.not_checked[0].why

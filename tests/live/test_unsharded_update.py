@@ -88,11 +88,11 @@ def optimizer(model, mesh):
         "write-not-applied",
         "sharding changed",
     ),
-    "moments of the neighbour's shard": (
+    "moments of the neighbor's shard": (
         """
 from torch import distributed
 from torch.distributed.tensor import DTensor
-class Neighbours(torch.optim.SGD):
+class Neighbors(torch.optim.SGD):
     def step(self):
         super().step()
         for state in self.state.values():
@@ -102,7 +102,7 @@ class Neighbours(torch.optim.SGD):
                 parts = [torch.empty_like(local) for _ in range(2)]
                 distributed.all_gather(parts, local.contiguous())
                 local.copy_(parts[1 - distributed.get_rank()])
-def optimizer(model, mesh): return Neighbours(model.parameters(), 0.1, momentum=0.9)
+def optimizer(model, mesh): return Neighbors(model.parameters(), 0.1, momentum=0.9)
 """,
         "wrong-value",
         "a different coordinate",

@@ -58,7 +58,7 @@ def spoiled(made):
 """
 WRONG = {
     "": "",
-    "moments of the neighbour's shard": STEPPED.format(
+    "moments of the neighbor's shard": STEPPED.format(
         how="parts = [torch.empty_like(local) for _ in range(2)]\n"
         "            distributed.all_gather(parts, local.contiguous())\n"
         "            local.copy_(parts[1 - distributed.get_rank()])"
@@ -71,7 +71,7 @@ def given(named):
 """,
 }
 SAID = {
-    "moments of the neighbour's shard": "another coordinate|other coordinate|another rank|of rank",
+    "moments of the neighbor's shard": "another coordinate|other coordinate|another rank|of rank",
     "moments in another order": "order",
     "a parameter left out": "2.bias",
 }

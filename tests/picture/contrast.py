@@ -1,10 +1,10 @@
-"""How well text of one colour can be read on another: the ratio of the web's accessibility guidelines."""
+"""How well text of one color can be read on another: the ratio of the web's accessibility guidelines."""
 
 from __future__ import annotations
 
 
-def luminance(colour: str) -> float:
-    digits = colour.lstrip("#")
+def luminance(color: str) -> float:
+    digits = color.lstrip("#")
     digits = digits if len(digits) == 6 else "".join(digit * 2 for digit in digits)
     parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]

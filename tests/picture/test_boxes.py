@@ -1,4 +1,4 @@
-"""The painter of boxes: lines where neighbours differ, and labels within them."""
+"""The painter of boxes: lines where neighbors differ, and labels within them."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ def _rows(boxes):
     return ["".join(row) for row in boxes.chars.tolist()]
 
 
-def test_equal_neighbours_are_one_box():
+def test_equal_neighbors_are_one_box():
     boxes = paint_boxes(np.array([[0, 1], [0, 0]]), Cut.of_sizes([1, 1]), Cut.of_sizes([2, 3]))
     assert _rows(boxes) == ["┌──┬───┐", "│  │   │", "│  └───┤", "│      │", "└──────┘"]
 

@@ -26,5 +26,5 @@ def test_parts_whose_holders_share_no_hue_have_that_of_the_ranks_that_should_hol
     rows, cols = (Ruler.fitted(sides.holders.edges(dim), room) for dim, room in ((0, 40), (1, 60)))
     looks = paint(Frame(sides, "difference", plane, rows, cols), 0, 0, 40, 60).of
     several = [look for look in looks if look.tone == "elsewhere" and len(ranks_of(look.ranks)) > 1]
-    assert len({look.colour for look in several}) > 4
-    assert all(look.colour >= 0 for look in several)
+    assert len({look.color for look in several}) > 4
+    assert all(look.color >= 0 for look in several)

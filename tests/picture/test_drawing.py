@@ -13,7 +13,7 @@ from shardviz.layout.notation import parse
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.mesh.labels import rank_labels, ranks_label
-from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.sides import Sides
 from shardviz.picture.model.subjects.subject import of_layout
 from tests.lanes import cases
@@ -108,16 +108,16 @@ def test_the_first_difference_is_shown_wherever_it_is() -> None:
     assert shown[:2] == [40, 41]
 
 
-def by_grid(*axes: str) -> Colouring:
-    return Colouring(parse_mesh("fsdp=16,tp=4"), axes)
+def by_grid(*axes: str) -> Coloring:
+    return Coloring(parse_mesh("fsdp=16,tp=4"), axes)
 
 
 def test_ranks_are_named_by_number_then_by_coordinate_then_counted() -> None:
     column = mask_of(range(1, 64, 4))
     assert ranks_label(mask_of([0, 1, 2, 9]), by_grid(), 20) == "0-2,9"
     assert ranks_label(column, by_grid(), 20) == "tp=1"
-    assert ranks_label(column, Colouring(), 20) == "1…61 step 4"
-    assert ranks_label(column, Colouring(), 8) == "16 ranks"
+    assert ranks_label(column, Coloring(), 20) == "1…61 step 4"
+    assert ranks_label(column, Coloring(), 8) == "16 ranks"
     assert ranks_label(mask_of([*range(1, 64, 4), 2]), by_grid(), 5) == "…"
     assert ranks_label(0, by_grid(), 20) == "nobody"
 
@@ -137,16 +137,16 @@ def test_a_handful_of_ranks_is_named_by_its_numbers_also_where_they_are_a_produc
 
 
 def test_axes_along_which_a_block_is_copied_are_left_out() -> None:
-    colouring = Colouring(parse_mesh("dp=2,fsdp=4,tp=2"), ("tp", "fsdp"))
+    coloring = Coloring(parse_mesh("dp=2,fsdp=4,tp=2"), ("tp", "fsdp"))
     block = mask_of([rank for rank in range(16) if rank % 2])
-    assert ranks_label(block, colouring, 40, many=True) == "tp=1 ▸ fsdp 0…3"
+    assert ranks_label(block, coloring, 40, many=True) == "tp=1 ▸ fsdp 0…3"
 
 
 def test_shared_coordinates_are_given_only_where_they_are_exact() -> None:
-    colouring = Colouring(parse_mesh("a=2,b=3,c=2"))
+    coloring = Coloring(parse_mesh("a=2,b=3,c=2"))
 
     def in_full(*ranks: int) -> set[str]:
-        return {label for label in rank_labels(mask_of(ranks), colouring) if "=" in label or label == "all ranks"}
+        return {label for label in rank_labels(mask_of(ranks), coloring) if "=" in label or label == "all ranks"}
 
     assert in_full(*range(12)) == {"all ranks"}
     assert in_full(0, 2, 4) == {"a=0 c=0"}

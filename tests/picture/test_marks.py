@@ -14,7 +14,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.picture.model.holders import Plane, mask_of, ranks_of, ranks_text
 from shardviz.picture.model.mesh.labels import part_labels
-from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.ruler import Ruler
 from shardviz.picture.model.sides import Sides
 from shardviz.picture.model.subjects.subject import drawn_sides, of_layout, of_tensor
@@ -315,5 +315,5 @@ def test_a_mark_in_place_leaves_room_for_the_ranks(width: int) -> None:
     ],
 )
 def test_a_part_of_ranks_is_named_within_them(part: list[int], whole: range, label: str) -> None:
-    colouring = Colouring(parse_mesh("fsdp=16,tp=4"), ("tp", "fsdp"))
-    assert part_labels(mask_of(part), mask_of(whole), colouring)[0] == label
+    coloring = Coloring(parse_mesh("fsdp=16,tp=4"), ("tp", "fsdp"))
+    assert part_labels(mask_of(part), mask_of(whole), coloring)[0] == label

@@ -116,11 +116,11 @@ def test_the_same_number_on_every_rank_is_one_line_and_no_picture() -> None:
 
 
 def test_heat_gets_brighter_level_by_level_and_can_be_written_on() -> None:
-    for colours in (HEAT_COLOURS, HEAT_COLOURS_256):
-        brightness = [luminance(colour) for colour in colours]
+    for colors in (HEAT_COLOURS, HEAT_COLOURS_256):
+        brightness = [luminance(color) for color in colors]
         assert brightness == sorted(brightness)
-        assert min(contrast(colour, ink_on(colour)) for colour in colours) >= 4.5
-        assert len(colours) == len(HEAT_SIGNS)
+        assert min(contrast(color, ink_on(color)) for color in colors) >= 4.5
+        assert len(colors) == len(HEAT_SIGNS)
 
 
 def test_a_terminal_without_block_characters_gets_digits() -> None:
@@ -143,12 +143,12 @@ def test_the_heat_of_a_dump_is_its_bytes_and_its_findings(tmp_path: Path) -> Non
     ("term", "colorterm", "code"),
     [("xterm", "", "30;103"), ("xterm-256color", "", "48;5;69"), ("xterm-256color", "truecolor", "48;2;134;221;171")],
 )
-def test_each_terminal_gets_colours_of_its_own(
+def test_each_terminal_gets_colors_of_its_own(
     term: str, colorterm: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("COLORTERM", colorterm)
-    text = Terminal(colour=True).render(mesh_lines(parse_mesh("tp=8"), 80, UNICODE))
+    text = Terminal(color=True).render(mesh_lines(parse_mesh("tp=8"), 80, UNICODE))
     fills = set(re.findall(r"\x1b\[([0-9;]*)m +\d\x1b", text))
     assert len(fills) == 8, "as many as ranks"
     assert any(fill.endswith(code) for fill in fills)

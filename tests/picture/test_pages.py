@@ -103,12 +103,12 @@ def test_values_that_are_not_the_tensors_own_are_counted(tmp_path: Path) -> None
     assert "ids of other tensors: 1; zeros: 2; no ids: 1" in text
 
 
-def test_colours_leave_the_characters_alone(tmp_path: Path) -> None:
+def test_colors_leave_the_characters_alone(tmp_path: Path) -> None:
     mesh, made = MISORDERED["misordered_rows"]
     plain = page(tmp_path, mesh, made, Terminal(80))
-    coloured = page(tmp_path, mesh, made, Terminal(80, colour=True))
-    assert "\x1b[" in coloured
-    assert [shown.rstrip() for shown in _without_escapes(coloured).splitlines()] == plain.splitlines()
+    colored = page(tmp_path, mesh, made, Terminal(80, color=True))
+    assert "\x1b[" in colored
+    assert [shown.rstrip() for shown in _without_escapes(colored).splitlines()] == plain.splitlines()
 
 
 def _without_escapes(text: str) -> str:

@@ -80,7 +80,7 @@ def test_every_layout_is_well_formed_and_stands_alone_and_every_box_lies_in_the_
         assert 0 < int(rect.attrib["height"]) <= height
 
 
-def test_what_differs_is_reported_by_a_glyph_and_not_by_colour_alone(tmp_path: Path) -> None:
+def test_what_differs_is_reported_by_a_glyph_and_not_by_color_alone(tmp_path: Path) -> None:
     picture = drawn(tmp_path, *MISORDERED["misordered_rows"])
     assert {f"✗ {rank}" for rank in (1, 2, 3, 4, 5, 6)} <= set(texts(picture))
     assert not {"✗ 0", "✗ 7"} & set(texts(picture))
@@ -140,11 +140,11 @@ def test_a_layout_alone_is_named_by_its_notation() -> None:
 
 
 def themes(picture: str) -> Iterable[dict[str, str]]:
-    """Yield the colours of light and of dark, as the rules that have them come."""
+    """Yield the colors of light and of dark, as the rules that have them come."""
     named = {"ink": "text", "paper": ".sv-paper", "soft": ".sv-soft", "bad": ".sv-bad", "good": ".sv-good"}
     found = {name: re.findall(rf"\.sv {re.escape(rule)}[^{{]*\{{fill:(#\w+)", picture) for name, rule in named.items()}
-    for colours in zip(*found.values(), strict=True):
-        yield dict(zip(found, colours, strict=True))
+    for colors in zip(*found.values(), strict=True):
+        yield dict(zip(found, colors, strict=True))
 
 
 def test_text_can_be_read_in_light_in_dark_and_on_every_rank(tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def test_text_can_be_read_in_light_in_dark_and_on_every_rank(tmp_path: Path) -> 
     assert len(found) == 2
     for theme in found:
         assert min(contrast(theme[name], theme["paper"]) for name in ("ink", "soft", "bad", "good")) >= 4.5
-    assert min(contrast(colour, ink_on(colour)) for colour in RANK_COLOURS) >= 4.5
+    assert min(contrast(color, ink_on(color)) for color in RANK_COLOURS) >= 4.5
 
 
-def test_colours_need_no_browser(tmp_path: Path) -> None:
+def test_colors_need_no_browser(tmp_path: Path) -> None:
     assert "var(" not in drawn(tmp_path, *HEALTHY["even"])
 
 

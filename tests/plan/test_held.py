@@ -122,7 +122,7 @@ def tied(model: nn.Module) -> None:
     model.again.weight = model.get_parameter("0.weight")  # type: ignore[assignment]
 
 
-def mislabelled(model: nn.Module) -> None:
+def mislabeled(model: nn.Module) -> None:
     local = torch.empty(3, 4)  # of 4 rows a rank has 2
     mesh = init_device_mesh("cpu", (2,))
     model.get_submodule("0").weight = nn.Parameter(
@@ -135,7 +135,7 @@ def mislabelled(model: nn.Module) -> None:
     [
         (lambda _: None, False),
         (tied, False),
-        (mislabelled, False),
+        (mislabeled, False),
         (lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (2,))) and None, False),
         (lambda model: [one.requires_grad_(False) for one in model.parameters()] and None, False),
         (lambda model: torch.optim.SGD(model.parameters()), True),

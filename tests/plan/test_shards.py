@@ -12,7 +12,7 @@ from shardviz.dump.read import read_files
 from shardviz.dump.tensor import Tensor
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
-from shardviz.picture.model.palette import HUES, SHADES, Colouring
+from shardviz.picture.model.palette import HUES, SHADES, Coloring
 from shardviz.picture.model.sides import sides_of
 from tests.plans import make_plan, shifted
 
@@ -73,14 +73,14 @@ def test_the_map_of_a_planned_tensor_shows_what_each_rank_claims(plan: Path) -> 
 
 def test_ranks_that_share_a_part_of_an_outer_axis_share_a_hue() -> None:
     mesh = parse_mesh("pp=4,fsdp=16,tp=8")
-    colours = {rank: Colouring(mesh).colour(rank) for rank in mesh.ranks}
-    hues = {rank: colour // SHADES for rank, colour in colours.items()}
+    colors = {rank: Coloring(mesh).color(rank) for rank in mesh.ranks}
+    hues = {rank: color // SHADES for rank, color in colors.items()}
     assert [hues[rank] for rank in mesh.group_of(0, "pp")] == [at * HUES // 4 for at in range(4)]
     assert {hues[rank] for rank in mesh.group_of(0, "fsdp", "tp")} == {0}
-    assert [colours[rank] for rank in range(4)] == [0, 1, 0, 1]  # neighbours along tp differ in their shade
-    split = Colouring(mesh, ("tp",))
-    assert [split.colour(rank) // SHADES for rank in range(8)] == list(range(HUES))
-    assert {split.colour(rank) for rank in mesh.group_of(3, "pp", "fsdp")} == {3 * SHADES}
+    assert [colors[rank] for rank in range(4)] == [0, 1, 0, 1]  # neighbors along tp differ in their shade
+    split = Coloring(mesh, ("tp",))
+    assert [split.color(rank) // SHADES for rank in range(8)] == list(range(HUES))
+    assert {split.color(rank) for rank in mesh.group_of(3, "pp", "fsdp")} == {3 * SHADES}
 
 
 def test_comparing_layouts_of_sixteen_thousand_ranks_takes_no_loop_over_them() -> None:

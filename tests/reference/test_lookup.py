@@ -71,7 +71,7 @@ def test_what_is_claimed_and_right_is_taken_even_where_the_content_repeats():
     assert np.array_equal(locate(reference[8:12], reference, claimed), ids_like((16, 32))[8:12])
 
 
-def test_zeros_between_rows_follow_their_neighbours():
+def test_zeros_between_rows_follow_their_neighbors():
     reference = content((64, 32), BF16).copy()
     reference[5:9] = 0
     reference[37:41] = 0
@@ -83,7 +83,7 @@ def test_content_of_something_else_has_no_place():
     assert not locate(content((16, 32), BF16, seed=1), content((32, 32), BF16)).any()
 
 
-def test_one_changed_element_has_no_place_and_its_neighbours_keep_theirs():
+def test_one_changed_element_has_no_place_and_its_neighbors_keep_theirs():
     reference = content((32, 64))
     local = reference[8:16].copy()
     local[3, 40] ^= 1

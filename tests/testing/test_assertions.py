@@ -35,7 +35,7 @@ def text_of(assertion, *args, **options):
 
 
 def left_to_right(mesh):
-    """A weight split over tp and then fsdp, labelled as if it were the other way round."""
+    """A weight split over tp and then fsdp, labeled as if it were the other way round."""
     model = nn.Linear(3, 12, bias=False)
     stamp(model)
     local = model.weight.detach().chunk(4)[mesh.get_local_rank("tp")].chunk(2)[mesh.get_local_rank("fsdp")]

@@ -13,7 +13,7 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.by_layout import only_layout
 from shardviz.picture.model.mesh.heat import Heat, heats_of
-from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
@@ -230,15 +230,15 @@ class Document:
         """What the mesh can show as heat."""
         return heats_of(self.dump, self.report)
 
-    def colouring_of(self, entry: int) -> Colouring:
-        """Return what ranks of the dump's mesh get their colours by, as they have them on the map of a tensor.
+    def coloring_of(self, entry: int) -> Coloring:
+        """Return what ranks of the dump's mesh get their colors by, as they have them on the map of a tensor.
 
         A stage's mesh has some of the dump's axes; one with axes of its own, such as two flattened into one, is used.
         """
         sides, mesh = self.drawn(entry), self.mesh
-        if sides is None or sides.colouring.mesh is None or {*sides.colouring.axes} <= {*mesh.axes}:
-            return Colouring(mesh, sides.colouring.axes if sides is not None else ())
-        return sides.colouring
+        if sides is None or sides.coloring.mesh is None or {*sides.coloring.axes} <= {*mesh.axes}:
+            return Coloring(mesh, sides.coloring.axes if sides is not None else ())
+        return sides.coloring
 
     @cached_property
     def step(self) -> Step:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 
 from shardviz.errors import ShardvizError
-from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.model.palette import rank_color
 from shardviz.picture.model.subjects.stored import numbered, stored
 from shardviz.picture.text.checkpoint import in_order, total
 from shardviz.text import bytes_text, nearest, printable
@@ -193,9 +193,9 @@ def title_text(checkpoint: Checkpoint, note: str = "") -> Text:
     return Text.assemble((name, "bold"), (behind, "dim"), no_wrap=True, overflow="ellipsis")
 
 
-def file_line(at: int, name: str, size: int | None, most: int, colours: str) -> Text:
-    """Write a file's number in its colour, its size to scale, and its name."""
-    line = Text.assemble((f"{at:>4} ", rank_style(rank_colour(at), colours)), no_wrap=True)
+def file_line(at: int, name: str, size: int | None, most: int, colors: str) -> Text:
+    """Write a file's number in its color, its size to scale, and its name."""
+    line = Text.assemble((f"{at:>4} ", rank_style(rank_color(at), colors)), no_wrap=True)
     if size is None:
         return line.append(f"{'missing':>10}  ", verdict_style("error")).append(printable(name))
     bar = "█" * max(round(8 * size / max(most, 1)), bool(size))

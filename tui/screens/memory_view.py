@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from shardviz.picture.model.holders import mask_of, ranks_in_words
 from shardviz.picture.model.mesh.labels import rank_labels
-from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.palette import Coloring
 from shardviz.text import bytes_text, counted
 
 from ..keys import keys
@@ -242,6 +242,6 @@ def rank_bar(group: EquallyFull, most: int, mesh: Mesh, width: int) -> Text:
     drawn = bar(taken / max(most, 1), max(min(width - len(head) - WHERE, 40), 4))
     where = mesh.label(ranks[0]) if len(ranks) == 1 and ranks[0] in mesh else ""
     if len(ranks) > 1:
-        shared = next((label for label in rank_labels(mask_of(ranks), Colouring(mesh)) if "=" in label), "")
+        shared = next((label for label in rank_labels(mask_of(ranks), Coloring(mesh)) if "=" in label), "")
         where = f"{shared} · {len(ranks):,} ranks".removeprefix(" · ")
     return Text.assemble((head, "bold"), (drawn, "dim"), (f"  {where}", "dim"), no_wrap=True)

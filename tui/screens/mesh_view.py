@@ -103,8 +103,8 @@ class MeshView(View):
         mesh, rank = document.mesh, rank_of(document, selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         heat = document.heats[self._heat - 1] if 0 < self._heat <= len(document.heats) else None
-        lights, colouring = lights_of(document, selection, rank, axis), document.colouring_of(selection.entry)
-        self.query_one(MeshGrid).show(mesh, rank, lights, colouring, heat)
+        lights, coloring = lights_of(document, selection, rank, axis), document.coloring_of(selection.entry)
+        self.query_one(MeshGrid).show(mesh, rank, lights, coloring, heat)
         below = f"underlined: the group along {axis}" if axis else ""
         self.query_one("#mesh-box", Box).set_titles(f"mesh {mesh}", str(heat) if heat else below)
         self.query_one(RankCard).show(document, rank)
@@ -126,7 +126,7 @@ class MeshView(View):
             self.show_again()
 
     def action_next_heat(self) -> None:
-        """Colour ranks by the next number, or by their place again."""
+        """Color ranks by the next number, or by their place again."""
         if self.state.document is not None:
             self._heat = (self._heat + 1) % (len(self.state.document.heats) + 1)
             self.show_again()

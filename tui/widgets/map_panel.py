@@ -144,7 +144,7 @@ class MapPanel(Box):
         tensor_map.describe = (lambda place: hovered(sides, place, entry.tensor.shape)) if sides else None
         self.query_one(Inspector).show(document, selection, sides, why)
         grid, mesh = self.query_one("#small-mesh", MeshGrid), claimed.mesh if claimed else document.mesh
-        grid.show(mesh, selection.rank, lights_of(document, selection), sides.colouring if sides else None)
+        grid.show(mesh, selection.rank, lights_of(document, selection), sides.coloring if sides else None)
         grid.tooltip = LEGEND
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

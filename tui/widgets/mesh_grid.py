@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from shardviz.picture.model.palette import WRONG, Colouring
+from shardviz.picture.model.palette import WRONG, Coloring
 
 from ..colors import heat_style, rank_style
 from ..keys import arrows
@@ -52,7 +52,7 @@ most.
     plan: MeshPlan | None = None
     rank: int | None = None
     lights = Lights()
-    _colouring = Colouring()
+    _coloring = Coloring()
     _heat: Heat | None = None
     _gutter = 0
     _heads = 1
@@ -62,7 +62,7 @@ most.
         mesh: Mesh,
         rank: int | None,
         lights: Lights,
-        colouring: Colouring | None = None,
+        coloring: Coloring | None = None,
         heat: Heat | None = None,
     ) -> None:
         """Show a mesh, with the cursor on one rank.
@@ -71,7 +71,7 @@ most.
             mesh: The mesh.
             rank: The rank that the cursor is on.
             lights: The signs of ranks.
-            colouring: The axes by which ranks get their colors; by default all of the mesh.
+            coloring: The axes by which ranks get their colors; by default all of the mesh.
             heat: A number by which they are colored instead, with a sign for how much.
         """
         if self.plan is None or self.plan.mesh != mesh:
@@ -80,7 +80,7 @@ most.
             titles = [*(mesh.axes[axis] for axis in plan.grid.across), last]
             self._gutter, self._heads = max(map(len, titles)) + 1, len(plan.grid.across)
             self.virtual_size = Size(self._gutter + plan.columns[-1] + plan.cell, self._heads + plan.lines[-1] + 1)
-        self.rank, self.lights, self._heat, self._colouring = rank, lights, heat, colouring or Colouring(mesh)
+        self.rank, self.lights, self._heat, self._coloring = rank, lights, heat, coloring or Coloring(mesh)
         self.refresh()
         self.fit()
 
@@ -103,7 +103,7 @@ most.
         return self.strip_of(segments)
 
     def _row(self, plan: MeshPlan, row: int, left: int) -> list[Segment]:
-        """Write the ranks of a row, neighbours that look alike together."""
+        """Write the ranks of a row, neighbors that look alike together."""
         cells: list[tuple[str, Style]] = []
         ranks, column, heat = plan.ranks[row].tolist(), left, self._heat
         first = bisect_right(plan.columns, left - plan.cell)
@@ -112,7 +112,7 @@ most.
             if begin > column:
                 cells.append((" " * (begin - column), self.base))
             sign = heat.sign(rank) if heat is not None else self.lights.sign(rank)
-            level = heat.level(rank) if heat is not None else self._colouring.colour(rank)
+            level = heat.level(rank) if heat is not None else self._coloring.color(rank)
             style = (heat_style if heat is not None else rank_style)(level, self.palette) or self.base
             style += _mark(sign != " ", rank in self.lights.group, rank == self.rank)
             cells.append((f"{f'{sign}{rank}':>{plan.cell - 1}} "[max(column - begin, 0) :], style))
@@ -135,7 +135,7 @@ most.
         return self.strip_of([Segment(text, self.base + DIM)])
 
     def action_move(self, down: int, right: int) -> None:
-        """Go to a neighbour."""
+        """Go to a neighbor."""
         if self.plan is not None:
             grid, mesh = self.plan.grid, self.plan.mesh
             row, col = grid.row_and_col(self.rank if self.rank is not None and self.rank in mesh else mesh.ranks[0])

@@ -9,7 +9,7 @@ from rich.style import Style
 from textual.geometry import Region, Size
 
 from shardviz.dump.costs.timeline import duration
-from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.model.palette import rank_color
 
 from ..colors import rank_style
 from ..keys import arrows, keys
@@ -125,7 +125,7 @@ through the stages is underlined.
         return segments
 
     def _style(self, row: int, rank: int, record: StageRecord) -> Style:
-        style = rank_style(rank_colour(rank, self._mesh), self.palette)
+        style = rank_style(rank_color(rank, self._mesh), self.palette)
         chosen = self.chosen
         if chosen is None or record.microbatch != chosen[0].microbatch:
             return style

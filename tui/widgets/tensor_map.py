@@ -43,16 +43,16 @@ REVERSE = Style(reverse=True, bold=True)
 
 
 class TensorMap(Grid):
-    """The blocks of one plane of a tensor, labelled by rank or id. F1 shows `HELP`."""
+    """The blocks of one plane of a tensor, labeled by rank or id. F1 shows `HELP`."""
 
     HELP = """\
 ## The map
 
-The tensor to scale: rows downwards, columns to the right. Each block is labelled with the ranks that hold it:
+The tensor to scale: rows downwards, columns to the right. Each block is labeled with the ranks that hold it:
 `tp=1 ▸ fsdp 0…15` are many parts in one, those of tp 1 and in it of fsdp 0 to 15. The hue is a rank's place along the
-outermost split, the shade that along the next; the mesh has the same colours.
+outermost split, the shade that along the next; the mesh has the same colors.
 
-- *claimed* is by the placements, *held* is where the ids really are. In the *difference*, what is right is grey, and
+- *claimed* is by the placements, *held* is where the ids really are. In the *difference*, what is right is gray, and
   `a→b` is a block that a should hold and b does. `tp=0: ✗ fsdp=127` is a block of which only that part is wrong.
 - The lines below name the ranks that should hold the element under the cursor, and those that do; the mouse asks about
   any other.
@@ -169,9 +169,9 @@ outermost split, the shade that along the next; the mesh has the same colours.
         return self._cells[1]
 
     def _stretches(self, painted: Painted) -> list[list[tuple[int, Style]]]:
-        """Join neighbours that look alike; LINE and OUTSIDE count from the end of the styles."""
+        """Join neighbors that look alike; LINE and OUTSIDE count from the end of the styles."""
         behind = self.background_colors[1].hex
-        looks = [block_style(look.tone, look.colour, behind, self.palette) for look in painted.of]
+        looks = [block_style(look.tone, look.color, behind, self.palette) for look in painted.of]
         numbers: dict[Style, int] = {}
         number_of = [numbers.setdefault(style, len(numbers)) for style in (*looks, self.base + DIM, self.base)]
         codes, styles = np.array(number_of, np.int64)[painted.looks], list(numbers)

@@ -122,7 +122,7 @@ def _joined(axes: tuple[str, ...]) -> str:
 
 
 def _axes(dump: Dump, values: Values) -> list[str]:
-    """Return the axes of the run's mesh along which neighbours differ."""
+    """Return the axes of the run's mesh along which neighbors differ."""
     mesh = dump.files.mesh
     return [
         axis

@@ -260,8 +260,8 @@ class Compared:
             for one, other in pairwise(present)
         )
 
-    def neighbours_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:
-        """Return neighbours within groups of ranks that have copies of one part, and how far apart they are."""
+    def neighbors_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:
+        """Return neighbors within groups of ranks that have copies of one part, and how far apart they are."""
         held = self.reduced
         pairs = (pair for group in groups for pair in pairwise(rank for rank in group if rank in held))
         alike = (pair for pair in pairs if self.regions[pair[0]] == self.regions[pair[1]])

@@ -67,7 +67,7 @@ def _of_role(dump: Dump, role: str, moment: Moment) -> Iterator[Compared]:
 def _finding(one: Compared, others: int) -> Finding:
     along = " and ".join(one.copies_differ_along)
     groups = ((ranks[0], rank) for ranks in ranks_by_part(one) for rank in ranks[1:])
-    low, high, worst = max(one.neighbours_apart(groups), key=lambda pair: pair[2])
+    low, high, worst = max(one.neighbors_apart(groups), key=lambda pair: pair[2])
     more = f"; so do those of {others} other{'s' * (others > 1)}" if others else ""
     return DifferentMasks(along).finding(
         one.name,

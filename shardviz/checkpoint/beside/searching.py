@@ -60,7 +60,7 @@ class Search:
         """Return the parts of the tensor that ranks hold instead of those that they claim, as far as they are found."""
         found: dict[int, Region] = {}
         lost = [piece for piece in wrong if not piece.is_alike]
-        for look in (self._looked_up, self._exchanged, self._relabelled, self._by_values):
+        for look in (self._looked_up, self._exchanged, self._relabeled, self._by_values):
             if lost:
                 found |= look(live, lost, reader)
                 lost = [piece for piece in lost if piece.rank not in found]
@@ -83,7 +83,7 @@ class Search:
             if (region := next((one for one in parts if self._fits(piece, one, reader)), None)) is not None
         }
 
-    def _relabelled(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
+    def _relabeled(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
         """Return the parts of the first other layout by which any of the shards is what another rule would cut."""
         layout = live.dumped.claimed
         for other in other_layouts(layout) if layout is not None else ():

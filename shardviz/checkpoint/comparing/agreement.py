@@ -120,7 +120,7 @@ def equal(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | Non
 
 
 def _fastest(array: NDArray[Any]) -> int:
-    """Return the dim whose neighbours are nearest to each other in memory."""
+    """Return the dim whose neighbors are nearest to each other in memory."""
     return min(range(array.ndim), key=lambda dim: (array.shape[dim] == 1, abs(array.strides[dim]), -dim))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint, Saved
 
 
-def report_checkpoint(path: Path, style: str, colour: str, *, strict: bool = False) -> int:
+def report_checkpoint(path: Path, style: str, color: str, *, strict: bool = False) -> int:
     """Check a checkpoint and print what was found.
 
     Returns:
@@ -39,7 +39,7 @@ def report_checkpoint(path: Path, style: str, colour: str, *, strict: bool = Fal
     with progress(lambda: str(count)):
         report = check_checkpoint(checkpoint, count)
     if style == "text":
-        terminal = terminal_for(colour)
+        terminal = terminal_for(color)
         write_answer(checkpoint_report_lines(checkpoint, report, terminal), terminal)
     else:
         with reader_may_leave():
@@ -53,7 +53,7 @@ def report_checkpoint(path: Path, style: str, colour: str, *, strict: bool = Fal
 
 
 def show_checkpoint(
-    path: Path, pattern: str | None, colour: str, *, all_chunks: bool = False, output: Path | None = None
+    path: Path, pattern: str | None, color: str, *, all_chunks: bool = False, output: Path | None = None
 ) -> None:
     """Print a checkpoint's tensors, or where the bytes of those that a pattern names are.
 
@@ -72,7 +72,7 @@ def show_checkpoint(
         lines = []
         for one in _named(checkpoint, pattern):
             lines += [*([line("")] if lines else []), *tensor_lines(one, all_chunks=all_chunks)]
-    write_answer(lines, terminal_for(colour, output), output)
+    write_answer(lines, terminal_for(color, output), output)
 
 
 def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | None) -> None:
@@ -141,7 +141,7 @@ def diff_checkpoints(
     before: Path,
     after: Path,
     style: str,
-    colour: str,
+    color: str,
     map_: Path | None = None,
     also: Sequence[Path] = (),
     *,
@@ -156,7 +156,7 @@ def diff_checkpoints(
         before: The first; a dump if it is the job.
         after: The second, likewise.
         style: The format.
-        colour: Whether text is coloured.
+        color: Whether text is colored.
         map_: How one's tensors are made of the other's.
         also: Checkpoints of other steps.
         strict: Whether it fails if anything was not compared, too.
@@ -190,7 +190,7 @@ def diff_checkpoints(
         with progress(lambda: f"drawing {len(comparison.outcomes):,} tensors"):
             draw_beside(comparison, sides, style, tensor, output)
     else:
-        terminal = terminal_for(colour, output)
+        terminal = terminal_for(color, output)
         write_answer(comparison_lines(comparison, terminal), terminal, output)
     if not comparison.compared:
         talk(f"shardviz: error: nothing of {before} and {after} could be compared")

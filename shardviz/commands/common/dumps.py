@@ -93,11 +93,11 @@ def checked(dump: Dump) -> Report:
         return report_on(dump)
 
 
-def terminal_for(colour: str, output: Path | None = None) -> Terminal:
+def terminal_for(color: str, output: Path | None = None) -> Terminal:
     """Return what the answer is written for: a file is like a pipe that takes every character."""
     from shardviz.picture.text.terminal import Terminal
 
-    return Terminal.of(sys.stdout, colour) if output is None else Terminal(colour=colour == "always")
+    return Terminal.of(sys.stdout, color) if output is None else Terminal(color=color == "always")
 
 
 def format_of(output: Path | None) -> str:

@@ -131,11 +131,11 @@ def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
     return code
 
 
-def _write(texts: Sequence[str], colour: str) -> None:
+def _write(texts: Sequence[str], color: str) -> None:
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.picture.text.terminal import line
 
-    write_answer(map(line, texts), terminal_for(colour))
+    write_answer(map(line, texts), terminal_for(color))
 
 
 def _is_ended(args: argparse.Namespace, notes: Sequence[Note]) -> bool:

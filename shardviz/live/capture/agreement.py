@@ -30,7 +30,7 @@ def refuse_without_group(hint: str) -> None:
     """Raise if there are no ranks to exchange with.
 
     Raises:
-        ShardvizError: No process group is initialised; its hint is `hint`.
+        ShardvizError: No process group is initialized; its hint is `hint`.
     """
     if not distributed.is_initialized():
         raise ShardvizError("no process group is initialized, so there are no ranks to compare", hint)

@@ -84,7 +84,7 @@ def _is_cut_by_hand(local: Local, whole: tuple[int, ...] | None) -> bool:
 
 def notes_on(axes: Sequence[str], mesh: Mesh) -> list[tuple[str, str]]:
     """Return a note on each idle axis, as a dump has them."""
-    why = "no tensor of the model is labelled as split along this axis"
+    why = "no tensor of the model is labeled as split along this axis"
     return [("", f"what shards over {axis}={mesh.axis_size(axis)}: {why}") for axis in axes]
 
 

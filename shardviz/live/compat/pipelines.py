@@ -28,7 +28,7 @@ def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
 def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
     """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
 
-    torch 2.6.0 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialised ones, in `_forward_metadata_inference`.
+    torch 2.6.0 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialized ones, in `_forward_metadata_inference`.
 
     Args:
         inputs: The inputs of the stage.

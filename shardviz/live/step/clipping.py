@@ -1,7 +1,7 @@
 """Clipping in a probe's step, by torch.nn.utils: the unsharded model's gradients are then clipped by the same calls.
 
 Only where every rank made the same calls, of parameters that the unsharded model has, after the last backward: else the
-gradients are compared as they are, and clipping that is recognised there is not checked.
+gradients are compared as they are, and clipping that is recognized there is not checked.
 """
 
 from __future__ import annotations

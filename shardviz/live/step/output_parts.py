@@ -53,14 +53,14 @@ class Offer:
         shape: Its shape.
         fits: The placements that give the rank these values.
         parts: The values of every micro-batch, if they may be a number for the rank's rows.
-        is_labelled: Whether it is a DTensor, whose placements say how ranks share it.
+        is_labeled: Whether it is a DTensor, whose placements say how ranks share it.
         is_loss: Whether it is the number that the step returned as its loss.
     """
 
     shape: tuple[int, ...]
     fits: tuple[Placements, ...] = ()
     parts: tuple[torch.Tensor, ...] = ()
-    is_labelled: bool = False
+    is_labeled: bool = False
     is_loss: bool = False
 
 

@@ -183,8 +183,8 @@ class Comparison:
         loss = is_loss(parts, self.step.loss, wanted.near(self.precision))
         if len(values) == 1 and is_split(values[0]):
             shape = tuple(values[0].shape)
-            is_labelled = shape != tuple(wanted.whole.shape) or not self._is_of_rows(values[0])
-            return Offer(shape, is_labelled=is_labelled, is_loss=loss)
+            is_labeled = shape != tuple(wanted.whole.shape) or not self._is_of_rows(values[0])
+            return Offer(shape, is_labeled=is_labeled, is_loss=loss)
         are_alike = len({part.shape for part in (*parts, *wanted.parts)}) == 1
         may_be_of_rows = are_alike and parts[0].numel() <= MAX_EXCHANGED
         of_rows = tuple(part.cpu() for part in parts) if may_be_of_rows else ()
@@ -218,7 +218,7 @@ class Comparison:
     ) -> str:
         """Add a tensor with its layout, the same on every rank; return why not if nothing shows one."""
         offers, mesh, shape = list(of_ranks.values()), self.on.job.mesh, tuple(wanted.whole.shape)
-        if all(offer.is_labelled for offer in offers):
+        if all(offer.is_labeled for offer in offers):
             found.add(name, [self._claimed(name, value, wanted) for value in values], wanted.whole)
             return ""
         own = joined([part for value in values if (part := numbers_of(value)) is not None], 0)

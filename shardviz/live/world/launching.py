@@ -46,7 +46,7 @@ def launch(
     coords: Sequence[str] = (),
     on_output: OnOutput | None = None,
 ) -> list[Any]:
-    """Run a task on every rank of a new world on this machine, each with a process group initialised.
+    """Run a task on every rank of a new world on this machine, each with a process group initialized.
 
     Ranks start from the same state: seed 0 for torch, numpy and random, one thread, this process's environment and
     working folder (plus RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and so on, as under torchrun), an empty `__main__`.

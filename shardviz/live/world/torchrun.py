@@ -96,7 +96,7 @@ def run_joined(
 ) -> Any:
     """Run a task in this process as the rank that torchrun says it is.
 
-    The process group is initialised from the environment and destroyed at the end, unless there already is one.
+    The process group is initialized from the environment and destroyed at the end, unless there already is one.
     After a failure it is left as it is: the launcher of the job ends the other ranks.
 
     Args:

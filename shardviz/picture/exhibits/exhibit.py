@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.model.mesh.labels import rank_labels
-from shardviz.picture.model.palette import RIGHT, WRONG, Colouring
+from shardviz.picture.model.palette import RIGHT, WRONG, Coloring
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _on_mesh(ranks: Sequence[int], mesh: Mesh) -> tuple[str, str] | None:
     numbers = ranks_text(mask_of(ranks))
     if len(numbers) <= SHORT and "…" not in numbers:
         return None
-    labels = rank_labels(mask_of(ranks), Colouring(mesh))
+    labels = rank_labels(mask_of(ranks), Coloring(mesh))
     if label := next((label for label in labels if "=" in label and len(label) <= MOST_RANKS), ""):
         return label, f"{len(ranks):,} ranks"
     others = sorted(set(mesh.ranks) - set(ranks)) if is_large else []

@@ -67,7 +67,7 @@ def _row(stamp: Stamp, ids: NDArray[np.int64], start: int, stop: int) -> Row:
 
 
 def _stretches(ids: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return where stretches of neighbours that are out of place together begin and end."""
+    """Return where stretches of neighbors that are out of place together begin and end."""
     shift = ids - np.arange(1, len(ids) + 1)
     cuts = [0, *(np.flatnonzero(np.diff(shift)) + 1).tolist(), len(ids)]
     return [(start, stop) for start, stop in pairwise(cuts) if shift[start]]

@@ -117,9 +117,9 @@ def _parts_and_whole(
 
 
 def _farthest_apart(one: Compared) -> tuple[int, ...]:
-    """Return the two neighbours whose copies of one part are farthest apart: those that a finding names."""
+    """Return the two neighbors whose copies of one part are farthest apart: those that a finding names."""
     groups = one.mesh.groups(one.copies_differ_along[0]) if one.copies_differ_along else []
-    return max(one.neighbours_apart(groups), key=lambda pair: pair[2], default=())[:2]
+    return max(one.neighbors_apart(groups), key=lambda pair: pair[2], default=())[:2]
 
 
 def _most_apart(one: Compared, ranks: Sequence[int], apart: Sequence[int]) -> int:

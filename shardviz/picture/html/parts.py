@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 def section(anchor: str, title: str, *parts: str) -> str:
     """Write a part of the page with its heading."""
     return element(
-        "section", element("h2", title, id=f"{anchor}-title"), *parts, id=anchor, aria_labelledby=f"{anchor}-title"
+        "section", element("h2", title, id=f"{anchor}-title"), *parts, id=anchor, aria_labeledby=f"{anchor}-title"
     )
 
 
@@ -139,7 +139,7 @@ def table(
 
 
 def exhibit_table(exhibit: Exhibit) -> str:
-    """Write what a finding is seen by as a table with a caption; wrong cells are marked by colour and by a glyph."""
+    """Write what a finding is seen by as a table with a caption; wrong cells are marked by color and by a glyph."""
     columns = columns_of(exhibit)
     heads = (element("th", words(text), scope="col") for text in (exhibit.heads[0], *(column[0] for column in columns)))
     body = []
@@ -164,12 +164,12 @@ def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:
     """Draw stretches next to each other, each to scale; the numbers are beside it in words.
 
     Args:
-        parts: The class that colours each, its size, and its tooltip.
+        parts: The class that colors each, its size, and its tooltip.
         most: The size that takes the whole width.
     """
     drawn = (
-        element("span", class_=colour, style=f"width:{100 * size / max(most, 1):.2f}%", title=tooltip)
-        for colour, size, tooltip in parts
+        element("span", class_=color, style=f"width:{100 * size / max(most, 1):.2f}%", title=tooltip)
+        for color, size, tooltip in parts
         if size
     )
     return element("div", *drawn, class_="bar", aria_hidden="true")

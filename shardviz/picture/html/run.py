@@ -79,10 +79,10 @@ def _parts(roles: Sequence[str], sizes: Sequence[int]) -> Iterable[tuple[str, in
 def _schemes(found: MemoryTable, num_ranks: int) -> str:
     """Write the memory of data parallel with Adam by closed formulas, beside that of the fullest rank here."""
     most = max(one.bytes for one in found.schemes)
-    colours = [*["scheme"] * (len(found.schemes) - 1), "this"]
+    colors = [*["scheme"] * (len(found.schemes) - 1), "this"]
     rows = [
-        [one.name, words(one.formula), bytes_cell(one.bytes), bar([(colour, one.bytes, "")], most)]
-        for one, colour in zip(found.schemes, colours, strict=True)
+        [one.name, words(one.formula), bytes_cell(one.bytes), bar([(color, one.bytes, "")], most)]
+        for one, color in zip(found.schemes, colors, strict=True)
     ]
     size = f"P = {bytes_text(found.params)} over N = {counted(num_ranks, 'rank')}"
     about = f"Parameters, gradients and Adam per rank, for {size}"

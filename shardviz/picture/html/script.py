@@ -76,8 +76,8 @@ def style_sheet(ranks: Iterable[int]) -> str:
     Args:
         ranks: The ranks of the mesh: a pointer over a part of a map lights up everything that its ranks hold.
     """
-    colours = {"blue": BLUE, "green": GREEN, "orange": ORANGE, "purple": PURPLE, "sky": SKY, "mono": FONT}
-    variables = "".join(f"--{name}:{value};" for name, value in colours.items())
+    colors = {"blue": BLUE, "green": GREEN, "orange": ORANGE, "purple": PURPLE, "sky": SKY, "mono": FONT}
+    variables = "".join(f"--{name}:{value};" for name, value in colors.items())
     page = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     lit = (rank for rank in ranks if rank < MOST_LIT)
     lights = "".join(f"figure .sv:has(.sv-r{rank}:hover) g.sv-r{rank}{{opacity:1}}" for rank in lit)

@@ -82,11 +82,11 @@ def _heat(heat: StepHeat, reference: str) -> str:
 
 def _field(rows: list[list[int]], *, wrong: bool) -> str:
     """Draw a field: darker cells are larger, and each says its level to who cannot see it."""
-    colour = "213,94,0" if wrong else "0,114,178"
+    color = "213,94,0" if wrong else "0,114,178"
     cells = []
     for row in rows:
         for at in row:
-            style = f"display:inline-block;width:.6em;height:.9em;background:rgba({colour},{at / (LEVELS - 1):.2f})"
+            style = f"display:inline-block;width:.6em;height:.9em;background:rgba({color},{at / (LEVELS - 1):.2f})"
             cells.append(element("span", style=style))
         cells.append("<br>")
     least, most = min(map(min, rows)), max(map(max, rows))

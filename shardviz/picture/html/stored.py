@@ -31,7 +31,7 @@ from shardviz.picture.html.parts import (
 from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
 from shardviz.picture.html.tree import sign
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.palette import RANK_COLOURS, rank_colour
+from shardviz.picture.model.palette import RANK_COLOURS, rank_color
 from shardviz.picture.model.subjects.beside import beside
 from shardviz.picture.model.subjects.stored import numbered, stored
 from shardviz.picture.svg.stored import beside_figure, stored_figure
@@ -73,8 +73,8 @@ def stored_html(checkpoint: Checkpoint, report: Report) -> str:
     """Write the page of a checkpoint."""
     numbers = numbered(checkpoint)
     parts = _findings(report), _files(checkpoint, numbers), _tensors(checkpoint, numbers)
-    colours = "".join(f".file{at}{{background:{colour}}}" for at, colour in enumerate(RANK_COLOURS))
-    style = style_sheet(range(len(numbers))) + colours
+    colors = "".join(f".file{at}{{background:{color}}}" for at, color in enumerate(RANK_COLOURS))
+    style = style_sheet(range(len(numbers))) + colors
     header = _header(checkpoint, report)
     return full_page(checkpoint.path.name, style, "findings", header, top(TITLES, tools(ORDERS)), *parts)
 
@@ -113,10 +113,10 @@ def _files(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
     rows = []
     for name, number in [*numbers.items()][:MOST_FILES]:
         size = sizes[name]
-        colour = f"file{rank_colour(number)}"
+        color = f"file{rank_color(number)}"
         known = bytes_cell(size) if size is not None else element("span", "missing", class_="bad")
-        key = element("span", class_=f"key {colour}", aria_hidden="true") + str(number)
-        rows.append([key, words(name), known, bar([(colour, size or 0, "")], most), f"{own[name]:,}"])
+        key = element("span", class_=f"key {color}", aria_hidden="true") + str(number)
+        rows.append([key, words(name), known, bar([(color, size or 0, "")], most), f"{own[name]:,}"])
     more = len(numbers) - MOST_FILES
     rest = element("p", f"{more:,} more files") if more > 0 else ""
     return section("files", TITLES["files"], table(("", "File", "Size", "", "Tensors"), rows, "Files", left=2), rest)

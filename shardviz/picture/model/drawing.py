@@ -234,7 +234,7 @@ def _window(sides: Sides, plane: Plane, rows: Sequence[Span], cols: Sequence[Spa
 
 
 def _coalesced(rows: list[Span], cols: list[Span], codes: Indices) -> tuple[list[Span], list[Span], Indices]:
-    """Join neighbours with the same holders throughout."""
+    """Join neighbors with the same holders throughout."""
     downs = [0, *(np.flatnonzero((codes[1:] != codes[:-1]).any(axis=1)) + 1).tolist()]
     rights = [0, *(np.flatnonzero((codes[:, 1:] != codes[:, :-1]).any(axis=0)) + 1).tolist()]
     return _joined(rows, downs), _joined(cols, rights), codes[np.ix_(downs, rights)]

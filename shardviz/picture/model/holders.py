@@ -97,7 +97,7 @@ class Stripes:
 
     Attributes:
         edges: Where the stripes begin, rising, and where the last one ends.
-        kinds: For each stripe an index into `masks`; neighbours differ.
+        kinds: For each stripe an index into `masks`; neighbors differ.
         masks: The distinct sets of ranks.
     """
 

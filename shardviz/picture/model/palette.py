@@ -1,9 +1,9 @@
-"""The colours of ranks, the same in text, in pictures and in the viewer; a rank's number is always beside it.
+"""The colors of ranks, the same in text, in pictures and in the viewer; a rank's number is always beside it.
 
-A colour is a hue and a shade of it. The hue says where a rank is along the outermost splits of the tensor, the shade
-tells neighbours along the others apart: 8 parts of 128 read as 8 bands. The hues were searched for, so that the nearest
-two, in any of their shades, are as far apart as can be for the common kinds of colour blindness (the distances are
-tested); all of them are far from vermillion, which marks what is wrong, and from grey, which marks what is nobody's.
+A color is a hue and a shade of it. The hue says where a rank is along the outermost splits of the tensor, the shade
+tells neighbors along the others apart: 8 parts of 128 read as 8 bands. The hues were searched for, so that the nearest
+two, in any of their shades, are as far apart as can be for the common kinds of color blindness (the distances are
+tested); all of them are far from vermillion, which marks what is wrong, and from gray, which marks what is nobody's.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ RANK_COLOURS_256 = (
     *("#5f87ff", "#87afd7", "#5f5f00", "#00875f", "#ffd75f", "#ffff00", "#878700", "#d7af00"),
     *("#87005f", "#af0087", "#af5faf", "#ff8787", "#87d7d7", "#87ffaf", "#5f00d7", "#8700ff"),
 )
-"""The same where a terminal has 256 colours: of its cube, so that none is rounded to another one's."""
+"""The same where a terminal has 256 colors: of its cube, so that none is rounded to another one's."""
 
 RANK_COLOURS_16 = (4, 11, 5, 10, 6, 3, 14, 2)
-"""The hues where a terminal has 16 colours, by their ANSI numbers; the second shade of each is underlined."""
+"""The hues where a terminal has 16 colors, by their ANSI numbers; the second shade of each is underlined."""
 
 INK_ON_16 = (15, 0, 15, 0, 0, 0, 0, 0)
 """White or black, whichever can be read on each of `RANK_COLOURS_16`."""
@@ -56,7 +56,7 @@ RIGHT, WRONG = "✓", "✗"
 """Before what is right and what is wrong, in every format. `≠` would be read as "not" before what was found."""
 
 HEAT_SIGNS = "▁▂▃▄▅▆▇█"
-"""How much, from the least to the most: the sign of each level of heat, so that colour is not the only one."""
+"""How much, from the least to the most: the sign of each level of heat, so that color is not the only one."""
 
 HEAT_COLOURS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
 """Viridis, whose brightness rises evenly: it is read in the same order by all eyes."""
@@ -69,70 +69,70 @@ BLACK, WHITE = "#000000", "#ffffff"
 
 
 @dataclass(frozen=True, slots=True)
-class Colouring:
-    """What ranks get their colours by.
+class Coloring:
+    """What ranks get their colors by.
 
     Attributes:
         mesh: Where they are; None if numbers count something else, such as files.
         axes: The axes that split the tensor, outermost first. Ranks that differ only along others hold copies, and have
-            one colour. Without any, all axes of the mesh.
+            one color. Without any, all axes of the mesh.
     """
 
     mesh: Mesh | None = None
     axes: tuple[str, ...] = ()
 
-    def colour(self, rank: int) -> int:
-        """Return the place of a rank's colour in the palette."""
-        return rank_colour(rank, self.mesh, self.axes)
+    def color(self, rank: int) -> int:
+        """Return the place of a rank's color in the palette."""
+        return rank_color(rank, self.mesh, self.axes)
 
-    def colour_of(self, ranks: Sequence[int] | Indices) -> int:
-        """Return the colour of what several ranks hold parts of: the hue of most, or -1 if they are not a third.
+    def color_of(self, ranks: Sequence[int] | Indices) -> int:
+        """Return the color of what several ranks hold parts of: the hue of most, or -1 if they are not a third.
 
-        The first shade stands for all of a hue's. What nothing splits, and all ranks hold, has the first colour.
+        The first shade stands for all of a hue's. What nothing splits, and all ranks hold, has the first color.
         """
         if self.mesh is not None and not self.axes and len(ranks) == self.mesh.size:
             return 0
-        counts = np.bincount(self._colours_of(np.asarray(ranks, np.int64)), minlength=HUES * SHADES)
+        counts = np.bincount(self._colors_of(np.asarray(ranks, np.int64)), minlength=HUES * SHADES)
         if np.count_nonzero(counts) == 1:
             return int(counts.argmax())
         hues = counts.reshape(HUES, SHADES).sum(axis=1)
         most = int(hues.argmax())
         return most * SHADES if 3 * hues[most] >= len(ranks) else -1
 
-    def _colours_of(self, ranks: Indices) -> Indices:
-        """Return the colour of each of some ranks, looked up at once."""
+    def _colors_of(self, ranks: Indices) -> Indices:
+        """Return the color of each of some ranks, looked up at once."""
         found = _by_number(ranks)
         if self.mesh is not None:
-            known = _colours(self.mesh, self.axes)
+            known = _colors(self.mesh, self.axes)
             is_near = ranks < len(known)
             found[is_near] = known[ranks[is_near]]
         return found
 
 
-def rank_colour(rank: int, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> int:
-    """Return the place of a rank's colour in the palette; the arguments are those of `Colouring`."""
-    known = _colour_of_each(mesh, axes) if mesh is not None else ()
+def rank_color(rank: int, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> int:
+    """Return the place of a rank's color in the palette; the arguments are those of `Coloring`."""
+    known = _color_of_each(mesh, axes) if mesh is not None else ()
     return known[rank] if 0 <= rank < len(known) else _by_number(rank)
 
 
 def _by_number(rank: Number) -> Number:
-    """Return the colour of a rank that is nowhere on a mesh, or of several."""
+    """Return the color of a rank that is nowhere on a mesh, or of several."""
     return rank % HUES * SHADES + rank // HUES % SHADES
 
 
 @lru_cache(maxsize=256)
-def _colour_of_each(mesh: Mesh, axes: tuple[str, ...]) -> Sequence[int]:
-    """Return the same as `_colours`, for one rank after the other."""
-    found: list[int] = _colours(mesh, axes).tolist()
+def _color_of_each(mesh: Mesh, axes: tuple[str, ...]) -> Sequence[int]:
+    """Return the same as `_colors`, for one rank after the other."""
+    found: list[int] = _colors(mesh, axes).tolist()
     return found
 
 
 @lru_cache(maxsize=256)
-def _colours(mesh: Mesh, axes: tuple[str, ...]) -> Indices:
-    """Return the colour of every rank up to a mesh's highest.
+def _colors(mesh: Mesh, axes: tuple[str, ...]) -> Indices:
+    """Return the color of every rank up to a mesh's highest.
 
     Hues are for the outermost axes, as many as have no more parts than there are hues. If the first alone has more,
-    neighbours share a hue, and shades tell them apart.
+    neighbors share a hue, and shades tell them apart.
     """
     order = [axis for axis in axes or mesh.axes if mesh.axis_size(axis) > 1]
     sizes = [mesh.axis_size(axis) for axis in order]
@@ -156,21 +156,21 @@ def _along(mesh: Mesh, axis: str) -> NDArray[np.int64]:
     return np.arange(mesh.axis_size(axis)).reshape(shape)
 
 
-def ink_on(colour: str) -> str:
-    """Return black or white, whichever can be read on a colour: at least 4.5 to 1."""
-    return BLACK if (_luminance(colour) + 0.05) / (_luminance(BLACK) + 0.05) >= 4.5 else WHITE
+def ink_on(color: str) -> str:
+    """Return black or white, whichever can be read on a color: at least 4.5 to 1."""
+    return BLACK if (_luminance(color) + 0.05) / (_luminance(BLACK) + 0.05) >= 4.5 else WHITE
 
 
 @lru_cache(maxsize=256)
-def _luminance(colour: str) -> float:
-    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+def _luminance(color: str) -> float:
+    parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def rank_style(rank: int, colouring: Colouring) -> str:
-    """Return the name of a rank's style in text; `Terminal` knows what it looks like in how many colours."""
-    return colour_style(colouring.colour(rank))
+def rank_style(rank: int, coloring: Coloring) -> str:
+    """Return the name of a rank's style in text; `Terminal` knows what it looks like in how many colors."""
+    return color_style(coloring.color(rank))
 
 
 def heat_style(level: int) -> str:
@@ -178,11 +178,11 @@ def heat_style(level: int) -> str:
     return f"heat.{level}" if level >= 0 else ""
 
 
-def line_style(colour: int) -> str:
-    """Return the name of the style of a line in a colour; none if the colour is negative."""
-    return f"line.{colour}" if colour >= 0 else ""
+def line_style(color: int) -> str:
+    """Return the name of the style of a line in a color; none if the color is negative."""
+    return f"line.{color}" if color >= 0 else ""
 
 
-def colour_style(colour: int) -> str:
-    """Return the name of a colour's style in text; none if the colour is negative."""
-    return f"rank.{colour}" if colour >= 0 else ""
+def color_style(color: int) -> str:
+    """Return the name of a color's style in text; none if the color is negative."""
+    return f"rank.{color}" if color >= 0 else ""

@@ -52,7 +52,7 @@ def _are_of_one_size(due: Sequence[Stretch], has: Sequence[Stretch]) -> bool:
 
 
 def _stretches(rows: Sequence[Span], grid: Grid) -> dict[Mask, list[Stretch]]:
-    """Return where each set of ranks has a part, neighbours joined."""
+    """Return where each set of ranks has a part, neighbors joined."""
     found: dict[Mask, list[Stretch]] = {}
     for span, (block,) in zip(rows, grid, strict=True):
         if block.ranks and not block.is_mixed and span.parts == 1:

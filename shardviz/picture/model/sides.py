@@ -11,7 +11,7 @@ from shardviz.errors import DumpError
 from shardviz.picture.model.by_layout import Laid, LayoutHolders, only_layout
 from shardviz.picture.model.differences import out_of_place, stretches_of
 from shardviz.picture.model.holders import Holders, mask_of
-from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.palette import Coloring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,8 +89,8 @@ class Sides:
         shift: More than the highest rank.
         has_claimed: Whether any rank's tensor has placements.
         has_held: Whether the dump has ids.
-        mesh: What it is on, for the colours of ranks.
-        axes: The axes that split it, outermost first, for the colours of ranks.
+        mesh: What it is on, for the colors of ranks.
+        axes: The axes that split it, outermost first, for the colors of ranks.
         titles: What the two sides are: claimed and held, or intended and held.
         copies: How many ranks should hold each element of a plain tensor; 0 if no finding says that some do not.
         blamed: The ranks whose part is in place, and of which a finding says that its values are wrong, and how,
@@ -146,9 +146,9 @@ class Sides:
         return self.has_claimed and self.has_held
 
     @property
-    def colouring(self) -> Colouring:
-        """What ranks get their colours by."""
-        return Colouring(self.mesh, self.axes)
+    def coloring(self) -> Coloring:
+        """What ranks get their colors by."""
+        return Coloring(self.mesh, self.axes)
 
     def reasons_at(self, cell: Cell) -> list[tuple[Mask, str]]:
         """Return the ranks that both sides mark at a cell, with what is wrong with them."""

@@ -1,6 +1,6 @@
 """A step as a tree of its modules' calls in the order in which they ran, each beside the unsharded model's.
 
-The calls around the first wrong one are open, so that it is seen with its neighbours; all others are closed.
+The calls around the first wrong one are open, so that it is seen with its neighbors; all others are closed.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.picture.model.drawing import Block, Grid, Panel
     from shardviz.picture.model.nest import Span
-    from shardviz.picture.model.palette import Colouring
+    from shardviz.picture.model.palette import Coloring
     from shardviz.picture.model.pieces import Stretch
 
 BOX_HEIGHT = 18
@@ -65,7 +65,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Neighbouring blocks of the same ranks that agree, or differ, alike.
+    """Neighboring blocks of the same ranks that agree, or differ, alike.
 
     Attributes:
         rows: The first row and one past the last.
@@ -113,7 +113,7 @@ def side(
     panel: Panel,
     grid: Grid,
     scale: Scale,
-    colouring: Colouring,
+    coloring: Coloring,
     *,
     marked: bool = False,
     on_right: bool = False,
@@ -126,14 +126,14 @@ def side(
         panel: The blocks.
         grid: The side's ranks.
         scale: The sizes.
-        colouring: What names and colours ranks.
+        coloring: What names and colors ranks.
         marked: Whether boxes that differ from the other side are marked.
         on_right: Whether the indices of rows are on the right.
         noun: What holds the boxes.
         unlike: What the tooltip of a marked box says.
     """
     said = Said(noun, unlike)
-    boxes = "".join(_box(panel, box, scale, colouring, said) for box in _boxes(panel, grid, marked=marked))
+    boxes = "".join(_box(panel, box, scale, coloring, said) for box in _boxes(panel, grid, marked=marked))
     return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
 
 
@@ -176,30 +176,30 @@ def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple
             start = col
 
 
-def _box(panel: Panel, box: Box, scale: Scale, colouring: Colouring, said: Said) -> str:
+def _box(panel: Panel, box: Box, scale: Scale, coloring: Coloring, said: Said) -> str:
     left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     return tile(
         Place(left, top, width, height),
-        _label(box, colouring, int((width - 8) / CHAR) - box.differs, said.noun),
+        _label(box, coloring, int((width - 8) / CHAR) - box.differs, said.noun),
         _tooltip(panel, box, said),
-        colour=colour_of(box.block, colouring),
+        color=color_of(box.block, coloring),
         ranks=ranks_of(box.block.ranks),
         differs=box.differs,
     )
 
 
-def colour_of(block: Block, colouring: Colouring) -> str:
-    """Return the name of a block's colour: that of its ranks, `mixed` where they have several hues, or `nobody`."""
-    colour = colouring.colour_of(rank_array(block.ranks)) if block.ranks else -1
-    return str(colour) if colour >= 0 else "mixed" if block.ranks else "nobody"
+def color_of(block: Block, coloring: Coloring) -> str:
+    """Return the name of a block's color: that of its ranks, `mixed` where they have several hues, or `nobody`."""
+    color = coloring.color_of(rank_array(block.ranks)) if block.ranks else -1
+    return str(color) if color >= 0 else "mixed" if block.ranks else "nobody"
 
 
-def _label(box: Box, colouring: Colouring, room: int, noun: str) -> str:
+def _label(box: Box, coloring: Coloring, room: int, noun: str) -> str:
     sign = WRONG if box.differs else ""
     if not box.block.ranks and noun != "rank":
         return f"{sign} no {noun}".strip()
-    return block_label(box.block, colouring, max(room, 3 + 2 * box.differs), sign)
+    return block_label(box.block, coloring, max(room, 3 + 2 * box.differs), sign)
 
 
 def _tooltip(panel: Panel, box: Box, said: Said) -> str:
@@ -236,13 +236,13 @@ def _column_titles(cols: Sequence[Span], scale: Scale) -> str:
     )
 
 
-def bands(panel: Panel, scale: Scale, colouring: Colouring, width: int) -> str:
+def bands(panel: Panel, scale: Scale, coloring: Coloring, width: int) -> str:
     """Draw a band from every piece as it is claimed to where it is held, `width` pixels wide; those that stay first."""
     drawn = []
     for mask, due, has in pieces(panel):
-        colour = f"sv-band sv-f{colouring.colour(ranks_of(mask)[0])}"
+        color = f"sv-band sv-f{coloring.color(ranks_of(mask)[0])}"
         path = _band(panel.rows, scale, due, has, width)
-        drawn.append((due != has, element("path", d=path, class_=colour if due != has else f"{colour} sv-still")))
+        drawn.append((due != has, element("path", d=path, class_=color if due != has else f"{color} sv-still")))
     return "".join(path for _, path in sorted(drawn, key=lambda pair: pair[0]))
 
 

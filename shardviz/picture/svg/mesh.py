@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.mesh.rank_grid import grids_of, kept, marked_among, spread
-from shardviz.picture.model.palette import WRONG, Colouring
+from shardviz.picture.model.palette import WRONG, Coloring
 from shardviz.picture.svg.tile import CHAR, Drawn, Place, tile
 from shardviz.text import counted
 
@@ -31,7 +31,7 @@ MOST_GRIDS = 4
 class _Marks:
     """What the tiles of a mesh show beside their ranks."""
 
-    colouring: Colouring
+    coloring: Coloring
     marked: Collection[int]
     heat: Heat | None
 
@@ -44,10 +44,10 @@ def mesh_drawing(
     Args:
         mesh: The mesh.
         marked: Ranks that carry the glyph `✗`; their rows and columns are shown before others.
-        axes: The axes that ranks get their colours by, outermost first; by default all.
-        heat: What ranks are coloured by instead, with a sign for how much.
+        axes: The axes that ranks get their colors by, outermost first; by default all.
+        heat: What ranks are colored by instead, with a sign for how much.
     """
-    marks = _Marks(Colouring(mesh, axes), marked, heat)
+    marks = _Marks(Coloring(mesh, axes), marked, heat)
     found, left = grids_of(mesh, MOST_GRIDS, marked)
     grids = [_drawn(grid, marks) for grid in found]
     width, top, parts = max(grid.width for grid in grids), 0, list[str]()
@@ -109,11 +109,11 @@ def _cell(grid: RankGrid, row: int | range, col: int | range, place: Place, mark
 
 def _tile(grid: RankGrid, rank: int, place: Place, marks: _Marks) -> str:
     tooltip, label = f"rank {rank}: {grid.mesh.label(rank)}", str(rank)
-    colour: object = marks.colouring.colour(rank)
+    color: object = marks.coloring.color(rank)
     if marks.heat is not None:
         known = rank in marks.heat.by_rank
         tooltip += f", {marks.heat.title} {marks.heat.text(marks.heat.by_rank[rank])}" if known else ""
-        label, colour = f"{marks.heat.sign(rank)} {rank}", f"h{marks.heat.level(rank)}" if known else "nobody"
+        label, color = f"{marks.heat.sign(rank)} {rank}", f"h{marks.heat.level(rank)}" if known else "nobody"
     if rank in marks.marked:
         tooltip, label = f"{tooltip}, in a finding", f"{WRONG} {label}"
-    return tile(place, label, tooltip, colour=colour, ranks=(rank,), differs=rank in marks.marked)
+    return tile(place, label, tooltip, color=color, ranks=(rank,), differs=rank in marks.marked)

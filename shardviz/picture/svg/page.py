@@ -1,7 +1,7 @@
 """The page of one tensor as SVG: it stands alone in an issue or a paper, in light and in dark.
 
 The same drawing model as the text page. Nothing is fetched from anywhere, and the same tensor gives the same bytes.
-Colours are never alone: a rank is also its number, a difference also `✗` and a hatch.
+Colors are never alone: a rank is also its number, a difference also `✗` and a hatch.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: 
         mesh: The mesh.
         style: As in `figure`.
         marked: Ranks that carry the glyph `✗`.
-        heat: What ranks are coloured by, with a sign for how much; by their place by default.
+        heat: What ranks are colored by, with a sign for how much; by their place by default.
     """
     drawn = mesh_drawing(mesh, marked, heat=heat)
     paper = f"<style>{STYLE}</style>" + element("rect", width=drawn.width, height=drawn.height, class_="sv-paper")
@@ -227,11 +227,11 @@ def _panel(panel: Panel, subject: Subject) -> Drawn:
     for at, (name, grid) in enumerate(sides):
         x, y = (titles, at * down + 2 * TITLE_HEIGHT) if upright else (titles + at * across, 2 * TITLE_HEIGHT)
         marked, on_right = panel.marks_on(name), bool(at) and not upright
-        drawn = side(panel, grid, scale, subject.sides.colouring, marked=marked, on_right=on_right)
+        drawn = side(panel, grid, scale, subject.sides.coloring, marked=marked, on_right=on_right)
         heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
         markup += element("g", heading, drawn, transform=f"translate({x} {y})")
     if not upright and len(sides) == 2:
-        run = bands(panel, scale, subject.sides.colouring, BAND)
+        run = bands(panel, scale, subject.sides.coloring, BAND)
         markup = (
             element("g", run, transform=f"translate({titles + scale.width} {2 * TITLE_HEIGHT})") if run else ""
         ) + markup

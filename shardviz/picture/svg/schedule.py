@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.dump.costs.timeline import duration, timeline_of
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.model.palette import rank_color
 from shardviz.picture.svg.tile import CHAR, canvas, classes_of
 from shardviz.picture.text.schedule import bubble_text, legend
 
@@ -55,7 +55,7 @@ def _row(rank: int, times: Timeline, unit: int, mesh: Mesh) -> str:
         element("text", words(f"rank {rank}"), x=GUTTER - 10, y=17, class_="sv-i sv-end"),
         element("rect", **idle, class_="sv-idle"),
     ]
-    colour = rank_colour(rank, mesh)
+    color = rank_color(rank, mesh)
     for record, begin in times.begins[rank]:
         x, wide = GUTTER + begin * unit, duration(record) * unit
         box = {"x": x + 1, "y": 1, "width": wide - 1, "height": ROW - 2, "rx": 2}
@@ -65,9 +65,9 @@ def _row(rank: int, times: Timeline, unit: int, mesh: Mesh) -> str:
             element(
                 "g",
                 element("title", words(tooltip)),
-                element("rect", **box, class_=f"sv-b sv-f{colour}"),
+                element("rect", **box, class_=f"sv-b sv-f{color}"),
                 element("rect", **box, class_="sv-back") if record.backward else "",
-                element("text", words(times.label(rank, record)), x=x + wide // 2, y=17, class_=f"sv-l sv-t{colour}"),
+                element("text", words(times.label(rank, record)), x=x + wide // 2, y=17, class_=f"sv-l sv-t{color}"),
                 class_=classes_of((rank,)),
             )
         )

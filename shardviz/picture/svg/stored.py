@@ -1,4 +1,4 @@
-"""A checkpoint's tensor as SVG: the map coloured by file, the files beside it, the bytes of each part below."""
+"""A checkpoint's tensor as SVG: the map colored by file, the files beside it, the bytes of each part below."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import draw
-from shardviz.picture.model.palette import Colouring, rank_colour
+from shardviz.picture.model.palette import Coloring, rank_color
 from shardviz.picture.svg.map import GAP, TITLE_HEIGHT, scale_for, side, title_width
 from shardviz.picture.svg.page import (
     BUDGET,
@@ -76,13 +76,13 @@ def about(one: Stored) -> str:
 
 def _panel(panel: Panel) -> Drawn:
     scale, titles = scale_for(panel), title_width(panel)
-    drawn = side(panel, panel.claimed or (), scale, Colouring(), noun="file")
+    drawn = side(panel, panel.claimed or (), scale, Coloring(), noun="file")
     markup = element("g", drawn, transform=f"translate({titles} {TITLE_HEIGHT})")
     return Drawn(markup, titles + scale.width, TITLE_HEIGHT + scale.height)
 
 
 def files_drawing(one: Stored) -> Drawn:
-    """Name the files, each with its number, its colour and how many of its bytes are of the tensor."""
+    """Name the files, each with its number, its color and how many of its bytes are of the tensor."""
     own: Counter[int] = Counter()
     for part in one.parts:
         if part.file is not None:
@@ -91,7 +91,7 @@ def files_drawing(one: Stored) -> Drawn:
     for at, (number, name) in enumerate([*one.files.items()][:MOST_FILES]):
         label = f"{_short(printable(name))}  {bytes_text(own[number])} of the file"
         place = Place(0, at * (LINE + 2), CHIP, LINE)
-        markup += tile(place, str(number), name, colour=rank_colour(number), ranks=(number,), differs=False)
+        markup += tile(place, str(number), name, color=rank_color(number), ranks=(number,), differs=False)
         markup += element("text", words(label), x=CHIP + 8, y=place.top + 14)
         width = max(width, CHIP + 8 + round(len(label) * CHAR))
     more = len(one.files) - MOST_FILES
@@ -160,14 +160,14 @@ def _maps_beside(shape: tuple[int, ...], sides: Marked) -> Drawn:
 def _panel_beside(panel: Panel, sides: Marked) -> Drawn:
     """Draw both sides next to each other, or below each other if they are wide."""
     scale, titles = scale_for(panel), title_width(panel)
-    kinds = zip(sides.titles, (panel.claimed, panel.held), NOUNS, (sides.colouring, Colouring()), strict=True)
-    shown = [(title, grid, noun, colouring) for title, grid, noun, colouring in kinds if grid is not None]
+    kinds = zip(sides.titles, (panel.claimed, panel.held), NOUNS, (sides.coloring, Coloring()), strict=True)
+    shown = [(title, grid, noun, coloring) for title, grid, noun, coloring in kinds if grid is not None]
     upright = 2 * (titles + scale.width) + GAP > MAX_WIDTH or len(panel.rows) == 1
     across, down = titles + scale.width + GAP, 2 * TITLE_HEIGHT + scale.height + GAP
     markup = ""
-    for at, (title, grid, noun, colouring) in enumerate(shown):
+    for at, (title, grid, noun, coloring) in enumerate(shown):
         x, y = (titles, at * down) if upright else (titles + at * across, 0)
-        drawn = side(panel, grid, scale, colouring, marked=True, noun=noun, unlike=UNLIKE)
+        drawn = side(panel, grid, scale, coloring, marked=True, noun=noun, unlike=UNLIKE)
         heading = element("text", words(title), x=scale.width // 2, y=-26, class_="sv-h sv-l")
         markup += element("g", heading, drawn, transform=f"translate({x} {y + 2 * TITLE_HEIGHT})")
     many = len(shown)

@@ -1,4 +1,4 @@
-"""The elements of SVG pictures: a labelled box with its mark, an exhibit's table, the style sheet in light and dark."""
+"""The elements of SVG pictures: a labeled box with its mark, an exhibit's table, the style sheet in light and dark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardviz.picture.exhibits.exhibit import Exhibit
 
 CHAR = 7.3
-"""Pixels of a character at the size that boxes are labelled in."""
+"""Pixels of a character at the size that boxes are labeled in."""
 
 MOST_CLASSES = 8
 """Ranks that the element of a box names at most; a page lights up everything that these ranks hold."""
@@ -79,14 +79,14 @@ def canvas(label: str, width: int, height: int, *content: str, is_alone: bool = 
     )
 
 
-def tile(place: Place, label: str, tooltip: str, *, colour: object, ranks: Sequence[int], differs: bool) -> str:
+def tile(place: Place, label: str, tooltip: str, *, color: object, ranks: Sequence[int], differs: bool) -> str:
     """Draw a box.
 
     Args:
         place: Where it is.
         label: What is written in it, with the sign of what is wrong where it differs.
         tooltip: What is shown when the mouse is over it.
-        colour: The name of its colour in the style sheet.
+        color: The name of its color in the style sheet.
         ranks: The ranks that it is about.
         differs: Whether it is marked as not as claimed.
     """
@@ -94,14 +94,14 @@ def tile(place: Place, label: str, tooltip: str, *, colour: object, ranks: Seque
     return element(
         "g",
         element("title", words(tooltip)),
-        element("rect", **box, class_=f"sv-b sv-f{colour}"),
+        element("rect", **box, class_=f"sv-b sv-f{color}"),
         element("rect", **box, class_="sv-hatch") if differs else "",
         element(
             "text",
             words(label),
             x=place.left + place.width // 2,
             y=place.top + place.height // 2 + 4,
-            class_=f"sv-l sv-t{colour}" + (" sv-d" if differs else ""),
+            class_=f"sv-l sv-t{color}" + (" sv-d" if differs else ""),
         ),
         class_=classes_of(ranks),
     )
@@ -112,8 +112,8 @@ def classes_of(ranks: Sequence[int]) -> str | None:
     return " ".join(f"sv-r{rank}" for rank in ranks) or None if len(ranks) <= MOST_CLASSES else None
 
 
-def _coloured(ink: str, soft: str, paper: str, mixed: str, bad: str, good: str) -> str:
-    """Return the rules that have colours, in plain ones: viewers and converters outside browsers know no variables."""
+def _colored(ink: str, soft: str, paper: str, mixed: str, bad: str, good: str) -> str:
+    """Return the rules that have colors, in plain ones: viewers and converters outside browsers know no variables."""
     return (
         f".sv text{{fill:{ink}}}.sv .sv-paper{{fill:{paper}}}.sv .sv-soft,.sv .sv-i{{fill:{soft}}}"
         f".sv .sv-bad{{fill:{bad}}}.sv .sv-good{{fill:{good}}}.sv .sv-fmixed{{fill:{mixed}}}"
@@ -130,13 +130,13 @@ STYLE = (
     ".sv .sv-fnobody{fill:none;stroke-dasharray:3 3}"
     ".sv .sv-hatch{fill:url(#sv-differs);stroke-width:2;pointer-events:none}"
     ".sv .sv-band{opacity:.5}.sv .sv-still{opacity:.18}"
-    + _coloured("#1b1f24", "#57606a", "#fff", "#d0d7de", "#a83f00", "#00694d")
+    + _colored("#1b1f24", "#57606a", "#fff", "#d0d7de", "#a83f00", "#00694d")
     + "@media screen and (prefers-color-scheme:dark){"
-    + _coloured("#e6edf3", "#9da7b1", "#0d1117", "#4a525b", "#ff8b4d", "#3ddbac")
+    + _colored("#e6edf3", "#9da7b1", "#0d1117", "#4a525b", "#ff8b4d", "#3ddbac")
     + ".sv .sv-band{opacity:.75;stroke:#9da7b1}.sv .sv-still{opacity:.4}}"
     + "".join(
-        f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink_on(colour)}}}"
-        for at, colour in (*enumerate(RANK_COLOURS), *((f"h{at}", colour) for at, colour in enumerate(HEAT_COLOURS)))
+        f".sv .sv-f{at}{{fill:{color}}}.sv .sv-t{at}{{fill:{ink_on(color)}}}"
+        for at, color in (*enumerate(RANK_COLOURS), *((f"h{at}", color) for at, color in enumerate(HEAT_COLOURS)))
     )
 )
 

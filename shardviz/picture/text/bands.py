@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.picture.model.drawing import Panel
-    from shardviz.picture.model.palette import Colouring
+    from shardviz.picture.model.palette import Coloring
     from shardviz.picture.model.pieces import Stretch
     from shardviz.picture.text.panels import Sizes
     from shardviz.picture.text.terminal import Glyphs
@@ -48,7 +48,7 @@ class Move:
     Attributes:
         begin: The row of the screen that it leaves, counted from the first of the boxes.
         end: The row that it comes to.
-        style: Its colour.
+        style: Its color.
     """
 
     begin: int
@@ -56,9 +56,9 @@ class Move:
     style: str
 
 
-def band_lines(panel: Panel, sizes: Sizes, colouring: Colouring, glyphs: Glyphs) -> list[Text]:
+def band_lines(panel: Panel, sizes: Sizes, coloring: Coloring, glyphs: Glyphs) -> list[Text]:
     """Draw the lines, one row of text for each row of the boxes; none if there are none to be followed."""
-    moves = _moves(panel, sizes, colouring)
+    moves = _moves(panel, sizes, coloring)
     order = _lanes(moves) if 0 < len(moves) <= MOST_LANES else None
     if order is None:
         return []
@@ -79,12 +79,10 @@ def band_lines(panel: Panel, sizes: Sizes, colouring: Colouring, glyphs: Glyphs)
     ]
 
 
-def _moves(panel: Panel, sizes: Sizes, colouring: Colouring) -> list[Move]:
+def _moves(panel: Panel, sizes: Sizes, coloring: Coloring) -> list[Move]:
     """Return the lines of the parts that moved."""
     return [
-        Move(
-            _row(panel, sizes, due, last=True), _row(panel, sizes, has), line_style(colouring.colour(ranks_of(mask)[0]))
-        )
+        Move(_row(panel, sizes, due, last=True), _row(panel, sizes, has), line_style(coloring.color(ranks_of(mask)[0])))
         for mask, due, has in pieces(panel)
         if due != has
     ]

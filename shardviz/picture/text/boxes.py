@@ -1,7 +1,7 @@
 """The one painter of boxes, for printed pages and for the map of the TUI: lines between blocks, labels in them.
 
 A picture is a grid of cells with one character each. Every cell shows a block or, between blocks, a line; a line is
-drawn only if the blocks on its two sides differ, so neighbours that are alike become one box.
+drawn only if the blocks on its two sides differ, so neighbors that are alike become one box.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def paint_boxes(blocks: Indices, down: Cut, across: Cut, corners: str = CORNERS)
     """Draw the lines around blocks.
 
     Args:
-        blocks: The number of each block, rows by columns; equal neighbours become one box.
+        blocks: The number of each block, rows by columns; equal neighbors become one box.
         down: The cells of the screen downwards.
         across: The cells to the right.
         corners: The characters of lines, by their arms.
@@ -105,7 +105,7 @@ def paint_boxes(blocks: Indices, down: Cut, across: Cut, corners: str = CORNERS)
 
 
 def runs(row: Sequence[object]) -> Iterator[tuple[int, int]]:
-    """Return neighbours that are equal, as (first, one past the last)."""
+    """Return neighbors that are equal, as (first, one past the last)."""
     start = 0
     for _, run in groupby(row):
         stop = start + len(tuple(run))

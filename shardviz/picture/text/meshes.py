@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.mesh.rank_grid import grids_of, kept, marked_among, spread
-from shardviz.picture.model.palette import Colouring, heat_style, rank_style
+from shardviz.picture.model.palette import Coloring, heat_style, rank_style
 from shardviz.picture.text.terminal import DIM, beside, line, wrapped
 from shardviz.text import counted
 
@@ -30,7 +30,7 @@ class _Marks:
     """What the cells of a mesh show beside their ranks."""
 
     glyphs: Glyphs
-    colouring: Colouring
+    coloring: Coloring
     marked: Collection[int]
     heat: Heat | None
 
@@ -39,7 +39,7 @@ class _Marks:
         return f"{sign}{self.glyphs.wrong if rank in self.marked else ''}{rank}"
 
     def style(self, rank: int) -> str:
-        return heat_style(self.heat.level(rank)) if self.heat is not None else rank_style(rank, self.colouring)
+        return heat_style(self.heat.level(rank)) if self.heat is not None else rank_style(rank, self.coloring)
 
     def among(self, ranks: Iterable[int]) -> str:
         return marked_among(ranks, self.marked, self.glyphs.wrong)
@@ -60,10 +60,10 @@ def mesh_lines(
         width: Columns to use at most; ranks beyond them are counted.
         glyphs: The characters to draw with.
         marked: Ranks that carry the glyph `wrong`; their rows and columns are shown before others.
-        axes: The axes that ranks get their colours by, outermost first; by default all.
-        heat: What ranks are coloured by instead, with a sign for how much.
+        axes: The axes that ranks get their colors by, outermost first; by default all.
+        heat: What ranks are colored by instead, with a sign for how much.
     """
-    marks = _Marks(glyphs, Colouring(mesh, axes), marked, heat)
+    marks = _Marks(glyphs, Coloring(mesh, axes), marked, heat)
     grid_lines = min(mesh.shape[-2] if mesh.ndim > 1 else 1, MOST_ROWS) + 3
     found, left = grids_of(mesh, max(MOST_GRID_LINES // grid_lines, 1), marked)
     grids = [_grid_lines(grid, width, marks) for grid in found]
@@ -119,7 +119,7 @@ def _grid_lines(grid: RankGrid, width: int, marks: _Marks) -> list[Text]:
 def _cells(
     grid: RankGrid, row: int, cols: Iterable[int | range], width: int, marks: _Marks
 ) -> Iterator[tuple[str, str]]:
-    """Write the ranks of a row on their colours, with gaps between; columns left out show whether any is marked."""
+    """Write the ranks of a row on their colors, with gaps between; columns left out show whether any is marked."""
     for col in cols:
         if isinstance(col, range):
             is_marked = any(grid.rank_at(row, at) in marks.marked for at in col)

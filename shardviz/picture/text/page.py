@@ -133,10 +133,10 @@ def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termin
 
 def _joined(panel: Panel, subject: Subject, terminal: Terminal) -> list[list[Text]]:
     """Draw two sides with lines between them, from where parts should be to where they are; none without room."""
-    colouring, glyphs = subject.sides.colouring, terminal.glyphs
+    coloring, glyphs = subject.sides.coloring, terminal.glyphs
     for tall in (False, True):
-        sizes = sizes_for(panel, colouring, (terminal.width - GAP) // 2, glyphs, tall=tall)
-        bands = band_lines(panel, sizes, colouring, glyphs)
+        sizes = sizes_for(panel, coloring, (terminal.width - GAP) // 2, glyphs, tall=tall)
+        bands = band_lines(panel, sizes, coloring, glyphs)
         sides = _sides(panel, subject, sizes, terminal) if bands else []
         if len(sides) == 2:
             above = [line("")] * (len(sides[0]) - len(bands))
@@ -150,7 +150,7 @@ def _width(blocks: list[list[Text]]) -> int:
 
 
 def _sizes(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> Sizes:
-    return sizes_for(panel, subject.sides.colouring, width, terminal.glyphs)
+    return sizes_for(panel, subject.sides.coloring, width, terminal.glyphs)
 
 
 def _sides(panel: Panel, subject: Subject, sizes: Sizes, terminal: Terminal) -> list[list[Text]]:
@@ -164,7 +164,7 @@ def _sides(panel: Panel, subject: Subject, sizes: Sizes, terminal: Terminal) -> 
     return [
         [
             line(" " * (sizes.gutter + 1), (title, "bold")),
-            *side_lines(panel, grid, sizes, subject.sides.colouring, terminal.glyphs, marked=panel.marks_on(title)),
+            *side_lines(panel, grid, sizes, subject.sides.coloring, terminal.glyphs, marked=panel.marks_on(title)),
         ]
         for title, grid in grids
     ]

@@ -1,6 +1,6 @@
 """A viewport of a map as characters and looks: blocks to scale, the lines between them, the ranks written in them.
 
-The result is a grid of cells, each with one character and one look; the renderer chooses the colours.
+The result is a grid of cells, each with one character and one look; the renderer chooses the colors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.picture.model.holders import Mask, Plane
-    from shardviz.picture.model.palette import Colouring
+    from shardviz.picture.model.palette import Coloring
     from shardviz.picture.model.ruler import Ruler
     from shardviz.picture.model.sides import Cell, Sides
     from shardviz.picture.text.boxes import Boxes
@@ -42,13 +42,13 @@ class Look:
     Attributes:
         labels: Texts for a block of them, the longest first; the first that fits is written.
         tone: Whether they are in place.
-        colour: The place of their colour in the palette of ranks; -1 for nobody, and for ranks of several hues.
+        color: The place of their color in the palette of ranks; -1 for nobody, and for ranks of several hues.
         ranks: Who holds them, for the label of a stretch of cells that are too narrow for labels of their own.
     """
 
     labels: tuple[str, ...]
     tone: Tone
-    colour: int
+    color: int
     ranks: Mask = 0
 
 
@@ -123,7 +123,7 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
     is_marked = frame.sides.marks_each_side and cell.is_wrong
     if not mask:
         return _look(frame, (f"{WRONG} nobody", WRONG) if is_marked else ("nobody", "?"), "nobody", mask)
-    names = rank_labels(mask, frame.sides.colouring, many=mixed)
+    names = rank_labels(mask, frame.sides.coloring, many=mixed)
     if is_marked:
         return _look(frame, _marked(frame, cell, names), "elsewhere", mask)
     own = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
@@ -138,9 +138,9 @@ def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]
         some = "part of " if cell.is_partly else ""
         return (*(f"{WRONG} {some}{name}" for name in names), WRONG)
     whole, many = cell.claimed or cell.held, cell.claimed_mixed or cell.held_mixed
-    parts = part_labels(cell.part, whole, frame.sides.colouring, many=many)
-    name = rank_labels(whole, frame.sides.colouring)[0]
-    to = f" → {rank_labels(cell.has, frame.sides.colouring)[0]}" if cell.has not in (0, cell.part) else ""
+    parts = part_labels(cell.part, whole, frame.sides.coloring, many=many)
+    name = rank_labels(whole, frame.sides.coloring)[0]
+    to = f" → {rank_labels(cell.has, frame.sides.coloring)[0]}" if cell.has not in (0, cell.part) else ""
     full = dict.fromkeys(f"{name}: {WRONG} {part}{end}" for part in parts for end in (to, ""))
     return (*full, *(f"{WRONG} {part}" for part in parts), WRONG)
 
@@ -150,9 +150,9 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
 
     Where a cell stands for several parts, these can have been exchanged among the same ranks.
     """
-    colouring, many = frame.sides.colouring, cell.claimed_mixed or cell.held_mixed
+    coloring, many = frame.sides.coloring, cell.claimed_mixed or cell.held_mixed
     known = cell.claimed or cell.held
-    names = rank_labels(known, colouring, many=many)
+    names = rank_labels(known, coloring, many=many)
     if not cell.is_wrong:
         return _look(frame, (*names, "="), "in place", known)
     if not known:
@@ -162,41 +162,41 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
     if not cell.due | cell.has or not frame.sides.is_compared:
         return _look(frame, _marked(frame, cell, names), "elsewhere", known)
     if cell.claimed == cell.held:
-        among = rank_labels(cell.held, colouring)
+        among = rank_labels(cell.held, coloring)
         return _look(frame, (*(f"{WRONG} among {name}" for name in among), WRONG), "elsewhere", cell.held)
     went_from, went_to = (cell.due or cell.claimed, cell.has) if cell.is_partly else (cell.claimed, cell.held)
-    due, has = _brief(went_from, colouring), _brief(went_to, colouring)
+    due, has = _brief(went_from, coloring), _brief(went_to, coloring)
     went = [f"{WRONG} {due[0]}→{has[0]}", f"{WRONG} {due[-1]}→{has[-1]}", f"{due[-1]}→{has[-1]}", f"{WRONG} {due[-1]}"]
     if cell.is_partly:
         went = [f"{WRONG} part: {went[0].removeprefix(f'{WRONG} ')}", *went]
     tone: Tone = "partly" if cell.is_partly else "elsewhere"
     look = _look(frame, (*dict.fromkeys(went), WRONG), tone, cell.held)
-    return replace(look, colour=_colour_of(cell.claimed, colouring)) if _is_hueless(cell, look) else look
+    return replace(look, color=_color_of(cell.claimed, coloring)) if _is_hueless(cell, look) else look
 
 
-def _brief(mask: Mask, colouring: Colouring) -> tuple[str, str]:
+def _brief(mask: Mask, coloring: Coloring) -> tuple[str, str]:
     """Return the names of ranks on one side of an arrow: in full and as short as can be read."""
-    names = [name for name in rank_labels(mask, colouring) if name != "…"]
+    names = [name for name in rank_labels(mask, coloring) if name != "…"]
     return names[0], min(names, key=len)
 
 
 def _is_hueless(cell: Cell, look: Look) -> bool:
     """Whether the holders of a cell have no hue of their own, so that it has that of the ranks that should hold it."""
-    return bool(cell.held and cell.claimed) and look.colour < 0
+    return bool(cell.held and cell.claimed) and look.color < 0
 
 
 def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:
     return Look(
         tuple(label for label in labels if "…" not in (label, label[-1:])),
         tone,
-        _colour_of(mask, frame.sides.colouring) if mask else -1,
+        _color_of(mask, frame.sides.coloring) if mask else -1,
         mask,
     )
 
 
 @lru_cache(maxsize=1 << 14)
-def _colour_of(mask: Mask, colouring: Colouring) -> int:
-    return colouring.colour_of(rank_array(mask))
+def _color_of(mask: Mask, coloring: Coloring) -> int:
+    return coloring.color_of(rank_array(mask))
 
 
 def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
@@ -228,7 +228,7 @@ def _write_stretch(boxes: Boxes, frame: Frame, row: int, blocks: list[tuple[int,
     if len(blocks) > 1 and not any(labels) and frame.lit is None:
         begin, end = blocks[0][0], blocks[-1][1]
         ranks = reduce(or_, (look.ranks for _, _, look in blocks))
-        label = _fitting(rank_labels(ranks, frame.sides.colouring, many=True), end - begin)
+        label = _fitting(rank_labels(ranks, frame.sides.coloring, many=True), end - begin)
         boxes.write_centred(row, begin, end - begin, label)
         return
     for (left, right, _), label in zip(blocks, labels, strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 from shardviz.picture.model.drawing import column_titles, row_stretches
 from shardviz.picture.model.holders import rank_array
 from shardviz.picture.model.mesh.labels import block_label, ranks_label
-from shardviz.picture.model.palette import colour_style
+from shardviz.picture.model.palette import color_style
 from shardviz.picture.text.boxes import LINE, Cut, paint_boxes, runs
 from shardviz.picture.text.terminal import BAD, DIM, line
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardviz.picture.model.drawing import Block, Grid, Panel
     from shardviz.picture.model.nest import Span
-    from shardviz.picture.model.palette import Colouring
+    from shardviz.picture.model.palette import Coloring
     from shardviz.picture.text.boxes import Boxes
     from shardviz.picture.text.terminal import Glyphs
 
@@ -60,14 +60,14 @@ class Sizes:
         return self.gutter + 1 + sum(self.widths) + len(self.widths) + 1
 
 
-def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs, *, tall: bool = False) -> Sizes:
+def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, tall: bool = False) -> Sizes:
     """Choose the sizes of a panel's boxes to scale within `width` columns, which both sides share.
 
     They may come out wider than `width` where even the smallest boxes do not fit.
 
     Args:
         panel: The blocks.
-        colouring: What names ranks.
+        coloring: What names ranks.
         width: Columns for one side.
         glyphs: The characters to draw with.
         tall: Whether each row gets twice its lines, where these are few.
@@ -78,7 +78,7 @@ def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs, *,
     most = max(MIN_CELL, min(inner // len(panel.cols), MAX_CELL))
     mark = len(glyphs.wrong) + 1 if any(map(any, panel.wrong)) else 0
     room = most - 2 - mark
-    need = max(max(map(len, _labels(panel, colouring, room))) + 2 + mark, MIN_CELL)
+    need = max(max(map(len, _labels(panel, coloring, room))) + 2 + mark, MIN_CELL)
     titles = [len(span.title(glyphs.more)) for span in panel.cols]
     smallest = [max(need, title + 2) if sum(titles) + 2 * len(titles) <= inner else need for title in titles]
     ruled = len(panel.rows) <= MOST_RULED
@@ -89,7 +89,7 @@ def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs, *,
 
 
 def side_lines(
-    panel: Panel, grid: Grid, sizes: Sizes, colouring: Colouring, glyphs: Glyphs, *, marked: bool
+    panel: Panel, grid: Grid, sizes: Sizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
 ) -> list[Text]:
     """Draw one side of a panel.
 
@@ -97,11 +97,11 @@ def side_lines(
         panel: The blocks.
         grid: The side's ranks.
         sizes: The sizes of the boxes.
-        colouring: What names and colours ranks.
+        coloring: What names and colors ranks.
         glyphs: The characters to draw with.
         marked: Whether blocks that differ from the other side carry the glyph.
     """
-    boxes, styles, first_lines = _painted(panel, grid, sizes, colouring, glyphs, marked=marked)
+    boxes, styles, first_lines = _painted(panel, grid, sizes, coloring, glyphs, marked=marked)
     titles = dict(zip(first_lines, _row_titles(panel.rows, grid, glyphs), strict=True))
     lines = [_column_titles(panel, sizes, glyphs)] if len(panel.cols) > 1 or len(panel.cols[0]) > 1 else []
     for at, (chars, row) in enumerate(zip(boxes.chars.tolist(), styles, strict=True)):
@@ -111,7 +111,7 @@ def side_lines(
 
 
 def _painted(
-    panel: Panel, grid: Grid, sizes: Sizes, colouring: Colouring, glyphs: Glyphs, *, marked: bool
+    panel: Panel, grid: Grid, sizes: Sizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
 ) -> tuple[Boxes, list[list[str]], list[int]]:
     """Paint one side: its boxes with the ranks in them, the style of each cell, and the first line of each row."""
     marks = panel.wrong if marked else tuple((False,) * len(row) for row in grid)
@@ -120,7 +120,7 @@ def _painted(
     codes = [[numbers.setdefault(cell, len(numbers)) for cell in row] for row in cells]
     down, across = Cut.of_sizes(sizes.heights, ruled=sizes.ruled), Cut.of_sizes(sizes.widths)
     boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
-    fills = [colour_style(colouring.colour_of(rank_array(block.ranks))) if block.ranks else BAD for block, _ in numbers]
+    fills = [color_style(coloring.color_of(rank_array(block.ranks))) if block.ranks else BAD for block, _ in numbers]
     styles = [[DIM if code == LINE else fills[code] for code in row] for row in boxes.codes.tolist()]
     first_lines = [down.first_of(row) for row in range(len(grid))]
     lefts = [across.first_of(col) for col in range(len(grid[0]))]
@@ -130,13 +130,13 @@ def _painted(
             if not row or cells[row - 1][start:stop] != cells[row][start:stop]:
                 width = sum(sizes.widths[start:stop]) + stop - start - 1
                 sign = glyphs.wrong if differs else ""
-                boxes.write_centred(at, lefts[start], width, block_label(grid[row][start], colouring, width - 2, sign))
+                boxes.write_centred(at, lefts[start], width, block_label(grid[row][start], coloring, width - 2, sign))
     return boxes, styles, first_lines
 
 
-def _labels(panel: Panel, colouring: Colouring, room: int) -> list[str]:
+def _labels(panel: Panel, coloring: Coloring, room: int) -> list[str]:
     blocks = {block for grid in (panel.claimed, panel.held) if grid for row in grid for block in row}
-    return [ranks_label(block.ranks, colouring, room, many=block.is_mixed) for block in blocks]
+    return [ranks_label(block.ranks, coloring, room, many=block.is_mixed) for block in blocks]
 
 
 def _heights(rows: Sequence[Span]) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ def _widths(cols: Sequence[Span], smallest: Sequence[int], inner: int) -> tuple[
 
 
 def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
-    """Name the rows of a side: neighbours with the same ranks are one stretch, named at its first row."""
+    """Name the rows of a side: neighbors with the same ranks are one stretch, named at its first row."""
     if len(rows) == 1 and len(rows[0]) == 1:
         return [" "]
     titles = [""] * len(rows)

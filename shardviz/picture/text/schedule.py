@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.dump.costs.timeline import duration, timeline_of
-from shardviz.picture.model.palette import Colouring, rank_style
+from shardviz.picture.model.palette import Coloring, rank_style
 from shardviz.picture.text.terminal import DIM, PIPE_WIDTH, line
 
 if TYPE_CHECKING:
@@ -57,6 +57,6 @@ def _row(rank: int, times: Timeline, width: int, mesh: Mesh) -> Text:
         lasts = duration(record) * width
         gap = int(lasts > len(cell))
         shown = cell.ljust(lasts - gap, "=" if record.backward else " ")
-        parts += [(idle * (begin - at), DIM), (shown, rank_style(rank, Colouring(mesh))), " " * gap]
+        parts += [(idle * (begin - at), DIM), (shown, rank_style(rank, Coloring(mesh))), " " * gap]
         at = begin + duration(record)
     return line(*parts, (idle * (times.length - at), DIM))

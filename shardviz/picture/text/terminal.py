@@ -1,4 +1,4 @@
-"""The width, the characters and the colours of the terminal, pipe or file that text is written to."""
+"""The width, the characters and the colors of the terminal, pipe or file that text is written to."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Glyphs:
     corners: str = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
 
     def of(self, verdict: Verdict) -> str:
-        """Return a verdict's glyph, so that colour is never the only sign of it."""
+        """Return a verdict's glyph, so that color is never the only sign of it."""
         glyph: str = getattr(self, verdict)
         return glyph
 
@@ -97,30 +97,30 @@ class Terminal:
     Attributes:
         width: Columns.
         glyphs: The characters that it can show.
-        colour: Whether styles are written.
+        color: Whether styles are written.
     """
 
     width: int = PIPE_WIDTH
     glyphs: Glyphs = UNICODE
-    colour: bool = False
+    color: bool = False
 
     @classmethod
-    def of(cls, stream: IO[str], colour: str = "auto") -> Terminal:
+    def of(cls, stream: IO[str], color: str = "auto") -> Terminal:
         """Look at a stream.
 
         Args:
             stream: Standard output, or a file.
-            colour: `always`, `never`, or `auto`: on a terminal, unless `NO_COLOR` is set.
+            color: `always`, `never`, or `auto`: on a terminal, unless `NO_COLOR` is set.
         """
         at_terminal = stream.isatty()
         width = max(shutil.get_terminal_size((PIPE_WIDTH, 24)).columns, MIN_WIDTH) if at_terminal else _pipe_width()
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-        wanted = colour == "always" or (colour == "auto" and at_terminal and not plain)
+        wanted = color == "always" or (color == "auto" and at_terminal and not plain)
         return cls(width, UNICODE if _can_encode(stream, UNICODE) else ASCII, wanted)
 
     def render(self, lines: Iterable[Text]) -> str:
         """Return lines as the characters to write, each ended by a newline."""
-        if not self.colour:
+        if not self.color:
             return self.spelled("".join(f"{line.plain.rstrip()}\n" for line in lines))
         file = io.StringIO()
         console = Console(
@@ -183,7 +183,7 @@ def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
 
 @lru_cache(maxsize=4)
 def _theme(color_system: str | None) -> Theme:
-    """Return what the styles of ranks and of heat look like in so many colours: filled, with ink that can be read."""
+    """Return what the styles of ranks and of heat look like in so many colors: filled, with ink that can be read."""
     if color_system == "standard":
         hues, heat = _ansi(INK_ON_16, RANK_COLOURS_16), _ansi(INK_ON_HEAT_16, HEAT_COLOURS_16)
         ranks = [hue + Style(underline=bool(shade)) for hue in hues for shade in range(SHADES)]
@@ -198,8 +198,8 @@ def _theme(color_system: str | None) -> Theme:
     return Theme({**named, **plain}, inherit=False)
 
 
-def _filled(colours: Sequence[str]) -> list[Style]:
-    return [Style(color=ink_on(colour), bgcolor=colour) for colour in colours]
+def _filled(colors: Sequence[str]) -> list[Style]:
+    return [Style(color=ink_on(color), bgcolor=color) for color in colors]
 
 
 def _ansi(inks: Sequence[int], fills: Sequence[int]) -> list[Style]:

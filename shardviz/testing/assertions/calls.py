@@ -97,7 +97,7 @@ def assert_ordered(
             parallelize(model, mesh)
             assert_ordered(model)
 
-        If FSDP2 over tensor parallel is labelled left to right, this fails on every rank:
+        If FSDP2 over tensor parallel is labeled left to right, this fails on every rank:
 
             weight: 2 of 4 ranks do not hold the elements their placements claim: ...
               claimed   float32[12/fsdp/tp, 12]

@@ -102,7 +102,7 @@ def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
 def misplaced(dump: Dump, tensor: Tensor, one: Compared) -> list[Finding]:
     """Return the findings if ranks hold the reference's own values, each once looked up, but not in the claimed places.
 
-    Values are as good as ids where they are nearly unique; those that repeat are distinguished by their neighbours.
+    Values are as good as ids where they are nearly unique; those that repeat are distinguished by their neighbors.
     """
     if one.claimed is None or one.claimed.flat or not set(one.reduced) <= set(one.mesh.ranks):
         return []

@@ -69,7 +69,7 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
 
     Raises:
         MeshError: The mesh has no such axis.
-        ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
+        ShardvizError: No process group is initialized, or ranks of one stage stamped different tensors.
     """
     refuse_without_group("mark the test with @spmd(mesh=...), or pass the folder of a dump")
     inner = unwrapped(model)
@@ -91,7 +91,7 @@ def gather(
         reference: What values were compared with, in words, where that is what ids stand for.
 
     Raises:
-        ShardvizError: No process group is initialised.
+        ShardvizError: No process group is initialized.
     """
     refuse_without_group("mark the test with @spmd(mesh=...), or pass the folder of a dump")
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()

@@ -103,12 +103,12 @@ def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
 
 
 def _pairs(one: Compared, axes: tuple[str, ...]) -> list[tuple[int, int, float]]:
-    """Return neighbours along the axes where copies differ, and how far apart they are."""
-    return one.neighbours_apart([group for axis in axes for group in one.mesh.groups(axis)])
+    """Return neighbors along the axes where copies differ, and how far apart they are."""
+    return one.neighbors_apart([group for axis in axes for group in one.mesh.groups(axis)])
 
 
 def _ranks(one: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the ranks whose copy differs from a neighbour's."""
+    """Return the ranks whose copy differs from a neighbor's."""
     return tuple(
         sorted({rank for low, high, apart in _pairs(one, axes) if not apart <= one.tolerance for rank in (low, high)})
     )

@@ -106,7 +106,7 @@ def make_config(args: list[str]) -> pytest.Config:
 
     made = get_config(args)
     made.parse(args)
-    made.pluginmanager.register(TerminalReporter(made, sys.stdout), "terminalreporter")  # it colours diffs
+    made.pluginmanager.register(TerminalReporter(made, sys.stdout), "terminalreporter")  # it colors diffs
     return made
 
 

@@ -96,7 +96,7 @@ class Cut:
         if text is None:
             return None
         layout = self._layout(text, name, self.entry(name, None).shape)
-        return _labelled(local, name, layout)
+        return _labeled(local, name, layout)
 
     def entry(self, name: str, part: int | None) -> Entry:
         """Return what a tensor, or one of its parts, should have."""
@@ -137,7 +137,7 @@ class Cut:
             return {name: Piece(local, (name, None))}
         layout = self._layout(text, name, whole.shape)
         parts = self._parts(name, local, text) if self._is_cut_apart(name, layout) else {}
-        return parts or {name: Piece(_labelled(local, name, layout), (name, None))}
+        return parts or {name: Piece(_labeled(local, name, layout), (name, None))}
 
     def _is_cut_apart(self, name: str, layout: Layout) -> bool:
         """Whether a tensor is put together along a dim that is split: then each of its parts is split."""
@@ -158,7 +158,7 @@ class Cut:
             size = layout.region(layout.mesh.coord_of(distributed.get_rank())).shape[dim]
             cut = (*(slice(None),) * dim, slice(start, start + size))
             part = replace(local, values=local.values[cut])
-            found[called] = Piece(_labelled(part, called, layout), (name, number), cut)
+            found[called] = Piece(_labeled(part, called, layout), (name, number), cut)
             start += size
         return found if start == local.values.shape[dim] else {}
 
@@ -187,7 +187,7 @@ def _dim_of(made: Op, shape: Sequence[int]) -> int:
     return (made.numbers[0] if made.numbers else 0) % max(1, len(shape))
 
 
-def _labelled(local: Local, name: str, layout: Layout) -> Local:
+def _labeled(local: Local, name: str, layout: Layout) -> Local:
     placements = layout.placements()
     if placements is None:
         raise ShardvizError(f"torch's placements cannot say {layout}, the layout of {name}", "use one that they can")

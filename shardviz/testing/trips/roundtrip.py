@@ -72,7 +72,7 @@ def assert_checkpoint_roundtrip(
     Raises:
         ShardAssertionError: Something is not loaded, or not as it was saved; or nothing could be compared.
         MeshError: A mesh has more ranks than the job.
-        ShardvizError: No process group is initialised, or several meshes are given with a model that is already built.
+        ShardvizError: No process group is initialized, or several meshes are given with a model that is already built.
 
     Example:
         def save(model, optimizer, folder):

@@ -21,7 +21,7 @@ def built():
 def said(folder):
     report = check_dump(folder)
     assert report.findings == ()
-    return [one.why for one in report.not_checked if "labelled as split" in one.why]
+    return [one.why for one in report.not_checked if "labeled as split" in one.why]
 
 
 @pytest.mark.parametrize("applied", [False, *at_night([True])])
@@ -31,7 +31,7 @@ def test_fully_shard_that_was_never_called_is_reported(mesh, shard_dump, applied
     if applied:
         fully_shard(model, mesh=mesh["dp_shard"])
     shardviz.capture(model, shard_dump, mesh=mesh)
-    why = "what shards over dp_shard=2: no tensor of the model is labelled as split along this axis"
+    why = "what shards over dp_shard=2: no tensor of the model is labeled as split along this axis"
     assert said(shard_dump) == ([] if applied else [why])
 
 

@@ -12,7 +12,7 @@ from tests.lanes import at_night
 
 
 def cut_by_segments(mesh, on, placements):
-    """Return a stamped layer whose three segments are each split over tp, labelled as one dim."""
+    """Return a stamped layer whose three segments are each split over tp, labeled as one dim."""
     model = nn.Linear(6, 24, bias=False)
     stamps = shardviz.stamp(model)
     at = mesh.get_local_rank("tp")

@@ -531,7 +531,7 @@ CASES = (
         "out = torch.tanh(out)",
     ),
     Case(
-        "terms labelled as copies",
+        "terms labeled as copies",
         DTENSOR,
         (
             (

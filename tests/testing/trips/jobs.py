@@ -257,7 +257,7 @@ def no_buffers(model: nn.Module, optimizer: Any, folder: Path) -> None:
         one.copy_(old[name])
 
 
-def neighbours_moment(model: nn.Module, optimizer: Any, folder: Path) -> None:
+def neighbors_moment(model: nn.Module, optimizer: Any, folder: Path) -> None:
     load_dcp(model, optimizer, folder)
     own = _local(optimizer.state[model.get_parameter("embed.weight")]["exp_avg"])
     parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]

@@ -39,7 +39,7 @@ BROKEN = {
     jobs.not_one_tensor: ("mid.weight", "rank 0 rows 0-11, rank 1 rows 12-22", "missing or renamed"),
     jobs.not_some_rows: ("mid.weight", "did not write 92 of 529 elements", "rank 0 rows 2-3, rank 1 rows 14-15"),
     jobs.no_buffers: ("mask", "norm.running_mean", "leaves out the buffers"),
-    jobs.neighbours_moment: ("embed.weight exp_avg", "fsdp=i holds the shard of fsdp=1-i", "rank 0 rows 0-7"),
+    jobs.neighbors_moment: ("embed.weight exp_avg", "fsdp=i holds the shard of fsdp=1-i", "rank 0 rows 0-7"),
     jobs.moments_exchanged: ("embed.weight exp_avg", "exp_avg_sq", "of one parameter changed places"),
     jobs.state_by_order: ("mid.weight exp_avg", "the values of other.weight exp_avg", "by position"),
     jobs.no_step: ("embed.weight step", "it is 0 after the load, and was saved as 1024", "bias correction"),

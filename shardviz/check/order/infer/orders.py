@@ -41,7 +41,7 @@ MAX_UNDONE = 16
 """The fix lists the index that undoes an order of no more places than this."""
 
 MAX_DIGITS = 5
-"""Dims of a view whose permutation is recognised."""
+"""Dims of a view whose permutation is recognized."""
 
 FIRST_OF_TWO_DIGITS = 10
 """From ten on, names sorted as text are not in the order of their numbers."""
@@ -179,7 +179,7 @@ def _rule_of_all(orders: Sequence[Order], dim: int) -> str:
 
 
 def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
-    """Recognise `view(a, b, c, d).transpose(1, 2)` of a dim's own order.
+    """Recognize `view(a, b, c, d).transpose(1, 2)` of a dim's own order.
 
     Returns:
         (a, b, c, d), read off the order: d is how long the first run is, c the step to the next one in runs, b how
@@ -204,7 +204,7 @@ def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
 
 
 def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Recognise a dim viewed as several and these permuted, such as `view(2, 48, 2).permute(2, 1, 0)`.
+    """Recognize a dim viewed as several and these permuted, such as `view(2, 48, 2).permute(2, 1, 0)`.
 
     The number of each place counts up in digits, the last one fastest, and each digit has a step of its own. The steps
     are read off from the inside to the outside; sorted, they must be those of a view.

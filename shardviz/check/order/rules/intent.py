@@ -1,6 +1,6 @@
 """`wrong-segment`, and other differences between what is held and what the author wants.
 
-The run names layouts by patterns over names (`expect` in a probe). A tensor that is labelled and held alike can still
+The run names layouts by patterns over names (`expect` in a probe). A tensor that is labeled and held alike can still
 be split across the segments that the model reads: a fused q,k,v wants `[24/3/tp, 8]`, and `[24/tp, 8]` gives a rank
 the rows of q and half of k. A difference in segments is `wrong-segment`; any other is `wrong-placement`, because the
 label is not the one that was meant.
@@ -65,7 +65,7 @@ def is_intended(tensor: Tensor, text: str) -> bool:
 
 
 def check_intent(case: Case, text: str) -> Iterator[Finding]:
-    """Yield the difference between what a case holds, rightly labelled or plain, and the layout in `text`.
+    """Yield the difference between what a case holds, rightly labeled or plain, and the layout in `text`.
 
     Raises:
         ShardvizError: The text is not a layout, or does not fit the tensor or its mesh.

@@ -79,13 +79,13 @@ def _cause_of_shape(
     stride = tuple(math.prod(wanted[dim + 1 :]) for dim in range(len(wanted)))
     guessed = GuessedGlobalShape(wanted, stride)
     try:
-        case = _relabelled(laid_out, tensor, name, claimed, wanted)
+        case = _relabeled(laid_out, tensor, name, claimed, wanted)
         return _held(case, tensor.shape, guessed) if case is not None else (guessed, "")
     except ShardvizError:  # ids that cannot be laid out: only the shape is reported
         return guessed, ""
 
 
-def _relabelled(
+def _relabeled(
     laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
 ) -> Case | None:
     """Return the case as if the placements had been given with the wanted shape; None if that cannot be."""

@@ -77,5 +77,5 @@ def _among_holders(one: Compared) -> Finding | None:
 
 
 def _farthest(one: Compared, groups: Sequence[Sequence[int]]) -> tuple[int, int, float]:
-    """Return the two neighbours within groups whose copies of one part are farthest apart, and how far."""
-    return max(one.neighbours_apart(groups), key=lambda pair: pair[2])
+    """Return the two neighbors within groups whose copies of one part are farthest apart, and how far."""
+    return max(one.neighbors_apart(groups), key=lambda pair: pair[2])

@@ -62,7 +62,7 @@ MAX_LOSS = 500.0
 """No function is tried on a larger loss."""
 
 SMALL = 0.01
-"""A logarithm is recognised by a loss that rounding leaves this much nearer to it than it is large."""
+"""A logarithm is recognized by a loss that rounding leaves this much nearer to it than it is large."""
 
 
 def is_loss(evidence: Evidence, one: Compared) -> bool:

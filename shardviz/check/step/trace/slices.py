@@ -50,11 +50,11 @@ def _factors(one: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.floa
     got, due = (_grouped(values, dims) for values in (one.reduced[rank], one.wanted_of(rank)))
     if got.shape != due.shape or got.shape[1] < FEWEST or not np.all(np.isfinite(got)):
         return None
-    centred, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
-    factors = factors_of_rows(centred, other)
+    centered, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
+    factors = factors_of_rows(centered, other)
     if factors is None:
         return None
-    left = float(np.abs(centred - factors * other).max())
+    left = float(np.abs(centered - factors * other).max())
     apart = float(np.abs(got - due).max())
     fits = left <= min(4 * one.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)
     return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST_STATISTIC) else None

@@ -151,7 +151,7 @@ def _apart(one: Compared, cause: Cause, clause: str = "") -> Finding:
 
 def _pairs(one: Compared) -> list[tuple[int, int, float]]:
     """Return how far each rank is from the first that holds the same part."""
-    return one.neighbours_apart((ranks[0], rank) for ranks in ranks_by_part(one) for rank in ranks[1:])
+    return one.neighbors_apart((ranks[0], rank) for ranks in ranks_by_part(one) for rank in ranks[1:])
 
 
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:

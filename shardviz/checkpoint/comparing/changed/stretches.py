@@ -1,6 +1,6 @@
 """The order of long stretches of a tensor's elements, in little memory.
 
-A window of neighbours is looked for, and what follows it is compared for as long as it is equal.
+A window of neighbors is looked for, and what follows it is compared for as long as it is equal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WINDOW = 16
-"""Neighbours that are looked for."""
+"""Neighbors that are looked for."""
 
 MAX_STRETCHES = 64
 """Stretches that are followed: each takes a pass over the tensor."""

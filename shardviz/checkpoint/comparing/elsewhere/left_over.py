@@ -1,6 +1,6 @@
 """A tensor of one checkpoint that another step has, too: left over from that step, or frozen in between.
 
-Frozen weights are the same in neighbouring steps. A tensor counts as left over where the other tensors show that both
+Frozen weights are the same in neighboring steps. A tensor counts as left over where the other tensors show that both
 checkpoints are of one step, or where all tensors that differ come from the same other step.
 """
 

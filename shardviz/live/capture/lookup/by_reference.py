@@ -45,7 +45,7 @@ ALIKE = "where its elements are: all of its values are alike"
 
 
 def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -> list[Local]:
-    """Return the tensors, plain ones labelled as copies along all axes of the mesh but those of pipeline stages.
+    """Return the tensors, plain ones labeled as copies along all axes of the mesh but those of pipeline stages.
 
     Beside a reference a plain tensor of the whole shape has only one right content on every rank.
 

@@ -44,7 +44,7 @@ MAX_SAMPLES = 8
 """Windows of a fragment that are looked for in another weight, before all of them are."""
 
 NARROW = 2
-"""Bytes of dtypes so narrow that eight neighbours may be equal by chance."""
+"""Bytes of dtypes so narrow that eight neighbors may be equal by chance."""
 
 MAX_TRACED = 8
 """Fragments of a rank whose elements are looked for in all weights."""

@@ -43,7 +43,7 @@ BLOCKS = 8
 BLOCK = 16
 """Lines that are looked at in each place."""
 
-NEIGHBOURS = 4
+NEIGHBORS = 4
 """Values that are looked up together: two such pieces are not found by chance, and a shard of a bias has two."""
 
 MOST_PARTS = 4
@@ -206,10 +206,10 @@ def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
 
 
 def _pieces(lines: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a number for every few neighbours of each line: in a stamped copy they are nearly unique."""
-    count = max(0, lines.shape[1] - NEIGHBOURS + 1)
+    """Return a number for every few neighbors of each line: in a stamped copy they are nearly unique."""
+    count = max(0, lines.shape[1] - NEIGHBORS + 1)
     found = np.zeros((len(lines), count), np.uint64)
-    for offset in range(NEIGHBOURS):
+    for offset in range(NEIGHBORS):
         found = found * _FACTOR + lines[:, offset : offset + count]
     return found
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.drawing import Block
-    from shardviz.picture.model.palette import Colouring
+    from shardviz.picture.model.palette import Coloring
 
 LONG = 24
 """Rank numbers of more characters than this are read by nobody: how many they are says more."""
@@ -28,32 +28,32 @@ SHORT = 12
 """Rank numbers up to this many characters are written out wherever they fit."""
 
 
-def ranks_label(mask: Mask, colouring: Colouring, room: int, *, many: bool = False) -> str:
+def ranks_label(mask: Mask, coloring: Coloring, room: int, *, many: bool = False) -> str:
     """Name a set of ranks in `room` characters, at least enough for a count.
 
     Args:
         mask: The ranks.
-        colouring: Where they are; gives their coordinates.
+        coloring: Where they are; gives their coordinates.
         room: Characters to use at most; the count of ranks is used where nothing else fits.
         many: Whether they hold different parts, and not copies of one.
     """
-    labels = rank_labels(mask, colouring, many=many)
+    labels = rank_labels(mask, coloring, many=many)
     return next((label for label in labels if len(label) <= room), labels[-1])
 
 
-def block_label(block: Block, colouring: Colouring, room: int, sign: str = "") -> str:
+def block_label(block: Block, coloring: Coloring, room: int, sign: str = "") -> str:
     """Name a block's ranks in some characters; with a sign, that all of them are wrong, or which are."""
-    label = ranks_label(block.ranks, colouring, room - len(sign) - 1 if sign else room, many=block.is_mixed)
+    label = ranks_label(block.ranks, coloring, room - len(sign) - 1 if sign else room, many=block.is_mixed)
     if not sign or not block.part:
         return f"{sign} {label}" if sign else label
-    parts = part_labels(block.part, block.ranks, colouring, many=block.is_mixed)
-    name = rank_labels(block.ranks, colouring)[0]
+    parts = part_labels(block.part, block.ranks, coloring, many=block.is_mixed)
+    name = rank_labels(block.ranks, coloring)[0]
     found = [*(f"{name}: {sign} {part}" for part in parts), *(f"{sign} {part}" for part in parts)]
     return next((text for text in found if len(text) <= room), sign)
 
 
 @lru_cache(maxsize=1 << 14)
-def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tuple[str, ...]:
+def rank_labels(mask: Mask, coloring: Coloring, *, many: bool = False) -> tuple[str, ...]:
     """Return the names of a set of ranks, the one that says most first, how many they are last.
 
     None of them says less than the whole set: where nothing else fits, `…` is all.
@@ -61,7 +61,7 @@ def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tupl
     if not mask:
         return ("nobody",)
     numbers, count = ranks_text(mask), mask.bit_count()
-    coords = _coords(mask, colouring, many=many) if count > 1 else ()
+    coords = _coords(mask, coloring, many=many) if count > 1 else ()
     is_brief = len(numbers) <= SHORT and "…" not in numbers and (not many or count <= HANDFUL)
     names = [numbers, *coords] if is_brief else [*coords, numbers]
     if count > 1:
@@ -71,16 +71,16 @@ def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tupl
 
 
 @lru_cache(maxsize=1 << 14)
-def part_labels(part: Mask, whole: Mask, colouring: Colouring, *, many: bool = False) -> tuple[str, ...]:
+def part_labels(part: Mask, whole: Mask, coloring: Coloring, *, many: bool = False) -> tuple[str, ...]:
     """Return the names of some of a set of ranks within it, the one that says most first: `fsdp=127`.
 
     Args:
         part: The ranks to name.
         whole: The set that is named beside them.
-        colouring: Where they are.
+        coloring: Where they are.
         many: Whether the ranks of the set hold different parts, and not copies of one.
     """
-    numbers, mesh = ranks_text(part), colouring.mesh
+    numbers, mesh = ranks_text(part), coloring.mesh
     inside = not part & ~whole and mesh is not None
     along, around = (_positions(mask, mesh) if inside and mesh else {} for mask in (part, whole))
     moved = [axis for axis in along if around and along[axis] != around[axis]]
@@ -92,18 +92,18 @@ def part_labels(part: Mask, whole: Mask, colouring: Colouring, *, many: bool = F
     return (*names, f"{count} ranks", count) if part.bit_count() > 1 else tuple(names)
 
 
-def _coords(mask: Mask, colouring: Colouring, *, many: bool) -> tuple[str, ...]:
+def _coords(mask: Mask, coloring: Coloring, *, many: bool) -> tuple[str, ...]:
     """Return the coordinates that make up exactly this set, in full and in short; nothing if none do."""
-    along = _positions(mask, colouring.mesh) if colouring.mesh is not None else {}
-    if colouring.mesh is None or not along:
+    along = _positions(mask, coloring.mesh) if coloring.mesh is not None else {}
+    if coloring.mesh is None or not along:
         return ()
-    full = {axis for axis, positions in along.items() if len(positions) == colouring.mesh.axis_size(axis)}
-    order = [*colouring.axes, *(axis for axis in along if axis not in colouring.axes)]
+    full = {axis for axis, positions in along.items() if len(positions) == coloring.mesh.axis_size(axis)}
+    order = [*coloring.axes, *(axis for axis in along if axis not in coloring.axes)]
     named = [axis for axis in order if axis not in full]
     short = " ".join(f"{axis}={range_text(along[axis], '-')}" for axis in named) or "all ranks"
     if not many:
         return (short,)
-    shown = [axis for axis in order if axis not in full or (axis in (colouring.axes or along) and len(along[axis]) > 1)]
+    shown = [axis for axis in order if axis not in full or (axis in (coloring.axes or along) and len(along[axis]) > 1)]
     shown.sort(key=lambda axis: len(along[axis]) > 1)
     return f" {INSIDE} ".join(_along(axis, along[axis]) for axis in shown), short
 

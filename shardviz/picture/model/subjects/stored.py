@@ -61,7 +61,7 @@ class Stored:
 
 
 def numbered(checkpoint: Checkpoint) -> dict[str, int]:
-    """Number a checkpoint's files, in the order of their names; a number is also a colour."""
+    """Number a checkpoint's files, in the order of their names; a number is also a color."""
     return {name: at for at, name in enumerate(sorted(checkpoint.file_sizes, key=natural_key))}
 
 

@@ -1,4 +1,4 @@
-"""An exhibit as text: its table within the terminal's width, the cells that are wrong in colour and with a glyph."""
+"""An exhibit as text: its table within the terminal's width, the cells that are wrong in color and with a glyph."""
 
 from __future__ import annotations
 

@@ -42,14 +42,14 @@ class Over:
         size: The product of their sizes.
         batch: Whether each of them splits the batch; None if that is not known.
         splits: Whether one of them splits a gradient that has the factor.
-        labelled: Whether that gradient is a DTensor, as FSDP's are.
+        labeled: Whether that gradient is a DTensor, as FSDP's are.
     """
 
     axes: tuple[str, ...]
     size: int
     batch: bool | None
     splits: bool
-    labelled: bool
+    labeled: bool
 
     @property
     def text(self) -> str:
@@ -101,7 +101,7 @@ def _too_large(over: Over, *, of_all: bool) -> FactorOfAxes:
     if over.batch is False:
         return RepeatedSum(axes)
     if over.splits:
-        return (FsdpSumsGradients if over.labelled else UndividedShardGradient)(axes, size, of_all)
+        return (FsdpSumsGradients if over.labeled else UndividedShardGradient)(axes, size, of_all)
     return SummedNotAveraged(axes)
 
 
@@ -109,6 +109,6 @@ def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
     axes, size = over.text, over.size
     if over.batch is False and not over.splits:
         return DividedByWorldSize(axes)
-    if over.splits and over.labelled and over.batch is not False:
+    if over.splits and over.labeled and over.batch is not False:
         return FsdpDividedAgain(axes, size, of_all)
     return DividedShardGradient(axes, size) if over.splits else AveragedNotSummed(axes)
