@@ -121,7 +121,63 @@ def step(model, x, mesh):
 """
 )
 
+SHARED_EXPERT = (
+    ENTER
+    + """
+EXPERTS = 4
+
+
+class Mixture(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(8, EXPERTS, bias=False)
+        self.experts = nn.ModuleDict({str(number): nn.Linear(8, 8, bias=False) for number in range(EXPERTS)})
+        self.shared = nn.Sequential(nn.Linear(8, 12), nn.SiLU(), nn.Linear(12, 8))
+
+    def forward(self, x):
+        best, chosen = self.gate(x).sigmoid().max(-1)
+        given = x
+        if self.group is not None:
+            given = Enter.apply(x, self.group)
+            best = Enter.apply(best, self.group)
+        routed = torch.zeros_like(x)
+        for number, expert in self.experts.items():
+            routed = routed + expert(given) * (best * (chosen == int(number)))[:, None]
+        if self.group is not None:
+            routed = Leave.apply(routed, self.group)
+        return x + routed + self.shared(x)
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 8), Mixture(), nn.Linear(8, 4))
+
+
+def parallelize(model, mesh):
+    rank, size = mesh.get_local_rank(), mesh.size()
+    kept = range(rank * EXPERTS // size, (rank + 1) * EXPERTS // size)
+    model[1].experts = nn.ModuleDict({str(number): model[1].experts[str(number)] for number in kept})
+    model[1].group = mesh.get_group()
+
+
+def batch():
+    return torch.randn(16, 8)
+
+"""
+)
+
 CASES = (
+    Bug(
+        "a shared expert that reads what backward sums over ranks",
+        "ep=2",
+        SHARED_EXPERT,
+        (("self.shared(x)", "self.shared(given)"),),
+        ("wrong-value",),
+        ("whole gradient", "over ep", "counts 2 times", "case.py:"),
+        never=("1.shared.0 is the first",),
+        with_lines=True,
+    ),
     Bug(
         "gradients of shared key heads averaged",
         "tp=4",

@@ -240,7 +240,61 @@ def loss(model, batch):
 
 """
 
+PADDED_INDEX = (
+    ENTER
+    + """
+WORDS = 24
+
+
+class Embedding(nn.Module):
+    def __init__(self, weight, mesh):
+        super().__init__()
+        self.group, rank = mesh.get_group(), mesh.get_local_rank()
+        self.begin = rank * WORDS // mesh.size()
+        self.weight = nn.Parameter(weight.chunk(mesh.size())[rank].clone())
+
+    def forward(self, ids):
+        local = ids - self.begin
+        outside = (local < 0) | (local >= len(self.weight))
+        padding = 0 if self.begin == 0 else None
+        h = functional.embedding(local.masked_fill(outside, 1), self.weight, padding_idx=padding)
+        return Leave.apply(h.masked_fill(outside[..., None], 0.0), self.group)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 8, padding_idx=0)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.embed(ids)))
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    model.embed = Embedding(model.embed.weight.detach(), mesh)
+
+
+def batch():
+    return torch.arange(48).view(4, 12) % WORDS
+
+"""
+)
+
 CASES = (
+    Bug(
+        "padding_idx counted in each rank's own rows",
+        "tp=2",
+        PADDED_INDEX,
+        (("0 if self.begin == 0 else None", "0"),),
+        ("wrong-value",),
+        ("embed.weight", "slice 12", "zero on rank 1", "padding_idx"),
+        never=("same part", "get_local_rank"),
+    ),
     Bug(
         "rows of other ranks' words that are not masked",
         "tp=2",
