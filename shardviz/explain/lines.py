@@ -204,7 +204,7 @@ class UnsummedLineBackward(Cause):
 
 
 class WholeGradientSummedAgain(Cause):
-    """A backward sums a gradient over ranks although a part of it is already the whole on every rank.
+    """A backward sums over ranks what is partly already the whole gradient on every rank.
 
     A tensor that each rank uses for its own part gets a function whose backward sums the ranks' gradients. A layer that
     every rank computes in full, such as a shared expert, hands back its whole gradient on every rank. If it reads the

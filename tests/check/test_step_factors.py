@@ -83,20 +83,20 @@ def test_a_factor_besides_a_missing_reduction_has_its_own_cause_and_fix(tmp_path
     found = the_one(with_loss(tmp_path / "both").add("v", "grad", apart))
     assert found.kind == "unreduced-gradient"
     assert "their mean over dp is 2 times the unsharded model's" in found.summary
-    assert "Even then it is 2 times what is due: " in found.cause
+    assert "it would still be 2 times the right gradient: " in found.cause
     assert "Its backward sums equal gradients" in found.cause
     assert "get_group('dp')" in found.fix
     assert "remove the all_reduce over tp" in found.fix
     alone = the_one(with_loss(tmp_path / "one").add("v", "grad", {rank: one / 2 for rank, one in apart.items()}))
     assert alone.kind == "unreduced-gradient"
-    assert "Even then" not in alone.cause
+    assert "would still be" not in alone.cause
 
 
 def test_a_factor_besides_copies_that_are_apart_is_not_of_the_axis_along_which_they_are(tmp_path: Path) -> None:
     apart = {rank: part * (1 + 2 * (rank % 2)) for rank, part in halves_over_dp(WANTED).items()}
     found = the_one(with_loss(tmp_path).add("v", "grad", apart, claim=ROWS_OVER_DP))
     assert "their mean over tp is 2 times" in found.summary
-    assert "Even then it is 2 times what is due: FSDP sums over dp instead of averaging" in found.cause
+    assert "it would still be 2 times the right gradient: FSDP sums over dp instead of averaging" in found.cause
     assert "sums equal gradients" not in found.cause
 
 
@@ -236,7 +236,7 @@ def test_gradients_that_another_stage_has_for_other_layers_were_reduced_over_the
     findings, _ = step.check()
     assert [found.tensor for found in findings] == ["layers.0", "layers.1"]
     assert {found.cause for found in findings} == {
-        "Gradients were reduced over tp, whose ranks have different weights: different layers were mixed"
+        "The gradient reduction runs over tp, whose ranks have different layers, and mixes the layers"
     }
 
 
@@ -247,7 +247,7 @@ def test_averaged_gradients_of_a_tied_weight_are_summed_instead(tmp_path: Path) 
     step.put(0, "embed", "grad", "reference", WANTED).put(0, "head", "grad", "reference", WANTED)
     findings, _ = step.check()
     assert [(found.kind, found.tensor) for found in findings] == [("wrong-scale", "embed"), ("wrong-scale", "head")]
-    assert "and do not divide by 2" in findings[0].fix
+    assert "and don't divide by 2" in findings[0].fix
 
 
 def test_a_plain_weight_without_a_gradient_on_any_rank_is_cut_off(tmp_path: Path) -> None:
@@ -288,4 +288,4 @@ def test_a_wrong_output_is_told_how_to_be_summed_without_summing_gradients_again
     part = np.full(WANTED.shape, 0.5)
     found = the_one(Step(tmp_path).add("output", "output", by_tp(part, WANTED - part)))
     assert "torch.distributed.nn.functional" not in found.fix
-    assert "whose backward returns the gradient as it is" in found.fix
+    assert "whose backward returns the gradient unchanged" in found.fix

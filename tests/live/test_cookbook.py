@@ -237,7 +237,7 @@ def test_a_collective_that_gives_something_else_is_a_finding_with_what_it_is_def
     assert found.tensors == ("inner.all_reduce", "world.all_reduce")
     assert found.summary == (
         "2 tensors, such as inner.all_reduce: all_reduce along inner, over ranks 0, 1, gave "
-        "rank 0 [10, 11], where [10, 12] follows from what they had before"
+        "rank 0 [10, 11]; the ranks' inputs give [10, 12]"
     )
 
 

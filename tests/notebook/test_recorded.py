@@ -35,7 +35,8 @@ def whole(tensor: TensorOfRun) -> NDArray[Any] | None:
 
 def test_what_ranks_hold_makes_what_the_unsharded_model_has(tmp_path: Path) -> None:
     room = load("probes")
-    files = lay_out(room, tmp_path / "files")
+    files = tmp_path / "files"
+    lay_out(room, files)
     compared = 0
     for number, case in enumerate(case for case in room.cases.values() if PROBE in case.name):
         (tmp_path / f"{number}").mkdir()

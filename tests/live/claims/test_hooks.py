@@ -43,7 +43,7 @@ def test_a_hook_that_does_not_take_the_checkpoint_is_reported(mesh, shard_dump):
     shardviz.capture(model, shard_dump, mesh=mesh, reference=path)
     why = {one.tensor: one.why for one in check_dump(shard_dump).not_checked}
     assert set(why) == {"attention.wqkv.weight"}
-    assert "the load hooks of Fused do not take what it has: KeyError" in why["attention.wqkv.weight"]
+    assert "the load hooks of Fused refuse its state: KeyError" in why["attention.wqkv.weight"]
 
 
 @pytest.mark.parametrize("wrong", [False, True])

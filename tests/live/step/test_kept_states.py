@@ -71,7 +71,7 @@ def test_a_step_count_may_be_that_of_any_parameter_if_the_name_is_new():
     flat = {kind: {"flat": next(iter(of_params.values()))} for kind, of_params in kept.items()}
     assert list(differing(flat, kept)) == []
     flat["step"] = {"flat": torch.tensor(7.0)}
-    assert list(differing(flat, kept)) == [f"the optimizer's step of flat: {DIFFERS}"]
+    assert list(differing(flat, kept)) == [("step", f"the optimizer's step of flat: {DIFFERS}")]
 
 
 LOGGED = """
