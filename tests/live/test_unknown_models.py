@@ -126,7 +126,7 @@ def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_report
     (entry,) = report.not_checked
     assert entry.why.startswith("the step on the whole batch: its loss is ")
     assert entry.why.endswith(
-        "(BatchNorm in training, or a loss that is not a mean over rows); compared over the parts, without the buffers "
+        "(BatchNorm in training); compared over the parts, without the buffers "
         "after the step: each rank's are of its own part"
     )
 

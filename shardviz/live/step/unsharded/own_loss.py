@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
@@ -27,8 +28,6 @@ from shardviz.relate.tolerance import ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, SINGL
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
-
-    from torch import nn
 
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.step import StepResult
@@ -144,3 +143,18 @@ def _loss_and_gradients(probe: ModuleType, model: nn.Module, batch: Batch) -> to
     torch.autograd.backward(loss)
     parts = [loss.detach(), *(one.grad for one in model.parameters() if one.grad is not None)]
     return torch.cat([part.detach().reshape(-1).double().cpu() for part in parts])
+
+
+def why_apart(model: nn.Module, independent: bool | None) -> str:
+    """Say why the mean over parts of the batch is not the loss of the whole batch.
+
+    Args:
+        model: The model.
+        independent: Whether the outputs of the parts are the whole batch's; None if that is not known.
+    """
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    if any(isinstance(module, norms) and module.training for module in model.modules()):
+        return "BatchNorm in training"
+    if independent is False:
+        return "the output of a row depends on its number or on other rows: on purpose, or counted from 0 on each rank"
+    return "the loss is not a mean over rows"

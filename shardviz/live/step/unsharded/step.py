@@ -29,7 +29,7 @@ from shardviz.live.step.step import StepResult, logged_by, loss_of
 from shardviz.live.step.trace.judged import Judged, judged
 from shardviz.live.step.trace.noise import moved, moved_tensor
 from shardviz.live.step.trace.reference import Reference
-from shardviz.live.step.unsharded.own_loss import is_weighted_mean
+from shardviz.live.step.unsharded.own_loss import is_weighted_mean, why_apart
 from shardviz.relate.tolerance import LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _in_parts(
         return replace(found, is_mean_of_means=True)
     note = (
         f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
-        f"{mean:.6g} (BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
+        f"{mean:.6g} ({why_apart(found.model, independent)}); compared over the parts"
     )
     if any(True for _ in found.model.buffers()):
         note += ", without the buffers after the step: each rank's are of its own part"
