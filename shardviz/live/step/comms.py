@@ -110,12 +110,12 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             rank: This rank.
             with_ranks: Whether to name the ranks of a group that runs along no axis.
         """
-        found = []
+        collectives = []
         for (op, ranks, module, backward, outside), (count, size) in self._found.items():
             axes = _axes(mesh, rank, ranks)
             named = () if axes or not with_ranks else ranks
-            found.append(CollectiveRecord(op, axes, len(ranks), module, backward, count, size, outside, named))
-        return tuple(found)
+            collectives.append(CollectiveRecord(op, axes, len(ranks), module, backward, count, size, outside, named))
+        return tuple(collectives)
 
 
 @lru_cache(maxsize=4096)

@@ -72,24 +72,24 @@ class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found.append(Mask((mask != 0).detach(), given.detach().clone()))
 
 
-def mask_records(found: Sequence[Mask], again: Sequence[Mask], whole: Sequence[Mask]) -> list[MaskRecord]:
+def mask_records(alike: Sequence[Mask], again: Sequence[Mask], whole: Sequence[Mask]) -> list[MaskRecord]:
     """Return what a dump keeps of this rank's masks.
 
     Args:
-        found: Those of a step in which all ranks were seeded alike.
+        alike: Those of a step in which all ranks were seeded alike.
         again: Those of one in which each rank was seeded differently.
         whole: Those of the unsharded model.
     """
-    if not len(found) == len(again) == len(whole):
+    if not len(alike) == len(again) == len(whole):
         return []
     return [
         MaskRecord(
-            digest(one.kept),
+            digest(mask.kept),
             digest(other.kept),
-            digest(one.given),
-            one.kept.numel(),
-            int(one.kept.sum()),
+            digest(mask.given),
+            mask.kept.numel(),
+            int(mask.kept.sum()),
             unsharded.kept.numel(),
         )
-        for one, other, unsharded in zip(found, again, whole, strict=True)
+        for mask, other, unsharded in zip(alike, again, whole, strict=True)
     ]

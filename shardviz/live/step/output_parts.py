@@ -106,13 +106,13 @@ def num_runs(reference: UnshardedStep) -> int:
 
 def wanted_outputs(reference: UnshardedStep) -> dict[str, Wanted]:
     """Return what the unsharded model returned, by name."""
-    found = {}
+    outputs = {}
     for name, values in named_calls(reference.step.returned, num_runs(reference)).items():
-        parts = [own for value in values if (own := numbers_of(value)) is not None]
+        parts = [numbers for value in values if (numbers := numbers_of(value)) is not None]
         whole = joined(parts, reference.dim) if len(parts) == len(values) else None
         if whole is not None:
-            found[name] = Wanted(whole, tuple(parts))
-    return found
+            outputs[name] = Wanted(whole, tuple(parts))
+    return outputs
 
 
 def reduction_of(

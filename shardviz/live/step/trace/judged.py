@@ -145,12 +145,12 @@ class Judged:
         """The placements, of every place at which one set of them fits all ranks that have it."""
         fits = {place: list(self._fitting(place)) for place in self.places if self.own[place].values is not None}
         of_all = of_all_ranks(fits)
-        found = {}
-        for place, own in fits.items():
-            shared = [one for one in own if all(one in of[place] for of in of_all if place in of)]
+        placements = {}
+        for place, local_fits in fits.items():
+            shared = [one for one in local_fits if all(one in of[place] for of in of_all if place in of)]
             if shared:
-                found[place] = shared[0]
-        return found | self._pending([place for place in self.places if place not in found])
+                placements[place] = shared[0]
+        return placements | self._pending([place for place in self.places if place not in placements])
 
     def _fitting(self, place: Place) -> Iterator[Placements]:
         values, whole = self.own[place].values, self._wanted(place)
@@ -168,7 +168,7 @@ class Judged:
                 sent[place] = values.cpu()
                 left -= values.numel()
         of_all = dict(enumerate(of_all_ranks(sent)))
-        found = {}
+        sums = {}
         for place in sent:
             whole = self._wanted(place)
             terms = {rank: own[place] for rank, own in of_all.items() if place in own}
@@ -176,8 +176,8 @@ class Judged:
                 arrays = {rank: numpy_of(term) for rank, term in terms.items()}
                 placements = placements_of_sum(arrays, self.mesh, partial(self._fits, place), self.near(place))
                 if placements is not None:
-                    found[place] = placements
-        return found
+                    sums[place] = placements
+        return sums
 
     def _fits(self, place: Place, rank: int, total: NDArray[np.float64]) -> Iterator[Placements]:
         """Yield the placements that give any rank these values."""
@@ -189,15 +189,17 @@ class Judged:
     @cached_property
     def slices(self) -> Mapping[Place, Slices]:
         """Of what has no placements: where the slices that ranks have stand in the unsharded model's values."""
-        own = {place: places for place in self.places if place not in self.layouts and (places := self._slices(place))}
+        local_slices = {
+            place: places for place in self.places if place not in self.layouts and (places := self._slices(place))
+        }
         known = [place for place in self.places if self.own[place].values is not None]
-        of_all = of_all_ranks({place: None if place in self.layouts else own.get(place) for place in known})
-        found = {}
-        for place in own:
+        of_all = of_all_ranks({place: None if place in self.layouts else local_slices.get(place) for place in known})
+        slices = {}
+        for place in local_slices:
             of_ranks = [of[place] for of in of_all if place in of]
             if joined := Slices.joined(of_ranks):
-                found[place] = joined
-        return found
+                slices[place] = joined
+        return slices
 
     def _slices(self, place: Place) -> Slices | None:
         values, whole = self.own[place].values, self._wanted(place)
@@ -230,14 +232,14 @@ class Judged:
         odd = dict.fromkeys(place for own in of_all for place in own)
         forward = sorted((one for one in odd if not one.what.startswith("gradient")), key=self.order)
         backward = sorted((one for one in odd if one.what.startswith("gradient")), key=self.order, reverse=True)
-        found: list[Place] = []
+        chosen: list[Place] = []
         elements = 0
         for place in (*forward[:MAX_ODD], *backward[:MAX_ODD], *self._moved[:MAX_ODD]):
             whole = self._wanted(place)
             elements += 0 if whole is None else whole.numel()
             if whole is not None and elements <= MAX_WHOLE:
-                found.append(place)
-        return found
+                chosen.append(place)
+        return chosen
 
     @cached_property
     def _moved(self) -> list[Place]:
@@ -278,7 +280,7 @@ class Judged:
 
 
 def judged(
-    own: Trace,
+    trace: Trace,
     reference: Reference,
     mesh: Mesh,
     rank: int,
@@ -290,7 +292,7 @@ def judged(
     """Judge a step. Every rank calls this.
 
     Args:
-        own: This rank's.
+        trace: This rank's.
         reference: The unsharded model's.
         mesh: The run's mesh.
         rank: This rank.
@@ -299,11 +301,11 @@ def judged(
         is_pipeline: Whether a rank's model is a stage of the unsharded one, so the whole is not a module to compare.
     """
     points = {
-        place: point for place, point in points_of(own, reference.counts).items() if place.module or not is_pipeline
+        place: point for place, point in points_of(trace, reference.counts).items() if place.module or not is_pipeline
     }
     narrow = [allowed for dtype, allowed in ELEMENT.items() if EPSILON[dtype] <= precision]
     dtypes = (dtype_name(point.values.dtype) for point in points.values() if point.values is not None)
     narrow += [ELEMENT.get(dtype, EXACT) for dtype in dtypes]
-    found = Judged(points, reference, mesh, rank, max(of_all_ranks(max(narrow, default=EXACT))), moved, precision)
-    found.settle()
-    return found
+    judgment = Judged(points, reference, mesh, rank, max(of_all_ranks(max(narrow, default=EXACT))), moved, precision)
+    judgment.settle()
+    return judgment

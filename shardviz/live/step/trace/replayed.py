@@ -77,15 +77,15 @@ def _wholes(judged: Judged, places: Sequence[Place]) -> dict[Place, torch.Tensor
             sent[place] = (values / judged.scale(place, judged.rank)).cpu()
             left -= values.numel()
     of_all = of_all_ranks(sent)
-    found = {}
+    wholes = {}
     for place in places:
         parts = {rank: own[place] for rank, own in enumerate(of_all) if place in own}
         whole = judged.reference.points[place].values if place in judged.reference.points else None
         if whole is not None and parts and place in judged.layouts:
             joined = _joined(judged, place, tuple(whole.shape), parts)
             if joined is not None:
-                found[place] = joined
-    return found
+                wholes[place] = joined
+    return wholes
 
 
 def _joined(
