@@ -94,9 +94,9 @@ def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _own_axes(own: Mesh, mesh: Mesh) -> tuple[str, ...]:
-    found = [_along(own.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in own.axes]
-    return tuple(found) if len(found) < mesh.ndim and all(found) and len(set(found)) == len(found) else ()
+def _own_axes(sub_mesh: Mesh, mesh: Mesh) -> tuple[str, ...]:
+    axes = [_along(sub_mesh.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in sub_mesh.axes]
+    return tuple(axes) if len(axes) < mesh.ndim and all(axes) and len(set(axes)) == len(axes) else ()
 
 
 def _along(group: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> str:

@@ -100,9 +100,9 @@ def new_fakes() -> list[tuple[Any, Any]]:
     return found
 
 
-def know_fakes(found: Iterable[tuple[Any, Any]]) -> None:
+def know_fakes(fakes: Iterable[tuple[Any, Any]]) -> None:
     """Know what operators return on tensors without values, so that it need not be found out again."""
-    for (name, *rest), entry in found:
+    for (name, *rest), entry in fakes:
         space, packet, overload = name.split(".")
         func = getattr(getattr(getattr(torch.ops, space), packet), overload)
         key = (func, *rest)

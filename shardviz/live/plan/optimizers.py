@@ -108,7 +108,9 @@ def _of_own(
             return None
         step.notes.append(f"the optimizer's state is what it had made when its step raised {one_line(error)}")
     if answers.lines:
-        step.notes.append(f"the optimizer reads {answers.said}, taken as 1: what it keeps is taken not to depend on it")
+        step.notes.append(
+            f"the optimizer reads {answers.reads}, taken as 1: what it keeps is taken not to depend on it"
+        )
     if job.optimizer.dtype or job.optimizer.master:
         step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")
     names = dict.fromkeys(type(getattr(part, "optim", part)).__name__ for part in parts)

@@ -38,12 +38,12 @@ class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the masks that are drawn inside this context, in order.
 
     Attributes:
-        found: The masks.
+        masks: The masks.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[Mask] = []
+        self.masks: list[Mask] = []
         self._drawn: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,7 +69,7 @@ class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _add(self, mask: torch.Tensor, given: torch.Tensor) -> None:
         if type(given) is not torch.Tensor or mask.shape != given.shape or not mask.numel():
             return
-        self.found.append(Mask((mask != 0).detach(), given.detach().clone()))
+        self.masks.append(Mask((mask != 0).detach(), given.detach().clone()))
 
 
 def mask_records(alike: Sequence[Mask], again: Sequence[Mask], whole: Sequence[Mask]) -> list[MaskRecord]:

@@ -84,9 +84,9 @@ class Outputs:
         self.wanted.append(Local(name, "output", tuple(wanted.shape), wanted))
 
 
-def is_near(one: torch.Tensor, other: torch.Tensor, near: float) -> bool:
+def is_near(left: torch.Tensor, right: torch.Tensor, near: float) -> bool:
     """Whether two tensors of one shape are equal up to a number; NaN and infinity are near to themselves."""
-    return bool(torch.allclose(one.double(), other.double(), rtol=0.0, atol=near, equal_nan=True))
+    return bool(torch.allclose(left.double(), right.double(), rtol=0.0, atol=near, equal_nan=True))
 
 
 def is_loss(parts: Sequence[torch.Tensor], loss: torch.Tensor, near: float) -> bool:

@@ -293,10 +293,10 @@ class ProbeStep:
                 )
             if step is None:
                 return
-            drawn.append(masks.found)
+            drawn.append(masks.masks)
         with Masks() as whole:
             loss_of(self.on.probe, built(), batch)
-        self.on.capture.masks += mask_records(drawn[0], drawn[1], whole.found)
+        self.on.capture.masks += mask_records(drawn[0], drawn[1], whole.masks)
 
     def _sharded_step(
         self, model: nn.Module, local_batch: Batch, what: str, seed: int = SEED, followed: Followed = NONE

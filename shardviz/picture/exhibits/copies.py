@@ -95,8 +95,8 @@ def _copy_rows(dump: Dump, name: str, group: list[list[Shard]], at: int, begin: 
     ]
 
 
-def _first_difference(dump: Dump, name: str, one: Shard, other: Shard) -> int:
-    ours, theirs = _values(dump, one, name), _values(dump, other, name)
+def _first_difference(dump: Dump, name: str, shard: Shard, other: Shard) -> int:
+    ours, theirs = _values(dump, shard, name), _values(dump, other, name)
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return 0
     return int(np.argmax((ours != theirs).ravel()))

@@ -130,9 +130,9 @@ def _most_apart(result: Compared, ranks: Sequence[int], apart: Sequence[int]) ->
     return int(np.argmax(np.max([_off(result.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
 
 
-def _whole_row(title: str, got: float, due: float, one: Compared) -> Row:
-    is_right = bool(abs(got - due) <= one.tolerance)
-    texts = (f"{got:.6g}", _ratio_text(got / due if due else math.inf, one.mesh.size))
+def _whole_row(title: str, got: float, due: float, result: Compared) -> Row:
+    is_right = bool(abs(got - due) <= result.tolerance)
+    texts = (f"{got:.6g}", _ratio_text(got / due if due else math.inf, result.mesh.size))
     has, times = (Cell(text, is_wrong=not is_right, is_right=is_right) for text in texts)
     return Row(title, (Cell(""), has, Cell(f"{due:.6g}"), times, Cell("")))
 

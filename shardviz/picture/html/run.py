@@ -90,9 +90,9 @@ def _schemes(memory: MemoryTable, num_ranks: int) -> str:
     return element("h3", words(about)) + table(heads, rows, "Schemes of data parallel", left=2)
 
 
-def _tensors(found: Sequence[Use]) -> str:
+def _tensors(uses: Sequence[Use]) -> str:
     """Write the largest tensors first, identical layers together."""
-    folded = fold((use.name, (use.role, min(use.bytes.values()), max(use.bytes.values()), use.whole)) for use in found)
+    folded = fold((use.name, (use.role, min(use.bytes.values()), max(use.bytes.values()), use.whole)) for use in uses)
     rows = []
     for names, (role, least, most, whole) in folded[:MOST_ROWS]:
         per_rank = bytes_cell(most) if least == most else f"{bytes_cell(least)} to {bytes_cell(most)}"

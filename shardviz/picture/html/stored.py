@@ -156,9 +156,9 @@ def _line(anchor: str, names: Fold, tensor: Saved, picture: str, *, is_open: boo
     return leaf(anchor, names, summary, picture, size=size, is_open=is_open)
 
 
-def _picture(one: Saved, numbers: Mapping[str, int]) -> str:
+def _picture(tensor: Saved, numbers: Mapping[str, int]) -> str:
     try:
-        return element("figure", stored_figure(stored(one, numbers), style=False), tabindex=0)
+        return element("figure", stored_figure(stored(tensor, numbers), style=False), tabindex=0)
     except ShardvizError as error:
         return element("p", words(f"Not drawn: {error.message}"))
 

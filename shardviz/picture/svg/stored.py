@@ -45,9 +45,9 @@ NOUNS = ("rank", "file")
 UNLIKE = " (not what the checkpoint has)"
 
 
-def stored_svg(one: Stored) -> str:
+def stored_svg(stored: Stored) -> str:
     """Draw which file holds which part of a tensor, as a whole SVG file."""
-    return stored_figure(one, style=True) + "\n"
+    return stored_figure(stored, style=True) + "\n"
 
 
 def stored_figure(stored: Stored, *, style: bool) -> str:
@@ -118,9 +118,9 @@ def _short(name: str) -> str:
     return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
 
 
-def beside_svg(one: Beside) -> str:
+def beside_svg(pair: Beside) -> str:
     """Draw a tensor of a job next to the checkpoint's, as a whole SVG file."""
-    return beside_figure(one, style=True) + "\n"
+    return beside_figure(pair, style=True) + "\n"
 
 
 def beside_figure(pair: Beside, *, style: bool, headlines: bool = True) -> str:

@@ -78,9 +78,9 @@ def in_order(checkpoint: Checkpoint) -> list[Saved]:
     return sorted(checkpoint.tensors.values(), key=lambda one: natural_key(one.name))
 
 
-def facts_of(one: Saved) -> tuple[str, int, int, int]:
+def facts_of(tensor: Saved) -> tuple[str, int, int, int]:
     """Return a tensor's type and shape, how many chunks and files it is in, and its bytes."""
-    return _kind(one.dtype, one.shape), len(one.chunks), len(one.files), one.num_bytes
+    return _kind(tensor.dtype, tensor.shape), len(tensor.chunks), len(tensor.files), tensor.num_bytes
 
 
 @lru_cache(maxsize=4096)

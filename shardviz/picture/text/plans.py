@@ -234,8 +234,8 @@ def _whole(wholes: list[Whole], width: int) -> Iterator[Text]:
         yield line((f"  and {len(texts) - MOST} more", DIM))
 
 
-def _split_text(one: Whole) -> str:
-    return f"{write(one.held.layout) if one.held.layout else ''}: split over {one.axis}({one.size})"
+def _split_text(whole: Whole) -> str:
+    return f"{write(whole.held.layout) if whole.held.layout else ''}: split over {whole.axis}({whole.size})"
 
 
 def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text]:

@@ -186,8 +186,8 @@ def _claim_of(master: Fragment) -> Claim:
     )
 
 
-def _buffer(one: Fragment) -> tuple[int, int]:
-    return one.buffer, next((len(state) for state in one.buffers.values()), 0)
+def _buffer(master: Fragment) -> tuple[int, int]:
+    return master.buffer, next((len(state) for state in master.buffers.values()), 0)
 
 
 def _add_buffers(seen: Capture, mine: Iterable[Fragment], of_all: list[dict[str, Claim]], mesh: Mesh) -> None:
@@ -271,8 +271,8 @@ def _tile(peers: Mapping[int, Claim], offset: int, part: int) -> bool:
     return all(_fits(one, rank, offset, part) for rank, one in peers.items())
 
 
-def _entry(one: Fragment, weight: torch.Tensor) -> Whole:
-    return Whole(dtype_name(weight.dtype), one.shape, weight)
+def _entry(master: Fragment, weight: torch.Tensor) -> Whole:
+    return Whole(dtype_name(weight.dtype), master.shape, weight)
 
 
 def _gathered(master: Fragment) -> torch.Tensor:
@@ -284,9 +284,9 @@ def _gathered(master: Fragment) -> torch.Tensor:
     return torch.cat(parts)[: master.numel]
 
 
-def _place(seen: Capture, local: Local, one: Fragment, known: Known, tracer: Tracer) -> None:
+def _place(seen: Capture, local: Local, master: Fragment, known: Known, tracer: Tracer) -> None:
     """Record which elements a master copy has, of its own weight or of another."""
-    values = one.values.to(one.weight.dtype)
+    values = master.values.to(master.weight.dtype)
     ids, claimed = place_of(replace(local, values=values), known)
     if ids is not None:
         seen.add_ids(local, tracer.traced(local.name, bits_of_tensor(values), ids))

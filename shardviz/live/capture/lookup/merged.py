@@ -92,8 +92,8 @@ class Merged:
         """Return the values of a part, in the region's order."""
         return part_of(self.bits, region)
 
-    def _turned(self, one: Entry) -> NDArray[Any]:
-        return one.bits.T if self.transposed else one.bits
+    def _turned(self, source: Entry) -> NDArray[Any]:
+        return source.bits.T if self.transposed else source.bits
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ def _is_even(rows: Iterable[Sequence[Entry]], dim: int, *, transposed: bool) -> 
     return len(others) == 1 and all(row == shapes[0] for row in shapes)
 
 
-def _shape(one: Entry, *, transposed: bool) -> tuple[int, ...]:
-    return one.shape[::-1] if transposed else one.shape
+def _shape(source: Entry, *, transposed: bool) -> tuple[int, ...]:
+    return source.shape[::-1] if transposed else source.shape
 
 
 def _numbers(name: str) -> tuple[int, ...]:

@@ -240,9 +240,11 @@ def sifting(kept: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], 
     return sift
 
 
-def _rules(own: Mapping[str, Local], entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, str]:
+def _rules(tensors: Mapping[str, Local], entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, str]:
     """Return how tensors differ from a reference, if all ranks agree. Every rank calls this."""
-    mine = {name: _how(own[name], entries[name]) for name in names if name in own and own[name].values.numel()}
+    mine = {
+        name: _how(tensors[name], entries[name]) for name in names if name in tensors and tensors[name].values.numel()
+    }
     by_name: dict[str, set[str]] = {}
     for of_rank in of_all_ranks(mine):
         for name, text in of_rank.items():

@@ -70,9 +70,9 @@ def _weights(value: Any, before: str) -> Iterator[tuple[str, torch.Tensor, Calla
                 yield from _weights(child, f"{before}{number}." if before else "")
 
 
-def _is_stampable(one: Any) -> bool:
-    is_plain = type(one) in (torch.Tensor, nn.Parameter) and one.layout == torch.strided
-    return is_plain and not one.is_meta and is_weight(dtype_name(one.dtype))
+def _is_stampable(weight: Any) -> bool:
+    is_plain = type(weight) in (torch.Tensor, nn.Parameter) and weight.layout == torch.strided
+    return is_plain and not weight.is_meta and is_weight(dtype_name(weight.dtype))
 
 
 def poison(tensors: Iterable[Any]) -> None:

@@ -51,10 +51,10 @@ NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Judged:
-    """A step beside the unsharded model's. Every rank makes one, with the same judgement of what it shares.
+    """A step compared with the unsharded model's. Every rank makes one, with the same judgement of what it shares.
 
     Attributes:
-        own: This rank's points.
+        points: This rank's points.
         reference: The unsharded model's.
         mesh: The run's mesh.
         rank: This rank.
@@ -63,7 +63,7 @@ class Judged:
         precision: The relative precision of the narrowest dtype.
     """
 
-    own: Mapping[Place, Point]
+    points: Mapping[Place, Point]
     reference: Reference
     mesh: Mesh
     rank: int
@@ -74,7 +74,7 @@ class Judged:
     @cached_property
     def places(self) -> list[Place]:
         """The places that both have values at, in the order in which this rank came to them."""
-        return [place for place in self.own if self._wanted(place) is not None and self._is_known(place)]
+        return [place for place in self.points if self._wanted(place) is not None and self._is_known(place)]
 
     def _wanted(self, place: Place) -> torch.Tensor | None:
         point = self.reference.points.get(place)
@@ -82,9 +82,9 @@ class Judged:
 
     def _is_known(self, place: Place) -> bool:
         """Whether it is known what is there; of a gradient also that there is none."""
-        if self.own[place].values is not None:
+        if self.points[place].values is not None:
             return True
-        forward = self.own.get(place._replace(what="input" if place.what.endswith("input") else "output"))
+        forward = self.points.get(place._replace(what="input" if place.what.endswith("input") else "output"))
         wanted = self._wanted(place)
         return (
             place.what.startswith("gradient")
@@ -107,7 +107,7 @@ class Judged:
         """Return the scale of the last gradient on this rank that is the unsharded model's times a number, and when."""
         last = [place for place in self.places if place.what == "gradient of output"]
         for place in sorted(last, key=self.order, reverse=True):
-            values, whole = self.own[place].values, self._wanted(place)
+            values, whole = self.points[place].values, self._wanted(place)
             if values is not None and whole is not None and bool(whole.any()):
                 for _, region in placements_of(tuple(whole.shape), tuple(values.shape), self.mesh, self.rank):
                     scale = scale_between(numpy_of(values), numpy_of(part_of(whole, region)), self.near(place))
@@ -143,7 +143,7 @@ class Judged:
     @cached_property
     def layouts(self) -> Mapping[Place, Placements]:
         """The placements, of every place at which one set of them fits all ranks that have it."""
-        fits = {place: list(self._fitting(place)) for place in self.places if self.own[place].values is not None}
+        fits = {place: list(self._fitting(place)) for place in self.places if self.points[place].values is not None}
         of_all = of_all_ranks(fits)
         placements = {}
         for place, local_fits in fits.items():
@@ -153,7 +153,7 @@ class Judged:
         return placements | self._pending([place for place in self.places if place not in placements])
 
     def _fitting(self, place: Place) -> Iterator[Placements]:
-        values, whole = self.own[place].values, self._wanted(place)
+        values, whole = self.points[place].values, self._wanted(place)
         if values is not None and whole is not None:
             scale = self.scale(place, self.rank)
             yield from fitting(values.to(whole.dtype), whole, self.mesh, self.rank, self._allowed(place), scale)
@@ -163,7 +163,7 @@ class Judged:
         sent: dict[Place, torch.Tensor] = {}
         left = MAX_EXCHANGED
         for place in sorted(odd, key=self.order):
-            values = self.own[place].values
+            values = self.points[place].values
             if values is not None and 0 < values.numel() <= left:
                 sent[place] = values.cpu()
                 left -= values.numel()
@@ -192,7 +192,7 @@ class Judged:
         local_slices = {
             place: places for place in self.places if place not in self.layouts and (places := self._slices(place))
         }
-        known = [place for place in self.places if self.own[place].values is not None]
+        known = [place for place in self.places if self.points[place].values is not None]
         of_all = of_all_ranks({place: None if place in self.layouts else local_slices.get(place) for place in known})
         slices = {}
         for place in local_slices:
@@ -202,7 +202,7 @@ class Judged:
         return slices
 
     def _slices(self, place: Place) -> Slices | None:
-        values, whole = self.own[place].values, self._wanted(place)
+        values, whole = self.points[place].values, self._wanted(place)
         if values is None or whole is None:
             return None
         scale = self.scale(place, self.rank)
@@ -256,7 +256,7 @@ class Judged:
     def values_of_odd(self) -> Iterator[tuple[Place, torch.Tensor, tuple[int, ...]]]:
         """Yield the odd places that this rank has, with its values and the shape of the unsharded model's."""
         for place in self.odd:
-            values, whole = self.own[place].values if place in self.own else None, self._wanted(place)
+            values, whole = self.points[place].values if place in self.points else None, self._wanted(place)
             if values is not None and whole is not None:
                 yield place, values / self.scale(place, self.rank), tuple(whole.shape)
 
@@ -269,7 +269,7 @@ class Judged:
 
     def state(self, place: Place) -> State:
         """Return what is at a place of the unsharded model's values, in a word."""
-        layout, slices, point = self.layouts.get(place), self.slices.get(place), self.own[place]
+        layout, slices, point = self.layouts.get(place), self.slices.get(place), self.points[place]
         if point.values is None:
             return "none" if point.needs_grad else "cut"
         if layout is not None:

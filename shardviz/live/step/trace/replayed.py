@@ -72,7 +72,7 @@ def _wholes(judged: Judged, places: Sequence[Place]) -> dict[Place, torch.Tensor
     sent: dict[Place, torch.Tensor] = {}
     left = MAX_EXCHANGED
     for place in places:
-        values = judged.own[place].values if place in judged.own else None
+        values = judged.points[place].values if place in judged.points else None
         if values is not None and place in judged.layouts and values.numel() <= left and judged.state(place) == "right":
             sent[place] = (values / judged.scale(place, judged.rank)).cpu()
             left -= values.numel()

@@ -56,9 +56,9 @@ def _by_rank(memory: MemoryTable, *, all_ranks: bool) -> list[Text]:
     return lines
 
 
-def _under_way(found: MemoryTable) -> list[Text]:
+def _under_way(memory: MemoryTable) -> list[Text]:
     """Say for how many micro-batches a pipeline's activations are counted."""
-    least, most = found.under_way
+    least, most = memory.under_way
     if most <= 1:
         return []
     count = f"{most:g}" if least == most else f"{least:g} to {most:g}"
