@@ -110,7 +110,7 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
         The ids of every tensor, for `shardviz.capture` and `assert_ordered`.
 
     Raises:
-        ShardvizError: A tensor is already a DTensor, or is on the meta device, where it has no values to fill.
+        ShardvizError: A tensor is already a DTensor, or is on the meta device and has no values to fill.
 
     Example:
         Before sharding, on every rank:

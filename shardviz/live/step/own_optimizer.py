@@ -24,7 +24,7 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[L
     """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights.
 
     Returns:
-        The tensors; and what the optimizer keeps besides, None if it could not step.
+        The tensors; and what else the optimizer keeps, None if it could not step.
     """
     model, buffers = reference.model, _buffers_after(reference)
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:

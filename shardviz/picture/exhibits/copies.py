@@ -87,11 +87,11 @@ def _copy_rows(dump: Dump, name: str, group: list[list[Shard]], at: int, begin: 
     return [
         Row(
             title_of([shard.rank for shard in shards], dump.files.mesh),
-            tuple(Cell(text, text != due) for text, due in zip(own, texts[0], strict=False)),
+            tuple(Cell(text, text != due) for text, due in zip(row_texts, texts[0], strict=False)),
             len(shards),
             is_apart=shards is group[0],
         )
-        for shards, own in zip(group, texts, strict=True)
+        for shards, row_texts in zip(group, texts, strict=True)
     ]
 
 

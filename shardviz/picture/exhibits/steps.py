@@ -60,7 +60,7 @@ def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
 
 
 def _beside_vector(result: Compared, name: str, vector: NDArray[np.float64]) -> Exhibit | None:
-    """Lay the first elements of a result next to a vector, and say how many times they have it, where 1 is wanted."""
+    """Lay the first elements of a result next to a vector, and say how many times they have it; 1 is wanted."""
     rank = result.wrong[0]
     got, due = result.reduced[rank].ravel(), result.wanted_of(rank).ravel()
     ids = result.regions[rank].flat_ids(result.wanted.shape).ravel()

@@ -147,7 +147,7 @@ def title_width(panel: Panel) -> int:
 
 
 def _boxes(panel: Panel, grid: Grid, *, marked: bool) -> Iterator[Box]:
-    """Join blocks to the right, and then downwards, where they do not differ."""
+    """Join blocks to the right, and then downwards, if they do not differ."""
     open_boxes: dict[tuple[int, int], Box] = {}
     for row, span in enumerate(panel.rows):
         row_boxes: dict[tuple[int, int], Box] = {}

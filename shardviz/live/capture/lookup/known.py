@@ -137,7 +137,7 @@ def known_in(
     Args:
         reference: What values are compared with.
         wanted: The model's tensors by name.
-        names: A map, where the reference has other names, or tensors that the model's are made of: `name: expression`.
+        names: A map, if the reference has other names, or tensors that the model's are made of: `name: expression`.
         strangers: Whether it may have none of them.
 
     Raises:

@@ -168,22 +168,11 @@ def add_masters(seen: Capture, engine: nn.Module, mesh: Mesh, part: PipelinePart
 
 def _claim_of(master: Fragment) -> Claim:
     weight = master.weight[master.start : master.start + master.size] if master.is_whole else master.weight
-    differs = (
-        not torch.equal(_bits(master.values.to(weight.dtype)), _bits(weight))
-        if weight.shape == master.values.shape
-        else True
+    differs = weight.shape != master.values.shape or not torch.equal(
+        _bits(master.values.to(weight.dtype)), _bits(weight)
     )
-    return Claim(
-        master.ranks,
-        master.shape,
-        master.start,
-        master.size,
-        master.offset,
-        master.part,
-        differs,
-        tuple(master.states),
-        _buffer(master),
-    )
+    place = master.start, master.size, master.offset, master.part
+    return Claim(master.ranks, master.shape, *place, differs, tuple(master.states), _buffer(master))
 
 
 def _buffer(master: Fragment) -> tuple[int, int]:

@@ -167,10 +167,10 @@ def notes_on_mixtures(
         for pair in product(files, others - files):
             instead[pair].append(name)
     return [
-        f"whether {printable(one.name)} and {printable(other.name)} were to be mixed: both have these tensors, and the "
-        f"model holds {_names(names)} of the first, {_names(instead[other, one])} of the second"
-        for (one, other), names in instead.items()
-        if one < other and (other, one) in instead
+        f"whether {printable(first.name)} and {printable(second.name)} were to be mixed: both have these tensors, and "
+        f"the model holds {_names(names)} of the first, {_names(instead[second, first])} of the second"
+        for (first, second), names in instead.items()
+        if first < second and (second, first) in instead
     ]
 
 

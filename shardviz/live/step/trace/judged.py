@@ -59,7 +59,7 @@ class Judged:
         mesh: The run's mesh.
         rank: This rank.
         epsilon: How far an element may be off, relative to the largest of its tensor.
-        moved: The unsharded model's points where all that it starts from is moved by rounding; None in float64.
+        moved: The unsharded model's points when all that it starts from is moved by rounding; None in float64.
         precision: The relative precision of the narrowest dtype.
     """
 
@@ -297,7 +297,7 @@ def judged(
         mesh: The run's mesh.
         rank: This rank.
         precision: The relative precision of the narrowest dtype in either; 0 if both are in float64 throughout.
-        moved: The unsharded model's points where what it starts from is moved by rounding.
+        moved: The unsharded model's points when what it starts from is moved by rounding.
         is_pipeline: Whether a rank's model is a stage of the unsharded one, so the whole is not a module to compare.
     """
     points = {
