@@ -33,10 +33,10 @@ _PACKAGES = ("site-packages", "dist-packages")
 def stamp_of(path: str | Path) -> Stamp:
     """Return what changes when a file is saved."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def is_library(path: str) -> bool:
@@ -65,13 +65,13 @@ def noting(notes: Path | None, *, writes: bool) -> Iterator[None]:
 
 def read_notes(notes: Path) -> dict[Path, Stamp]:
     """Return the files that were noted so far, with their first stamps."""
-    found: dict[Path, Stamp] = {}
+    stamps: dict[Path, Stamp] = {}
     with suppress(OSError):
         for line in notes.read_text(encoding="utf-8").splitlines(keepends=True):
             if line.endswith("\n"):  # the last one may be half written
                 path, stamp = json.loads(line)
-                found.setdefault(Path(path), tuple(stamp) if stamp else None)
-    return found
+                stamps.setdefault(Path(path), tuple(stamp) if stamp else None)
+    return stamps
 
 
 class SourceLoader(SourceFileLoader):

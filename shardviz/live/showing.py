@@ -42,10 +42,10 @@ def claimed_of(what: object, name: str | None) -> tuple[Layout, str, str] | None
         return _claimed(of_tensor("", "param", what))
     if not isinstance(what, nn.Module) or name is None:
         return None
-    found = {local.name: local for local in local_tensors(what)}
-    if name not in found:
-        raise ShardvizError(f"the module has no tensor {name!r}", did_you_mean(name, found))
-    return _claimed(found[name])
+    tensors = {local.name: local for local in local_tensors(what)}
+    if name not in tensors:
+        raise ShardvizError(f"the module has no tensor {name!r}", did_you_mean(name, tensors))
+    return _claimed(tensors[name])
 
 
 def table_of(what: object) -> list[tuple[str, str]] | None:

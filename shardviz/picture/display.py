@@ -96,10 +96,10 @@ def _of_model(dump: Dump, pattern: str | None) -> Picture:
         from shardviz.dump.find import find_tensors
         from shardviz.picture.model.subjects.subject import of_tensor
 
-        found = find_tensors(dump, pattern)
-        if len(found) > 1:
-            raise ShardvizError(f"{len(found):,} tensors match {pattern!r}", "name one")
-        ((name, tensor),) = found
+        tensors = find_tensors(dump, pattern)
+        if len(tensors) > 1:
+            raise ShardvizError(f"{len(tensors):,} tensors match {pattern!r}", "name one")
+        ((name, tensor),) = tensors
         return of_subject(of_tensor(dump, tensor, name))
     from shardviz.check.run import report_on
     from shardviz.picture.html.page import html

@@ -103,12 +103,12 @@ class Case:
 def all_cases(mesh: Mesh, max_size: int) -> list[Case]:
     """Return every case, smallest first in each operation, so that the first of a class is its smallest."""
     reversed_mesh = Mesh(mesh.axes, mesh.shape, tuple(reversed(mesh.ranks)))
-    found: list[Case] = []
+    cases: list[Case] = []
     for shape in shapes(max_size):
         for on in (mesh, reversed_mesh) if mesh.size > 1 else (mesh,):
-            found += _of_shape(on, shape)
+            cases += _of_shape(on, shape)
     order: dict[str, int] = {"distribute": 0, "gather": 1, "redistribute": 2, "fsdp_tp": 3, "checkpoint": 4}
-    return sorted(found, key=lambda case: (order[case.operation], case.weight))
+    return sorted(cases, key=lambda case: (order[case.operation], case.weight))
 
 
 def shapes(max_size: int) -> Iterator[tuple[int, ...]]:

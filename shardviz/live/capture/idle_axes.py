@@ -118,10 +118,10 @@ def found_mesh(model: nn.Module) -> DeviceMesh:
     Raises:
         MeshError: Some rank has no tensor that shows one, or ranks are on different meshes; every rank raises it.
     """
-    own, groups = registry.mesh_of(model), registry.groups_of(model)
+    device_mesh, groups = registry.mesh_of(model), registry.groups_of(model)
     coords = of_all_ranks({axis: group.rank() for axis, group in groups.items()})
-    own = own if own is not None else over_groups(groups, coords)
-    of_all = of_all_ranks(plain_mesh(own) if own is not None else None)
+    device_mesh = device_mesh if device_mesh is not None else over_groups(groups, coords)
+    of_all = of_all_ranks(plain_mesh(device_mesh) if device_mesh is not None else None)
     without = [rank for rank, mesh in enumerate(of_all) if mesh is None]
     if len(without) == len(of_all):
         raise MeshError("no mesh was given, and no parameter or buffer is a DTensor, which would show one", HINT)
@@ -134,8 +134,8 @@ def found_mesh(model: nn.Module) -> DeviceMesh:
             f"{_described(of_all[other])}",
             HINT,
         )
-    assert own is not None
-    return own
+    assert device_mesh is not None
+    return device_mesh
 
 
 def _described(mesh: Mesh | None) -> str:

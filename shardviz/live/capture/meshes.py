@@ -67,12 +67,12 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
 
     A flattened axis keeps its name; the root's ranks are regrouped so that it is one of the axes.
     """
-    own, root = plain_mesh(mesh), plain_mesh(root_mesh(mesh))
-    if own == root:
-        return own, tuple(placements)
-    made_of = [_root_axes(own, axis, root) for axis in own.axes]
+    sub_mesh, root = plain_mesh(mesh), plain_mesh(root_mesh(mesh))
+    if sub_mesh == root:
+        return sub_mesh, tuple(placements)
+    made_of = [_root_axes(sub_mesh, axis, root) for axis in sub_mesh.axes]
     if any(axes is None for axes in made_of):
-        return own, tuple(placements)
+        return sub_mesh, tuple(placements)
     parts = [axes for axes in made_of if axes is not None]
     used = {axis for axes in parts for axis in axes}
     rest = [axis for axis in root.axes if axis not in used]
@@ -80,7 +80,7 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
         by_axis = {axes[0]: placement for axes, placement in zip(parts, placements, strict=True)}
         if [axis for axis in root.axes if axis in used] == [axes[0] for axes in parts]:
             return root, tuple(by_axis.get(axis, Replicate()) for axis in root.axes)
-    return _regrouped(root, rest, parts, own), (*(Replicate() for _ in rest), *placements)
+    return _regrouped(root, rest, parts, sub_mesh), (*(Replicate() for _ in rest), *placements)
 
 
 def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
@@ -94,9 +94,9 @@ def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _own_axes(own: Mesh, mesh: Mesh) -> tuple[str, ...]:
-    found = [_along(own.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in own.axes]
-    return tuple(found) if len(found) < mesh.ndim and all(found) and len(set(found)) == len(found) else ()
+def _own_axes(sub_mesh: Mesh, mesh: Mesh) -> tuple[str, ...]:
+    axes = [_along(sub_mesh.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in sub_mesh.axes]
+    return tuple(axes) if len(axes) < mesh.ndim and all(axes) and len(set(axes)) == len(axes) else ()
 
 
 def _along(group: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> str:
@@ -126,11 +126,11 @@ def _part_of(mesh: Mesh, axes: tuple[str, ...], rank: int) -> Mesh:
     return Mesh(axes, tuple(map(mesh.axis_size, axes)), mesh.group_of(rank, *axes))
 
 
-def _root_axes(own: Mesh, axis: str, root: Mesh) -> tuple[str, ...] | None:
+def _root_axes(sub_mesh: Mesh, axis: str, root: Mesh) -> tuple[str, ...] | None:
     """Return the root's axes that one axis of a sub-mesh runs along, outermost first."""
     if axis in root.axes:
         return (axis,)
-    group = own.groups(axis)[0]
+    group = sub_mesh.groups(axis)[0]
     for width in range(1, root.ndim + 1):
         for first in range(root.ndim - width + 1):
             axes = root.axes[first : first + width]
@@ -139,11 +139,11 @@ def _root_axes(own: Mesh, axis: str, root: Mesh) -> tuple[str, ...] | None:
     return None
 
 
-def _regrouped(root: Mesh, rest: list[str], parts: list[tuple[str, ...]], own: Mesh) -> Mesh:
+def _regrouped(root: Mesh, rest: list[str], parts: list[tuple[str, ...]], sub_mesh: Mesh) -> Mesh:
     order = [root.axis_index(axis) for axis in [*rest, *(axis for axes in parts for axis in axes)]]
     grid = np.array(root.ranks).reshape(root.shape).transpose(order)
-    shape = (*(root.axis_size(axis) for axis in rest), *own.shape)
-    return Mesh((*rest, *own.axes), shape, tuple(grid.ravel().tolist()))
+    shape = (*(root.axis_size(axis) for axis in rest), *sub_mesh.shape)
+    return Mesh((*rest, *sub_mesh.axes), shape, tuple(grid.ravel().tolist()))
 
 
 def of_flat_param(param: FlatParam, mesh: Mesh | None) -> Claim:

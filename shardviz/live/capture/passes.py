@@ -208,13 +208,13 @@ def _refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
 def _of_other_shapes(of_all: list[Described]) -> dict[str, str]:
     """Return the tensors whose global shape differs between two ranks of one mesh."""
     first: dict[tuple[str, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
-    found: dict[str, str] = {}
+    mismatches: dict[str, str] = {}
     for rank, described in enumerate(of_all):
         for name, (_, ranks, shape) in described.items():
             at, other = first.setdefault((name, ranks), (rank, shape))
             if other != shape:
-                found.setdefault(name, f"rank {at} sees shape {list(other)}, rank {rank} sees {list(shape)}")
-    return found
+                mismatches.setdefault(name, f"rank {at} sees shape {list(other)}, rank {rank} sees {list(shape)}")
+    return mismatches
 
 
 def _full_tensor(tensor: DTensor) -> torch.Tensor:

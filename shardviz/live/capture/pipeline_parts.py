@@ -152,16 +152,16 @@ def _each_for_itself(sent_by: list[_Sent]) -> bool:
 
 
 def _one_of_many(axes: Sequence[str], sent_by: dict[Coord, _Sent], mine: Coord) -> PipelinePart:
-    uses = Counter(name for one in sent_by.values() for name in {*one.names, *(stamp.name for stamp in one.stamps)})
+    uses = Counter(name for sent in sent_by.values() for name in {*sent.names, *(stamp.name for stamp in sent.stamps)})
     clash = any(count > 1 for count in uses.values())
-    found, total = {}, 0
-    for at, one in sent_by.items():
+    parts, total = {}, 0
+    for at, sent in sent_by.items():
         prefix = "".join(f"{axis}={position}." for axis, position in zip(axes, at, strict=True)) if clash else ""
-        found[at] = PipelinePart(
-            tuple(axes), tuple(_moved(stamp, prefix, total) for stamp in one.stamps), prefix, total
+        parts[at] = PipelinePart(
+            tuple(axes), tuple(_moved(stamp, prefix, total) for stamp in sent.stamps), prefix, total
         )
-        total = max((stamp.last for stamp in found[at].stamps), default=total)
-    return replace(found[mine], stamps=tuple(chain.from_iterable(stage.stamps for stage in found.values())))
+        total = max((stamp.last for stamp in parts[at].stamps), default=total)
+    return replace(parts[mine], stamps=tuple(chain.from_iterable(stage.stamps for stage in parts.values())))
 
 
 def _moved(stamp: Stamp, prefix: str, shift: int) -> Stamp:

@@ -110,7 +110,7 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
         The ids of every tensor, for `shardviz.capture` and `assert_ordered`.
 
     Raises:
-        ShardvizError: A tensor is already a DTensor, or is on the meta device, where it has no values to fill.
+        ShardvizError: A tensor is already a DTensor, or is on the meta device and has no values to fill.
 
     Example:
         Before sharding, on every rank:
@@ -123,16 +123,22 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     last = Stamped(plan(model)).last
     stamps, not_applied, not_stamped = [], [], []
     shapes, fills = {}, {}
-    for one, tensor in _numbered(model):
+    for tensor_stamp, tensor in _numbered(model):
         if not exact_bits(tensor.dtype) and (digits is not None or not _can_stamp(tensor.dtype)):
-            not_stamped.append((one.name, f"{tensor.dtype} cannot hold ids"))
-            shapes[one.name] = one.shape
+            not_stamped.append((tensor_stamp.name, f"{tensor.dtype} cannot hold ids"))
+            shapes[tensor_stamp.name] = tensor_stamp.shape
             continue
-        stamps.append(one)
+        stamps.append(tensor_stamp)
         if digits is None and last >= 2 ** exact_bits(tensor.dtype):
-            fills[one.name] = Fill(one.tied_to or one.name, one.shape, dtype_name(tensor.dtype))
-        if not one.tied_to and (wrong := _write(tensor, one.first, digits, fills.get(one.name))):
-            not_applied.append((one.name, f"{wrong:,} of {tensor.numel():,} elements did not read back as written"))
+            fills[tensor_stamp.name] = Fill(
+                tensor_stamp.tied_to or tensor_stamp.name, tensor_stamp.shape, dtype_name(tensor.dtype)
+            )
+        if not tensor_stamp.tied_to and (
+            wrong := _write(tensor, tensor_stamp.first, digits, fills.get(tensor_stamp.name))
+        ):
+            not_applied.append(
+                (tensor_stamp.name, f"{wrong:,} of {tensor.numel():,} elements did not read back as written")
+            )
     done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped), shapes, fills)
     if digits is None:
         _stamped[model] = done
@@ -155,13 +161,13 @@ def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
     for role, called, tensor in named_tensors(model):
         name = clean_name(called)
         _refuse_sharded(name, tensor)
-        own = Stamp(name, first, tuple(tensor.shape), role)
-        same = seen.setdefault(storage_key(tensor), own) if tensor.numel() else own
-        if same is not own:
-            own = Stamp(name, same.first, own.shape, role, tied_to=same.name)
+        tensor_stamp = Stamp(name, first, tuple(tensor.shape), role)
+        same = seen.setdefault(storage_key(tensor), tensor_stamp) if tensor.numel() else tensor_stamp
+        if same is not tensor_stamp:
+            tensor_stamp = Stamp(name, same.first, tensor_stamp.shape, role, tied_to=same.name)
         elif _can_stamp(tensor.dtype):
             first += tensor.numel()
-        yield own, tensor
+        yield tensor_stamp, tensor
 
 
 def inexact(last: int, dtype: torch.dtype) -> str:

@@ -62,21 +62,21 @@ def read_by(model: nn.Module, reference: Reference) -> dict[str, Entry]:
     return {name: entry for name, entry in reference.entries.items() if name.startswith(prefixes)}
 
 
-def _made(module: nn.Module, prefix: str, own: Mapping[str, Entry]) -> dict[str, Entry]:
+def _made(module: nn.Module, prefix: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the tensors that a module's hooks add.
 
     Raises:
         Exception: What a hook raises that cannot do with what the reference has.
     """
-    loaded = _hooked(module, prefix, {key: outline(entry) for key, entry in own.items()})
+    loaded = _hooked(module, prefix, {key: outline(entry) for key, entry in entries.items()})
 
     def values(name: str) -> torch.Tensor:
-        return _hooked(module, prefix, {key: values_of(entry) for key, entry in own.items()})[name]
+        return _hooked(module, prefix, {key: values_of(entry) for key, entry in entries.items()})[name]
 
     return {
         name: Made(dtype_name(one.dtype), tuple(one.shape), partial(values, name))
         for name, one in loaded.items()
-        if name not in own and isinstance(one, torch.Tensor)
+        if name not in entries and isinstance(one, torch.Tensor)
     }
 
 

@@ -76,10 +76,10 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
 
 def _kinds(tensor: torch.Tensor) -> dict[Any, str]:
     """Return what a tensor is along each axis of more than one rank: R, I, V or P."""
-    found = getattr(tensor, "_local_type", None)
-    if not isinstance(found, dict):
+    local_types = getattr(tensor, "_local_type", None)
+    if not isinstance(local_types, dict):
         return {}
-    return {axis: kind.value for axis, kind in found.items() if hasattr(axis, "layout") and axis.size() > 1}
+    return {axis: kind.value for axis, kind in local_types.items() if hasattr(axis, "layout") and axis.size() > 1}
 
 
 def _spec(tensor: torch.Tensor) -> list[tuple[Any, ...]]:

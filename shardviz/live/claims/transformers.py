@@ -65,10 +65,10 @@ def _merged(
     """Return what a converter makes of some tensors of a file, each with its shape, without reading any."""
 
     def made(read: Callable[[Entry], torch.Tensor]) -> dict[str, torch.Tensor]:
-        own = copy.deepcopy(converter)
+        fresh_converter = copy.deepcopy(converter)
         for pattern, key in sorted(sources, key=lambda pair: _in_order(pair[1])):
-            own.add_tensor(name, key, pattern, partial(read, entries[key]))
-        results = own.convert(name, model=model, config=getattr(model, "config", None))
+            fresh_converter.add_tensor(name, key, pattern, partial(read, entries[key]))
+        results = fresh_converter.convert(name, model=model, config=getattr(model, "config", None))
         return {called: one[0] if isinstance(one, list) else one for called, one in results.items()}
 
     def made_alone(called: str) -> torch.Tensor:

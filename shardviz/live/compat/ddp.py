@@ -54,21 +54,21 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
     """Let DistributedDataParallel reduce its buckets by calls of `all_reduce`: a fake world's own answers crash it.
 
     Its first step has one bucket for all gradients; they are reduced as in the steps that follow, by the model's own
-    hook where it has one. `_comm_hooks` and `_register_comm_hook`, tried on torch 2.13.0, whose `FakeWork` has a
+    hook if it has one. `_comm_hooks` and `_register_comm_hook`, tried on torch 2.13.0, whose `FakeWork` has a
     future without tensors.
 
     Returns:
         The buckets that were reduced, once they are.
     """
-    found: list[torch.Tensor] = []
+    buckets: list[torch.Tensor] = []
 
     def reduce(ddp: Any, bucket: Any) -> Any:
-        found.append(bucket.buffer())
+        buckets.append(bucket.buffer())
         later = _buckets(ddp, bucket.parameters()[::-1]) if _builds_again(ddp) else [bucket.parameters()]
-        parts = torch.split(bucket.buffer(), [sum(map(torch.numel, own)) for own in later])
+        parts = torch.split(bucket.buffer(), [sum(map(torch.numel, parameters)) for parameters in later])
         hook, state = next(iter(ddp._comm_hooks), (_all_reduced, ddp.process_group))
-        for at, (part, own) in enumerate(zip(parts, later, strict=True)):
-            hook(state, _PartOfBucket(part, own, at, is_last=at == len(later) - 1))
+        for at, (part, parameters) in enumerate(zip(parts, later, strict=True)):
+            hook(state, _PartOfBucket(part, parameters, at, is_last=at == len(later) - 1))
         done: Any = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -81,7 +81,7 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
         hook(ddp)
     for state in _replicated(model):
         _call_when_made(state, hook)
-    return found
+    return buckets
 
 
 def _call_when_made(state: Any, hook: Callable[[Any], None]) -> None:

@@ -52,10 +52,10 @@ def fakes_converted(mode: Any) -> Iterator[None]:
     """
     before = torch.utils.swap_tensors
 
-    def swapped(one: torch.Tensor, other: torch.Tensor) -> None:
-        if getweakrefcount(one) or getweakrefcount(other):
+    def swapped(first: torch.Tensor, second: torch.Tensor) -> None:
+        if getweakrefcount(first) or getweakrefcount(second):
             mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-        before(one, other)  # type: ignore[no-untyped-call]
+        before(first, second)  # type: ignore[no-untyped-call]
 
     with replaced(torch.utils, "swap_tensors", swapped):
         yield
@@ -100,9 +100,9 @@ def new_fakes() -> list[tuple[Any, Any]]:
     return found
 
 
-def know_fakes(found: Iterable[tuple[Any, Any]]) -> None:
+def know_fakes(fakes: Iterable[tuple[Any, Any]]) -> None:
     """Know what operators return on tensors without values, so that it need not be found out again."""
-    for (name, *rest), entry in found:
+    for (name, *rest), entry in fakes:
         space, packet, overload = name.split(".")
         func = getattr(getattr(getattr(torch.ops, space), packet), overload)
         key = (func, *rest)
@@ -194,10 +194,15 @@ def _with_quick_keys(kind: Any) -> Any:
 def _only_metadata(entry: Any) -> Any:
     """Return what describes the one strided tensor that an entry of torch's cache stands for; None for any other."""
     info = entry.output_infos[0]
-    found = info.metadata
-    if entry.is_output_tuple or info.inplace_idx is not None or found is None or found.layout is not torch.strided:
+    metadata = info.metadata
+    if (
+        entry.is_output_tuple
+        or info.inplace_idx is not None
+        or metadata is None
+        or metadata.layout is not torch.strided
+    ):
         return None
-    return None if found.is_conj or found.is_neg or found.device.type not in ("cpu", "meta") else found
+    return None if metadata.is_conj or metadata.is_neg or metadata.device.type not in ("cpu", "meta") else metadata
 
 
 def _is_plain(fake: Any) -> bool:
@@ -230,14 +235,14 @@ def _quick_key(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] 
 def _add_to_key(mode: Any, parts: list[Any], values: Any) -> bool:
     """Add arguments to a key; returns whether that is all there is to them."""
     parts += type(values), len(values)
-    for one in values:
-        kind = type(one)
-        if kind in _PLAIN_ARGUMENTS and one == one:  # NaN is not
-            parts += kind, one
+    for argument in values:
+        kind = type(argument)
+        if kind in _PLAIN_ARGUMENTS and argument == argument:  # NaN is not
+            parts += kind, argument
         elif kind is list or kind is tuple:
-            if not _add_to_key(mode, parts, one):
+            if not _add_to_key(mode, parts, argument):
                 return False
-        elif getattr(one, "fake_mode", None) is not mode or not _add_tensor(parts, one):
+        elif getattr(argument, "fake_mode", None) is not mode or not _add_tensor(parts, argument):
             return False
     return True
 

@@ -22,15 +22,15 @@ def parameters_are_held(model: nn.Module) -> bool:
     It replaces plain parameters. A parameter that wraps a tensor, such as a DTensor, stays the same object but loses
     its hooks, unless it is FSDP2's, which calls them itself.
     """
-    by_fsdp = {id(one) for one in sharded_by_fsdp(model)}
-    places = Counter(id(one) for module in model.modules() for one in module._parameters.values())
+    by_fsdp = {id(parameter) for parameter in sharded_by_fsdp(model)}
+    places = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     for module in model.modules():
-        for one in module._parameters.values():
-            if one is None or id(one) in by_fsdp:
+        for parameter in module._parameters.values():
+            if parameter is None or id(parameter) in by_fsdp:
                 continue
             # Modules know it, and so do this loop and the call.
-            is_replaced = not is_traceable_wrapper_subclass(one)
-            if _is_hooked(one) or (is_replaced and sys.getrefcount(one) > places[id(one)] + 2):
+            is_replaced = not is_traceable_wrapper_subclass(parameter)
+            if _is_hooked(parameter) or (is_replaced and sys.getrefcount(parameter) > places[id(parameter)] + 2):
                 return True
     return False
 

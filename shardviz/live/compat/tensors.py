@@ -52,12 +52,12 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     By `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
     """
     names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name in names:
         part = getattr(tensor, name)
         inside = inner_tensors(part)
-        found |= {f"{name}.{inner}": value for inner, value in inside.items()} or {name: part}
-    return found
+        tensors |= {f"{name}.{inner}": value for inner, value in inside.items()} or {name: part}
+    return tensors
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

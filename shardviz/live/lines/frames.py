@@ -41,18 +41,18 @@ def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
     torchs: list[tuple[FrameType, bool]] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        own = _module_of(frame)
+        owner = _module_of(frame)
         kind = _kind(frame.f_code)
         if kind == "ours" and not users:
             return (), 0
         if kind in ("user", "torch"):
-            (users if kind == "user" else torchs).append((frame, own is not None))
-        if own is module and frame.f_code.co_name == "_call_impl":
+            (users if kind == "user" else torchs).append((frame, owner is not None))
+        if owner is module and frame.f_code.co_name == "_call_impl":
             break
         frame = frame.f_back
-    found = (users or torchs[:1])[:MOST_FRAMES]
-    at = next((at for at, (_, is_own) in enumerate(found) if is_own), len(found) - 1)
-    return tuple(_record(frame) for frame, _ in reversed(found)), max(len(found) - 1 - at, 0)
+    frames = (users or torchs[:1])[:MOST_FRAMES]
+    at = next((at for at, (_, is_own) in enumerate(frames) if is_own), len(frames) - 1)
+    return tuple(_record(frame) for frame, _ in reversed(frames)), max(len(frames) - 1 - at, 0)
 
 
 def _module_of(frame: FrameType) -> nn.Module | None:

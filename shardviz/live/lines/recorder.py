@@ -187,10 +187,10 @@ class Recorder:
         ranks = next((ranks for ranks, _ in self._made), ())
         self._made.clear()
         if any(number >= before for number in outputs):
-            frames, own = frames_of(self.module)
+            frames, module_frame = frames_of(self.module)
             sides = inputs, outputs, ranks, _is_collective(function, ranks), _numbers_in(given)
             if frames:
-                self.events.append(Event(len(self.returned), function, (frames, own), *sides))
+                self.events.append(Event(len(self.returned), function, (frames, module_frame), *sides))
 
     def collective(self, func: Any, args: tuple[Any, ...]) -> None:
         """Note a collective that runs inside of a call: its ranks, and what it writes into."""
@@ -374,10 +374,10 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
         return call
 
     with ExitStack() as handles:
-        for own in module.modules():
-            if own is not module and is_compiled(own):
-                wrapped = partial(alone, class_name(own))
-                handles.enter_context(compiled_calls_wrapped(own, wrapped))
+        for submodule in module.modules():
+            if submodule is not module and is_compiled(submodule):
+                wrapped = partial(alone, class_name(submodule))
+                handles.enter_context(compiled_calls_wrapped(submodule, wrapped))
         handles.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
         handles.callback(module.register_forward_hook(end, always_call=True).remove)
         yield recorder
@@ -410,17 +410,17 @@ def _name(func: Any) -> str:
 
 def _numbers_in(given: Any) -> str:
     """Write the numbers among some arguments, in order."""
-    found: list[str] = []
+    numbers: list[str] = []
     left = [given]
-    while left and len(found) < MAX_ARGUMENTS:
+    while left and len(numbers) < MAX_ARGUMENTS:
         item = left.pop(0)
         if isinstance(item, slice):
             left[:0] = [item.start, item.stop, item.step]
         elif isinstance(item, dict | list | tuple):
             left[:0] = list(item.values() if isinstance(item, dict) else item)
         elif isinstance(item, int | float):
-            found.append(repr(item))
-    return " ".join(found)
+            numbers.append(repr(item))
+    return " ".join(numbers)
 
 
 def _is_collective(name: str, ranks: Sequence[int]) -> bool:
@@ -432,15 +432,15 @@ def _is_collective(name: str, ranks: Sequence[int]) -> bool:
 
 def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
     """Return the tensors in some arguments that can be kept; functional collectives among them are waited for."""
-    found = []
+    kept = []
     for tensor in tensors_in(tensors):
         if hasattr(tensor, "trigger_wait"):
             if wait:
                 tensor.trigger_wait()
             tensor = tensor.elem  # type: ignore[attr-defined]
         if tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested or tensor.is_meta):
-            found.append(tensor)
-    return found
+            kept.append(tensor)
+    return kept
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -178,16 +178,16 @@ def sharded(
     refused: list[str] = []
     reasons: list[str] = []
     talks = _Talks()
-    for one in means:
-        if one == "values" and size > MAX_VALUES:
+    for kind in means:
+        if kind == "values" and size > MAX_VALUES:
             limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
             raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
-        mode: Any = {"meta": contextlib.nullcontext, "fakes": fake_mode, "values": _Limit}[one]()
+        mode: Any = {"meta": contextlib.nullcontext, "fakes": fake_mode, "values": _Limit}[kind]()
         call, talks = "build()", _Talks()
         try:
-            with mode, fakes_converted(mode) if one == "fakes" else contextlib.nullcontext():
-                with torch.device("meta") if one == "meta" else contextlib.nullcontext():
-                    model = early if one == "meta" and early is not None else build()
+            with mode, fakes_converted(mode) if kind == "fakes" else contextlib.nullcontext():
+                with torch.device("meta") if kind == "meta" else contextlib.nullcontext():
+                    model = early if kind == "meta" and early is not None else build()
                 call = "parallelize()"
                 with talks, split_alike():  # what `parallelize` makes for itself has values
                     returned = parallelize(model, mesh)
@@ -199,12 +199,12 @@ def sharded(
             raise
         except BaseException as error:  # torch's CheckpointException is not derived from Exception
             reasons.append(f"{call} raised {one_line(error)}")
-            refused.append(f"{call} {ON[one]} raised {one_line(error)}")
+            refused.append(f"{call} {ON[kind]} raised {one_line(error)}")
             continue
-        if one == "meta" and (has_ddp(model) or parameters_are_held(model)):
+        if kind == "meta" and (has_ddp(model) or parameters_are_held(model)):
             continue  # a step needs others, which are on a device
-        instead = (INSTEAD[one],) if refused else ()
-        return Built(model, one, mode if one == "fakes" else None, (*refused, *instead, *talks.calls))
+        instead = (INSTEAD[kind],) if refused else ()
+        return Built(model, kind, mode if kind == "fakes" else None, (*refused, *instead, *talks.calls))
     why = reasons[-1] if len(set(reasons)) == 1 else refused[-1]
     raise ProbeError("; ".join((why, *talks.calls)), _hint(why))
 

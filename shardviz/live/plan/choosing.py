@@ -225,16 +225,16 @@ def _merged(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:
     return merged
 
 
-def explains(one: Reply, other: Reply, mesh: Mesh) -> bool:
+def explains(reply: Reply, other: Reply, mesh: Mesh) -> bool:
     """Whether a rank's record is the one that the oracle makes for it out of another rank's.
 
     A step is compared if both were asked for one: a rank stands for others that hold as much in it, or less.
     """
-    made = PlannedPart(one.part, mesh).record(other.part.record.rank)
-    stepped = one.was_asked_for_step and other.was_asked_for_step
+    made = PlannedPart(reply.part, mesh).record(other.part.record.rank)
+    stepped = reply.was_asked_for_step and other.was_asked_for_step
     same = _comparable(made, stepped=stepped) == _comparable(other.part.record, stepped=stepped)
-    same = same and (one.part.units, one.part.buckets) == (other.part.units, other.part.buckets)
-    return same and (not stepped or all(map(ge, _in_step(one.part), _in_step(other.part))))
+    same = same and (reply.part.units, reply.part.buckets) == (other.part.units, other.part.buckets)
+    return same and (not stepped or all(map(ge, _in_step(reply.part), _in_step(other.part))))
 
 
 def _in_step(part: PlanPart) -> tuple[int, int]:

@@ -59,10 +59,10 @@ def dtype_of(name: str) -> torch.dtype:
     Raises:
         ShardvizError: torch has no such element type.
     """
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise ShardvizError(f"torch has no element type {name!r}", "float32, bfloat16, float16, ...")
-    return found
+    return dtype
 
 
 def states(
@@ -96,10 +96,10 @@ def _of_own(
     answers = Answers(1, 1)
     try:
         with step.without_values, answers, quiet_redistribution():
-            own = probe.optimizer(built.model, mesh)
-            parts = _parts(own)
+            optimizer = probe.optimizer(built.model, mesh)
+            parts = _parts(optimizer)
             with step.comms or contextlib.nullcontext():
-                own.step()
+                optimizer.step()
     except Exception as error:
         if not _are_made(parts):
             why = f"optimizer() or its step raised {one_line(error)}"
@@ -108,7 +108,9 @@ def _of_own(
             return None
         step.notes.append(f"the optimizer's state is what it had made when its step raised {one_line(error)}")
     if answers.lines:
-        step.notes.append(f"the optimizer reads {answers.said}, taken as 1: what it keeps is taken not to depend on it")
+        step.notes.append(
+            f"the optimizer reads {answers.reads}, taken as 1: what it keeps is taken not to depend on it"
+        )
     if job.optimizer.dtype or job.optimizer.master:
         step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")
     names = dict.fromkeys(type(getattr(part, "optim", part)).__name__ for part in parts)

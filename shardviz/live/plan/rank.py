@@ -159,7 +159,7 @@ class _Rank:
         if len(same) < 2:
             return None
         tried = ", ".join(answers.tried for answers in same)
-        stepped[0][1].notes.append(NO_VALUES.format(same[0].said, tried, ended))
+        stepped[0][1].notes.append(NO_VALUES.format(same[0].reads, tried, ended))
         return stepped[0]
 
     def _did(self, built: Built, step: PlannedStep) -> object:

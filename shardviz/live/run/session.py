@@ -125,11 +125,11 @@ class Session:
         if source is not None:
             self.sources.append(source)
 
-    def _add_opened(self, one: Opened) -> None:
+    def _add_opened(self, file: Opened) -> None:
         opened = [source for source in self.sources if isinstance(source, Opened)]
-        is_wanted = not self.options.reference and Path(self.options.session) not in one.path.parents
-        if is_wanted and one not in opened:
-            self.sources.append(one)
+        is_wanted = not self.options.reference and Path(self.options.session) not in file.path.parents
+        if is_wanted and file not in opened:
+            self.sources.append(file)
             if len(opened) == MOST:
                 self.sources.remove(opened[0])
 

@@ -55,7 +55,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._running = Running(model)
         follow_modules_by(self, self._running)
-        self._found: dict[Key, tuple[int, int]] = {}
+        self._counts: dict[Key, tuple[int, int]] = {}
         self.narrowed_to: set[torch.dtype] = set()
         self.summed_in: set[torch.dtype] = set()
 
@@ -99,8 +99,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         if op in _SUMS and (self._running.is_bw or self._running.is_outside):
             self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if _is_real(tensor)}
         key = (op, ranks, self._running.name, self._running.is_bw, self._running.is_outside)
-        count, size = self._found.get(key, (0, 0))
-        self._found[key] = count + 1, size + _payload(func, args, len(ranks))
+        count, size = self._counts.get(key, (0, 0))
+        self._counts[key] = count + 1, size + _payload(func, args, len(ranks))
 
     def records(self, mesh: Mesh, rank: int, *, with_ranks: bool = False) -> tuple[CollectiveRecord, ...]:
         """Return the collectives, with the axes of the run's mesh that each group runs along.
@@ -110,12 +110,12 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             rank: This rank.
             with_ranks: Whether to name the ranks of a group that runs along no axis.
         """
-        found = []
-        for (op, ranks, module, backward, outside), (count, size) in self._found.items():
+        collectives = []
+        for (op, ranks, module, backward, outside), (count, size) in self._counts.items():
             axes = _axes(mesh, rank, ranks)
             named = () if axes or not with_ranks else ranks
-            found.append(CollectiveRecord(op, axes, len(ranks), module, backward, count, size, outside, named))
-        return tuple(found)
+            collectives.append(CollectiveRecord(op, axes, len(ranks), module, backward, count, size, outside, named))
+        return tuple(collectives)
 
 
 @lru_cache(maxsize=4096)

@@ -28,27 +28,27 @@ MAX_LISTED = 4
 
 def kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> Kept:
     """Return what an optimizer keeps that is not recorded as a tensor."""
-    own = getattr(optimizer, "optim", optimizer)
+    inner = getattr(optimizer, "optim", optimizer)
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
-    found: Kept = {}
-    for key, state in own.state.items():
+    kept: Kept = {}
+    for key, state in inner.state.items():
         is_of_tensor = isinstance(state, dict) and torch.is_tensor(key)
         for kind, value in state.items() if is_of_tensor else ((key, state),):
             if not (is_of_tensor and torch.is_tensor(value) and value.ndim):
-                _add(found, str(kind), names.get(id(key), ""), value)
-    groups = getattr(own, "param_groups", ())
+                _add(kept, str(kind), names.get(id(key), ""), value)
+    groups = getattr(inner, "param_groups", ())
     for number, group in enumerate(groups):
         for key, value in group.items():
             if key != "params" and not isinstance(value, bool):
-                _add(found, f"{key} of group {number} of {len(groups)}", "", value)
-    return found
+                _add(kept, f"{key} of group {number} of {len(groups)}", "", value)
+    return kept
 
 
-def _add(found: Kept, kind: str, name: str, value: object) -> None:
+def _add(kept: Kept, kind: str, name: str, value: object) -> None:
     for path, tensor in Returned.of(value).tensors.items():
         numbers = numbers_of(tensor)
         if numbers is not None:
-            found.setdefault(kind + path, {})[name] = numbers.cpu()
+            kept.setdefault(kind + path, {})[name] = numbers.cpu()
 
 
 def differing(sharded: Kept, unsharded: Kept) -> Iterator[tuple[str, str]]:
@@ -73,7 +73,7 @@ def _is_kept(name: str, value: torch.Tensor, due: Mapping[str, torch.Tensor]) ->
     return any(one.shape == value.shape and _is_near(one, value) for one in wanted)
 
 
-def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    finite = [side[torch.isfinite(side)].abs() for side in (one.double(), other.double())]
+def _is_near(left: torch.Tensor, right: torch.Tensor) -> bool:
+    finite = [side[torch.isfinite(side)].abs() for side in (left.double(), right.double())]
     largest = max((float(side.max()) for side in finite if side.numel()), default=0.0)
-    return bool(torch.allclose(one.double(), other.double(), rtol=0.0, atol=SINGLE * largest, equal_nan=True))
+    return bool(torch.allclose(left.double(), right.double(), rtol=0.0, atol=SINGLE * largest, equal_nan=True))

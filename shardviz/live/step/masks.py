@@ -38,12 +38,12 @@ class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the masks that are drawn inside this context, in order.
 
     Attributes:
-        found: The masks.
+        masks: The masks.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[Mask] = []
+        self.masks: list[Mask] = []
         self._drawn: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,27 +69,27 @@ class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _add(self, mask: torch.Tensor, given: torch.Tensor) -> None:
         if type(given) is not torch.Tensor or mask.shape != given.shape or not mask.numel():
             return
-        self.found.append(Mask((mask != 0).detach(), given.detach().clone()))
+        self.masks.append(Mask((mask != 0).detach(), given.detach().clone()))
 
 
-def mask_records(found: Sequence[Mask], again: Sequence[Mask], whole: Sequence[Mask]) -> list[MaskRecord]:
+def mask_records(alike: Sequence[Mask], again: Sequence[Mask], whole: Sequence[Mask]) -> list[MaskRecord]:
     """Return what a dump keeps of this rank's masks.
 
     Args:
-        found: Those of a step in which all ranks were seeded alike.
+        alike: Those of a step in which all ranks were seeded alike.
         again: Those of one in which each rank was seeded differently.
         whole: Those of the unsharded model.
     """
-    if not len(found) == len(again) == len(whole):
+    if not len(alike) == len(again) == len(whole):
         return []
     return [
         MaskRecord(
-            digest(one.kept),
+            digest(mask.kept),
             digest(other.kept),
-            digest(one.given),
-            one.kept.numel(),
-            int(one.kept.sum()),
+            digest(mask.given),
+            mask.kept.numel(),
+            int(mask.kept.sum()),
             unsharded.kept.numel(),
         )
-        for one, other, unsharded in zip(found, again, whole, strict=True)
+        for mask, other, unsharded in zip(alike, again, whole, strict=True)
     ]

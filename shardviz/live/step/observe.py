@@ -142,7 +142,7 @@ def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:
         params: Its parameters as captured.
     """
     moved, again = dict(_moved_gradients(model)), tied_again(unwrapped(model))
-    found: list[Local] = []
+    states: list[Local] = []
     for local in params:
         grad = None if local.name in again else moved.get(local.name, local.grad)
         if local.role == "param" and grad is not None and grad.shape == local.values.shape:
@@ -152,8 +152,8 @@ def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:
             optimizer.step()
             for kind, state in optimizer.state[shard].items():
                 if torch.is_tensor(state) and state.ndim:
-                    found.append(replace(local, name=f"{local.name}.{kind}", role="optim", values=state, grad=None))
-    return found
+                    states.append(replace(local, name=f"{local.name}.{kind}", role="optim", values=state, grad=None))
+    return states
 
 
 def tied_again(model: nn.Module) -> set[str]:
@@ -179,14 +179,14 @@ def optimizer_states(optimizer: torch.optim.Optimizer, model: nn.Module, params:
         model: The model that it steps.
         params: The model's parameters as captured, which give the place of a flat parameter's stretch.
     """
-    own = getattr(optimizer, "optim", optimizer)
+    inner = getattr(optimizer, "optim", optimizer)
     by_name = {local.name: local for local in params}
-    found: list[Local] = []
+    states: list[Local] = []
     for name, parameter in model.named_parameters():
-        for kind, state in own.state.get(parameter, {}).items():
+        for kind, state in inner.state.get(parameter, {}).items():
             if torch.is_tensor(state) and state.ndim:
-                found += _of_state(clean_name(name), kind, state, model, by_name)
-    return found
+                states += _of_state(clean_name(name), kind, state, model, by_name)
+    return states
 
 
 def _of_state(

@@ -84,9 +84,9 @@ class Outputs:
         self.wanted.append(Local(name, "output", tuple(wanted.shape), wanted))
 
 
-def is_near(one: torch.Tensor, other: torch.Tensor, near: float) -> bool:
+def is_near(left: torch.Tensor, right: torch.Tensor, near: float) -> bool:
     """Whether two tensors of one shape are equal up to a number; NaN and infinity are near to themselves."""
-    return bool(torch.allclose(one.double(), other.double(), rtol=0.0, atol=near, equal_nan=True))
+    return bool(torch.allclose(left.double(), right.double(), rtol=0.0, atol=near, equal_nan=True))
 
 
 def is_loss(parts: Sequence[torch.Tensor], loss: torch.Tensor, near: float) -> bool:
@@ -106,13 +106,13 @@ def num_runs(reference: UnshardedStep) -> int:
 
 def wanted_outputs(reference: UnshardedStep) -> dict[str, Wanted]:
     """Return what the unsharded model returned, by name."""
-    found = {}
+    outputs = {}
     for name, values in named_calls(reference.step.returned, num_runs(reference)).items():
-        parts = [own for value in values if (own := numbers_of(value)) is not None]
+        parts = [numbers for value in values if (numbers := numbers_of(value)) is not None]
         whole = joined(parts, reference.dim) if len(parts) == len(values) else None
         if whole is not None:
-            found[name] = Wanted(whole, tuple(parts))
-    return found
+            outputs[name] = Wanted(whole, tuple(parts))
+    return outputs
 
 
 def reduction_of(

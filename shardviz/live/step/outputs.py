@@ -68,13 +68,13 @@ def add_outputs(on: ProbeOnRank, step: StepResult, reference: UnshardedStep, set
     """Record what the model returned besides one tensor, and return this rank's part. Every rank calls this."""
     narrow = [torch.finfo(dtype).eps for dtype in step.seen.comms.narrowed_to]
     precision = max(of_all_ranks(max([reference.precision, *narrow])))
-    found = Comparison(on, step, reference, setting, precision).outputs()
-    on.capture.not_checked += [("", f"{name}: {why}") for name, why in found.not_checked.items()]
-    for local in found.held:
+    outputs = Comparison(on, step, reference, setting, precision).outputs()
+    on.capture.not_checked += [("", f"{name}: {why}") for name, why in outputs.not_checked.items()]
+    for local in outputs.held:
         on.capture.add_values(local, "step")
-    for local in found.wanted if on.capture.rank == 0 else ():
+    for local in outputs.wanted if on.capture.rank == 0 else ():
         on.capture.add_values(local, "reference")
-    return found.held
+    return outputs.held
 
 
 def outputs_again(held: Sequence[Local], step: StepResult, reference: UnshardedStep) -> Iterator[Local]:
@@ -116,16 +116,16 @@ class Comparison:
 
     def outputs(self) -> Outputs:
         """Lay out every tensor that either model returns. Every rank calls this."""
-        found, wants = Outputs(), wanted_outputs(self.reference)
+        outputs, wants = Outputs(), wanted_outputs(self.reference)
         unsharded = named_calls(self.reference.step.returned, self.runs)
         mine, why = self._mine() if self.step.returned else ({}, "")
         offers = {name: self._offer(values, wants.get(name)) for name, values in mine.items()}
-        told = enumerate(of_all_ranks((offers, why) if self.step.returned else None))
-        of_all = {rank: own for rank, own in told if own is not None}
+        sent = enumerate(of_all_ranks((offers, why) if self.step.returned else None))
+        of_all = {rank: own for rank, own in sent if own is not None}
         reasons = [own[1] for own in of_all.values() if own[1]] or ([] if of_all else [NEVER_CALLED])
         if reasons:
-            found.not_checked |= {"the output": reasons[0]} if self._is_silent(unsharded, of_all) else {}
-            return found
+            outputs.not_checked |= {"the output": reasons[0]} if self._is_silent(unsharded, of_all) else {}
+            return outputs
         unplaced = {}
         for name in dict.fromkeys([*unsharded, *(name for own, _ in of_all.values() for name in own)]):
             of_ranks = {rank: own[name] for rank, (own, _) in of_all.items() if name in own}
@@ -137,20 +137,20 @@ class Comparison:
             ):
                 continue  # it is compared as the loss
             if name not in unsharded:
-                found.not_checked[name] = "the unsharded model returns nothing there"
+                outputs.not_checked[name] = "the unsharded model returns nothing there"
             elif lacking := [rank for rank in of_all if rank not in of_ranks]:
                 who = f"on {named_ranks(lacking, MAX_LISTED)}" if of_ranks else "on any rank"
-                found.not_checked[name] = f"the sharded model returns no tensor there {who}"
+                outputs.not_checked[name] = f"the sharded model returns no tensor there {who}"
             elif name not in wants or None in of_ranks.values():
-                found.not_checked[name] = UNREADABLE
-            elif why := self._place(found, name, wants[name], _present(of_ranks), mine.get(name, ())):
+                outputs.not_checked[name] = UNREADABLE
+            elif why := self._place(outputs, name, wants[name], _present(of_ranks), mine.get(name, ())):
                 unplaced[name] = why
-        found.not_checked |= self._not_of_rows(unplaced, mine)
+        outputs.not_checked |= self._not_of_rows(unplaced, mine)
         for returned in self.step.returned[:1]:
-            found.not_checked |= {f"output{at}": f"{UNREAD} {kind}" for at, kind in returned.unread.items()}
+            outputs.not_checked |= {f"output{at}": f"{UNREAD} {kind}" for at, kind in returned.unread.items()}
             if returned.num_left_out:
-                found.not_checked["the output"] = f"{counted(returned.num_left_out, 'more tensor')}: {TOO_MANY}"
-        return found
+                outputs.not_checked["the output"] = f"{counted(returned.num_left_out, 'more tensor')}: {TOO_MANY}"
+        return outputs
 
     def _is_silent(self, unsharded: Collection[str], of_all: Collection[int]) -> bool:
         """Whether there is an output that cannot be compared, and nothing says so yet."""
@@ -176,9 +176,9 @@ class Comparison:
 
     def _offer(self, values: Sequence[torch.Tensor], wanted: Wanted | None) -> Offer | None:
         """Return what this rank tells the others of a tensor; None if its numbers cannot be read."""
-        parts = [own for value in values if (own := numbers_of(value)) is not None]
-        own = joined(parts, 0) if len(parts) == len(values) else None
-        if own is None or wanted is None:
+        parts = [numbers for value in values if (numbers := numbers_of(value)) is not None]
+        numbers = joined(parts, 0) if len(parts) == len(values) else None
+        if numbers is None or wanted is None:
             return None
         loss = is_loss(parts, self.step.loss, wanted.near(self.precision))
         if len(values) == 1 and is_split(values[0]):
@@ -188,18 +188,18 @@ class Comparison:
         are_alike = len({part.shape for part in (*parts, *wanted.parts)}) == 1
         may_be_of_rows = are_alike and parts[0].numel() <= MAX_EXCHANGED
         of_rows = tuple(part.cpu() for part in parts) if may_be_of_rows else ()
-        is_one = len(parts) == 1 or own.ndim > 0 or all(torch.equal(part, own) for part in parts)
-        fits = tuple(self._fitting(own, wanted)) if is_one else ()
-        return Offer(tuple(own.shape), fits, of_rows, is_loss=loss)
+        is_one = len(parts) == 1 or numbers.ndim > 0 or all(torch.equal(part, numbers) for part in parts)
+        fits = tuple(self._fitting(numbers, wanted)) if is_one else ()
+        return Offer(tuple(numbers.shape), fits, of_rows, is_loss=loss)
 
     def _is_unsharded_loss(self, wanted: Wanted) -> bool:
         return is_loss(wanted.parts, self.reference.step.loss, wanted.near(self.precision))
 
-    def _fitting(self, own: torch.Tensor, wanted: Wanted) -> Iterator[Placements]:
+    def _fitting(self, numbers: torch.Tensor, wanted: Wanted) -> Iterator[Placements]:
         """Yield the placements that give this rank the values that it has, fewest splits first."""
         shape, near = tuple(wanted.whole.shape), wanted.near(self.precision)
-        for placements, region in placements_of(shape, tuple(own.shape), self.on.job.mesh, self.on.capture.rank):
-            if is_near(own, part_of(wanted.whole, region), near):
+        for placements, region in placements_of(shape, tuple(numbers.shape), self.on.job.mesh, self.on.capture.rank):
+            if is_near(numbers, part_of(wanted.whole, region), near):
                 yield placements
 
     def _is_of_rows(self, tensor: torch.Tensor) -> bool:
@@ -210,7 +210,7 @@ class Comparison:
 
     def _place(
         self,
-        found: Outputs,
+        outputs: Outputs,
         name: str,
         wanted: Wanted,
         of_ranks: Mapping[int, Offer],
@@ -219,23 +219,23 @@ class Comparison:
         """Add a tensor with its layout, the same on every rank; return why not if nothing shows one."""
         offers, mesh, shape = list(of_ranks.values()), self.on.job.mesh, tuple(wanted.whole.shape)
         if all(offer.is_labeled for offer in offers):
-            found.add(name, [self._claimed(name, value, wanted) for value in values], wanted.whole)
+            outputs.add(name, [self._claimed(name, value, wanted) for value in values], wanted.whole)
             return ""
-        own = joined([part for value in values if (part := numbers_of(value)) is not None], 0)
+        numbers = joined([part for value in values if (part := numbers_of(value)) is not None], 0)
         if fits := [one for one in offers[0].fits if all(one in offer.fits for offer in offers)]:
             if bool(torch.isfinite(wanted.whole).all()):
-                held = [] if own is None else [Local(name, "output", shape, own, (mesh, fits[0]))]
-                found.add(name, held, wanted.whole)
+                held = [] if numbers is None else [Local(name, "output", shape, numbers, (mesh, fits[0]))]
+                outputs.add(name, held, wanted.whole)
             return ""
         if (op := reduction_of(wanted, of_ranks, mesh, self.batch_axes, self.precision)) is not None:
             by_axis = [Partial(op) if axis in self.batch_axes else Replicate() for axis in mesh.axes]
             mine = [REDUCTIONS[op](torch.stack([*of_ranks[self.on.capture.rank].parts]))] if values else []
             locals_ = [Local(name, "output", tuple(one.shape), one, (mesh, tuple(by_axis))) for one in mine]
-            found.add(name, locals_, REDUCTIONS[op](torch.stack(wanted.parts)))
+            outputs.add(name, locals_, REDUCTIONS[op](torch.stack(wanted.parts)))
             return ""
         if why := self._doubt(wanted, offers):
             return why
-        found.add(name, [] if own is None else [self._claimed(name, own, wanted)], wanted.whole)
+        outputs.add(name, [] if numbers is None else [self._claimed(name, numbers, wanted)], wanted.whole)
         return ""
 
     def _doubt(self, wanted: Wanted, offers: Sequence[Offer]) -> str:
@@ -276,18 +276,18 @@ class Comparison:
     def _is_equal(self, mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
         if len(mine) != 1 or len(theirs) != 1 or is_split(mine[0]):
             return False
-        own, due = numbers_of(mine[0]), numbers_of(theirs[0])
-        if own is None or due is None or own.shape != due.shape:
+        numbers, due = numbers_of(mine[0]), numbers_of(theirs[0])
+        if numbers is None or due is None or numbers.shape != due.shape:
             return False
-        return is_near(own, due, Wanted(due, (due,)).near(self.precision))
+        return is_near(numbers, due, Wanted(due, (due,)).near(self.precision))
 
     def _on_own_rows(self) -> dict[str, list[torch.Tensor]]:
         """Return what the unsharded model returns for this rank's part of the batch; nothing if it cannot run on it."""
-        own = own_batch(self.setting.batch, self.setting.axes, self.on.device_mesh)
+        local_batch = own_batch(self.setting.batch, self.setting.axes, self.on.device_mesh)
         model = self.reference.mode(self.setting.build())
         torch.manual_seed(2)
         with torch.no_grad(), observed(model) as seen, suppress(Exception):
-            loss_of(self.on.probe, model, own)
+            loss_of(self.on.probe, model, local_batch)
         return named_calls(seen.returned, self.runs)
 
 

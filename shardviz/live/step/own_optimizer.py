@@ -24,17 +24,17 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[L
     """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights.
 
     Returns:
-        The tensors; and what the optimizer keeps besides, None if it could not step.
+        The tensors; and what else the optimizer keeps, None if it could not step.
     """
     model, buffers = reference.model, _buffers_after(reference)
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
         what, seen = "optimizer of the unsharded model", reference.step.seen
-        own, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, seen), what)
-        if own is None:
+        optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, seen), what)
+        if optimizer is None:
             on.capture.not_checked.append(("", f"the {what}: {failed}"))
         else:
             params = [local for local in local_tensors(model) if local.role == "param"]
-            return [*params, *optimizer_states(own, model, params), *buffers], kept_by(own, model)
+            return [*params, *optimizer_states(optimizer, model, params), *buffers], kept_by(optimizer, model)
     return buffers, None
 
 
@@ -63,8 +63,8 @@ def updated_shards(
     if not hasattr(on.probe, "optimizer"):
         return before, adam_states(model, before)
     before = copied_gradients(before)
-    own, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.seen), "optimizer")
-    if own is None:
+    optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.seen), "optimizer")
+    if optimizer is None:
         if unsharded is not None:
             on.capture.raised.append(("optimizer", failed))
         else:
@@ -73,10 +73,10 @@ def updated_shards(
             on.capture.not_checked.append(("", f"the optimizer: {failed}"))
         return before, []
     after = list(local_tensors(unwrapped(model), on.job.mesh))
-    update = update_of(own, unwrapped(model), before, after)
+    update = update_of(optimizer, unwrapped(model), before, after)
     on.capture.not_checked += [("", why) for why in update.not_checked]
     if unsharded is not None:
-        others = list(differing(kept_by(own, unwrapped(model)), unsharded))
+        others = list(differing(kept_by(optimizer, unwrapped(model)), unsharded))
         on.capture.not_checked += [("", why) for _, why in others]
         on.capture.other_settings += [kind for kind, _ in others]
     on.capture.not_stepped += update.not_stepped

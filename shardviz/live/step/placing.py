@@ -61,17 +61,17 @@ def placed(locals_: Mapping[str, Local], wholes: Mapping[str, Local], mesh: Mesh
         if name in wholes and (local.claim is None or local.shape != wholes[name].shape)
     }
     of_all = of_all_ranks(fits)
-    found = {name: _claimed(local, fits.get(name, []), of_all, wholes, mesh) for name, local in locals_.items()}
-    odd = [local for name, local in found.items() if name in fits and local.claim is None]
+    by_name = {name: _claimed(local, fits.get(name, []), of_all, wholes, mesh) for name, local in locals_.items()}
+    odd = [local for name, local in by_name.items() if name in fits and local.claim is None]
     small = {local.name: local.values.cpu() for local in odd if local.values.numel() <= MAX_ELEMENTS}
-    found |= _pending(found, dict(list(small.items())[:MAX_SUMMED]), wholes, mesh)
-    return list(found.values())
+    by_name |= _pending(by_name, dict(list(small.items())[:MAX_SUMMED]), wholes, mesh)
+    return list(by_name.values())
 
 
-def wholes_of_odd(found: list[Local], wholes: Mapping[str, Local]) -> Iterator[Local]:
+def wholes_of_odd(activations: list[Local], wholes: Mapping[str, Local]) -> Iterator[Local]:
     """Yield the unsharded model's activations of modules whose outputs no placements fit, the first of them."""
     elements = 0
-    for local in found:
+    for local in activations:
         whole = wholes.get(local.name)
         if whole is not None and local.claim is None:
             elements += whole.values.numel()
@@ -81,7 +81,7 @@ def wholes_of_odd(found: list[Local], wholes: Mapping[str, Local]) -> Iterator[L
 
 
 def _pending(
-    found: Mapping[str, Local], mine: Mapping[str, torch.Tensor], wholes: Mapping[str, Local], mesh: Mesh
+    by_name: Mapping[str, Local], mine: Mapping[str, torch.Tensor], wholes: Mapping[str, Local], mesh: Mesh
 ) -> dict[str, Local]:
     """Return the activations that are terms of a sum along one axis, with that claim. Every rank calls this."""
     of_all = dict(enumerate(of_all_ranks(dict(mine))))
@@ -91,7 +91,7 @@ def _pending(
         fits = partial(_fits, wholes[name].values.cpu(), mesh, _close(mine[name].dtype))
         placements = placements_of_sum({rank: numpy_of(term) for rank, term in terms.items()}, mesh, fits, None)
         if placements is not None:
-            pending[name] = replace(found[name], shape=wholes[name].shape, claim=(mesh, placements))
+            pending[name] = replace(by_name[name], shape=wholes[name].shape, claim=(mesh, placements))
     return pending
 
 

@@ -142,9 +142,11 @@ class ProbeStep:
         if drawn:
             self._note(f"{listed(drawn, MAX_LISTED)}: {DRAWN}")
         model = reference.mode(model)
-        own = own_batch(setting.batch, setting.axes, self.on.device_mesh)
+        local_batch = own_batch(setting.batch, setting.axes, self.on.device_mesh)
         before = self._copies(model) if self.on.job.keeps_evidence else []
-        step, failed = self._sharded_step(model, own, "step" if double else "step again", followed=self.on.job.followed)
+        step, failed = self._sharded_step(
+            model, local_batch, "step" if double else "step again", followed=self.on.job.followed
+        )
         if step is None:
             return Failed(failed)
         reference = reference.beside(step, self._judge(step))
@@ -159,22 +161,26 @@ class ProbeStep:
         judged = self._judge(step)(reference)
         add_trace(self.on.capture, judged)
         add_replayed(self.on.capture, judged, reference)
-        self.on.again = self._again(built, own, setting, reference) if judged.odd and reference.parts == 1 else None
+        self.on.again = (
+            self._again(built, local_batch, setting, reference) if judged.odd and reference.parts == 1 else None
+        )
         self._note(*(why for one in (step.seen.trace, reference.step.seen.trace) if (why := one.left_out)))
         if self.on.capture.rank == 0:
             add_sketches(self.on.capture, reference, drawn)
             self.on.capture.noise += noise_of(reference, moved) if moved is not None else ()
         held = self._compare(model, step, reference, setting)
         if not reference.training:
-            self._add_training(own, setting.axes, reference, built, held)
-            self._add_masks(own, setting.batch, built)
+            self._add_training(local_batch, setting.axes, reference, built, held)
+            self._add_masks(local_batch, setting.batch, built)
         return None
 
-    def _again(self, built: Callable[[], nn.Module], own: Batch, setting: Setting, reference: UnshardedStep) -> Again:
+    def _again(
+        self, built: Callable[[], nn.Module], local_batch: Batch, setting: Setting, reference: UnshardedStep
+    ) -> Again:
         """Return what runs both steps once more, from the same weights and the same seeds."""
         return Again(
             lambda: reference.mode(self.on.initialized(self.on.parallelized(built()))),
-            lambda model: self._sharded_step(model, own, "lines")[1],
+            lambda model: self._sharded_step(model, local_batch, "lines")[1],
             lambda: reference.mode(setting.build()),
             lambda model: stepped(self.on.probe, model, setting.batch),
             not reference.has_own_loss,
@@ -254,7 +260,7 @@ class ProbeStep:
 
     def _add_training(
         self,
-        own: Batch,
+        local_batch: Batch,
         axes: Mapping[str, int],
         reference: UnshardedStep,
         built: Callable[[], nn.Module],
@@ -268,7 +274,7 @@ class ProbeStep:
         before = torch.initial_seed()
         model = self.on.initialized(self.on.parallelized(model))
         seed = torch.initial_seed() if torch.initial_seed() != before else SEED
-        step, failed = self._sharded_step(model, own, "training", seed)
+        step, failed = self._sharded_step(model, local_batch, "training", seed)
         if step is None:
             self.on.capture.not_checked.append(("", f"the step in training mode: {failed}"))
             return
@@ -277,21 +283,23 @@ class ProbeStep:
         for local in [*of_step, *outputs_again(held, step, reference)]:
             self.on.capture.add_values(local, "training")
 
-    def _add_masks(self, own: Batch, batch: Batch, built: Callable[[], nn.Module]) -> None:
-        """Record the masks that ranks draw, seeded alike and seeded differently, beside the unsharded model's."""
-        found: list[list[Mask]] = []
+    def _add_masks(self, local_batch: Batch, batch: Batch, built: Callable[[], nn.Module]) -> None:
+        """Record the masks that ranks draw, seeded alike and seeded differently, and the unsharded model's."""
+        drawn: list[list[Mask]] = []
         for what, seed in (("masks", SEED), ("masks again", FIRST_SEED + self.on.capture.rank)):
             with Masks() as masks:
-                step, _ = self._sharded_step(self.on.initialized(self.on.parallelized(built())), own, what, seed)
+                step, _ = self._sharded_step(
+                    self.on.initialized(self.on.parallelized(built())), local_batch, what, seed
+                )
             if step is None:
                 return
-            found.append(masks.found)
+            drawn.append(masks.masks)
         with Masks() as whole:
             loss_of(self.on.probe, built(), batch)
-        self.on.capture.masks += mask_records(found[0], found[1], whole.found)
+        self.on.capture.masks += mask_records(drawn[0], drawn[1], whole.masks)
 
     def _sharded_step(
-        self, model: nn.Module, own: Batch, what: str, seed: int = SEED, followed: Followed = NONE
+        self, model: nn.Module, local_batch: Batch, what: str, seed: int = SEED, followed: Followed = NONE
     ) -> tuple[StepResult | None, str]:
         """Step the sharded model; return None and the first error if any rank raised one."""
         probe, mesh = self.on.probe, self.on.device_mesh
@@ -300,7 +308,9 @@ class ProbeStep:
             return None, failed
         has_output = has_last_stage(probe, stages, mesh)
         return attempted(
-            lambda: sharded_step(probe, model, own, mesh, stages, has_output=has_output, seed=seed, followed=followed),
+            lambda: sharded_step(
+                probe, model, local_batch, mesh, stages, has_output=has_output, seed=seed, followed=followed
+            ),
             what,
         )
 
@@ -308,11 +318,11 @@ class ProbeStep:
         self, model: nn.Module, step: StepResult, reference: StepResult, axes: Mapping[str, int], kept: Kept | None
     ) -> None:
         """Record a sharded step: its gradients, optimizer state, outputs and collectives."""
-        own = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
+        tensors = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
         without = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
         self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
-        locals_, of_optimizer = updated_shards(self.on, model, own, step, kept)
+        locals_, of_optimizer = updated_shards(self.on, model, tensors, step, kept)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
             why = f"the output: the model ran {times}"
@@ -327,7 +337,7 @@ class ProbeStep:
         activations = placing.placed(seen, reference.seen.activations, self.on.job.mesh, rank)
         for local in placing.wholes_of_odd(activations, reference.seen.activations) if rank == 0 else ():
             self.on.capture.add_values(local, "reference")
-        buffers = [local for local in own if local.role == "buffer"]
+        buffers = [local for local in tensors if local.role == "buffer"]
         self.on.capture.not_saved += sorted(computed_buffers(unwrapped(model)))
         of_step = [*gradients(locals_), *self.on.part.own([*of_optimizer, *activations]), *buffers]
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:

@@ -58,16 +58,16 @@ class Returned:
     @staticmethod
     def of(output: Any) -> Returned:
         """Look through what a model returned."""
-        found, num_elements = Returned(), 0
+        returned, num_elements = Returned(), 0
         for path, leaf in _leaves(output, "", (), [MAX_VISITED]):
             if not torch.is_tensor(leaf):
-                found.unread[path] = type(leaf).__name__
-            elif len(found.tensors) == MAX_TENSORS or num_elements > MAX_ELEMENTS:
-                found.num_left_out += 1
+                returned.unread[path] = type(leaf).__name__
+            elif len(returned.tensors) == MAX_TENSORS or num_elements > MAX_ELEMENTS:
+                returned.num_left_out += 1
             else:
-                found.tensors[path] = leaf.detach()
+                returned.tensors[path] = leaf.detach()
                 num_elements += leaf.numel() if leaf.layout is torch.strided else 0
-        return found
+        return returned
 
 
 def _leaves(value: Any, path: str, inside: tuple[int, ...], left: list[int]) -> Iterator[tuple[str, Any]]:
@@ -125,15 +125,15 @@ def named_calls(calls: Sequence[Returned], runs: int) -> dict[str, list[torch.Te
 
     The only tensor of the last run is left out: it is compared as the model's output.
     """
-    found: dict[str, list[torch.Tensor]] = {}
+    by_name: dict[str, list[torch.Tensor]] = {}
     for number in range(runs):
         run = "output" if number == runs - 1 else f"output of call {number + 1}"
-        own = calls[number::runs]
-        for path in dict.fromkeys(path for call in own for path in call.tensors):
-            tensors = [call.tensors[path] for call in own if path in call.tensors]
-            if len(tensors) == len(own) and not (run == "output" and not path and is_array(tensors[0])):
-                found[run + path] = tensors
-    return found
+        of_run = calls[number::runs]
+        for path in dict.fromkeys(path for call in of_run for path in call.tensors):
+            tensors = [call.tensors[path] for call in of_run if path in call.tensors]
+            if len(tensors) == len(of_run) and not (run == "output" and not path and is_array(tensors[0])):
+                by_name[run + path] = tensors
+    return by_name
 
 
 def numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -112,22 +112,22 @@ def _highest(rows: Mapping[str, Row]) -> int:
 def _filled(
     name: str, row: Row, positions: Mapping[str, torch.Tensor], rows: Mapping[str, Row], length: int, capture: Capture
 ) -> torch.Tensor:
-    """Return a row's positions, with those of the tokens beside it where it has none.
+    """Return a row's positions, with those of the neighboring tokens if it has none.
 
-    A label is rightly missing where its token is at the end of the sequence; any other is reported as unchecked.
+    A label is rightly missing if its token is at the end of the sequence; any other is reported as unchecked.
     """
     if not bool(row.ignored.any()):
         return positions[name]
-    beside = next((one for one in rows if not rows[one].is_label and len(rows[one].held) == len(row.held)), None)
-    if beside is None:
+    neighbor = next((one for one in rows if not rows[one].is_label and len(rows[one].held) == len(row.held)), None)
+    if neighbor is None:
         capture.not_checked.append((name, f"its order along the sequence: it has no input that isn't {row.ignore}"))
         return torch.where(row.ignored, 0, positions[name])
-    own = positions[beside]
-    due = own[row.ignored & (own + row.offset >= 0) & (own + row.offset < length)]
+    substitutes = positions[neighbor]
+    due = substitutes[row.ignored & (substitutes + row.offset >= 0) & (substitutes + row.offset < length)]
     if len(due):
-        what = f"{len(due)} of its {len(own)} elements: {row.ignore} stands where the sequence has position"
+        what = f"{len(due)} of its {len(substitutes)} elements: {row.ignore} stands where the sequence has position"
         capture.not_checked.append((name, f"{what} {int(due[0]) + row.offset}"))
-    return torch.where(row.ignored, own, positions[name])
+    return torch.where(row.ignored, substitutes, positions[name])
 
 
 def _rows(returned: Any) -> dict[str, Row]:
@@ -142,14 +142,14 @@ def _rows(returned: Any) -> dict[str, Row]:
 
 def _row(name: str, returned: Any) -> Row:
     """Return positions as a row of whole numbers, from 0 if nothing else is given."""
-    held, said = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    held, options = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     if (
-        not isinstance(said, dict)
-        or said.keys() - {"offset", "ignore"}
-        or any(type(one) is not int for one in said.values())
+        not isinstance(options, dict)
+        or options.keys() - {"offset", "ignore"}
+        or any(type(one) is not int for one in options.values())
     ):
         raise ProbeError(
-            f"sequence(mesh) returned {said!r} with the positions of {name!r}",
+            f"sequence(mesh) returned {options!r} with the positions of {name!r}",
             'say what labels are by whole numbers: (positions, {"offset": 1, "ignore": -100})',
         )
     if not torch.is_tensor(held) or held.is_floating_point() or held.numel() != max(held.shape, default=0):
@@ -158,7 +158,7 @@ def _row(name: str, returned: Any) -> Row:
             f"sequence(mesh) returned {what} as {name!r}",
             "pass torch.arange(length) through your split of the batch, and return the result",
         )
-    row = Row(held.detach().flatten().to(torch.int64), **said)
+    row = Row(held.detach().flatten().to(torch.int64), **options)
     real = row.held[~row.ignored]
     if real.numel() and int(real.min()) < 0:
         hint = "positions count from 0; for labels, name the value of a missing label: {'ignore': -100}"

@@ -89,10 +89,10 @@ def stages_of(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> Stages:
     Raises:
         ProbeError: `stages()` returned something else.
     """
-    found = probe.stages(model, mesh) if hasattr(probe, "stages") else {}
-    if not isinstance(found, Mapping) or not all(isinstance(one, int) for one in found):
-        raise ProbeError(f"stages() returned {type(found).__name__}", STAGES)
-    return found
+    stages = probe.stages(model, mesh) if hasattr(probe, "stages") else {}
+    if not isinstance(stages, Mapping) or not all(isinstance(one, int) for one in stages):
+        raise ProbeError(f"stages() returned {type(stages).__name__}", STAGES)
+    return stages
 
 
 def has_last_stage(probe: ModuleType, stages: Stages, mesh: DeviceMesh) -> bool:
@@ -232,19 +232,19 @@ def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.
         axes: The axes over which the batch is split, with the dims that they split.
         whole: The unsharded model's output, which shows where the batch's dims are.
     """
-    found = [claimed_as("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
+    tensors = [claimed_as("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
     if step.output is not None:
-        own, of_all = tuple(step.output.shape), None if whole is None else tuple(whole.shape)
-        due = due_placements(own, of_all, step.sizes, axes, mesh)
-        found.append(claimed_as("output", "output", step.output, mesh, due))
+        shape, of_all = tuple(step.output.shape), None if whole is None else tuple(whole.shape)
+        due = due_placements(shape, of_all, step.sizes, axes, mesh)
+        tensors.append(claimed_as("output", "output", step.output, mesh, due))
     for name, value in step.logged.items():
         logged = "log.loss" if name == "loss" else name  # the step's own loss is the one that is called so
-        found.append(claimed_as(logged, "scalar", value.detach(), mesh, {}))
-    return found
+        tensors.append(claimed_as(logged, "scalar", value.detach(), mesh, {}))
+    return tensors
 
 
 def due_placements(
-    own: tuple[int, ...],
+    shape: tuple[int, ...],
     whole: tuple[int, ...] | None,
     sizes: tuple[int, ...],
     axes: Mapping[str, int],
@@ -253,13 +253,13 @@ def due_placements(
     """Return the placements that an output should have along the batch's axes.
 
     Args:
-        own: Its shape on this rank.
+        shape: Its shape on this rank.
         whole: The unsharded model's, if it has one.
         sizes: The shape of this rank's part of the batch.
         axes: The axes over which the batch is split, with the dims that they split.
         mesh: The run's mesh.
     """
-    dims = output_dims(own, whole, sizes, num_parts(axes, mesh))
+    dims = output_dims(shape, whole, sizes, num_parts(axes, mesh))
     placements = {dim: Replicate() if at is None else Shard(at) for dim, at in dims.items()}
     return {axis: placements[dim] for axis, dim in axes.items()}
 
@@ -267,7 +267,7 @@ def due_placements(
 def claimed_as(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:
     """Claim a tensor's layout on the run's mesh; a DTensor keeps its own claim along the axes of its own mesh."""
     local = of_tensor(name, role, tensor)
-    own = dict(zip(local.claim[0].axes, local.claim[1], strict=True)) if local.claim else {}
+    placements = dict(zip(local.claim[0].axes, local.claim[1], strict=True)) if local.claim else {}
     if local.claim and local.claim[0] != mesh:
         return local
     if isinstance(tensor, DTensor):
@@ -276,18 +276,18 @@ def claimed_as(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh, by_axis:
     for axis, placement in by_axis.items():
         if isinstance(placement, Shard):
             shape[placement.dim] *= mesh.axis_size(axis)
-    claim = mesh, tuple(by_axis.get(axis, own.get(axis, Replicate())) for axis in mesh.axes)
+    claim = mesh, tuple(by_axis.get(axis, placements.get(axis, Replicate())) for axis in mesh.axes)
     is_assumed = role == "output" and not isinstance(tensor, DTensor)
     return replace(local, shape=tuple(shape), claim=claim, grad=None, assumed=is_assumed)
 
 
 def gradients(locals_: Sequence[Local]) -> list[Local]:
     """Return the gradients of captured parameters, with their own claims or their parameters'."""
-    found = []
+    grads = []
     for local in locals_:
         if local.grad is not None:
             claim = local.grad_claim or local.claim
             grad = Local(local.name, "grad", local.shape, local.grad.detach(), claim, local.flat)
             is_on_same = claim is not None and local.claim is not None and claim[0] == local.claim[0]
-            found.append(replace(grad, own_axes=local.own_axes if is_on_same else ()))
-    return found
+            grads.append(replace(grad, own_axes=local.own_axes if is_on_same else ()))
+    return grads

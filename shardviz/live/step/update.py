@@ -73,16 +73,16 @@ def update_of(
         after: The same after it.
     """
     rates = _rates(optimizer)
-    own = dict(_rates_by_name(model, rates))
+    by_name = dict(_rates_by_name(model, rates))
     notes: tuple[str, ...] = ()
-    if not own:
+    if not by_name:
         notes = (
             f"the optimizer's state: the optimizer steps {len(rates)} tensors, none of them a parameter of the model",
         )
-    elif not any(own.values()):
+    elif not any(by_name.values()):
         notes = ("the weights after the optimizer's step: its learning rate is 0",)
     weights = [one for one in after if one.role == "param"]
-    idle = tuple(one.name for one in weights if own and not own.get(one.name))
+    idle = tuple(one.name for one in weights if by_name and not by_name.get(one.name))
     return Update([*optimizer_states(optimizer, model, before), *weights], notes, idle)
 
 

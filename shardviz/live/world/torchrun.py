@@ -52,14 +52,14 @@ def environment_of(rank: int, num_ranks: int, num_local: int) -> Iterator[None]:
 
     What the code inside has set itself stays, as it does on a rank.
     """
-    own = variables(rank, num_ranks, num_local)
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
+    settings = variables(rank, num_ranks, num_local)
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
         yield
     finally:
         for name, value in before.items():
-            if os.environ.get(name) != own[name]:
+            if os.environ.get(name) != settings[name]:
                 continue
             if value is None:
                 del os.environ[name]

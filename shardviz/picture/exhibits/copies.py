@@ -87,16 +87,16 @@ def _copy_rows(dump: Dump, name: str, group: list[list[Shard]], at: int, begin: 
     return [
         Row(
             title_of([shard.rank for shard in shards], dump.files.mesh),
-            tuple(Cell(text, text != due) for text, due in zip(own, texts[0], strict=False)),
+            tuple(Cell(text, text != due) for text, due in zip(row_texts, texts[0], strict=False)),
             len(shards),
             is_apart=shards is group[0],
         )
-        for shards, own in zip(group, texts, strict=True)
+        for shards, row_texts in zip(group, texts, strict=True)
     ]
 
 
-def _first_difference(dump: Dump, name: str, one: Shard, other: Shard) -> int:
-    ours, theirs = _values(dump, one, name), _values(dump, other, name)
+def _first_difference(dump: Dump, name: str, shard: Shard, other: Shard) -> int:
+    ours, theirs = _values(dump, shard, name), _values(dump, other, name)
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return 0
     return int(np.argmax((ours != theirs).ravel()))

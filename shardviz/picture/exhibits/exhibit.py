@@ -214,8 +214,8 @@ def _sign(cell: Cell | None) -> str:
 
 def _in_line(texts: Sequence[str]) -> list[str]:
     """Set numbers below each other; other texts stay as they are."""
-    found = [_NUMBER.match(text) for text in texts]
-    if not all(match or not text for match, text in zip(found, texts, strict=True)):
+    matches = [_NUMBER.match(text) for text in texts]
+    if not all(match or not text for match, text in zip(matches, texts, strict=True)):
         return list(texts)
-    ends = [match.end() if match else 0 for match in found]
+    ends = [match.end() if match else 0 for match in matches]
     return [" " * (max(ends, default=0) - end) + text if text else "" for end, text in zip(ends, texts, strict=True)]

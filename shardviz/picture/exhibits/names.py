@@ -85,13 +85,13 @@ def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
 
 
 def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the local shapes that placements give beside those that ranks have; None if none is wrong."""
+    """Return the local shapes that placements give, next to those that ranks have; None if none is wrong."""
     tensor = dump.first_captured.get(finding.tensor)
     if tensor is None:
         return None
-    found = _by_shapes(tensor)
+    by_shapes = _by_shapes(tensor)
     stamp = dump.stamps.get(finding.tensor)
-    usual = Counter({whole: len(ranks) for (whole, _, _), ranks in found.items()}).most_common(1)
+    usual = Counter({whole: len(ranks) for (whole, _, _), ranks in by_shapes.items()}).most_common(1)
     wanted = str(list(stamp.shape)) if stamp is not None else usual[0][0] if usual else ""
     rows = [
         Row(
@@ -99,7 +99,7 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
             (Cell(whole, whole != wanted), Cell(due), Cell(has, has != due)),
             len(ranks),
         )
-        for (whole, due, has), ranks in found.items()
+        for (whole, due, has), ranks in by_shapes.items()
     ]
     if not any(cell.is_wrong for row in rows for cell in row.cells):
         return None
@@ -111,37 +111,38 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
 
 def _by_shapes(tensor: Tensor) -> dict[tuple[str, str, str], list[int]]:
     """Return the ranks by the tensor's shape that they claim, that of their shard by it, and that of what they hold."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    by_shapes: dict[tuple[str, str, str], list[int]] = {}
     for rank, shard in tensor.shards.items():
         if shard.layout is not None and rank in shard.layout.mesh:
             due = shard.layout.region(shard.layout.mesh.coord_of(rank)).shape
             whole, has = shard.layout.shape, shard.body.local_shape
-            found.setdefault((str(list(whole)), str(list(due)), str(list(has))), []).append(rank)
-    return found
+            by_shapes.setdefault((str(list(whole)), str(list(due)), str(list(has))), []).append(rank)
+    return by_shapes
 
 
 def claims(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the layouts that ranks claim, where they do not all claim the same."""
+    """Return the layouts that ranks claim; None if they all claim the same."""
     tensor = dump.first_captured.get(finding.tensor)
-    found: dict[str, list[int]] = {}
+    by_claim: dict[str, list[int]] = {}
     for rank, shard in tensor.shards.items() if tensor is not None else ():
-        found.setdefault(write(shard.layout) if shard.layout is not None else "nothing", []).append(rank)
-    if len(found) < 2:
+        by_claim.setdefault(write(shard.layout) if shard.layout is not None else "nothing", []).append(rank)
+    if len(by_claim) < 2:
         return None
-    usual = max(found, key=lambda text: len(found[text]))
+    usual = max(by_claim, key=lambda text: len(by_claim[text]))
     rows = [
-        Row(title_of(ranks, dump.files.mesh), (Cell(text, text != usual),), len(ranks)) for text, ranks in found.items()
+        Row(title_of(ranks, dump.files.mesh), (Cell(text, text != usual),), len(ranks))
+        for text, ranks in by_claim.items()
     ]
     return exhibit("the layout that each rank claims", ("", "claims"), rows, noun="rank")
 
 
 def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the coordinates of ranks beside their numbers in the groups along the same axis."""
+    """Return the coordinates of ranks next to their numbers in the groups along the same axis."""
     rows = []
     for (record, axis), places in differing(dump).items():
-        found: dict[tuple[int, int], list[int]] = {}
+        by_place: dict[tuple[int, int], list[int]] = {}
         for rank, place in places.items() if tuple(sorted(places)) == finding.ranks else ():
-            found.setdefault(place, []).append(rank)
+            by_place.setdefault(place, []).append(rank)
         name = record.axes[axis]
         rows += [
             Row(
@@ -149,6 +150,6 @@ def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:
                 (Cell(f"{name}={position}"), Cell(str(number), is_wrong=True)),
                 len(ranks),
             )
-            for (position, number), ranks in found.items()
+            for (position, number), ranks in by_place.items()
         ]
     return exhibit("where ranks are on the mesh, and their numbers in its groups", HEADS_OF_NUMBERS, rows, noun="rank")

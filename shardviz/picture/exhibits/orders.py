@@ -111,16 +111,16 @@ def along_sequence(finding: Finding, mesh: Mesh) -> Exhibit | None:
     pair = next((pair for pair in finding.pairs if isinstance(pair, PairOfOrders)), None)
     if pair is None:
         return None
-    own, usual = pair.tensor, pair.usual
+    order, usual = pair.tensor, pair.usual
     alike: dict[tuple[str, str, bool], list[int]] = {}
     for rank in pair.ranks:
-        due, has = (_stretches(one.held[rank]) for one in (usual, own))
+        due, has = (_stretches(one.held[rank]) for one in (usual, order))
         alike.setdefault((due, has, rank in finding.ranks), []).append(rank)
     rows = [
         Row(title_of(ranks, mesh), (Cell(due), Cell(has, is_wrong)), len(ranks))
         for (due, has, is_wrong), ranks in sorted(alike.items(), key=lambda one: not one[0][-1])
     ]
-    return exhibit("positions along the sequence", ("", usual.name, own.name), rows, noun="rank")
+    return exhibit("positions along the sequence", ("", usual.name, order.name), rows, noun="rank")
 
 
 def _stretches(ranges: Ranges) -> str:
@@ -147,13 +147,13 @@ def _segmented(layout: Layout) -> Iterator[tuple[int, list[Range]]]:
 
 def _beside(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> Exhibit | None:
     """Lay what ranks hold of each segment below what they should; ranks that agree are left out."""
-    found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for coord, region in case.regions.items():
         due, has = (_texts(ranges, segments) for ranges in (wanted.region(coord).dims[dim], region.dims[dim]))
         if due != has:
-            found.setdefault((due, has), []).append(case.rank(coord))
+            alike.setdefault((due, has), []).append(case.rank(coord))
     rows: list[Row] = []
-    for (due, has), ranks in found.items():
+    for (due, has), ranks in alike.items():
         rows += due_and_held(ranks, case.mesh, due, has)
     heads = [f"segment {number}" for number in range(len(segments))]
     sizes = {stop - start for start, stop in segments}

@@ -59,23 +59,23 @@ def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
     return _beside_vector(results[0], finding.tensor, dump.values(vector.first, finding.tensor))
 
 
-def _beside_vector(one: Compared, name: str, vector: NDArray[np.float64]) -> Exhibit | None:
-    """Lay the first elements of a result beside a vector, and say how many times they have it, where 1 is wanted."""
-    rank = one.wrong[0]
-    got, due = one.reduced[rank].ravel(), one.wanted_of(rank).ravel()
-    ids = one.regions[rank].flat_ids(one.wanted.shape).ravel()
+def _beside_vector(result: Compared, name: str, vector: NDArray[np.float64]) -> Exhibit | None:
+    """Lay the first elements of a result next to a vector, and say how many times they have it; 1 is wanted."""
+    rank = result.wrong[0]
+    got, due = result.reduced[rank].ravel(), result.wanted_of(rank).ravel()
+    ids = result.regions[rank].flat_ids(result.wanted.shape).ravel()
     rows = []
-    for at, own in enumerate(vector.ravel()[:MOST_CELLS].tolist()):
+    for at, term in enumerate(vector.ravel()[:MOST_CELLS].tolist()):
         over = got[at] - due[at]
         has = Cell(f"{got[at]:.6g}", is_wrong=True)
-        times = Cell(f"{1 + over / own:.4g}" if own else "", is_wrong=True)
+        times = Cell(f"{1 + over / term:.4g}" if term else "", is_wrong=True)
         rows.append(
             Row(
-                str(index_of(int(ids[at]), one.wanted.shape)),
-                (has, *plain(f"{value:.6g}" for value in (due[at], own)), times, Cell("1")),
+                str(index_of(int(ids[at]), result.wanted.shape)),
+                (has, *plain(f"{value:.6g}" for value in (due[at], term)), times, Cell("1")),
             )
         )
-    caption = f"how many times the {WHAT[one.role]} on {title_of(one.wrong, one.mesh)} has {name}"
+    caption = f"how many times the {WHAT[result.role]} on {title_of(result.wrong, result.mesh)} has {name}"
     heads = ("element", "has", "unsharded model", name, f"times {name}", "wanted")
     return exhibit(caption, heads, rows, vector.size - len(rows), noun="element")
 
@@ -84,17 +84,17 @@ def lacking_reduction(finding: Finding) -> Exhibit | None:
     """Return one element of a result as each rank of a group has it, and what it would be once they are reduced."""
     for pair in finding.pairs:
         if isinstance(pair, Unreduced):
-            one, whole = pair.result, pair.whole
-            apart = _farthest_apart(one)
-            first = next((rank for rank in (*apart, *one.wrong) if rank in whole and whole[rank].size), None)
+            result, whole = pair.result, pair.whole
+            apart = _farthest_apart(result)
+            first = next((rank for rank in (*apart, *result.wrong) if rank in whole and whole[rank].size), None)
             if first is not None:
-                group = _group(one, pair.axes, first)
-                return _parts_and_whole(one, pair.kind, pair.axes, group, whole[first], apart)
+                group = _group(result, pair.axes, first)
+                return _parts_and_whole(result, pair.kind, pair.axes, group, whole[first], apart)
     return None
 
 
 def _parts_and_whole(
-    one: Compared,
+    result: Compared,
     kind: Reduction,
     axes: tuple[str, ...],
     ranks: list[int],
@@ -102,46 +102,46 @@ def _parts_and_whole(
     apart: tuple[int, ...],
 ) -> Exhibit | None:
     """Lay the parts of a group of ranks above their sum or their mean, for the element that is farthest apart."""
-    due = one.wanted_of(ranks[0]).ravel()
-    own = [rank for rank in apart if rank in ranks]
-    at = _most_apart(one, ranks, own)
+    due = result.wanted_of(ranks[0]).ravel()
+    pair = [rank for rank in apart if rank in ranks]
+    at = _most_apart(result, ranks, pair)
     # The finding's sentence names these, so they stay where there is room for few.
-    order = own if len(ranks) > FEW and one.wanted.ndim else []
+    order = pair if len(ranks) > FEW and result.wanted.ndim else []
     shown = [*order, *(rank for rank in ranks if rank not in order)][: MOST_ROWS - 1]
-    rows = [_row_at(one, [rank], "", at) for rank in shown]
-    what, words = WHAT[one.role], REDUCTION_WORDS[kind]
-    rows.append(_whole_row(words, whole.ravel()[at], due[at], one))
-    caption = f"one element of {one.name}'s {what}" if one.wanted.ndim else f"the {what}"
-    caption += f" on {title_of(ranks, one.mesh)}, and their {words} over {' and '.join(axes)}"
+    rows = [_row_at(result, [rank], "", at) for rank in shown]
+    what, words = WHAT[result.role], REDUCTION_WORDS[kind]
+    rows.append(_whole_row(words, whole.ravel()[at], due[at], result))
+    caption = f"one element of {result.name}'s {what}" if result.wanted.ndim else f"the {what}"
+    caption += f" on {title_of(ranks, result.mesh)}, and their {words} over {' and '.join(axes)}"
     return exhibit(caption, HEADS, rows, len(ranks) - len(shown), sums_up=True, noun="rank")
 
 
-def _farthest_apart(one: Compared) -> tuple[int, ...]:
+def _farthest_apart(result: Compared) -> tuple[int, ...]:
     """Return the two neighbors whose copies of one part are farthest apart: those that a finding names."""
-    groups = one.mesh.groups(one.copies_differ_along[0]) if one.copies_differ_along else []
-    return max(one.neighbors_apart(groups), key=lambda pair: pair[2], default=())[:2]
+    groups = result.mesh.groups(result.copies_differ_along[0]) if result.copies_differ_along else []
+    return max(result.neighbors_apart(groups), key=lambda pair: pair[2], default=())[:2]
 
 
-def _most_apart(one: Compared, ranks: Sequence[int], apart: Sequence[int]) -> int:
+def _most_apart(result: Compared, ranks: Sequence[int], apart: Sequence[int]) -> int:
     """Return the element in which two of the ranks are farthest apart, or without them the one farthest off on any."""
     if len(apart) == 2:
-        return int(np.argmax(_off(one.reduced[apart[0]].ravel(), one.reduced[apart[1]].ravel())))
-    due = one.wanted_of(ranks[0]).ravel()
-    return int(np.argmax(np.max([_off(one.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
+        return int(np.argmax(_off(result.reduced[apart[0]].ravel(), result.reduced[apart[1]].ravel())))
+    due = result.wanted_of(ranks[0]).ravel()
+    return int(np.argmax(np.max([_off(result.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
 
 
-def _whole_row(title: str, got: float, due: float, one: Compared) -> Row:
-    is_right = bool(abs(got - due) <= one.tolerance)
-    texts = (f"{got:.6g}", _ratio_text(got / due if due else math.inf, one.mesh.size))
+def _whole_row(title: str, got: float, due: float, result: Compared) -> Row:
+    is_right = bool(abs(got - due) <= result.tolerance)
+    texts = (f"{got:.6g}", _ratio_text(got / due if due else math.inf, result.mesh.size))
     has, times = (Cell(text, is_wrong=not is_right, is_right=is_right) for text in texts)
     return Row(title, (Cell(""), has, Cell(f"{due:.6g}"), times, Cell("")))
 
 
-def _group(one: Compared, axes: tuple[str, ...], rank: int) -> list[int]:
+def _group(result: Compared, axes: tuple[str, ...], rank: int) -> list[int]:
     """Return the ranks that a rank would be reduced with, itself among them."""
     group = {rank}
     for axis in axes:
-        group |= {other for ranks in one.mesh.groups(axis) if group & set(ranks) for other in ranks}
+        group |= {other for ranks in result.mesh.groups(axis) if group & set(ranks) for other in ranks}
     return sorted(group)
 
 
@@ -164,38 +164,38 @@ def _results(finding: Finding) -> list[Compared]:
     return [pair for pair in pairs if isinstance(pair, Compared) and not pair.incomparable and pair.wrong]
 
 
-def _rows(one: Compared, name: str = "") -> list[Row]:
+def _rows(result: Compared, name: str = "") -> list[Row]:
     """Return a row for each set of ranks that have the same values of the same part, those that are off first."""
     groups: dict[tuple[object, bytes], list[int]] = {}
-    for rank, values in one.reduced.items():
-        groups.setdefault((one.regions[rank], (values + 0.0).tobytes()), []).append(rank)
-    order = sorted(groups.values(), key=lambda ranks: ranks[0] not in one.wrong)
-    return [_row(one, ranks, name) for ranks in order if one.reduced[ranks[0]].size]
+    for rank, values in result.reduced.items():
+        groups.setdefault((result.regions[rank], (values + 0.0).tobytes()), []).append(rank)
+    order = sorted(groups.values(), key=lambda ranks: ranks[0] not in result.wrong)
+    return [_row(result, ranks, name) for ranks in order if result.reduced[ranks[0]].size]
 
 
-def _row(one: Compared, ranks: list[int], name: str) -> Row:
+def _row(result: Compared, ranks: list[int], name: str) -> Row:
     """Return the row of ranks that have the same values, for the element that is farthest off."""
-    off = _off(one.reduced[ranks[0]].ravel(), one.wanted_of(ranks[0]).ravel())
-    return _row_at(one, ranks, name, int(np.argmax(off)))
+    off = _off(result.reduced[ranks[0]].ravel(), result.wanted_of(ranks[0]).ravel())
+    return _row_at(result, ranks, name, int(np.argmax(off)))
 
 
-def _row_at(one: Compared, ranks: list[int], name: str, at: int) -> Row:
-    got, due = one.reduced[ranks[0]].ravel(), one.wanted_of(ranks[0]).ravel()
-    ids = one.regions[ranks[0]].flat_ids(one.wanted.shape).ravel()
+def _row_at(result: Compared, ranks: list[int], name: str, at: int) -> Row:
+    got, due = result.reduced[ranks[0]].ravel(), result.wanted_of(ranks[0]).ravel()
+    ids = result.regions[ranks[0]].flat_ids(result.wanted.shape).ravel()
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = got[at] / due[at]
-    is_wrong = ranks[0] in one.wrong
-    is_flat = one.claimed is not None and one.claimed.flat is not None
-    shape = one.claimed.tensor_shape if one.claimed is not None and is_flat else one.wanted.shape
+    is_wrong = ranks[0] in result.wrong
+    is_flat = result.claimed is not None and result.claimed.flat is not None
+    shape = result.claimed.tensor_shape if result.claimed is not None and is_flat else result.wanted.shape
     element = str(index_of(int(ids[at]), shape)) if shape else ""
     return Row(
-        title_of(ranks, one.mesh),
+        title_of(ranks, result.mesh),
         (
             Cell(" ".join(filter(None, (name, element)))),
             Cell(f"{got[at]:.6g}", is_wrong),
             Cell(f"{due[at]:.6g}"),
-            Cell(_ratio_text(ratio, one.mesh.size), is_wrong),
-            Cell(_strip(_off(got, due), one.tolerance)),
+            Cell(_ratio_text(ratio, result.mesh.size), is_wrong),
+            Cell(_strip(_off(got, due), result.tolerance)),
         ),
         count=len(ranks),
     )

@@ -70,12 +70,12 @@ def article(anchor: str, finding: Finding, facts: Iterable[tuple[str, str]], tab
 
 def address(reference: str) -> str:
     """Return the address of an issue or a pull request; empty if its repository is not known."""
-    found = _REFERENCE.fullmatch(reference)
-    if found is None:
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
         return ""
-    name = found["repository"]
+    name = match["repository"]
     full = name if "/" in name else SHORT.get(name) or (f"{OWNERS[name]}/{name}" if name in OWNERS else "")
-    return f"https://github.com/{full}/issues/{found['number']}" if full else ""
+    return f"https://github.com/{full}/issues/{match['number']}" if full else ""
 
 
 def reference_link(reference: str) -> str:

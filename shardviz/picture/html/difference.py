@@ -51,12 +51,12 @@ def _header(title: str, step: StepDifference) -> str:
     return header_of(title, "bad" if step else "good", f"{glyph} {count}", known)
 
 
-def _departure(one: Departure) -> str:
-    facts = {"differs": one.sentence, "why": one.why}
-    if one.following > 0:
-        facts["follows"] = f"{counted(one.following, 'call')} of other modules differ too"
+def _departure(departure: Departure) -> str:
+    facts = {"differs": departure.sentence, "why": departure.why}
+    if departure.following > 0:
+        facts["follows"] = f"{counted(departure.following, 'call')} of other modules differ too"
     rows = (element("dt", title) + element("dd", coded(text)) for title, text in facts.items() if text)
-    return element("h3", words(one.module or "the model itself")) + element("dl", *rows)
+    return element("h3", words(departure.module or "the model itself")) + element("dl", *rows)
 
 
 def _left(not_compared: Sequence[NotChecked]) -> str:

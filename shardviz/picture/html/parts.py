@@ -94,10 +94,10 @@ def coded(text: str) -> str:
     if len(text) > MOST_CODED:
         return words(text)
     written, at = [], 0
-    for found in _CODE.finditer(text):
-        if _IS_CODE.match(found[0]):
-            written += [words(text[at : found.start()]), element("code", words(found[0]))]
-            at = found.end()
+    for match in _CODE.finditer(text):
+        if _IS_CODE.match(match[0]):
+            written += [words(text[at : match.start()]), element("code", words(match[0]))]
+            at = match.end()
     return "".join([*written, words(text[at:])])
 
 
@@ -197,12 +197,12 @@ class Anchors:
         spelled = _OTHERS.sub("-", name).strip("-")[:MOST_CHARACTERS]
         digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         plain = f"{kind}-{spelled}" if spelled == name else f"{kind}-{spelled}-{digest}"
-        found, count = plain, 1
-        while found in self._given:
+        anchor, count = plain, 1
+        while anchor in self._given:
             count += 1
-            found = f"{plain}-{count}"
-        self._given.add(found)
-        return found
+            anchor = f"{plain}-{count}"
+        self._given.add(anchor)
+        return anchor
 
 
 def in_natural_order(folded: Sequence[tuple[Fold, Item]]) -> list[tuple[Fold, Item]]:

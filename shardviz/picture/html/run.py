@@ -39,22 +39,22 @@ def plan_section(dump: Dump) -> str:
 
 
 def memory_section(dump: Dump) -> str:
-    """Write the memory of each rank, by role and by tensor, beside the schemes of data parallel."""
-    found = memory_table(dump)
-    if not found.uses:
+    """Write the memory of each rank, by role and by tensor, next to the schemes of data parallel."""
+    memory = memory_table(dump)
+    if not memory.uses:
         return section("memory", "Memory", element("p", "The dump has no tensors that take memory."))
     is_plan = dump.files.planned is not None
     parts = [element("p", "What lasts; what a step adds is under Plan.", class_="soft")] if is_plan else []
-    parts.append(_ranks(found))
-    if {"grad", "optim"} <= set(found.roles):
-        parts.append(_schemes(found, dump.files.run.num_ranks))
-    return section("memory", "Memory", *parts, _tensors(found.uses))
+    parts.append(_ranks(memory))
+    if {"grad", "optim"} <= set(memory.roles):
+        parts.append(_schemes(memory, dump.files.run.num_ranks))
+    return section("memory", "Memory", *parts, _tensors(memory.uses))
 
 
-def _ranks(found: MemoryTable) -> str:
+def _ranks(memory: MemoryTable) -> str:
     """Write a line with a bar for each set of ranks that take the same."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for rank, sizes in found.by_rank.items():
+    for rank, sizes in memory.by_rank.items():
         groups.setdefault(sizes, []).append(rank)
     most = max(map(sum, groups))
     rows = [
@@ -62,12 +62,12 @@ def _ranks(found: MemoryTable) -> str:
             f"rank{'s' * (len(ranks) > 1)} {ranks_cell(ranks)}",
             *map(bytes_cell, sizes),
             bytes_cell(sum(sizes)),
-            bar(_parts(found.roles, sizes), most),
+            bar(_parts(memory.roles, sizes), most),
         ]
         for sizes, ranks in list(groups.items())[:MOST_ROWS]
     ]
-    total = ["unsharded", *map(bytes_cell, found.wholes), bytes_cell(sum(found.wholes)), ""]
-    keys = [element("span", class_=f"key {role}", aria_hidden="true") + words(role) for role in found.roles]
+    total = ["unsharded", *map(bytes_cell, memory.wholes), bytes_cell(sum(memory.wholes)), ""]
+    keys = [element("span", class_=f"key {role}", aria_hidden="true") + words(role) for role in memory.roles]
     written = table(["On", *keys, "together", ""], rows, "Bytes per rank by role", total=total)
     return written + _more(len(groups), "shardviz show --memory --all")
 
@@ -76,23 +76,23 @@ def _parts(roles: Sequence[str], sizes: Sequence[int]) -> Iterable[tuple[str, in
     return ((role, size, f"{role}: {size:,} bytes") for role, size in zip(roles, sizes, strict=True))
 
 
-def _schemes(found: MemoryTable, num_ranks: int) -> str:
-    """Write the memory of data parallel with Adam by closed formulas, beside that of the fullest rank here."""
-    most = max(one.bytes for one in found.schemes)
-    colors = [*["scheme"] * (len(found.schemes) - 1), "this"]
+def _schemes(memory: MemoryTable, num_ranks: int) -> str:
+    """Write the memory of data parallel with Adam by closed formulas, next to that of the fullest rank here."""
+    most = max(one.bytes for one in memory.schemes)
+    colors = [*["scheme"] * (len(memory.schemes) - 1), "this"]
     rows = [
         [one.name, words(one.formula), bytes_cell(one.bytes), bar([(color, one.bytes, "")], most)]
-        for one, color in zip(found.schemes, colors, strict=True)
+        for one, color in zip(memory.schemes, colors, strict=True)
     ]
-    size = f"P = {bytes_text(found.params)} over N = {counted(num_ranks, 'rank')}"
+    size = f"P = {bytes_text(memory.params)} over N = {counted(num_ranks, 'rank')}"
     about = f"Parameters, gradients and Adam per rank, for {size}"
     heads = ("Scheme", "Formula", "Per rank", "")
     return element("h3", words(about)) + table(heads, rows, "Schemes of data parallel", left=2)
 
 
-def _tensors(found: Sequence[Use]) -> str:
+def _tensors(uses: Sequence[Use]) -> str:
     """Write the largest tensors first, identical layers together."""
-    folded = fold((use.name, (use.role, min(use.bytes.values()), max(use.bytes.values()), use.whole)) for use in found)
+    folded = fold((use.name, (use.role, min(use.bytes.values()), max(use.bytes.values()), use.whole)) for use in uses)
     rows = []
     for names, (role, least, most, whole) in folded[:MOST_ROWS]:
         per_rank = bytes_cell(most) if least == most else f"{bytes_cell(least)} to {bytes_cell(most)}"
@@ -105,8 +105,8 @@ def _tensors(found: Sequence[Use]) -> str:
 
 def comms_section(dump: Dump) -> str:
     """Write the collectives of a step, axis by axis."""
-    found = traffic(dump)
-    if not found:
+    collectives = traffic(dump)
+    if not collectives:
         why = "No collectives ran in a step: only a probe with a batch() runs a step."
         return section("comms", "Communication", element("p", why))
     by_axes = received_by_axes(dump)
@@ -115,14 +115,14 @@ def comms_section(dump: Dump) -> str:
         for axes, most in by_axes.items()
     ]
     received_by = table(("Group", "A rank receives up to", ""), rows, "Bytes received by axis")
-    own = [one for axes in by_axes for one in found if one.record.axes == axes]
-    return section("comms", "Communication", received_by, _collectives(own))
+    in_order = [one for axes in by_axes for one in collectives if one.record.axes == axes]
+    return section("comms", "Communication", received_by, _collectives(in_order))
 
 
-def _collectives(found: Sequence[Traffic]) -> str:
+def _collectives(collectives: Sequence[Traffic]) -> str:
     """Write the collectives, one line for those of identical layers."""
     heads = ("Collective", "Group", "Module", "Pass", "Times", "Bytes", "Received", "Group of", "On ranks")
-    folded = fold((one.record.module or "-", (replace(one.record, module=""), len(one.ranks))) for one in found)
+    folded = fold((one.record.module or "-", (replace(one.record, module=""), len(one.ranks))) for one in collectives)
     rows = []
     for modules, (record, num_ranks) in folded[:MOST_ROWS]:
         where = groups_text(record.axes)

@@ -89,11 +89,11 @@ def stored_findings_html(checkpoint: Checkpoint, report: Report, finding: Findin
 
 def _header(checkpoint: Checkpoint, report: Report) -> str:
     looked_at = f"the files have all of {counted(len(checkpoint.tensors), 'tensor')}"
-    found = counted(len(report.findings), "finding") if report.findings else looked_at
+    summary = counted(len(report.findings), "finding") if report.findings else looked_at
     verdict = "bad" if report.findings else "unsure" if report.not_checked else "good"
     glyph = UNICODE.of("error" if report.findings else "unknown" if report.not_checked else "good")
     known = element("p", words(total(checkpoint)), class_="soft")
-    return header_of(checkpoint.path.name, verdict, f"{glyph} {found}", known)
+    return header_of(checkpoint.path.name, verdict, f"{glyph} {summary}", known)
 
 
 def _findings(report: Report) -> str:
@@ -109,14 +109,14 @@ def _files(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
     """Write the files: their sizes, and how many tensors have a part in each."""
     sizes = checkpoint.file_sizes
     most = max((size or 0 for size in sizes.values()), default=0)
-    own = Counter(name for one in checkpoint.tensors.values() for name in one.files)
+    counts = Counter(name for one in checkpoint.tensors.values() for name in one.files)
     rows = []
     for name, number in [*numbers.items()][:MOST_FILES]:
         size = sizes[name]
         color = f"file{rank_color(number)}"
         known = bytes_cell(size) if size is not None else element("span", "missing", class_="bad")
         key = element("span", class_=f"key {color}", aria_hidden="true") + str(number)
-        rows.append([key, words(name), known, bar([(color, size or 0, "")], most), f"{own[name]:,}"])
+        rows.append([key, words(name), known, bar([(color, size or 0, "")], most), f"{counts[name]:,}"])
     more = len(numbers) - MOST_FILES
     rest = element("p", f"{more:,} more files") if more > 0 else ""
     return section("files", TITLES["files"], table(("", "File", "Size", "", "Tensors"), rows, "Files", left=2), rest)
@@ -127,10 +127,10 @@ def _tensors(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
     folded = in_natural_order(fold((one.name, (*facts_of(one),)) for one in in_order(checkpoint)))
     anchors, left, lines = Anchors(), MOST_BYTES, []
     for names, _ in folded[:MOST_LINES]:
-        one = checkpoint.tensors[names.names()[0]]
-        picture = _picture(one, numbers) if left > 0 else element("p", "The page is full: shardviz show draws it.")
+        tensor = checkpoint.tensors[names.names()[0]]
+        picture = _picture(tensor, numbers) if left > 0 else element("p", "The page is full: shardviz show draws it.")
         left -= len(picture)
-        lines.append(_line(anchors.of("tensor", one.name), names, one, picture, is_open=len(folded) == 1))
+        lines.append(_line(anchors.of("tensor", tensor.name), names, tensor, picture, is_open=len(folded) == 1))
     usage = "Open a line to see which file holds which part, drawn to scale. Of several tensors the first is drawn."
     return _tree(lines, len(folded), usage, "show")
 
@@ -143,8 +143,8 @@ def _tree(lines: Sequence[str], count: int, usage: str, command: str) -> str:
     return section("tensors", TITLES["tensors"], element("p", usage, class_="soft"), tree, rest)
 
 
-def _line(anchor: str, names: Fold, one: Saved, picture: str, *, is_open: bool) -> str:
-    kind, chunks, files, _ = facts_of(one)
+def _line(anchor: str, names: Fold, tensor: Saved, picture: str, *, is_open: bool) -> str:
+    kind, chunks, files, _ = facts_of(tensor)
     where = f"{counted(chunks, 'part')}, {counted(files, 'file')}"
     summary = element(
         "summary",
@@ -152,13 +152,13 @@ def _line(anchor: str, names: Fold, one: Saved, picture: str, *, is_open: bool) 
         element("code", words(kind)),
         element("code", words(where), class_="soft"),
     )
-    size = math.prod(one.shape) * itemsize(one.dtype) * len(names)
+    size = math.prod(tensor.shape) * itemsize(tensor.dtype) * len(names)
     return leaf(anchor, names, summary, picture, size=size, is_open=is_open)
 
 
-def _picture(one: Saved, numbers: Mapping[str, int]) -> str:
+def _picture(tensor: Saved, numbers: Mapping[str, int]) -> str:
     try:
-        return element("figure", stored_figure(stored(one, numbers), style=False), tabindex=0)
+        return element("figure", stored_figure(stored(tensor, numbers), style=False), tabindex=0)
     except ShardvizError as error:
         return element("p", words(f"Not drawn: {error.message}"))
 
@@ -184,13 +184,13 @@ def verdict_of(outcome: Outcome) -> Verdict:
 
 
 def _header_beside(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> str:
-    found = worst(map(verdict_of, comparison.outcomes))
-    verdict = {"error": "bad", "unknown": "unsure"}.get(found, "good")
+    worst_verdict = worst(map(verdict_of, comparison.outcomes))
+    verdict = {"error": "bad", "unknown": "unsure"}.get(worst_verdict, "good")
     ranks = counted(job.dump.files.run.num_ranks, "rank")
     return header_of(
         f"{job.path.name} beside {checkpoint.path.name}",
         verdict,
-        f"{UNICODE.of(found)} {notable(comparison)}",
+        f"{UNICODE.of(worst_verdict)} {notable(comparison)}",
         element("p", words(f"{ranks} on mesh {job.dump.files.mesh}; {total(checkpoint)}"), class_="soft"),
         *(element("p", words(f"{UNICODE.unknown} {note}"), class_="soft") for note in comparison.notes),
     )
@@ -230,19 +230,19 @@ def _line_beside(anchor: str, names: Fold, first: Outcome, picture: str, job: Jo
         element("span", words(first.verdict), class_="soft"),
     )
     facts = [(title, text) for title, text in (("cause", first.cause), ("fix", first.fix)) if text]
-    said = element("p", coded(why_text(first))) if first.why else ""
+    why = element("p", coded(why_text(first))) if first.why else ""
     known = element("dl", *(element("dt", title) + element("dd", coded(text)) for title, text in facts))
-    one = job.tensors.get(first.name) or checkpoint.tensors.get(first.name)
-    size = math.prod(one.shape) * len(names) if one is not None else 0
-    inner = said, known if facts else "", picture
+    tensor = job.tensors.get(first.name) or checkpoint.tensors.get(first.name)
+    size = math.prod(tensor.shape) * len(names) if tensor is not None else 0
+    inner = why, known if facts else "", picture
     return leaf(anchor, names, summary, *inner, size=size, is_open=verdict == "error", verdict=verdict)
 
 
 def _picture_beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
     try:
-        one = beside(outcome, job, checkpoint, numbers)
+        pair = beside(outcome, job, checkpoint, numbers)
     except ShardvizError as error:
         return element("p", words(f"Not drawn: {error.message}"))
-    table = exhibit_table(one.exhibit) if one.exhibit is not None else ""
-    drawn = beside_figure(replace(one, exhibit=None), style=False, headlines=False)
+    table = exhibit_table(pair.exhibit) if pair.exhibit is not None else ""
+    drawn = beside_figure(replace(pair, exhibit=None), style=False, headlines=False)
     return element("figure", drawn, tabindex=0) + table

@@ -137,10 +137,10 @@ def rank_table(subject: Subject) -> str:
     """Write the claimed and the held part of each rank, as a table."""
     rows, left = rank_rows(subject, MOST_ROWS)
     first, second = (title.capitalize() for title in subject.sides.titles)
-    said = [_mark(row, first.lower()) for row in rows]
-    heads = ("Ranks", first, *((second,) if subject.holds else ()), *(("",) if subject.holds or any(said) else ()))
+    marks = [_mark(row, first.lower()) for row in rows]
+    heads = ("Ranks", first, *((second,) if subject.holds else ()), *(("",) if subject.holds or any(marks) else ()))
     body = []
-    for row, mark in zip(rows, said, strict=True):
+    for row, mark in zip(rows, marks, strict=True):
         cells = (row.ranks, row.claims, row.holds if subject.holds else mark, mark)[: len(heads)]
         marked = "error" if mark else None
         body.append(element("tr", *(element("td", words(cell)) for cell in cells), class_=marked))

@@ -129,11 +129,11 @@ def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
         return False
     if ranks.issuperset(mesh.ranks):
         return True
-    own = np.array([rank for rank in mesh.ranks if rank in ranks], np.int64)
-    if not len(own):
+    members = np.array([rank for rank in mesh.ranks if rank in ranks], np.int64)
+    if not len(members):
         return False
-    along = [len(np.unique(positions)) for positions in coords_among(mesh, own).T]
-    is_box = math.prod(along) == len(own)
+    along = [len(np.unique(positions)) for positions in coords_among(mesh, members).T]
+    is_box = math.prod(along) == len(members)
     return is_box and all(mesh.axis_size(axis) == along[mesh.axis_index(axis)] for axis in layout.split_axes)
 
 

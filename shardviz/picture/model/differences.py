@@ -58,14 +58,14 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
     if shard is None or shard.held is None or shard.layout is None or shard.layout.flat is not None:
         return None
     claimed = shard.layout.region(shard.layout.mesh.coord_of(rank))
-    found = []
+    element = []
     for at, says, has in zip(index, claimed.dims, shard.held.dims, strict=True):
         local = next((before + at - start for before, start, stop in _counted(says) if start <= at < stop), -1)
         there = next((start + local - n for n, start, stop in _counted(has) if n <= local < n + stop - start), None)
         if local < 0 or there is None:
             return None
-        found.append(there)
-    return tuple(found)
+        element.append(there)
+    return tuple(element)
 
 
 def out_of_place(claimed: Region, held: Region) -> Region | None:
@@ -88,11 +88,11 @@ def out_of_place(claimed: Region, held: Region) -> Region | None:
 
 def stretches_of(ids: NDArray[np.int64]) -> Ranges:
     """Return ids, counted from 1, as rising ranges of row-major indices, leaving out values that are not ids."""
-    own = np.unique(ids[ids > 0]) - 1
-    if not own.size:
+    indices = np.unique(ids[ids > 0]) - 1
+    if not indices.size:
         return ()
-    breaks = np.flatnonzero(np.diff(own) > 1)
-    starts, stops = np.append(own[0], own[breaks + 1]), np.append(own[breaks] + 1, own[-1] + 1)
+    breaks = np.flatnonzero(np.diff(indices) > 1)
+    starts, stops = np.append(indices[0], indices[breaks + 1]), np.append(indices[breaks] + 1, indices[-1] + 1)
     return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
 
 

@@ -203,15 +203,15 @@ def _panel(
 
 def row_stretches(rows: Sequence[Span], grid: Grid, more: str = "…") -> list[tuple[int, int, str]]:
     """Return rows with the same ranks, as (first row, one past the last, title); `more` is before what is left out."""
-    found: list[tuple[int, int, str]] = []
+    stretches: list[tuple[int, int, str]] = []
     start = 0
     for row in range(1, len(rows) + 1):
         first = rows[start]
         if row == len(rows) or grid[row] != grid[start] or not rows[row].parts == first.parts == 1:
             title = f"{more} {first.parts:,} parts" if first.is_left_out else f"{first.start}:{rows[row - 1].stop}"
-            found.append((start, row, title))
+            stretches.append((start, row, title))
             start = row
-    return found
+    return stretches
 
 
 def column_titles(cols: Sequence[Span], widths: Sequence[float], more: str = "…") -> list[str]:

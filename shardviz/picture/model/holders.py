@@ -202,14 +202,14 @@ class Holders:
     def dims(self) -> tuple[Stripes, ...]:
         """The stripes of each dim, from the products alone."""
         missing = len(self.shape) - min((len(region.dims) for region in self.regions), default=len(self.shape))
-        found = []
+        stripes = []
         for dim, size in enumerate(self.shape):
             of_ranges: dict[Ranges, Mask] = {}
             for region, mask in self.regions.items():
                 ranges = region.dims[dim - missing] if dim >= missing else ((0, 1),)
                 of_ranges[ranges] = of_ranges.get(ranges, 0) | mask
-            found.append(Stripes.of(size, of_ranges.items()))
-        return tuple(found)
+            stripes.append(Stripes.of(size, of_ranges.items()))
+        return tuple(stripes)
 
     @cached_property
     def line(self) -> Stripes:
@@ -283,12 +283,14 @@ class Holders:
         return Window(codes, tuple(masks))
 
 
-def _both(one: Window, other: Window) -> Window:
+def _both(window: Window, other: Window) -> Window:
     """Lay two windows over each other."""
-    pairs, codes = np.unique(one.codes * len(other.masks) + other.codes, return_inverse=True)
+    pairs, codes = np.unique(window.codes * len(other.masks) + other.codes, return_inverse=True)
     at = [divmod(pair, len(other.masks)) for pair in pairs.tolist()]
-    masks = tuple(frozenset(a | b for a, b in product(one.masks[first], other.masks[second])) for first, second in at)
-    return Window(codes.reshape(one.codes.shape), masks)
+    masks = tuple(
+        frozenset(a | b for a, b in product(window.masks[first], other.masks[second])) for first, second in at
+    )
+    return Window(codes.reshape(window.codes.shape), masks)
 
 
 def _cut(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:

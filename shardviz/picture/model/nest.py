@@ -90,14 +90,14 @@ def _levels(steps: Indices, edges: Indices) -> tuple[Indices, ...]:
     if not steps.shape[1]:
         return ()
     begins = [steps[:, 0] < 0, *(np.any(steps[:, : count + 1] != 0, axis=1) for count in range(steps.shape[1]))]
-    found, before = [], 1
+    levels, before = [], 1
     finest = int(begins[-1].sum()) + 1
     for begin in begins:
         count = int(begin.sum()) + 1
         if before < count < finest:
-            found.append(np.concatenate([edges[:1], edges[1:-1][begin], edges[-1:]]))
+            levels.append(np.concatenate([edges[:1], edges[1:-1][begin], edges[-1:]]))
             before = count
-    return tuple(found)
+    return tuple(levels)
 
 
 def chosen(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indices] = ()) -> list[Span]:

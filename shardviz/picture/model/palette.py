@@ -101,12 +101,12 @@ class Coloring:
 
     def _colors_of(self, ranks: Indices) -> Indices:
         """Return the color of each of some ranks, looked up at once."""
-        found = _by_number(ranks)
+        colors = _by_number(ranks)
         if self.mesh is not None:
             known = _colors(self.mesh, self.axes)
             is_near = ranks < len(known)
-            found[is_near] = known[ranks[is_near]]
-        return found
+            colors[is_near] = known[ranks[is_near]]
+        return colors
 
 
 def rank_color(rank: int, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> int:

@@ -53,15 +53,15 @@ def _are_of_one_size(due: Sequence[Stretch], has: Sequence[Stretch]) -> bool:
 
 def _stretches(rows: Sequence[Span], grid: Grid) -> dict[Mask, list[Stretch]]:
     """Return where each set of ranks has a part, neighbors joined."""
-    found: dict[Mask, list[Stretch]] = {}
+    by_ranks: dict[Mask, list[Stretch]] = {}
     for span, (block,) in zip(rows, grid, strict=True):
         if block.ranks and not block.is_mixed and span.parts == 1:
-            own = found.setdefault(block.ranks, [])
-            if own and own[-1][1] == span.start:
-                own[-1] = (own[-1][0], span.stop)
+            stretches = by_ranks.setdefault(block.ranks, [])
+            if stretches and stretches[-1][1] == span.start:
+                stretches[-1] = (stretches[-1][0], span.stop)
             else:
-                own.append((span.start, span.stop))
-    return found
+                stretches.append((span.start, span.stop))
+    return by_ranks
 
 
 def _shares(stretches: Sequence[Stretch]) -> list[float]:

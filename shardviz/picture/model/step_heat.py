@@ -79,10 +79,10 @@ class StepHeat:
         values: NDArray[np.float64] = getattr(self, field)
         top = self.farthest if field == "off" else self.most
         scaled = np.nan_to_num(values / (top or 1.0), nan=1.0, posinf=1.0)
-        found = np.clip(np.rint(scaled * (count - 1)), 0, count - 1).astype(int)
+        numbers = np.clip(np.rint(scaled * (count - 1)), 0, count - 1).astype(int)
         if field == "off":
-            found = np.where(values <= self.allowed, 0, np.maximum(found, 1))
-        rows: list[list[int]] = found.tolist()
+            numbers = np.where(values <= self.allowed, 0, np.maximum(numbers, 1))
+        rows: list[list[int]] = numbers.tolist()
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -115,19 +115,19 @@ def heats_of(evidence: Evidence) -> list[StepHeat]:
     return _heats(one) if one is not None and not one.incomparable else []
 
 
-def _heats(one: Compared) -> list[StepHeat]:
+def _heats(result: Compared) -> list[StepHeat]:
     groups: dict[tuple[object, bytes], list[int]] = {}
-    for rank, values in one.reduced.items():
-        groups.setdefault((one.regions[rank], (values + 0.0).tobytes()), []).append(rank)
-    wrong_first = sorted(groups.values(), key=lambda ranks: (ranks[0] not in one.wrong, ranks[0]))
-    return [_heat(one, tuple(ranks)) for ranks in wrong_first[:MOST_RANKS] if one.reduced[ranks[0]].size]
+    for rank, values in result.reduced.items():
+        groups.setdefault((result.regions[rank], (values + 0.0).tobytes()), []).append(rank)
+    wrong_first = sorted(groups.values(), key=lambda ranks: (ranks[0] not in result.wrong, ranks[0]))
+    return [_heat(result, tuple(ranks)) for ranks in wrong_first[:MOST_RANKS] if result.reduced[ranks[0]].size]
 
 
-def _heat(one: Compared, ranks: tuple[int, ...]) -> StepHeat:
-    got, due = one.reduced[ranks[0]], one.wanted_of(ranks[0])
-    layout = write(one.claimed) if one.claimed is not None else ""
+def _heat(result: Compared, ranks: tuple[int, ...]) -> StepHeat:
+    got, due = result.reduced[ranks[0]], result.wanted_of(ranks[0])
+    layout = write(result.claimed) if result.claimed is not None else ""
     has, whole, off = (_blocks(np.abs(values)) for values in (got, due, got - due))
-    return StepHeat(ranks, layout, got.shape, has, whole, off, one.tolerance, ranks[0] in one.wrong)
+    return StepHeat(ranks, layout, got.shape, has, whole, off, result.tolerance, ranks[0] in result.wrong)
 
 
 def _blocks(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -139,12 +139,12 @@ def _blocks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def step_of(step: StepDifference) -> tuple[StepTree | None, Sequence[StepHeat]]:
-    """Return the tree and the numbers; no tree where no two jobs' steps were laid side by side."""
-    beside = step.beside
-    if beside is None:
+    """Return the tree and the numbers; no tree if no two jobs' steps were laid side by side."""
+    steps = step.beside
+    if steps is None:
         return None, ()
-    tree = step_tree(beside.evidence.dump, beside.findings, beside.reference)
-    return tree, heats_of(beside.evidence) if tree.finding is not None else ()
+    tree = step_tree(steps.evidence.dump, steps.findings, steps.reference)
+    return tree, heats_of(steps.evidence) if tree.finding is not None else ()
 
 
 def step_json(step: StepDifference) -> dict[str, Any]:

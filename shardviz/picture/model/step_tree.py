@@ -206,12 +206,12 @@ class _Marks(NamedTuple):
 def _by_module(calls: Sequence[Call], tensors: Iterable[str]) -> dict[str, list[str]]:
     """Return each called module's own tensors among some names; a module that is not called gives its own to no one."""
     modules = {call.module for call in calls}
-    found: dict[str, list[str]] = {}
+    by_module: dict[str, list[str]] = {}
     for name in dict.fromkeys(tensors):
-        module, _, own = name.rpartition(".")
+        module, _, tensor = name.rpartition(".")
         if module in modules:
-            found.setdefault(module, []).append(own)
-    return found
+            by_module.setdefault(module, []).append(tensor)
+    return by_module
 
 
 def _first_wrong(calls: Sequence[Call], module: str) -> Call | None:

@@ -147,10 +147,10 @@ def title_width(panel: Panel) -> int:
 
 
 def _boxes(panel: Panel, grid: Grid, *, marked: bool) -> Iterator[Box]:
-    """Join blocks to the right, and then downwards, where they do not differ."""
+    """Join blocks to the right, and then downwards, if they do not differ."""
     open_boxes: dict[tuple[int, int], Box] = {}
     for row, span in enumerate(panel.rows):
-        found: dict[tuple[int, int], Box] = {}
+        row_boxes: dict[tuple[int, int], Box] = {}
         for start, stop, block, differs in _runs(panel, grid, row, marked=marked):
             above = open_boxes.pop((start, stop), None)
             joins = above is not None and (above.block, above.differs) == (block, differs)
@@ -158,9 +158,9 @@ def _boxes(panel: Panel, grid: Grid, *, marked: bool) -> Iterator[Box]:
             if above is not None and not goes_on:
                 yield above
             top = above.rows[0] if above is not None and goes_on else row
-            found[start, stop] = Box((top, row + 1), (start, stop), block, differs)
+            row_boxes[start, stop] = Box((top, row + 1), (start, stop), block, differs)
         yield from open_boxes.values()
-        open_boxes = found
+        open_boxes = row_boxes
     yield from open_boxes.values()
 
 
@@ -176,13 +176,13 @@ def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple
             start = col
 
 
-def _box(panel: Panel, box: Box, scale: Scale, coloring: Coloring, said: Said) -> str:
+def _box(panel: Panel, box: Box, scale: Scale, coloring: Coloring, wording: Said) -> str:
     left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     return tile(
         Place(left, top, width, height),
-        _label(box, coloring, int((width - 8) / CHAR) - box.differs, said.noun),
-        _tooltip(panel, box, said),
+        _label(box, coloring, int((width - 8) / CHAR) - box.differs, wording.noun),
+        _tooltip(panel, box, wording),
         color=color_of(box.block, coloring),
         ranks=ranks_of(box.block.ranks),
         differs=box.differs,
@@ -202,9 +202,9 @@ def _label(box: Box, coloring: Coloring, room: int, noun: str) -> str:
     return block_label(box.block, coloring, max(room, 3 + 2 * box.differs), sign)
 
 
-def _tooltip(panel: Panel, box: Box, said: Said) -> str:
+def _tooltip(panel: Panel, box: Box, wording: Said) -> str:
     """Describe a box in words for the tooltip."""
-    noun = said.noun
+    noun = wording.noun
     rows, cols = panel.rows[box.rows[0] : box.rows[1]], panel.cols[box.cols[0] : box.cols[1]]
     where = f"[{rows[0].start}:{rows[-1].stop}, {cols[0].start}:{cols[-1].stop}]"
     numbers = ranks_text(box.block.ranks)
@@ -212,7 +212,7 @@ def _tooltip(panel: Panel, box: Box, said: Said) -> str:
     ranks = f"{noun}{'s' * (len(ranks_of(box.block.ranks)) > 1)} {cut_at_comma(numbers, 80)}" if numbers else nobody
     is_elsewhere = any(any(row[slice(*box.cols)]) for row in panel.differs[slice(*box.rows)])
     in_place = f" ({' '.join(filter(None, (WRONG, ranks_text(box.block.part))))})"
-    return f"{where}: {ranks}{'' if not box.differs else said.unlike if is_elsewhere else in_place}"
+    return f"{where}: {ranks}{'' if not box.differs else wording.unlike if is_elsewhere else in_place}"
 
 
 def _row_titles(rows: Sequence[Span], grid: Grid, scale: Scale, *, on_right: bool) -> str:

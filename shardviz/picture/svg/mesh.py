@@ -48,8 +48,8 @@ def mesh_drawing(
         heat: What ranks are colored by instead, with a sign for how much.
     """
     marks = _Marks(Coloring(mesh, axes), marked, heat)
-    found, left = grids_of(mesh, MOST_GRIDS, marked)
-    grids = [_drawn(grid, marks) for grid in found]
+    shown, left = grids_of(mesh, MOST_GRIDS, marked)
+    grids = [_drawn(grid, marks) for grid in shown]
     width, top, parts = max(grid.width for grid in grids), 0, list[str]()
     if heat is not None:
         parts.append(element("text", words(str(heat)), x=0, y=12, class_="sv-soft"))
@@ -58,7 +58,7 @@ def mesh_drawing(
         parts.append(element("g", grid.markup, transform=f"translate(0 {top})"))
         top += grid.height + 12
     if left:
-        hidden = (rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
+        hidden = (rank for rank in marked if rank in mesh and not any(rank in grid for grid in shown))
         text = f"… {counted(left, 'more grid')}{marked_among(hidden, marks.marked)}"
         parts.append(element("text", words(text), x=0, y=top + 8, class_="sv-i sv-start"))
         top += HEAD

@@ -45,32 +45,32 @@ NOUNS = ("rank", "file")
 UNLIKE = " (not what the checkpoint has)"
 
 
-def stored_svg(one: Stored) -> str:
+def stored_svg(stored: Stored) -> str:
     """Draw which file holds which part of a tensor, as a whole SVG file."""
-    return stored_figure(one, style=True) + "\n"
+    return stored_figure(stored, style=True) + "\n"
 
 
-def stored_figure(one: Stored, *, style: bool) -> str:
+def stored_figure(stored: Stored, *, style: bool) -> str:
     """Draw a tensor of a checkpoint as an `svg` element.
 
     Args:
-        one: The tensor.
+        stored: The tensor.
         style: Whether it brings its own style; a page that has it once needs none.
     """
-    drawing = draw(one.sides, one.tensor.shape, BUDGET)
+    drawing = draw(stored.sides, stored.tensor.shape, BUDGET)
     parts = (
-        stacked(paragraph(one.tensor.name, "sv-name", NAME_CHAR), paragraph(about(one), "sv-soft")),
-        beside_map(with_left_out(panels(drawing, _panel), drawing), files_drawing(one)),
-        _bytes(one),
+        stacked(paragraph(stored.tensor.name, "sv-name", NAME_CHAR), paragraph(about(stored), "sv-soft")),
+        beside_map(with_left_out(panels(drawing, _panel), drawing), files_drawing(stored)),
+        _bytes(stored),
     )
-    return sheet(parts, one.tensor.name, about(one), style=style)
+    return sheet(parts, stored.tensor.name, about(stored), style=style)
 
 
-def about(one: Stored) -> str:
+def about(stored: Stored) -> str:
     """Describe a tensor in one line."""
-    tensor = one.tensor
+    tensor = stored.tensor
     sizes = " × ".join(map(str, tensor.shape)) or "one number"
-    where = f"{counted(len(one.parts), 'part')} in {counted(len(one.files), 'file')}"
+    where = f"{counted(len(stored.parts), 'part')} in {counted(len(stored.files), 'file')}"
     return f"{printable(tensor.dtype)} {sizes}, {bytes_text(tensor.num_bytes)}, {where}"
 
 
@@ -81,29 +81,29 @@ def _panel(panel: Panel) -> Drawn:
     return Drawn(markup, titles + scale.width, TITLE_HEIGHT + scale.height)
 
 
-def files_drawing(one: Stored) -> Drawn:
+def files_drawing(stored: Stored) -> Drawn:
     """Name the files, each with its number, its color and how many of its bytes are of the tensor."""
-    own: Counter[int] = Counter()
-    for part in one.parts:
+    sizes: Counter[int] = Counter()
+    for part in stored.parts:
         if part.file is not None:
-            own[part.file] += part.size
+            sizes[part.file] += part.size
     markup, width = "", 0
-    for at, (number, name) in enumerate([*one.files.items()][:MOST_FILES]):
-        label = f"{_short(printable(name))}  {bytes_text(own[number])} of the file"
+    for at, (number, name) in enumerate([*stored.files.items()][:MOST_FILES]):
+        label = f"{_short(printable(name))}  {bytes_text(sizes[number])} of the file"
         place = Place(0, at * (LINE + 2), CHIP, LINE)
         markup += tile(place, str(number), name, color=rank_color(number), ranks=(number,), differs=False)
         markup += element("text", words(label), x=CHIP + 8, y=place.top + 14)
         width = max(width, CHIP + 8 + round(len(label) * CHAR))
-    more = len(one.files) - MOST_FILES
+    more = len(stored.files) - MOST_FILES
     if more > 0:
         markup += element("text", f"{more:,} more", x=CHIP + 8, y=MOST_FILES * (LINE + 2) + 14, class_="sv-soft")
-    return Drawn(markup, width, min(len(one.files), MOST_FILES + 1) * (LINE + 2))
+    return Drawn(markup, width, min(len(stored.files), MOST_FILES + 1) * (LINE + 2))
 
 
-def _bytes(one: Stored) -> Drawn:
+def _bytes(stored: Stored) -> Drawn:
     """Write which bytes of which file are which part."""
-    lines = [_line(part) for part in one.parts[:MOST_PARTS]]
-    more = len(one.parts) - len(lines)
+    lines = [_line(part) for part in stored.parts[:MOST_PARTS]]
+    more = len(stored.parts) - len(lines)
     lines += [f"{more:,} more: shardviz show CHECKPOINT TENSOR --all"] if more else []
     texts = (element("text", words(text), x=0, y=14 + at * LINE, class_="sv-soft") for at, text in enumerate(lines))
     return Drawn("".join(texts), round(max(map(len, lines), default=0) * CHAR), LINE * len(lines))
@@ -118,38 +118,38 @@ def _short(name: str) -> str:
     return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
 
 
-def beside_svg(one: Beside) -> str:
-    """Draw a tensor of a job beside the checkpoint's, as a whole SVG file."""
-    return beside_figure(one, style=True) + "\n"
+def beside_svg(pair: Beside) -> str:
+    """Draw a tensor of a job next to the checkpoint's, as a whole SVG file."""
+    return beside_figure(pair, style=True) + "\n"
 
 
-def beside_figure(one: Beside, *, style: bool, headlines: bool = True) -> str:
-    """Draw a tensor of a job beside the checkpoint's as an `svg` element.
+def beside_figure(pair: Beside, *, style: bool, headlines: bool = True) -> str:
+    """Draw a tensor of a job next to the checkpoint's as an `svg` element.
 
     Args:
-        one: The tensor.
+        pair: The tensor.
         style: Whether it brings its own style; a page that has it once needs none.
         headlines: Whether it says what became of the tensor; a page that does needs none.
     """
-    parts = [*(_headlines(one) if headlines else []), _heading_beside(one)]
-    maps = _maps_beside(one.shape, one.sides) if one.sides is not None else Drawn("", 0, 0)
-    parts.append(beside_map(maps, files_drawing(one.stored)) if one.stored is not None else maps)
-    parts += [exhibit_drawing(one.exhibit)] if one.exhibit is not None else []
-    return sheet(parts, one.name, f"{one.outcome.verdict}: {one.outcome.why}", style=style)
+    parts = [*(_headlines(pair) if headlines else []), _heading_beside(pair)]
+    maps = _maps_beside(pair.shape, pair.sides) if pair.sides is not None else Drawn("", 0, 0)
+    parts.append(beside_map(maps, files_drawing(pair.stored)) if pair.stored is not None else maps)
+    parts += [exhibit_drawing(pair.exhibit)] if pair.exhibit is not None else []
+    return sheet(parts, pair.name, f"{pair.outcome.verdict}: {pair.outcome.why}", style=style)
 
 
-def _headlines(one: Beside) -> list[Drawn]:
-    outcome = one.outcome
-    glyph = UNICODE.differs if one.is_wrong else UNICODE.good if outcome.verdict == "equal" else UNICODE.unknown
-    lines = [paragraph(f"{glyph} {outcome.verdict}", "sv-bad" if one.is_wrong else "sv-good")]
+def _headlines(pair: Beside) -> list[Drawn]:
+    outcome = pair.outcome
+    glyph = UNICODE.differs if pair.is_wrong else UNICODE.good if outcome.verdict == "equal" else UNICODE.unknown
+    lines = [paragraph(f"{glyph} {outcome.verdict}", "sv-bad" if pair.is_wrong else "sv-good")]
     lines += [paragraph(text, "sv-bad sv-said") for text in (outcome.why, outcome.cause, outcome.fix) if text]
     return lines
 
 
-def _heading_beside(one: Beside) -> Drawn:
-    facts = about(one.stored) if one.stored is not None else ""
-    lines = [paragraph(text, "sv-soft") for text in (facts, one.why) if text]
-    return stacked(paragraph(one.name, "sv-name", NAME_CHAR), *lines)
+def _heading_beside(pair: Beside) -> Drawn:
+    facts = about(pair.stored) if pair.stored is not None else ""
+    lines = [paragraph(text, "sv-soft") for text in (facts, pair.why) if text]
+    return stacked(paragraph(pair.name, "sv-name", NAME_CHAR), *lines)
 
 
 def _maps_beside(shape: tuple[int, ...], sides: Marked) -> Drawn:

@@ -57,10 +57,13 @@ def tensors_lines(checkpoint: Checkpoint) -> list[Text]:
 def files_lines(checkpoint: Checkpoint) -> list[Text]:
     """Return a line for each of the first files: its bytes, and how many tensors have a part in it."""
     sizes = checkpoint.file_sizes
-    own = Counter(name for one in checkpoint.tensors.values() for name in one.files)
+    counts = Counter(name for one in checkpoint.tensors.values() for name in one.files)
     names = sorted(sizes, key=natural_key)
     shown = names[:MOST_FILES]
-    rows = [("file", "bytes", "tensors"), *((printable(name), _size(sizes[name]), f"{own[name]:,}") for name in shown)]
+    rows = [
+        ("file", "bytes", "tensors"),
+        *((printable(name), _size(sizes[name]), f"{counts[name]:,}") for name in shown),
+    ]
     rest = [sizes[name] or 0 for name in names[len(shown) :]]
     more = f"{counted(len(rest), 'more file')} of {bytes_text(min(rest))} to {bytes_text(max(rest))}" if rest else ""
     return [*table(rows, left=1), *([line((more, DIM))] if more else [])]
@@ -75,9 +78,9 @@ def in_order(checkpoint: Checkpoint) -> list[Saved]:
     return sorted(checkpoint.tensors.values(), key=lambda one: natural_key(one.name))
 
 
-def facts_of(one: Saved) -> tuple[str, int, int, int]:
+def facts_of(tensor: Saved) -> tuple[str, int, int, int]:
     """Return a tensor's type and shape, how many chunks and files it is in, and its bytes."""
-    return _kind(one.dtype, one.shape), len(one.chunks), len(one.files), one.num_bytes
+    return _kind(tensor.dtype, tensor.shape), len(tensor.chunks), len(tensor.files), tensor.num_bytes
 
 
 @lru_cache(maxsize=4096)
@@ -97,16 +100,16 @@ def total(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.kind}: {tensors} of {size} in {counted(len(sizes), 'file')}{lost}{objects}"
 
 
-def tensor_lines(one: Saved, *, all_chunks: bool = False) -> list[Text]:
+def tensor_lines(tensor: Saved, *, all_chunks: bool = False) -> list[Text]:
     """Return which bytes of which file hold which part of a tensor."""
-    kind, chunks, files, size = facts_of(one)
+    kind, chunks, files, size = facts_of(tensor)
     head = f"  {kind}  {bytes_text(size)} in {counted(chunks, 'chunk')} of {counted(files, 'file')}"
-    shown = one.chunks if all_chunks else one.chunks[:MOST_CHUNKS]
-    sizes = {file: file_size(one.folder / file) for file in {chunk.place.file for chunk in shown if chunk.place}}
+    shown = tensor.chunks if all_chunks else tensor.chunks[:MOST_CHUNKS]
+    sizes = {file: file_size(tensor.folder / file) for file in {chunk.place.file for chunk in shown if chunk.place}}
     rows = [("part", "file", "bytes"), *((str(chunk.region), *_place(chunk, sizes)) for chunk in shown)]
-    more = len(one.chunks) - len(shown)
+    more = len(tensor.chunks) - len(shown)
     rest = [line((f"{more:,} more: --all shows them", DIM))] if more else []
-    return [line((printable(one.name), "bold"), head), *table(rows, left=2), *rest]
+    return [line((printable(tensor.name), "bold"), head), *table(rows, left=2), *rest]
 
 
 def _place(chunk: Chunk, sizes: Mapping[str, int | None]) -> tuple[str, str]:
@@ -144,12 +147,16 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
 
 
 def alike(comparison: Comparison) -> list[list[Outcome]]:
-    """Return what is not equal, together where the same was done to it: numbers aside, or counted from the tensor's."""
+    """Return what is not equal, together if the same was done to it: numbers aside, or counted from the tensor's."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
-    for one in comparison.outcomes:
-        if one.verdict != "equal":
-            why = _DIGITS.sub("#", one.why) if one.verdict == "other" else relative(why_text(one), one.name)
-            groups.setdefault((one.verdict, why, one.cause, one.fix), []).append(one)
+    for outcome in comparison.outcomes:
+        if outcome.verdict != "equal":
+            why = (
+                _DIGITS.sub("#", outcome.why)
+                if outcome.verdict == "other"
+                else relative(why_text(outcome), outcome.name)
+            )
+            groups.setdefault((outcome.verdict, why, outcome.cause, outcome.fix), []).append(outcome)
     return list(groups.values())
 
 
@@ -190,22 +197,26 @@ def relative(why: str, name: str) -> str:
     return " ".join(_relative(word, own) for word in words)
 
 
-def _relative(word: str, own: list[int]) -> str:
-    if len(_OF_NAMES.findall(word)) != len(own):
+def _relative(word: str, name_numbers: list[int]) -> str:
+    if len(_OF_NAMES.findall(word)) != len(name_numbers):
         return word
-    numbers = iter(own)
+    numbers = iter(name_numbers)
 
-    def turned(found: re.Match[str]) -> str:
-        by = int(found[0]) - next(numbers)
+    def turned(match: re.Match[str]) -> str:
+        by = int(match[0]) - next(numbers)
         return f"(*{by:+d})" if by else "*"
 
     return _OF_NAMES.sub(turned, word)
 
 
-def why_text(one: Outcome) -> str:
-    """Return what became of a tensor in words, with its other name where that is more than another beginning."""
-    is_said = one.verdict in ("moved", "tied", "cast") or one.name.endswith(one.other) or one.other.endswith(one.name)
-    return one.why if is_said or "(" in one.other else f"as {starred(one.other)}: {one.why}"
+def why_text(outcome: Outcome) -> str:
+    """Return what became of a tensor in words, with its other name if that is more than another beginning."""
+    is_said = (
+        outcome.verdict in ("moved", "tied", "cast")
+        or outcome.name.endswith(outcome.other)
+        or outcome.other.endswith(outcome.name)
+    )
+    return outcome.why if is_said or "(" in outcome.other else f"as {starred(outcome.other)}: {outcome.why}"
 
 
 def _sum(comparison: Comparison, terminal: Terminal) -> Text:

@@ -54,14 +54,18 @@ def _size_lines(sizes: Sequence[Size]) -> list[Text]:
 def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
     """Return in what the steps differ, causes first, and at how much of them they agree."""
     lines: list[Text] = []
-    for one in step.departures:
-        sign = (terminal.glyphs.unknown, WARNING) if one.is_expected else (terminal.glyphs.differs, BAD)
-        where = f"{one.direction}, {one.module}" if one.direction else one.module or "the model itself"
+    for departure in step.departures:
+        sign = (terminal.glyphs.unknown, WARNING) if departure.is_expected else (terminal.glyphs.differs, BAD)
+        where = (
+            f"{departure.direction}, {departure.module}"
+            if departure.direction
+            else departure.module or "the model itself"
+        )
         lines.append(line((f"{sign[0]} step", sign[1]), (f"  {printable(where)}", "bold")))
-        lines += wrapped(printable(one.sentence), terminal.width, line(("  differs ", DIM)), 10)
-        lines += wrapped(printable(one.why), terminal.width, line(("  why     ", DIM)), 10)
-        if one.following > 0:
-            text = f"{counted(one.following, 'call')} of other modules differ too, as a consequence or around it"
+        lines += wrapped(printable(departure.sentence), terminal.width, line(("  differs ", DIM)), 10)
+        lines += wrapped(printable(departure.why), terminal.width, line(("  why     ", DIM)), 10)
+        if departure.following > 0:
+            text = f"{counted(departure.following, 'call')} of other modules differ too, as a consequence or around it"
             lines += wrapped(text, terminal.width, line(("  follows ", DIM)), 10)
         lines.append(line(""))
     lines += _picture_lines(step, terminal)
@@ -107,12 +111,12 @@ def _verdict(difference: Difference, terminal: Terminal) -> Text:
     if not difference:
         text = "the jobs agree" if difference.step.is_of_jobs else "nothing changed"
         return line((f"{terminal.glyphs.good} {text}", GOOD))
-    found = (
+    changes = (
         (len(difference.changes), "change", ""),
         (len(difference.step.departures), "difference", " of the step"),
         (len(difference.gained), "finding", " gained"),
         (len(difference.lost), "finding", " lost"),
         (sum(size.is_changed for size in difference.sizes), "size", " changed"),
     )
-    counts = ", ".join(f"{counted(count, what)}{which}" for count, what, which in found if count)
+    counts = ", ".join(f"{counted(count, what)}{which}" for count, what, which in changes if count)
     return line((f"{terminal.glyphs.differs} {counts}{f'; {but}' if but else ''}", BAD))

@@ -51,12 +51,12 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what is to be known of the rows, a text for each reason, with its meshes where it is not about all."""
-    said = [(note, row) for row in rows for note in row.notes]
-    said += [(f"without activations and collectives: {row.without_step}", row) for row in rows if row.without_step]
-    for note in dict.fromkeys(note for note, _ in said):
-        own = [str(row.mesh) for other, row in said if other == note]
-        yield printable(note) if len(own) == len(rows) else f"{', '.join(own)}: {printable(note)}"
+    """Yield what is to be known of the rows, a text for each reason, with its meshes if it is not about all."""
+    notes = [(note, row) for row in rows for note in row.notes]
+    notes += [(f"without activations and collectives: {row.without_step}", row) for row in rows if row.without_step]
+    for note in dict.fromkeys(note for note, _ in notes):
+        meshes = [str(row.mesh) for other, row in notes if other == note]
+        yield printable(note) if len(meshes) == len(rows) else f"{', '.join(meshes)}: {printable(note)}"
 
 
 def _too_large(large: Sequence[Row], memory: int) -> Iterator[str]:

@@ -65,8 +65,8 @@ def mesh_lines(
     """
     marks = _Marks(glyphs, Coloring(mesh, axes), marked, heat)
     grid_lines = min(mesh.shape[-2] if mesh.ndim > 1 else 1, MOST_ROWS) + 3
-    found, left = grids_of(mesh, max(MOST_GRID_LINES // grid_lines, 1), marked)
-    grids = [_grid_lines(grid, width, marks) for grid in found]
+    shown, left = grids_of(mesh, max(MOST_GRID_LINES // grid_lines, 1), marked)
+    grids = [_grid_lines(grid, width, marks) for grid in shown]
     lines: list[Text] = [*wrapped(str(heat), width, line(""), 2)] if heat is not None else []
     while grids:
         count = _fitting(grids, width)
@@ -74,8 +74,8 @@ def mesh_lines(
         grids = grids[count:]
     if not left:
         return lines
-    size = found[0].num_rows * found[0].num_cols
-    hidden = marks.among(rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
+    size = shown[0].num_rows * shown[0].num_cols
+    hidden = marks.among(rank for rank in marked if rank in mesh and not any(rank in grid for grid in shown))
     return [*lines, line((f"{glyphs.more} {counted(left, 'more grid')} of {counted(size, 'rank')}{hidden}", DIM))]
 
 

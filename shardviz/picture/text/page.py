@@ -178,22 +178,22 @@ def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Te
 def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
     """Return notes on the picture, one sentence each: its signs, the parts it leaves out, copies and pending sums."""
     marks = (f"{glyphs.wrong} {text}" for text in _about_marks(drawing, subject))
-    found = [*marks, *_about_drawing(drawing), *_about_layout(subject)]
+    sentences = [*marks, *_about_drawing(drawing), *_about_layout(subject)]
     if any(map(_has_mixed, drawing.panels)):
-        found.append(f"{INSIDE}: parts of the block are on different ranks")
-    return found
+        sentences.append(f"{INSIDE}: parts of the block are on different ranks")
+    return sentences
 
 
 def _about_marks(drawing: Drawing, subject: Subject) -> list[str]:
     """Say what the glyph `wrong` means: places first, then what is wrong in place."""
-    sides, found = subject.sides, list[str]()
+    sides, sentences = subject.sides, list[str]()
     if drawing.is_different:
-        found.append(_NOT_AS_OFTEN if sides.copies else _WRONG[sides.titles])
+        sentences.append(_NOT_AS_OFTEN if sides.copies else _WRONG[sides.titles])
     elif subject.misplaced:
-        found.append("holds its elements in another order, or too few: see the list")
-    is_placed = sides.is_placed and not found
-    found += [f"placed as claimed; {text}" if is_placed and text != NO_FILE else text for text in sides.reasons]
-    return found if found or not subject.marked else ["one of the finding's ranks"]
+        sentences.append("holds its elements in another order, or too few: see the list")
+    is_placed = sides.is_placed and not sentences
+    sentences += [f"placed as claimed; {text}" if is_placed and text != NO_FILE else text for text in sides.reasons]
+    return sentences if sentences or not subject.marked else ["one of the finding's ranks"]
 
 
 _WRONG = {
@@ -211,39 +211,41 @@ def _has_mixed(panel: Panel) -> bool:
 
 
 def _about_drawing(drawing: Drawing) -> list[str]:
-    found = []
+    sentences = []
     if len(drawing.drawn) == 2 and len(drawing.shape) > 2:
-        found.append(f"drawn: dim {drawing.drawn[0]} downwards, dim {drawing.drawn[1]} to the right")
+        sentences.append(f"drawn: dim {drawing.drawn[0]} downwards, dim {drawing.drawn[1]} to the right")
     if drawing.whole:
         sizes = ", ".join(f"dim {dim} ({drawing.shape[dim]})" for dim in drawing.whole)
-        found.append(f"not drawn (whole on every rank): {sizes}")
+        sentences.append(f"not drawn (whole on every rank): {sizes}")
     if drawing.num_panels > len(drawing.panels):
-        found.append(f"{len(drawing.panels)} of {drawing.num_panels:,} slices are shown")
+        sentences.append(f"{len(drawing.panels)} of {drawing.num_panels:,} slices are shown")
     for panel in islice(drawing.panels, 1):
         for word, spans in (("downwards", panel.rows), ("to the right", panel.cols)):
             left_out = sum(span.parts for span in spans if span.parts > 1)
             if left_out:
                 total = sum(span.parts for span in spans)
-                found.append(f"not to scale: {left_out:,} of {total:,} parts {word} are not shown one by one")
-    return found
+                sentences.append(f"not to scale: {left_out:,} of {total:,} parts {word} are not shown one by one")
+    return sentences
 
 
 def _about_layout(subject: Subject) -> list[str]:
-    found, layout = [], subject.claimed
+    sentences, layout = [], subject.claimed
     if not math.prod(subject.shape):
-        found.append("the tensor has no elements")
+        sentences.append("the tensor has no elements")
     elif subject.idle:
-        found.append(f"no part is assigned to {ranks_in_words(subject.idle, MOST_RANKS)}: {_why_idle(layout)}")
+        sentences.append(f"no part is assigned to {ranks_in_words(subject.idle, MOST_RANKS)}: {_why_idle(layout)}")
     if layout is None:
-        return found
+        return sentences
     if subject.plain:
-        found.append(f"no placements say which part is on {ranks_in_words(subject.plain, MOST_RANKS)}: a plain tensor")
+        sentences.append(
+            f"no placements say which part is on {ranks_in_words(subject.plain, MOST_RANKS)}: a plain tensor"
+        )
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
-        found += _about_copies(subject, " and ".join(copied))
+        sentences += _about_copies(subject, " and ".join(copied))
     for axis, op in layout.partial:
-        found.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")
-    return found
+        sentences.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")
+    return sentences
 
 
 def _about_copies(subject: Subject, axes: str) -> list[str]:

@@ -126,10 +126,10 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
     names = rank_labels(mask, frame.sides.coloring, many=mixed)
     if is_marked:
         return _look(frame, _marked(frame, cell, names), "elsewhere", mask)
-    own = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
+    lit_text = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
     shown = mask if frame.lit is None else 1 << frame.lit
-    return _look(frame, (*own, *pending, *names), "mixed" if mixed else "held", shown)
+    return _look(frame, (*lit_text, *pending, *names), "mixed" if mixed else "held", shown)
 
 
 def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -262,7 +262,7 @@ def flat_id(frame: Frame, row: int, col: int) -> int:
     """Return the number, counted row by row from 0 as rulers count, of the element at a place of the plane."""
     index = list(frame.plane.at)
     index[frame.plane.rows], index[frame.plane.cols] = row, col
-    found = 0
+    number = 0
     for at, size in zip(index, frame.sides.holders.shape, strict=True):
-        found = found * size + at
-    return found
+        number = number * size + at
+    return number

@@ -185,23 +185,23 @@ def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[
 
 def _by_kind(amounts: Amounts, rank: int) -> dict[str, int]:
     """Return the bytes on a rank's GPU by parameter, with gradient and optimizer state, numbers left out."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part, held in amounts.held:
         at = part.ranks.index(rank) if rank in part.ranks else -1
         for one in held if at >= 0 else ():
             kind = kind_of(one.owner)
-            found[kind] = found.get(kind, 0) + int(one.on_gpu[at])
-    return found
+            sizes[kind] = sizes.get(kind, 0) + int(one.on_gpu[at])
+    return sizes
 
 
 def _named(module: str) -> str:
     return printable(module) or "the model itself"
 
 
-def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
-    if not found:
+def _uneven(uneven: list[Uneven], width: int) -> Iterator[Text]:
+    if not uneven:
         return
-    texts = fold_all((one.held.name, _parts_text(one)) for one in found)
+    texts = fold_all((one.held.name, _parts_text(one)) for one in uneven)
     names = [count for *_, count in texts]  # a line may stand for many
     yield line("")
     yield line((f"{counted(sum(names), 'parameter')} in uneven parts", "bold"))
@@ -211,18 +211,22 @@ def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
         yield line((f"  and {sum(names[MOST:]):,} more", DIM))
 
 
-def _parts_text(one: Uneven) -> str:
-    layout = write(one.held.layout) if one.held.layout else ""
-    empty = f", {one.empty:,} of {one.ranks:,} ranks {'has' if one.empty == 1 else 'have'} none" if one.empty else ""
-    return f"{layout}: {one.least:,} to {one.most:,} elements{empty}"
+def _parts_text(parameter: Uneven) -> str:
+    layout = write(parameter.held.layout) if parameter.held.layout else ""
+    empty = (
+        f", {parameter.empty:,} of {parameter.ranks:,} ranks {'has' if parameter.empty == 1 else 'have'} none"
+        if parameter.empty
+        else ""
+    )
+    return f"{layout}: {parameter.least:,} to {parameter.most:,} elements{empty}"
 
 
-def _whole(found: list[Whole], width: int) -> Iterator[Text]:
-    if not found:
+def _whole(wholes: list[Whole], width: int) -> Iterator[Text]:
+    if not wholes:
         return
     yield line("")
     yield line(("could be split and is not", "bold"))
-    texts = fold_all((one.held.name, (_split_text(one), one.saved)) for one in found)
+    texts = fold_all((one.held.name, (_split_text(one), one.saved)) for one in wholes)
     for name, (text, saved), experts, _ in texts[:MOST]:
         saves = f"{text} it would save each rank {bytes_text(saved * experts)}"
         yield from _sentence(f"{printable(name)} {saves}", width, "  ", 4)
@@ -230,21 +234,21 @@ def _whole(found: list[Whole], width: int) -> Iterator[Text]:
         yield line((f"  and {len(texts) - MOST} more", DIM))
 
 
-def _split_text(one: Whole) -> str:
-    return f"{write(one.held.layout) if one.held.layout else ''}: split over {one.axis}({one.size})"
+def _split_text(whole: Whole) -> str:
+    return f"{write(whole.held.layout) if whole.held.layout else ''}: split over {whole.axis}({whole.size})"
 
 
 def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text]:
-    found = sent(plan, ranks.mesh)
+    collectives = sent(plan, ranks.mesh)
     if plan.without_step:
         yield from _sentence(f"planned without activations and collectives: {printable(plan.without_step)}", width)
-    if not found:
+    if not collectives:
         if not plan.without_step:
             yield line(NO_STEP if any(part.peak is None for part in plan.parts) else "a step has no collectives")
         return
-    heading, *rows = table([_HEADS, *(_cells(one, plan.node) for one in found)], left=2)
+    heading, *rows = table([_HEADS, *(_cells(one, plan.node) for one in collectives)], left=2)
     yield heading
-    for one, row in zip(found, rows, strict=True):
+    for one, row in zip(collectives, rows, strict=True):
         modules = ", ".join(_named(name) for name, _, _ in fold_again((name, None) for name in one.modules))
         yield row
         yield line((f"  in {cut_at_comma(modules, width - 5)}", DIM))
@@ -257,10 +261,15 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
 _HEADS = ["collectives of a step", "pass", "count", "bytes", "received", "group", "nodes"]
 
 
-def _cells(one: Sent, node: int) -> list[str]:
-    sizes = [f"{one.count:,}", bytes_text(one.bytes), bytes_text(one.received), f"{one.size:,}"]
-    groups = where(one).replace(" and ", ",")  # or 80 columns would not do
-    return [f"{one.op} {groups}", one.when, *sizes, str(one.nodes) if node else "-"]
+def _cells(collective: Sent, node: int) -> list[str]:
+    sizes = [
+        f"{collective.count:,}",
+        bytes_text(collective.bytes),
+        bytes_text(collective.received),
+        f"{collective.size:,}",
+    ]
+    groups = where(collective).replace(" and ", ",")  # or 80 columns would not do
+    return [f"{collective.op} {groups}", collective.when, *sizes, str(collective.nodes) if node else "-"]
 
 
 def _bubble(ranks: PlannedRanks) -> Iterator[Text]:

@@ -54,12 +54,12 @@ class Row:
 
 def report_lines(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
     """Return the whole report."""
-    found = findings_lines(report.findings, terminal)
+    findings = findings_lines(report.findings, terminal)
     unchecked, step = not_checked_lines(report, terminal), step_text(dump)
     tensors = table_lines(dump, report, terminal)
     return [
         *([*tensors, line("")] if tensors else []),
-        *([*found, line("")] if found else []),
+        *([*findings, line("")] if findings else []),
         *([*unchecked, line("")] if unchecked else []),
         *([line((f"  step: {step}", DIM))] if step else []),
         *summary_lines(report, terminal, step_results(dump), not_compared(dump)),
@@ -73,18 +73,20 @@ def step_results(dump: Dump) -> frozenset[str]:
 
 
 def step_text(dump: Dump) -> str:
-    """Return the numbers of the step beside the unsharded model's; empty if none were compared."""
-    found = agreement(dump)
-    if found is None:
+    """Return the numbers of the step compared with the unsharded model's; empty if none were compared."""
+    numbers = agreement(dump)
+    if numbers is None:
         return ""
     right = (
-        f"{counted(found.num_right, 'gradient')} within {found.largest_error_of_right:.2g}" if found.num_right else ""
+        f"{counted(numbers.num_right, 'gradient')} within {numbers.largest_error_of_right:.2g}"
+        if numbers.num_right
+        else ""
     )
-    far = found.largest_error_of_wrong
+    far = numbers.largest_error_of_wrong
     off = f"off by up to {far:.2g}" if math.isfinite(far) else "wrong, with NaN or infinity"
-    wrong = f"{counted(found.num_wrong, 'gradient')} {off}" if found.num_wrong else ""
-    whose = "" if found.odd_rank is None else f" of rank {found.odd_rank}"
-    losses = "" if math.isnan(found.loss) else f"loss{whose} {found.loss:.9g}, unsharded {found.loss_wanted:.9g}"
+    wrong = f"{counted(numbers.num_wrong, 'gradient')} {off}" if numbers.num_wrong else ""
+    whose = "" if numbers.odd_rank is None else f" of rank {numbers.odd_rank}"
+    losses = "" if math.isnan(numbers.loss) else f"loss{whose} {numbers.loss:.9g}, unsharded {numbers.loss_wanted:.9g}"
     return "; ".join(filter(None, [losses, right, wrong]))
 
 

@@ -94,10 +94,10 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift
 def is_as_claimed(local: Local, entry: Entry) -> bool:
     """Whether a shard has the values of the part of a tensor that it claims."""
     try:
-        own = claimed_slice(local, entry)
+        claimed = claimed_slice(local, entry)
     except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
         return False
-    return own is not None and np.array_equal(own, bits_of_tensor(local.values))
+    return claimed is not None and np.array_equal(claimed, bits_of_tensor(local.values))
 
 
 def claimed_slice(local: Local, entry: Entry) -> NDArray[np.generic] | None:
@@ -212,7 +212,7 @@ def _own_stretch(region: Region, offset: int, size: int) -> Region:
 
 def cast_bits(bits: NDArray[Any], dtype: str, to: torch.dtype) -> NDArray[np.generic]:
     """Return a reference's bits in another dtype, as `Tensor.to` rounds them."""
-    own = getattr(torch, dtype, None)
-    if own == to or own is None:
+    reference_dtype = getattr(torch, dtype, None)
+    if reference_dtype == to or reference_dtype is None:
         return bits
-    return bits_of_tensor(from_bits(bits, own).to(to))
+    return bits_of_tensor(from_bits(bits, reference_dtype).to(to))

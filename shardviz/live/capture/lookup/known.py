@@ -137,7 +137,7 @@ def known_in(
     Args:
         reference: What values are compared with.
         wanted: The model's tensors by name.
-        names: A map, where the reference has other names, or tensors that the model's are made of: `name: expression`.
+        names: A map, if the reference has other names, or tensors that the model's are made of: `name: expression`.
         strangers: Whether it may have none of them.
 
     Raises:
@@ -152,14 +152,16 @@ def known_in(
     entries: dict[str, Entry] = {}
     unknown: list[tuple[str, str]] = []
     first = 1
-    for name, one in wanted.items():
-        own = (mapped.made.get(other) or entry_of.get(known_as.get(other, other)) for other in (name, *one.tied))
-        entry = next((entry for entry in own if entry is not None), None)
-        why = _why_not(name, one, entry, known_as[name], reference, mapped.lacking.get(name))
+    for name, tensor in wanted.items():
+        candidates = (
+            mapped.made.get(other) or entry_of.get(known_as.get(other, other)) for other in (name, *tensor.tied)
+        )
+        entry = next((entry for entry in candidates if entry is not None), None)
+        why = _why_not(name, tensor, entry, known_as[name], reference, mapped.lacking.get(name))
         if entry is None or why:
             unknown.append((name, f"where its elements are: {why}"))
         else:
-            stamps[name] = _stamp(name, one, stamps, first)
+            stamps[name] = _stamp(name, tensor, stamps, first)
             entries[name] = entry
             first = max(first, stamps[name].last + 1)
     if wanted and not entries and not strangers and all("no tensor of" in why for _, why in unknown):
@@ -168,37 +170,39 @@ def known_in(
 
 
 def _why_not(
-    name: str, one: Wanted, entry: Entry | None, known_as: str, reference: Reference, lacking: str | None
+    name: str, tensor: Wanted, entry: Entry | None, known_as: str, reference: Reference, lacking: str | None
 ) -> str:
     """Return why a tensor cannot be looked up; empty if it can."""
     path = reference.path.name
     if entry is None:
         called = f"{known_as}, as the map has it" if known_as != name else "this name"
         return lacking or reference.why.get(name, f"{path} has no tensor of {called}")
-    if entry.shape == one.shape:
+    if entry.shape == tensor.shape:
         return ""
-    return f"{path} has {list(entry.shape)}, the model {list(one.shape)}{_padding(one.shape, entry.shape)}"
+    return f"{path} has {list(entry.shape)}, the model {list(tensor.shape)}{_padding(tensor.shape, entry.shape)}"
 
 
-def _padding(own: tuple[int, ...], saved: tuple[int, ...]) -> str:
-    """Return what to do where shapes differ as by padding; empty if they differ otherwise."""
-    odd = [dim for dim, (one, other) in enumerate(zip(own, saved, strict=False)) if one != other]
-    if len(own) != len(saved) or len(odd) != 1:
+def _padding(shape: tuple[int, ...], saved: tuple[int, ...]) -> str:
+    """Return what to do if shapes differ as by padding; empty if they differ otherwise."""
+    odd = [dim for dim, (one, other) in enumerate(zip(shape, saved, strict=False)) if one != other]
+    if len(shape) != len(saved) or len(odd) != 1:
         return ""
-    short, long = sorted((own[odd[0]], saved[odd[0]]))
+    short, long = sorted((shape[odd[0]], saved[odd[0]]))
     if long >= 2 * short:  # rather parts that were joined, or a rank's part
         return ""
     dim = f", {odd[0]}" if odd[0] else ""
-    line = f"x = pad(x, {long}{dim})" if own[odd[0]] == long else f"x = slice(x, 0, {short}{dim})"
+    line = f"x = pad(x, {long}{dim})" if shape[odd[0]] == long else f"x = slice(x, 0, {short}{dim})"
     beyond = f"what is beyond the first {short:,} indices of dim {odd[0]}"
     return f"; if {beyond} is padding, a map's line for it, `{line}`, has the rest checked"
 
 
-def _stamp(name: str, one: Wanted, stamps: Mapping[str, Stamp], first: int) -> Stamp:
+def _stamp(name: str, tensor: Wanted, stamps: Mapping[str, Stamp], first: int) -> Stamp:
     """Return a tensor's ids: those of one that it is tied to, or new ones."""
-    role: Role = one.role if one.role in ("buffer", "optim") else "param"
-    same = next((stamps[other] for other in one.tied if other in stamps and stamps[other].shape == one.shape), None)
-    return Stamp(name, same.first if same else first, one.shape, role, same.name if same else "")
+    role: Role = tensor.role if tensor.role in ("buffer", "optim") else "param"
+    same = next(
+        (stamps[other] for other in tensor.tied if other in stamps and stamps[other].shape == tensor.shape), None
+    )
+    return Stamp(name, same.first if same else first, tensor.shape, role, same.name if same else "")
 
 
 def _mapped(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str]) -> Mapped:

@@ -144,51 +144,52 @@ def add_masters(seen: Capture, engine: nn.Module, mesh: Mesh, part: PipelinePart
         mesh: The run's mesh.
         part: This rank's part of the model.
     """
-    mine = {part.prefix + one.name: one for one in registry.fragments(engine)}
-    of_all = of_all_ranks({name: _claim_of(one) for name, one in mine.items()})
+    mine = {part.prefix + master.name: master for master in registry.fragments(engine)}
+    of_all = of_all_ranks({name: _claim_of(master) for name, master in mine.items()})
     names = list(dict.fromkeys(name for of_rank in of_all for name in of_rank))
     if not names:
         return
     stamps = _stamps(seen, of_all, names)
     seen.stamps = {**seen.stamps, **stamps}
     known = Known(stamps, {})
-    wholes = {f"{name}.{MASTER}": _entry(one, one.weight) for name, one in mine.items() if one.is_whole}
+    wholes = {f"{name}.{MASTER}": _entry(master, master.weight) for name, master in mine.items() if master.is_whole}
     _add_buffers(seen, mine.values(), of_all, mesh)
     tracer = Tracer(wholes, {name: stamp.first for name, stamp in stamps.items()})
     for name in (name for name in names if name in mine):
-        one = mine[name]
-        peers = {rank: of_all[rank][name] for rank in one.ranks if name in of_all[rank]}
-        local = _add(seen, name, one, peers, mesh)
+        master = mine[name]
+        peers = {rank: of_all[rank][name] for rank in master.ranks if name in of_all[rank]}
+        local = _add(seen, name, master, peers, mesh)
         if any(peer.differs for peer in peers.values()):
-            entry = wholes.get(local.name) or _entry(one, _gathered(one))
-            _place(seen, local, one, replace(known, entries={local.name: entry}), tracer)
+            entry = wholes.get(local.name) or _entry(master, _gathered(master))
+            _place(seen, local, master, replace(known, entries={local.name: entry}), tracer)
         else:
-            _as_claimed(seen, local, one)
+            _as_claimed(seen, local, master)
 
 
-def _claim_of(one: Fragment) -> Claim:
-    own = one.weight[one.start : one.start + one.size] if one.is_whole else one.weight
-    differs = not torch.equal(_bits(one.values.to(own.dtype)), _bits(own)) if own.shape == one.values.shape else True
-    return Claim(
-        one.ranks, one.shape, one.start, one.size, one.offset, one.part, differs, tuple(one.states), _buffer(one)
+def _claim_of(master: Fragment) -> Claim:
+    weight = master.weight[master.start : master.start + master.size] if master.is_whole else master.weight
+    differs = weight.shape != master.values.shape or not torch.equal(
+        _bits(master.values.to(weight.dtype)), _bits(weight)
     )
+    place = master.start, master.size, master.offset, master.part
+    return Claim(master.ranks, master.shape, *place, differs, tuple(master.states), _buffer(master))
 
 
-def _buffer(one: Fragment) -> tuple[int, int]:
-    return one.buffer, next((len(state) for state in one.buffers.values()), 0)
+def _buffer(master: Fragment) -> tuple[int, int]:
+    return master.buffer, next((len(state) for state in master.buffers.values()), 0)
 
 
 def _add_buffers(seen: Capture, mine: Iterable[Fragment], of_all: list[dict[str, Claim]], mesh: Mesh) -> None:
     """Write down the states of whole buffers that all ranks of a group have: that two are the same says a lot."""
     on = [{claim.buffer for claim in of_rank.values()} for of_rank in of_all]
-    for number, one in {one.buffer: one for one in mine if one.buffers}.items():
-        _, size = _buffer(one)
-        if all((number, size) in on[rank] for rank in one.ranks):
-            whole = (size * len(one.ranks),)
-            me = one.ranks.index(distributed.get_rank()) * size
-            for kind, state in one.buffers.items():
+    for number, master in {master.buffer: master for master in mine if master.buffers}.items():
+        _, size = _buffer(master)
+        if all((number, size) in on[rank] for rank in master.ranks):
+            whole = (size * len(master.ranks),)
+            me = master.ranks.index(distributed.get_rank()) * size
+            for kind, state in master.buffers.items():
                 rank = (distributed.get_rank(),)
-                flat = FlatParam("", "", whole, whole, 0, whole[0], state, me, one.ranks, rank, None)
+                flat = FlatParam("", "", whole, whole, 0, whole[0], state, me, master.ranks, rank, None)
                 local = Local(f"optimizer.buffer{number}.{kind}", "optim", whole, state, of_flat_param(flat, mesh))
                 seen.add_values(local, "initial")
 
@@ -200,34 +201,36 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 def _stamps(seen: Capture, of_all: list[dict[str, Claim]], names: Iterable[str]) -> dict[str, Stamp]:
     """Return the ids of all master copies, behind those of the model's own tensors."""
     first = max((stamp.last for stamp in seen.stamps.values()), default=0) + 1
-    found: dict[str, Stamp] = {}
+    stamps: dict[str, Stamp] = {}
     for name in names:
         shape = next(of_rank[name].shape for of_rank in of_all if name in of_rank)
         called = f"{name}.{MASTER}"
-        found[called] = Stamp(called, first, shape, "optim")
+        stamps[called] = Stamp(called, first, shape, "optim")
         first += math.prod(shape)
-    return found
+    return stamps
 
 
-def _add(seen: Capture, name: str, one: Fragment, peers: Mapping[int, Claim], mesh: Mesh) -> Local:
+def _add(seen: Capture, name: str, master: Fragment, peers: Mapping[int, Claim], mesh: Mesh) -> Local:
     """Write down the values of a master copy and its moments, each with its place in the buffers of all ranks."""
     offset, part = _agreed(peers)
     claim, flat = None, None
     if part:
-        flat = FlatRecord(one.shape, offset), part * len(one.ranks)
-        me = one.ranks.index(distributed.get_rank())
+        flat = FlatRecord(master.shape, offset), part * len(master.ranks)
+        me = master.ranks.index(distributed.get_rank())
         rank = (distributed.get_rank(),)
-        param = FlatParam(name, "", one.shape, one.shape, offset, flat[1], one.values, part * me, one.ranks, rank, None)
+        param = FlatParam(
+            name, "", master.shape, master.shape, offset, flat[1], master.values, part * me, master.ranks, rank, None
+        )
         claim = of_flat_param(param, mesh)
-    local = Local(f"{name}.{MASTER}", "optim", one.shape, one.values, claim, flat)
+    local = Local(f"{name}.{MASTER}", "optim", master.shape, master.values, claim, flat)
     seen.add_values(local, "initial")
     kinds = next((peer.states for peer in peers.values() if peer.states), ())
     for kind in kinds:
-        values = one.states.get(kind, one.values[:0])
+        values = master.states.get(kind, master.values[:0])
         seen.add_values(replace(local, name=f"{name}.{kind}", values=values), "initial")
     if not _tile(peers, offset, part):
         mine = peers[distributed.get_rank()]
-        seen.fragments.append(FragmentRecord(local.name, one.ranks, mine.start, mine.size))
+        seen.fragments.append(FragmentRecord(local.name, master.ranks, mine.start, mine.size))
     return local
 
 
@@ -245,11 +248,11 @@ def _num_fitting(peers: Mapping[int, Claim], offset: int, part: int) -> int:
     return sum(_fits(one, rank, offset, part) for rank, one in peers.items())
 
 
-def _fits(one: Claim, rank: int, offset: int, part: int) -> bool:
+def _fits(claim: Claim, rank: int, offset: int, part: int) -> bool:
     """Whether a rank says that it has what its buffer has room for."""
-    begin = one.ranks.index(rank) * part - offset
-    start, stop = max(begin, 0), min(begin + part, math.prod(one.shape))
-    return one.size == max(stop - start, 0) and (not one.size or one.start == start)
+    begin = claim.ranks.index(rank) * part - offset
+    start, stop = max(begin, 0), min(begin + part, math.prod(claim.shape))
+    return claim.size == max(stop - start, 0) and (not claim.size or claim.start == start)
 
 
 def _tile(peers: Mapping[int, Claim], offset: int, part: int) -> bool:
@@ -257,22 +260,22 @@ def _tile(peers: Mapping[int, Claim], offset: int, part: int) -> bool:
     return all(_fits(one, rank, offset, part) for rank, one in peers.items())
 
 
-def _entry(one: Fragment, weight: torch.Tensor) -> Whole:
-    return Whole(dtype_name(weight.dtype), one.shape, weight)
+def _entry(master: Fragment, weight: torch.Tensor) -> Whole:
+    return Whole(dtype_name(weight.dtype), master.shape, weight)
 
 
-def _gathered(one: Fragment) -> torch.Tensor:
+def _gathered(master: Fragment) -> torch.Tensor:
     """Return a flattened weight that ranks have parts of. Every rank of its group calls this."""
-    padded = torch.zeros(one.part, dtype=one.weight.dtype, device=one.weight.device)
-    padded[: one.weight.numel()] = one.weight
-    parts = [torch.empty_like(padded) for _ in one.ranks]
-    distributed.all_gather(parts, padded, group=one.group)
-    return torch.cat(parts)[: one.numel]
+    padded = torch.zeros(master.part, dtype=master.weight.dtype, device=master.weight.device)
+    padded[: master.weight.numel()] = master.weight
+    parts = [torch.empty_like(padded) for _ in master.ranks]
+    distributed.all_gather(parts, padded, group=master.group)
+    return torch.cat(parts)[: master.numel]
 
 
-def _place(seen: Capture, local: Local, one: Fragment, known: Known, tracer: Tracer) -> None:
+def _place(seen: Capture, local: Local, master: Fragment, known: Known, tracer: Tracer) -> None:
     """Record which elements a master copy has, of its own weight or of another."""
-    values = one.values.to(one.weight.dtype)
+    values = master.values.to(master.weight.dtype)
     ids, claimed = place_of(replace(local, values=values), known)
     if ids is not None:
         seen.add_ids(local, tracer.traced(local.name, bits_of_tensor(values), ids))
@@ -282,10 +285,10 @@ def _place(seen: Capture, local: Local, one: Fragment, known: Known, tracer: Tra
         seen.not_checked.append((local.name, ALIKE))
 
 
-def _as_claimed(seen: Capture, local: Local, one: Fragment) -> None:
+def _as_claimed(seen: Capture, local: Local, master: Fragment) -> None:
     """Write down that a master copy is the same elements of the weight as the rank says that it has."""
-    of = one.weight if one.is_whole else one.values
-    if 1 < one.size < one.numel and is_alike(bits_of_tensor(of)):
+    of = master.weight if master.is_whole else master.values
+    if 1 < master.size < master.numel and is_alike(bits_of_tensor(of)):
         seen.not_checked.append((local.name, ALIKE))
     else:
-        seen.add_region(local, Region((((one.start, one.start + one.size),) if one.size else (),)))
+        seen.add_region(local, Region((((master.start, master.start + master.size),) if master.size else (),)))

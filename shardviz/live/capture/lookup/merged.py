@@ -92,8 +92,8 @@ class Merged:
         """Return the values of a part, in the region's order."""
         return part_of(self.bits, region)
 
-    def _turned(self, one: Entry) -> NDArray[Any]:
-        return one.bits.T if self.transposed else one.bits
+    def _turned(self, source: Entry) -> NDArray[Any]:
+        return source.bits.T if self.transposed else source.bits
 
 
 @dataclass(frozen=True)
@@ -123,38 +123,38 @@ def with_merged(known: Known, reference: Reference, wanted: Mapping[str, Wanted]
     sources = {name: entry for name, entry in reference.entries.items() if id(entry) not in used}
     mine = {local.name: local for local in locals_}
     recipes: dict[str, Recipe | None] = {}
-    found: dict[str, Merged] = {}
-    for name, one in wanted.items() if sources else ():
+    by_name: dict[str, Merged] = {}
+    for name, tensor in wanted.items() if sources else ():
         if name in known.entries:
             continue
         family = starred(name)
         if family not in recipes:
-            recipes[family] = _recipe(name, one.shape, sources, mine.get(name))
+            recipes[family] = _recipe(name, tensor.shape, sources, mine.get(name))
             _say(family, recipes[family])
         recipe = recipes[family]
-        merged = _composed(name, one.shape, sources, recipe) if recipe else None
+        merged = _composed(name, tensor.shape, sources, recipe) if recipe else None
         if merged is not None:
-            found[name] = merged
-    return _joined(known, found, wanted, sources)
+            by_name[name] = merged
+    return _joined(known, by_name, wanted, sources)
 
 
 def _joined(
-    known: Known, found: Mapping[str, Merged], wanted: Mapping[str, Wanted], sources: Mapping[str, Entry]
+    known: Known, by_name: Mapping[str, Merged], wanted: Mapping[str, Wanted], sources: Mapping[str, Entry]
 ) -> Known:
     stamps = dict(known.stamps)
-    for name in found:
+    for name in by_name:
         role: Role = "buffer" if wanted[name].role == "buffer" else "param"
         first = max((stamp.last for stamp in stamps.values()), default=0) + 1
         stamps[name] = Stamp(name, first, wanted[name].shape, role)
-    used = {id(one) for merged in found.values() for row in merged.rows for one in row}
+    used = {id(one) for merged in by_name.values() for row in merged.rows for one in row}
     before = next((one for name, entry in known.entries.items() if (one := _before(name, entry))), "")
     left = [name for name, entry in sources.items() if id(entry) not in used]
     unused = [printable(name) for name in left if name.startswith(before)]
-    not_checked = [(name, why) for name, why in known.not_checked if name not in found]
+    not_checked = [(name, why) for name, why in known.not_checked if name not in by_name]
     if unused:
         what = f"{len(unused)} tensors of the stamped copy, which no tensor of the model is by its name or holds"
         not_checked.append(("", f"{what}: {listed(unused, MAX_LISTED)}"))
-    return replace(known, stamps=stamps, entries={**known.entries, **found}, not_checked=tuple(not_checked))
+    return replace(known, stamps=stamps, entries={**known.entries, **by_name}, not_checked=tuple(not_checked))
 
 
 def _before(name: str, entry: Entry) -> str:
@@ -208,10 +208,10 @@ def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
 def _pieces(lines: NDArray[Any]) -> NDArray[np.uint64]:
     """Return a number for every few neighbors of each line: in a stamped copy they are nearly unique."""
     count = max(0, lines.shape[1] - NEIGHBORS + 1)
-    found = np.zeros((len(lines), count), np.uint64)
+    numbers = np.zeros((len(lines), count), np.uint64)
     for offset in range(NEIGHBORS):
-        found = found * _FACTOR + lines[:, offset : offset + count]
-    return found
+        numbers = numbers * _FACTOR + lines[:, offset : offset + count]
+    return numbers
 
 
 def _sample(bits: NDArray[Any]) -> NDArray[Any]:
@@ -225,11 +225,11 @@ def _sample(bits: NDArray[Any]) -> NDArray[Any]:
 
 def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], recipe: Recipe) -> Merged | None:
     """Return the tensors of a recipe side by side in a shape; None if they do not fit."""
-    own = _numbers(name)
+    prefix = _numbers(name)
     columns = []
     for part in recipe.parts:
         named = {_numbers(other): entry for other, entry in sources.items() if starred(other) == part}
-        columns.append([named[numbers] for numbers in sorted(named) if numbers[: len(own)] == own])
+        columns.append([named[numbers] for numbers in sorted(named) if numbers[: len(prefix)] == prefix])
     count = len(columns[0])
     shapes = [_shape(one, transposed=recipe.transposed) for column in columns for one in column]
     if not count or any(len(column) != count for column in columns) or (recipe.transposed and len(shapes[0]) != 2):
@@ -252,8 +252,8 @@ def _is_even(rows: Iterable[Sequence[Entry]], dim: int, *, transposed: bool) -> 
     return len(others) == 1 and all(row == shapes[0] for row in shapes)
 
 
-def _shape(one: Entry, *, transposed: bool) -> tuple[int, ...]:
-    return one.shape[::-1] if transposed else one.shape
+def _shape(source: Entry, *, transposed: bool) -> tuple[int, ...]:
+    return source.shape[::-1] if transposed else source.shape
 
 
 def _numbers(name: str) -> tuple[int, ...]:

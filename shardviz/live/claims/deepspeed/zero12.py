@@ -41,10 +41,10 @@ def _fragment(name: str, param: Any, of_buffers: Mapping[int, dict[str, torch.Te
     shape, weight = tuple(param.shape), param.detach().flatten()
     if mapping is None:
         return Fragment(name, shape, ranks, 0, weight[:0].float(), weight, is_whole=True, group=group)
-    own, at = mapping.lp_fragment_address, mapping.hp_fragment_address
+    address, at = mapping.lp_fragment_address, mapping.hp_fragment_address
     flat = mapping.hp_fragment._base
     part = 0 if flat is None else flat.numel()
-    offset = ranks.index(distributed.get_rank()) * part + at.start - own.start if part else None
+    offset = ranks.index(distributed.get_rank()) * part + at.start - address.start if part else None
     buffers = {
         kind: state.detach().flatten() for kind, state in of_buffers.get(id(flat), {}).items() if state.numel() == part
     }
@@ -53,7 +53,7 @@ def _fragment(name: str, param: Any, of_buffers: Mapping[int, dict[str, torch.Te
         name,
         shape,
         ranks,
-        own.start,
+        address.start,
         values,
         weight,
         is_whole=True,

@@ -26,7 +26,7 @@ EXPERTS = ".local_experts."
 
 def names(model: nn.Module) -> dict[str, str]:
     """Return the names of experts' weights with the experts' global numbers, by their own names."""
-    found: dict[str, str] = {}
+    global_names: dict[str, str] = {}
     for prefix, module in model.named_modules() if is_up() else ():
         numbers = getattr(module, "local_expert_indices", None)
         experts = getattr(getattr(module, "experts", None), "local_experts", None)
@@ -34,8 +34,8 @@ def names(model: nn.Module) -> dict[str, str]:
             before = clean_name(f"{prefix}.experts{EXPERTS}").lstrip(".")
             for own, (number, expert) in enumerate(zip(numbers, experts, strict=True)):
                 tensors = (*expert.named_parameters(remove_duplicate=False), *expert.named_buffers())
-                found |= {f"{before}{own}.{clean_name(name)}": f"{before}{number}.{name}" for name, _ in tensors}
-    return found
+                global_names |= {f"{before}{own}.{clean_name(name)}": f"{before}{number}.{name}" for name, _ in tensors}
+    return global_names
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:

@@ -156,11 +156,11 @@ def cuts_of(model: nn.Module) -> dict[str, Cut | None]:
     """Return how each weight is saved, by its own name; None if that is not one dim, split evenly."""
     if "megatron.core.dist_checkpointing.mapping" not in sys.modules:
         return {}
-    found: dict[str, Cut | None] = {}
+    cuts: dict[str, Cut | None] = {}
     with torch.no_grad():
         for prefix, module in _outermost(model):
-            found |= {clean_name(name): _cut(parts) for name, parts in _parts(module, prefix)}
-    return found
+            cuts |= {clean_name(name): _cut(parts) for name, parts in _parts(module, prefix)}
+    return cuts
 
 
 def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -66,7 +66,7 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._number if dtype.is_floating_point else self._integer
 
     @property
-    def said(self) -> str:
+    def reads(self) -> str:
         """Which values were read, in words."""
         first, *others = self.lines
         more = f" and on {counted(len(others), 'more line')}" if others else ""

@@ -157,8 +157,8 @@ class Choices:
         if returned is None:
             self.read |= choices
             returned = tree_map_only(torch.Tensor, _without_values, values)
-        for one, number in zip(tensors_in(returned), tensors_in(values), strict=True):
-            self._known[one] = Known(number, _origin(number, known, choices))
+        for tensor, number in zip(tensors_in(returned), tensors_in(values), strict=True):
+            self._known[tensor] = Known(number, _origin(number, known, choices))
         return returned
 
     def _lose(self, func: Any, args: Any) -> None:
@@ -175,10 +175,10 @@ class Choices:
         if func not in BY_INDEX:
             return args
         indices: list[Any] = []
-        for one in args[1]:
-            known = self._of(one) if one is not None and one.dtype == torch.bool else None
+        for index in args[1]:
+            known = self._of(index) if index is not None and index.dtype == torch.bool else None
             if known is None:
-                indices.append(one)
+                indices.append(index)
                 continue
             self.read |= known.origin.choices
             with real_tensors():
@@ -216,10 +216,10 @@ def _without_values(values: Tensor) -> Tensor:
 
 def _origin(values: Tensor, known: list[Known], choices: dict[str, None]) -> Origin:
     """Return the origin of what an operator has returned: that of the input whose storage it is in."""
-    for one in known:
-        if one.values.untyped_storage().data_ptr() == values.untyped_storage().data_ptr():
-            one.origin.choices |= choices
-            return one.origin
+    for source in known:
+        if source.values.untyped_storage().data_ptr() == values.untyped_storage().data_ptr():
+            source.origin.choices |= choices
+            return source.origin
     return Origin(choices)
 
 

@@ -126,8 +126,8 @@ def _instead_of(kind: type, make: Callable[..., Any]) -> type:
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             return make(*args, **kwargs)
 
-        def __instancecheck__(cls, one: object) -> bool:
-            return isinstance(one, kind)
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, kind)
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return Kind(kind.__name__, (), {**names, "__shardviz__": True})

@@ -75,11 +75,11 @@ def _by_number(local: Local, bits: NDArray[Any], stored: str) -> str:
     return ""
 
 
-def _by_type(own: torch.Tensor, stored: torch.Tensor) -> str:
+def _by_type(held: torch.Tensor, stored: torch.Tensor) -> str:
     """Return the dtype as which the file's bytes were read, whether or not they were cast afterwards."""
     for taken in HALVES:
         is_another = taken != stored.dtype and taken.itemsize == stored.dtype.itemsize
-        if is_another and torch.equal(stored.view(taken).to(own.dtype).nan_to_num(), own.nan_to_num()):
+        if is_another and torch.equal(stored.view(taken).to(held.dtype).nan_to_num(), held.nan_to_num()):
             was, now = (str(one).removeprefix("torch.") for one in (stored.dtype, taken))
             return f"its bytes there, which are {was}, were read as {now}"
     return ""
@@ -144,16 +144,16 @@ def _rounding(local: Local, entry: Entry) -> str:
 
 
 def all_rounded(
-    of_all: Mapping[str, list[Candidate]], unknown: Collection[str], found: Mapping[str, tuple[int, str]]
+    of_all: Mapping[str, list[Candidate]], unknown: Collection[str], rounded: Mapping[str, tuple[int, str]]
 ) -> dict[str, list[Candidate]]:
     """Return what is known of each tensor, files rounded for those that no rank holds: a loader rounds all of them.
 
     Args:
         of_all: What any rank knows of each tensor.
         unknown: The tensors that no rank holds as a file has them.
-        found: Those of them that some rank holds rounded.
+        rounded: Those of them that some rank holds rounded.
     """
-    dtypes = {of_all[name][at].path: dtype for name, (at, dtype) in found.items()}
+    dtypes = {of_all[name][at].path: dtype for name, (at, dtype) in rounded.items()}
     return {
         name: [
             replace(one, entry=Rounded(one.entry, dtypes[one.path])) if name in unknown and one.path in dtypes else one
@@ -163,10 +163,10 @@ def all_rounded(
     }
 
 
-def notes_on_rounding(of_all: Mapping[str, list[Candidate]], found: Mapping[str, tuple[int, str]]) -> list[str]:
+def notes_on_rounding(of_all: Mapping[str, list[Candidate]], rounded: Mapping[str, tuple[int, str]]) -> list[str]:
     """Return a note on each file whose values are held rounded."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
-    for name, (at, dtype) in found.items():
+    for name, (at, dtype) in rounded.items():
         counts[of_all[name][at].path.name, dtype] += 1
     return [
         f"whether {counted(count, 'tensor')} of {printable(file)} {'was' if count == 1 else 'were'} to be rounded: the "
@@ -240,9 +240,11 @@ def sifting(kept: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], 
     return sift
 
 
-def _rules(own: Mapping[str, Local], entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, str]:
+def _rules(tensors: Mapping[str, Local], entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, str]:
     """Return how tensors differ from a reference, if all ranks agree. Every rank calls this."""
-    mine = {name: _how(own[name], entries[name]) for name in names if name in own and own[name].values.numel()}
+    mine = {
+        name: _how(tensors[name], entries[name]) for name in names if name in tensors and tensors[name].values.numel()
+    }
     by_name: dict[str, set[str]] = {}
     for of_rank in of_all_ranks(mine):
         for name, text in of_rank.items():

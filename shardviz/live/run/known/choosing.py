@@ -87,17 +87,17 @@ def chosen(
     of_ranks = of_all_ranks((mine, why))
     reasons = {name: text for _, not_here in reversed(of_ranks) for name, text in not_here.items()}
     of_all, elsewhere = _together([of_rank for of_rank, _ in of_ranks])
-    found, notes = fitting(of_all, locals_)
-    paths = sorted({one.path for one in found.values()}, key=str)
+    by_name, notes = fitting(of_all, locals_)
+    paths = sorted({one.path for one in by_name.values()}, key=str)
     path = paths[0] if len(paths) == 1 else Path(" or ".join(one.name for one in paths) or "nothing")
     return Chosen(
         Reference(
             path,
-            {name: one.entry for name, one in found.items()},
-            {name: text for name, text in reasons.items() if name not in found},
+            {name: one.entry for name, one in by_name.items()},
+            {name: text for name, text in reasons.items() if name not in by_name},
         ),
-        {name: one.path for name, one in found.items() if one.is_snapshot},
-        frozenset(name for name, one in found.items() if str(one.path) == NAME),
+        {name: one.path for name, one in by_name.items() if one.is_snapshot},
+        frozenset(name for name, one in by_name.items() if str(one.path) == NAME),
         elsewhere,
         tuple(notes),
     )
@@ -114,14 +114,14 @@ def _together(of_ranks: Iterable[Mapping[str, list[Candidate]]]) -> tuple[dict[s
     for of_rank in of_ranks:
         for name, some in of_rank.items():
             known = of_all.setdefault(name, [])
-            for one in some:
-                at = next((at for at, other in enumerate(known) if other.path == one.path), None)
-                for session in {one.session} - reached.keys():
+            for candidate in some:
+                at = next((at for at, other in enumerate(known) if other.path == candidate.path), None)
+                for session in {candidate.session} - reached.keys():
                     reached[session] = not session or Path(session).is_dir()
                 if at is None:
-                    known.append(one)
-                elif reached[one.session] and not reached[known[at].session]:
-                    known[at] = one
+                    known.append(candidate)
+                elif reached[candidate.session] and not reached[known[at].session]:
+                    known[at] = candidate
                     elsewhere.add(name)
     return of_all, frozenset(elsewhere)
 
@@ -130,18 +130,18 @@ def candidates(
     session: str, sources: Sequence[Source], model: nn.Module, names: Sequence[str]
 ) -> dict[str, list[Candidate]]:
     """Return what this rank knows of each tensor: files that were opened, the newest first, and what is sure."""
-    found: dict[str, list[Candidate]] = {}
+    by_name: dict[str, list[Candidate]] = {}
     sure: dict[str, Candidate] = {}
     for source in sources:
         for name, entry in source.entries(model, names).items():
-            one = Candidate(entry, source.path, source.is_snapshot, source.is_guess, session)
+            candidate = Candidate(entry, source.path, source.is_snapshot, source.is_guess, session)
             if source.is_guess:
-                found.setdefault(name, []).insert(0, one)
+                by_name.setdefault(name, []).insert(0, candidate)
             else:
-                sure[name] = one
-    for name, one in sure.items():
-        found[name] = [guess for guess in found.get(name, []) if guess.path != one.path] + [one]
-    return found
+                sure[name] = candidate
+    for name, candidate in sure.items():
+        by_name[name] = [guess for guess in by_name.get(name, []) if guess.path != candidate.path] + [candidate]
+    return by_name
 
 
 def fitting(of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local]) -> tuple[dict[str, Candidate], list[str]]:
@@ -164,10 +164,10 @@ def fitting(of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local]) -> 
     mixed_up = {name: one.at for name, one in misfit.items() if is_of_another_kind(name, one)}
     guessed = mixed_up | held
     sure = {name: next((one for one in some if not one.is_guess), some[0]) for name, some in of_all.items()}
-    found = {name: of_all[name][guessed[name]] if name in guessed else one for name, one in sure.items()}
+    by_name = {name: of_all[name][guessed[name]] if name in guessed else one for name, one in sure.items()}
     notes = notes_on({name: one for name, one in misfit.items() if name not in guessed}, of_all, used)
     notes += notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)
-    return found, [*notes, *notes_on_rounding(of_all, narrow)]
+    return by_name, [*notes, *notes_on_rounding(of_all, narrow)]
 
 
 def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[frozenset[int], bool]]:

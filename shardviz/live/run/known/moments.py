@@ -74,10 +74,10 @@ def with_moments(
     notes += _notes_on_none_loaded(mine, sources, named)
     wanted = _on_all_ranks(mine, locals_, named | numbered)
     kept = [local for local in mine.locals if local.name in wanted]
-    found, more = fitting({name: wanted[name] for name in sorted(wanted)}, kept)
-    entries = dict(known.reference.entries) | {name: one.entry for name, one in found.items()}
+    by_name, more = fitting({name: wanted[name] for name in sorted(wanted)}, kept)
+    entries = dict(known.reference.entries) | {name: one.entry for name, one in by_name.items()}
     reference = replace(known.reference, entries=entries)
-    snapshots = dict(known.snapshots) | {name: one.path for name, one in found.items()}
+    snapshots = dict(known.snapshots) | {name: one.path for name, one in by_name.items()}
     return replace(known, reference=reference, snapshots=snapshots, notes=(*known.notes, *more, *notes)), tuple(kept)
 
 
@@ -85,28 +85,29 @@ def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:
     """Return what living optimizers have of a model's parameters, element by element."""
     from shardviz.live.step.observe import optimizer_states
 
-    own = {local.name: local for local in locals_ if local.role == "param"}
+    parameters = {local.name: local for local in locals_ if local.role == "param"}
     names = {id(one): clean_name(name) for name, one in model.named_parameters()}
-    found: dict[str, Local] = {}
+    states: dict[str, Local] = {}
     orders: list[tuple[str, ...]] = []
     for optimizer in _living(names):
         orders.append(tuple(names.get(id(one), "") for group in optimizer.param_groups for one in group["params"]))
-        for state in optimizer_states(optimizer, model, [*own.values()]):
-            parameter = own.get(state.name.rpartition(".")[0])
+        for state in optimizer_states(optimizer, model, [*parameters.values()]):
+            parameter = parameters.get(state.name.rpartition(".")[0])
             if parameter is not None and state.values.shape == parameter.values.shape and not state.values.is_meta:
-                found[state.name] = state if state.claim or state.flat else _claiming_as(state, parameter)
-    return Moments(tuple(found.values()), tuple(orders), tuple(name for name in names.values() if name in own))
+                states[state.name] = state if state.claim or state.flat else _claiming_as(state, parameter)
+    return Moments(tuple(states.values()), tuple(orders), tuple(name for name in names.values() if name in parameters))
 
 
 def _living(names: Collection[int]) -> Iterator[Any]:
     """Yield this process's optimizers that step some parameters of a model and have state of them."""
     from torch.optim import Optimizer
 
-    optimizers = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]  # isinstance: proxies run code
-    for one in optimizers:
-        groups = getattr(one, "param_groups", ()) if getattr(one, "state", None) else ()
+    # issubclass, not isinstance: proxies run code
+    optimizers = [optimizer for optimizer in gc.get_objects() if issubclass(type(optimizer), Optimizer)]
+    for optimizer in optimizers:
+        groups = getattr(optimizer, "param_groups", ()) if getattr(optimizer, "state", None) else ()
         if any(id(parameter) in names for group in groups for parameter in group["params"]):
-            yield one
+            yield optimizer
 
 
 def _claiming_as(state: Local, parameter: Local) -> Local:
@@ -135,15 +136,15 @@ def _candidates(
 
 def _checkpoints(sources: Sequence[Source]) -> dict[Path, Reference]:
     """Return the checkpoints that the job opened, the newest last."""
-    found: dict[Path, Reference] = {}
+    references: dict[Path, Reference] = {}
     for source in sources:
         reference = source.reference if isinstance(source, Loaded) else None
         if isinstance(source, Opened):
             reference = source.opened()
         if reference is not None:
-            found.pop(source.path, None)
-            found[source.path] = reference
-    return found
+            references.pop(source.path, None)
+            references[source.path] = reference
+    return references
 
 
 def _by_position(states: Mapping[str, Mapping[str, Entry]], mine: Moments) -> dict[str, str]:
@@ -171,13 +172,13 @@ def _on_all_ranks(
     A state that is the same number throughout on a rank is left out: it was not loaded there, or shows no order.
     Every rank calls this.
     """
-    own = {local.name: local for local in locals_ if local.role == "param" and local.values.numel()}
+    parameters = {local.name: local for local in locals_ if local.role == "param" and local.values.numel()}
     have = {local.name: is_alike(bits_of_tensor(local.values)) for local in mine.locals if local.values.numel()}
     of_all: dict[str, list[Candidate]] = {}
     out: set[str] = set()
     names = set(candidates) | set(have)
     needed = {name for of_rank in of_all_ranks(names) for name in of_rank}
-    lacking = {name for name in needed if name.rpartition(".")[0] in own and have.get(name, True)}
+    lacking = {name for name in needed if name.rpartition(".")[0] in parameters and have.get(name, True)}
     for known, missing in of_all_ranks((dict(candidates), lacking)):
         out |= missing
         for name, some in known.items():

@@ -84,9 +84,9 @@ def misfits(
     """
     of_files: dict[Path, dict[str, Entry]] = {path: {} for path in used}
     for name, some in of_all.items():
-        for one in some:
-            if one.path in of_files:
-                of_files[one.path][name] = one.entry
+        for candidate in some:
+            if candidate.path in of_files:
+                of_files[candidate.path][name] = candidate.entry
     mine: dict[str, Misfit] = {}
     tied = {local.values.data_ptr(): local.name for local in locals_ if local.name in held and local.values.numel()}
     for local in locals_:
@@ -98,11 +98,11 @@ def misfits(
             mine[local.name] = Misfit(at, "tied", tied[local.values.data_ptr()])
         elif _was_loaded_before(local, some):
             mine[local.name] = _misfit(local, at, some[at].entry, of_files.get(some[at].path, {}))
-    found: dict[str, Misfit] = {}
+    by_name: dict[str, Misfit] = {}
     for of_rank in of_all_ranks(mine):
         for name, misfit in of_rank.items():
-            found[name] = max(found.get(name, misfit), misfit, key=lambda one: one.weight)
-    return found
+            by_name[name] = max(by_name.get(name, misfit), misfit, key=lambda one: one.weight)
+    return by_name
 
 
 def is_of_another_kind(name: str, misfit: Misfit) -> bool:
@@ -117,17 +117,17 @@ def is_of_another_kind(name: str, misfit: Misfit) -> bool:
     return misfit.state == "another" and starred(misfit.holds) != starred(name)
 
 
-def notes_on(found: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]], used: Counter[Path]) -> list[str]:
+def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]], used: Counter[Path]) -> list[str]:
     """Return a note on each file whose tensors the model does not hold as the file has them.
 
     Args:
-        found: The tensors.
+        misfits: The tensors.
         of_all: What any rank knows of each tensor of the model.
         used: How many tensors are held of each file.
     """
     by_file: dict[Path, dict[str, Misfit]] = defaultdict(dict)
-    for name, one in found.items():
-        by_file[of_all[name][one.at].path][name] = one
+    for name, misfit in misfits.items():
+        by_file[of_all[name][misfit.at].path][name] = misfit
     notes: list[str] = []
     for file, some in by_file.items():
         has = sum(any(one.is_guess and one.path == file for one in of_tensor) for of_tensor in of_all.values())
@@ -161,38 +161,39 @@ def notes_on_mixtures(
     """
     instead: dict[tuple[Path, Path], list[str]] = defaultdict(list)
     for name, places in fits.items():
-        own = {of_all[name][at].path for at in places}
+        files = {of_all[name][at].path for at in places}
         shape = of_all[name][min(places)].entry.shape
         others = {one.path for one in of_all[name] if one.is_guess and one.entry.shape == shape and one.path in used}
-        for pair in product(own, others - own):
+        for pair in product(files, others - files):
             instead[pair].append(name)
     return [
-        f"whether {printable(one.name)} and {printable(other.name)} were to be mixed: both have these tensors, and the "
-        f"model holds {_names(names)} of the first, {_names(instead[other, one])} of the second"
-        for (one, other), names in instead.items()
-        if one < other and (other, one) in instead
+        f"whether {printable(first.name)} and {printable(second.name)} were to be mixed: both have these tensors, and "
+        f"the model holds {_names(names)} of the first, {_names(instead[second, first])} of the second"
+        for (first, second), names in instead.items()
+        if first < second and (second, first) in instead
     ]
 
 
 def _of_a_part(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterator[str]:
     """Yield the notes on a file, other tensors of which the model holds."""
     name = printable(file.name)
-    unlike = [one for one, misfit in some.items() if misfit.state == "unlike"]
+    unlike = [tensor for tensor, misfit in some.items() if misfit.state == "unlike"]
     if unlike:
         hold, have = "holds" if num_used == 1 else "hold", "has" if len(unlike) == 1 else "have"
         yield (
             f"whether all of {name} was to be loaded: {counted(num_used, 'tensor')} {hold} what it has of them, but "
             f"{_names(unlike)} {have} the values from before sharding, which are not in it"
         )
-    for one, holds in ((one, misfit.holds) for one, misfit in some.items() if misfit.state == "tied"):
+    for tensor, holds in ((tensor, misfit.holds) for tensor, misfit in some.items() if misfit.state == "tied"):
         yield (
-            f"whether {printable(one)} should be tied: the job has it as {printable(holds)}, and {name} has two "
+            f"whether {printable(tensor)} should be tied: the job has it as {printable(holds)}, and {name} has two "
             "different tensors under these names"
         )
-    others = {one: misfit.holds for one, misfit in some.items() if misfit.state == "another"}
-    for one, holds in islice(others.items(), MOST_NAMES):
-        what = "its elements in another order" if one == holds else f"what {name} has as {printable(holds)}"
-        yield f"whether {name} was loaded as it was meant: {printable(one)} holds {what}, already before it was sharded"
+    others = {tensor: misfit.holds for tensor, misfit in some.items() if misfit.state == "another"}
+    for tensor, holds in islice(others.items(), MOST_NAMES):
+        what = "its elements in another order" if tensor == holds else f"what {name} has as {printable(holds)}"
+        held = f"{printable(tensor)} holds {what}, already before it was sharded"
+        yield f"whether {name} was loaded as it was meant: {held}"
     if len(others) > MOST_NAMES:
         more = counted(len(others) - MOST_NAMES, "more tensor")
         yield f"whether {name} was loaded as it was meant: {more} held other elements than those of their names"

@@ -186,11 +186,11 @@ def _opened(place: str) -> Reference | None:
 def tensors_in(nested: Any, before: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a nested state dict by the keys that lead to them."""
     pairs = nested.items() if isinstance(nested, dict) else ()
-    for key, one in enumerate(nested) if isinstance(nested, list | tuple) else pairs:
-        if isinstance(one, torch.Tensor):
-            yield f"{before}{key}", one
+    for key, child in enumerate(nested) if isinstance(nested, list | tuple) else pairs:
+        if isinstance(child, torch.Tensor):
+            yield f"{before}{key}", child
         else:
-            yield from tensors_in(one, f"{before}{key}.")
+            yield from tensors_in(child, f"{before}{key}.")
 
 
 MOST = 64

@@ -111,11 +111,11 @@ class Values:
 
     def kept(self, root: nn.Module) -> dict[str, Kept]:
         """Return what is known of a model's tensors, by their names in it."""
-        found: dict[str, Kept] = {}
+        by_name: dict[str, Kept] = {}
         for prefix, module in root.named_modules(remove_duplicate=False):
             for name, kept in self._owners.get(module, {}).items():
-                found[clean_name(f"{prefix}.{name}" if prefix else name)] = kept
-        return found
+                by_name[clean_name(f"{prefix}.{name}" if prefix else name)] = kept
+        return by_name
 
     def remember_ties(self, module: nn.Module) -> None:
         """Keep which parameters are one, before `to_empty` gives each module that has it one of its own."""

@@ -79,19 +79,19 @@ class Loads:
             default_store().set(KEY, "1")
 
     def redirected(self, place: Any) -> Any:
-        """Return what is opened in place of a file or folder: its stamped copy, or itself where it is not a checkpoint.
+        """Return what is opened in place of a file or folder: its stamped copy, or itself if it is not a checkpoint.
 
         Raises:
             DumpError: The copy cannot be made.
         """
         if not isinstance(place, str | os.PathLike) or not os.path.exists(place):
             return place
-        found = self._copy(Path(os.fspath(place)))
-        if found is None:
+        stamped = self._copy(Path(os.fspath(place)))
+        if stamped is None:
             if self._session not in Path(os.path.abspath(place)).parents:
                 report(f"{place} is loaded as it is: it is not a safetensors file, a folder of them or a DCP folder")
             return place
-        copy, instead = found
+        copy, instead = stamped
         self._note_use()
         self._copy_of[Path(os.path.abspath(place))] = copy
         return type(place)(instead) if isinstance(place, str) else instead
@@ -160,12 +160,12 @@ class Loads:
 
 def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_: Sequence[Local]) -> dict[str, Entry]:
     """Return of the tensors that several checkpoints have by name those that ranks hold; of the others the newest."""
-    found: dict[str, list[Candidate]] = {}
+    candidates: dict[str, list[Candidate]] = {}
     for path, entries in of_all.items():
         for name, other in matched(names, entries).names.items():
-            one = Candidate(entries[other], path, is_snapshot=False, is_guess=True)
-            found.setdefault(name, []).insert(0, one)
-    several = {name: some for name, some in found.items() if len(some) > 1}
+            candidate = Candidate(entries[other], path, is_snapshot=False, is_guess=True)
+            candidates.setdefault(name, []).insert(0, candidate)
+    several = {name: some for name, some in candidates.items() if len(some) > 1}
     return {name: one.entry for name, one in fitting(several, locals_)[0].items()}
 
 

@@ -57,22 +57,22 @@ def _weights(value: Any, before: str) -> Iterator[tuple[str, torch.Tensor, Calla
             if _is_stampable(tensor):
                 yield before + name, tensor, partial(setattr, tensor, "data")
     elif isinstance(value, dict):
-        for key, one in value.items():
-            if not _is_stampable(one):
-                yield from _weights(one, f"{before}{key}.")
-            elif isinstance(one, nn.Parameter):
-                yield f"{before}{key}", one, partial(setattr, one, "data")
+        for key, child in value.items():
+            if not _is_stampable(child):
+                yield from _weights(child, f"{before}{key}.")
+            elif isinstance(child, nn.Parameter):
+                yield f"{before}{key}", child, partial(setattr, child, "data")
             else:
-                yield f"{before}{key}", one, partial(value.__setitem__, key)
+                yield f"{before}{key}", child, partial(value.__setitem__, key)
     elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            if not isinstance(one, torch.Tensor):
-                yield from _weights(one, f"{before}{number}." if before else "")
+        for number, child in enumerate(value):
+            if not isinstance(child, torch.Tensor):
+                yield from _weights(child, f"{before}{number}." if before else "")
 
 
-def _is_stampable(one: Any) -> bool:
-    is_plain = type(one) in (torch.Tensor, nn.Parameter) and one.layout == torch.strided
-    return is_plain and not one.is_meta and is_weight(dtype_name(one.dtype))
+def _is_stampable(weight: Any) -> bool:
+    is_plain = type(weight) in (torch.Tensor, nn.Parameter) and weight.layout == torch.strided
+    return is_plain and not weight.is_meta and is_weight(dtype_name(weight.dtype))
 
 
 def poison(tensors: Iterable[Any]) -> None:

@@ -111,11 +111,11 @@ def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _run_id() -> str:
     """Return what names the run in all of its files: what the first rank that asks puts into the job's store."""
-    own = secrets.token_hex(8)
+    run_id = secrets.token_hex(8)
     if distributed.is_initialized():
         with suppress(RuntimeError):
-            return str(default_store().compare_set("shardviz/trace", "", own).decode())
-    return own
+            return str(default_store().compare_set("shardviz/trace", "", run_id).decode())
+    return run_id
 
 
 def _gradients(step: Step) -> Iterator[Local]:

@@ -62,15 +62,15 @@ def points_of(trace: Trace, counts: Mapping[str, int], dim: int = 0) -> dict[Pla
         counts: How often each module is called in one forward of the whole batch.
         dim: The dim along which parts of the batch are joined.
     """
-    found: dict[Place, Point] = {}
+    points: dict[Place, Point] = {}
     for name in dict.fromkeys(trace.order):
         calls, count = trace.calls[name], counts.get(name, 0)
         if not count or len(calls) % count:
             continue
         for number in range(count):
             for what, index, point in _of_calls(calls[number::count], dim):
-                found[Place(name, number, what, index)] = point
-    return found
+                points[Place(name, number, what, index)] = point
+    return points
 
 
 def _of_calls(calls: Sequence[Call], dim: int) -> Iterator[tuple[What, int, Point]]:

@@ -51,19 +51,19 @@ NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Judged:
-    """A step beside the unsharded model's. Every rank makes one, with the same judgement of what it shares.
+    """A step compared with the unsharded model's. Every rank makes one, with the same judgement of what it shares.
 
     Attributes:
-        own: This rank's points.
+        points: This rank's points.
         reference: The unsharded model's.
         mesh: The run's mesh.
         rank: This rank.
         epsilon: How far an element may be off, relative to the largest of its tensor.
-        moved: The unsharded model's points where all that it starts from is moved by rounding; None in float64.
+        moved: The unsharded model's points when all that it starts from is moved by rounding; None in float64.
         precision: The relative precision of the narrowest dtype.
     """
 
-    own: Mapping[Place, Point]
+    points: Mapping[Place, Point]
     reference: Reference
     mesh: Mesh
     rank: int
@@ -74,7 +74,7 @@ class Judged:
     @cached_property
     def places(self) -> list[Place]:
         """The places that both have values at, in the order in which this rank came to them."""
-        return [place for place in self.own if self._wanted(place) is not None and self._is_known(place)]
+        return [place for place in self.points if self._wanted(place) is not None and self._is_known(place)]
 
     def _wanted(self, place: Place) -> torch.Tensor | None:
         point = self.reference.points.get(place)
@@ -82,9 +82,9 @@ class Judged:
 
     def _is_known(self, place: Place) -> bool:
         """Whether it is known what is there; of a gradient also that there is none."""
-        if self.own[place].values is not None:
+        if self.points[place].values is not None:
             return True
-        forward = self.own.get(place._replace(what="input" if place.what.endswith("input") else "output"))
+        forward = self.points.get(place._replace(what="input" if place.what.endswith("input") else "output"))
         wanted = self._wanted(place)
         return (
             place.what.startswith("gradient")
@@ -107,7 +107,7 @@ class Judged:
         """Return the scale of the last gradient on this rank that is the unsharded model's times a number, and when."""
         last = [place for place in self.places if place.what == "gradient of output"]
         for place in sorted(last, key=self.order, reverse=True):
-            values, whole = self.own[place].values, self._wanted(place)
+            values, whole = self.points[place].values, self._wanted(place)
             if values is not None and whole is not None and bool(whole.any()):
                 for _, region in placements_of(tuple(whole.shape), tuple(values.shape), self.mesh, self.rank):
                     scale = scale_between(numpy_of(values), numpy_of(part_of(whole, region)), self.near(place))
@@ -143,17 +143,17 @@ class Judged:
     @cached_property
     def layouts(self) -> Mapping[Place, Placements]:
         """The placements, of every place at which one set of them fits all ranks that have it."""
-        fits = {place: list(self._fitting(place)) for place in self.places if self.own[place].values is not None}
+        fits = {place: list(self._fitting(place)) for place in self.places if self.points[place].values is not None}
         of_all = of_all_ranks(fits)
-        found = {}
-        for place, own in fits.items():
-            shared = [one for one in own if all(one in of[place] for of in of_all if place in of)]
+        placements = {}
+        for place, local_fits in fits.items():
+            shared = [one for one in local_fits if all(one in of[place] for of in of_all if place in of)]
             if shared:
-                found[place] = shared[0]
-        return found | self._pending([place for place in self.places if place not in found])
+                placements[place] = shared[0]
+        return placements | self._pending([place for place in self.places if place not in placements])
 
     def _fitting(self, place: Place) -> Iterator[Placements]:
-        values, whole = self.own[place].values, self._wanted(place)
+        values, whole = self.points[place].values, self._wanted(place)
         if values is not None and whole is not None:
             scale = self.scale(place, self.rank)
             yield from fitting(values.to(whole.dtype), whole, self.mesh, self.rank, self._allowed(place), scale)
@@ -163,12 +163,12 @@ class Judged:
         sent: dict[Place, torch.Tensor] = {}
         left = MAX_EXCHANGED
         for place in sorted(odd, key=self.order):
-            values = self.own[place].values
+            values = self.points[place].values
             if values is not None and 0 < values.numel() <= left:
                 sent[place] = values.cpu()
                 left -= values.numel()
         of_all = dict(enumerate(of_all_ranks(sent)))
-        found = {}
+        sums = {}
         for place in sent:
             whole = self._wanted(place)
             terms = {rank: own[place] for rank, own in of_all.items() if place in own}
@@ -176,8 +176,8 @@ class Judged:
                 arrays = {rank: numpy_of(term) for rank, term in terms.items()}
                 placements = placements_of_sum(arrays, self.mesh, partial(self._fits, place), self.near(place))
                 if placements is not None:
-                    found[place] = placements
-        return found
+                    sums[place] = placements
+        return sums
 
     def _fits(self, place: Place, rank: int, total: NDArray[np.float64]) -> Iterator[Placements]:
         """Yield the placements that give any rank these values."""
@@ -189,18 +189,20 @@ class Judged:
     @cached_property
     def slices(self) -> Mapping[Place, Slices]:
         """Of what has no placements: where the slices that ranks have stand in the unsharded model's values."""
-        own = {place: places for place in self.places if place not in self.layouts and (places := self._slices(place))}
-        known = [place for place in self.places if self.own[place].values is not None]
-        of_all = of_all_ranks({place: None if place in self.layouts else own.get(place) for place in known})
-        found = {}
-        for place in own:
+        local_slices = {
+            place: places for place in self.places if place not in self.layouts and (places := self._slices(place))
+        }
+        known = [place for place in self.places if self.points[place].values is not None]
+        of_all = of_all_ranks({place: None if place in self.layouts else local_slices.get(place) for place in known})
+        slices = {}
+        for place in local_slices:
             of_ranks = [of[place] for of in of_all if place in of]
             if joined := Slices.joined(of_ranks):
-                found[place] = joined
-        return found
+                slices[place] = joined
+        return slices
 
     def _slices(self, place: Place) -> Slices | None:
-        values, whole = self.own[place].values, self._wanted(place)
+        values, whole = self.points[place].values, self._wanted(place)
         if values is None or whole is None:
             return None
         scale = self.scale(place, self.rank)
@@ -230,14 +232,14 @@ class Judged:
         odd = dict.fromkeys(place for own in of_all for place in own)
         forward = sorted((one for one in odd if not one.what.startswith("gradient")), key=self.order)
         backward = sorted((one for one in odd if one.what.startswith("gradient")), key=self.order, reverse=True)
-        found: list[Place] = []
+        chosen: list[Place] = []
         elements = 0
         for place in (*forward[:MAX_ODD], *backward[:MAX_ODD], *self._moved[:MAX_ODD]):
             whole = self._wanted(place)
             elements += 0 if whole is None else whole.numel()
             if whole is not None and elements <= MAX_WHOLE:
-                found.append(place)
-        return found
+                chosen.append(place)
+        return chosen
 
     @cached_property
     def _moved(self) -> list[Place]:
@@ -254,7 +256,7 @@ class Judged:
     def values_of_odd(self) -> Iterator[tuple[Place, torch.Tensor, tuple[int, ...]]]:
         """Yield the odd places that this rank has, with its values and the shape of the unsharded model's."""
         for place in self.odd:
-            values, whole = self.own[place].values if place in self.own else None, self._wanted(place)
+            values, whole = self.points[place].values if place in self.points else None, self._wanted(place)
             if values is not None and whole is not None:
                 yield place, values / self.scale(place, self.rank), tuple(whole.shape)
 
@@ -267,7 +269,7 @@ class Judged:
 
     def state(self, place: Place) -> State:
         """Return what is at a place of the unsharded model's values, in a word."""
-        layout, slices, point = self.layouts.get(place), self.slices.get(place), self.own[place]
+        layout, slices, point = self.layouts.get(place), self.slices.get(place), self.points[place]
         if point.values is None:
             return "none" if point.needs_grad else "cut"
         if layout is not None:
@@ -278,7 +280,7 @@ class Judged:
 
 
 def judged(
-    own: Trace,
+    trace: Trace,
     reference: Reference,
     mesh: Mesh,
     rank: int,
@@ -290,20 +292,20 @@ def judged(
     """Judge a step. Every rank calls this.
 
     Args:
-        own: This rank's.
+        trace: This rank's.
         reference: The unsharded model's.
         mesh: The run's mesh.
         rank: This rank.
         precision: The relative precision of the narrowest dtype in either; 0 if both are in float64 throughout.
-        moved: The unsharded model's points where what it starts from is moved by rounding.
+        moved: The unsharded model's points when what it starts from is moved by rounding.
         is_pipeline: Whether a rank's model is a stage of the unsharded one, so the whole is not a module to compare.
     """
     points = {
-        place: point for place, point in points_of(own, reference.counts).items() if place.module or not is_pipeline
+        place: point for place, point in points_of(trace, reference.counts).items() if place.module or not is_pipeline
     }
     narrow = [allowed for dtype, allowed in ELEMENT.items() if EPSILON[dtype] <= precision]
     dtypes = (dtype_name(point.values.dtype) for point in points.values() if point.values is not None)
     narrow += [ELEMENT.get(dtype, EXACT) for dtype in dtypes]
-    found = Judged(points, reference, mesh, rank, max(of_all_ranks(max(narrow, default=EXACT))), moved, precision)
-    found.settle()
-    return found
+    judgment = Judged(points, reference, mesh, rank, max(of_all_ranks(max(narrow, default=EXACT))), moved, precision)
+    judgment.settle()
+    return judgment

@@ -64,10 +64,10 @@ def noise_of(reference: UnshardedStep, other: UnshardedStep) -> Iterator[NoiseRe
             yield _between("output", name, wanted.whole, moved_outputs[name].whole)
 
 
-def _between(role: Role, name: str, one: torch.Tensor, other: torch.Tensor) -> NoiseRecord:
-    one, other = one.detach().double(), other.detach().double()
-    if not one.numel():
+def _between(role: Role, name: str, first: torch.Tensor, second: torch.Tensor) -> NoiseRecord:
+    first, second = first.detach().double(), second.detach().double()
+    if not first.numel():
         return NoiseRecord(role, name, 0.0, 0.0)
-    apart = (one - other).abs()
-    found = float(apart.max()), float(apart.square().mean().sqrt())
-    return NoiseRecord(role, name, *(number if number < float("inf") else 0.0 for number in found))
+    apart = (first - second).abs()
+    sizes = float(apart.max()), float(apart.square().mean().sqrt())
+    return NoiseRecord(role, name, *(number if number < float("inf") else 0.0 for number in sizes))

@@ -32,10 +32,12 @@ def add_points(seen: Capture, trace: Trace) -> None:
         draws = trace.draws[name][number : number + 1] == [True]
         record = KeptRecord(name, "input", order, number, type=trace.types.get(name, ""), draws=draws)
         for side, tensors in zip(sides, (call.inputs, call.outputs), strict=True):
-            for index, one in enumerate(tensors):
-                own = structs.replace(record, index=index, tensor=max(one.number, 0), needs_grad=one.needs_grad)
-                _add(seen, names, structs.replace(own, what=side[0]), (one, one.values, 0))
-                _add(seen, names, structs.replace(own, what=side[1]), (one, one.gradient, 1))
+            for index, tensor in enumerate(tensors):
+                tensor_record = structs.replace(
+                    record, index=index, tensor=max(tensor.number, 0), needs_grad=tensor.needs_grad
+                )
+                _add(seen, names, structs.replace(tensor_record, what=side[0]), (tensor, tensor.values, 0))
+                _add(seen, names, structs.replace(tensor_record, what=side[1]), (tensor, tensor.gradient, 1))
     for number, given in enumerate(trace.given):
         for index, (shape, values) in enumerate(given):
             seen.kept.append(KeptRecord("", "batch", 0, number, index))
@@ -51,13 +53,11 @@ def _in_order(trace: Trace) -> Iterator[tuple[str, int, Call]]:
         yield name, number, trace.calls[name][number]
 
 
-def _add(
-    seen: Capture, names: dict[int, str], record: KeptRecord, found: tuple[Seen, torch.Tensor | None, int]
-) -> None:
+def _add(seen: Capture, names: dict[int, str], record: KeptRecord, side: tuple[Seen, torch.Tensor | None, int]) -> None:
     """Record a tensor, or its gradient, at a place; its values once, however many modules it goes through."""
-    one, values, is_gradient = found
+    tensor, values, is_gradient = side
     name = of_point(record.module, record.what, record.call, record.index)
-    known = names.setdefault(2 * id(one) + is_gradient, name)
+    known = names.setdefault(2 * id(tensor) + is_gradient, name)
     seen.kept.append(structs.replace(record, same_as=known if known != name else ""))
     if values is not None and known == name:
-        seen.add_values(Local(name, "activation", one.shape, values), "step")
+        seen.add_values(Local(name, "activation", tensor.shape, values), "step")

@@ -142,16 +142,16 @@ class Trace:
         return [self._one(tensor) for tensor in _floating(tensors)]
 
     def _one(self, tensor: torch.Tensor) -> Seen:
-        """Return what is kept of a tensor, once where it goes through several modules unchanged."""
+        """Return what is kept of a tensor, once if it goes through several modules unchanged."""
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor and known[1] == tensor._version:
             return known[2]
         with torch.no_grad():
             values = of_tensor("", "activation", tensor).values
-            own = None if self.is_full else self.copied(values)
-            seen = Seen(own, tensor.requires_grad, self._count, shape=tuple(values.shape))
+            copied = None if self.is_full else self.copied(values)
+            seen = Seen(copied, tensor.requires_grad, self._count, shape=tuple(values.shape))
             self._count += 1
-        self.num_elements += 0 if own is None else own.numel()
+        self.num_elements += 0 if copied is None else copied.numel()
         self.num_left_out += seen.values is None
         self._known[id(tensor)] = ref(tensor), tensor._version, seen
         self._hook(tensor, seen)
@@ -215,13 +215,13 @@ def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     A wrapper, as of FSDP1, has the name of what it wraps, whose calls are the unsharded model's.
     """
     compiled: tuple[str, ...] = ()
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if not name.startswith(compiled or "\n"):
-            found[clean_name(name)] = module
+            modules[clean_name(name)] = module
         if is_compiled(module):
             compiled = (*compiled, f"{name}." if name else "")
-    yield from found.items()
+    yield from modules.items()
 
 
 def _floating(tensors: Any) -> Iterable[torch.Tensor]:

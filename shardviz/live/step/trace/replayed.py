@@ -72,20 +72,20 @@ def _wholes(judged: Judged, places: Sequence[Place]) -> dict[Place, torch.Tensor
     sent: dict[Place, torch.Tensor] = {}
     left = MAX_EXCHANGED
     for place in places:
-        values = judged.own[place].values if place in judged.own else None
+        values = judged.points[place].values if place in judged.points else None
         if values is not None and place in judged.layouts and values.numel() <= left and judged.state(place) == "right":
             sent[place] = (values / judged.scale(place, judged.rank)).cpu()
             left -= values.numel()
     of_all = of_all_ranks(sent)
-    found = {}
+    wholes = {}
     for place in places:
         parts = {rank: own[place] for rank, own in enumerate(of_all) if place in own}
         whole = judged.reference.points[place].values if place in judged.reference.points else None
         if whole is not None and parts and place in judged.layouts:
             joined = _joined(judged, place, tuple(whole.shape), parts)
             if joined is not None:
-                found[place] = joined
-    return found
+                wholes[place] = joined
+    return wholes
 
 
 def _joined(

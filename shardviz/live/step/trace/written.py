@@ -43,7 +43,7 @@ def add_trace(capture: Capture, judged: Judged) -> None:
 
 def _records(judged: Judged) -> Iterator[PointRecord]:
     """Yield what a rank has at every place of the unsharded model's values."""
-    added = {place: added_at(judged, place) for place in judged.odd if place in judged.own}
+    added = {place: added_at(judged, place) for place in judged.odd if place in judged.points}
     for place in judged.places:
         yield PointRecord(
             place.module,
@@ -52,7 +52,7 @@ def _records(judged: Judged) -> Iterator[PointRecord]:
             judged.state(place),
             place.call,
             place.tensor,
-            judged.own[place].tensor,
+            judged.points[place].tensor,
             _layout_text(judged, place),
             judged.reference.types.get(place.module, ""),
             judged.near(place) if judged.moved is not None else 0.0,
@@ -64,7 +64,7 @@ def _records(judged: Judged) -> Iterator[PointRecord]:
 def _layout_text(judged: Judged, place: Place) -> str:
     """Return how ranks share a place, in the notation; empty if that is not known."""
     whole, placements = judged.reference.points[place].values, judged.layouts.get(place)
-    if whole is None or placements is None or judged.own[place].values is None:
+    if whole is None or placements is None or judged.points[place].values is None:
         return ""
     return write(Layout.from_placements(judged.mesh, tuple(whole.shape), placements))
 
@@ -120,7 +120,7 @@ def added_at(judged: Judged, place: Place) -> tuple[str, int]:
         judged: The step.
         place: An output's, or that of an input's gradient. What the module was given goes by the name `input`.
     """
-    values, whole = judged.own[place].values, judged.reference.points[place].values
+    values, whole = judged.points[place].values, judged.reference.points[place].values
     terms = {"output": _terms, "gradient of input": _terms_around}.get(place.what)
     if terms is None or values is None or whole is None or values.numel() < FEW:
         return "", 0
@@ -137,7 +137,7 @@ def added_at(judged: Judged, place: Place) -> tuple[str, int]:
 def _terms(judged: Judged, place: Place, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what may have been added: what the call was given, and what modules within it returned to it."""
     prefix = f"{place.module}." if place.module else ""
-    for other, point in judged.own.items():
+    for other, point in judged.points.items():
         is_input = other == place._replace(what="input", tensor=other.tensor)
         is_inner = other.what == "output" and other.module.startswith(prefix) and other.module != place.module
         is_term = is_input or (is_inner and judged.state(other) == "right")
@@ -148,7 +148,7 @@ def _terms(judged: Judged, place: Place, values: torch.Tensor) -> Iterator[tuple
 def _terms_around(judged: Judged, place: Place, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what flows around a module: what comes back to the modules beside it, and to the one that they are in."""
     parent = place.module.rpartition(".")[0]
-    for other, point in judged.own.items():
+    for other, point in judged.points.items():
         is_beside = other.module.rpartition(".")[0] == parent and other.module != place.module
         is_near = other.what == "gradient of output" and (is_beside or other.module == parent)
         is_term = is_near and bool(parent) and judged.state(other) == "right"

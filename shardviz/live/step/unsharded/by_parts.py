@@ -72,18 +72,18 @@ def gradients_of_micro_batches(
         or any(number % (parts * count) for number in rows)
     ):
         return []
-    found = []
+    grads = []
     for number in range(count):
         model = reference.mode(build())
         for rank in range(parts):
             torch.manual_seed(2)
-            own = part_of(part_of(batch, rank, parts), number, count)
-            torch.autograd.backward(loss_of(probe, model, own) / parts)
-        found += [
+            local_batch = part_of(part_of(batch, rank, parts), number, count)
+            torch.autograd.backward(loss_of(probe, model, local_batch) / parts)
+        grads += [
             replace(one, name=of_micro_batch(one.name, number), role="activation")
             for one in gradients(list(local_tensors(model)))
         ]
-    return found
+    return grads
 
 
 MAX_TERMS = 8
@@ -122,17 +122,17 @@ def gradients_of_loss_terms(
     terms = tuple(dict.fromkeys(_terms(loss.grad_fn)))
     if not 1 < len(terms) <= MAX_TERMS or size * len(terms) > MAX_ELEMENTS:
         return []
-    found = []
+    grads = []
     for number, term in enumerate(terms):
         model.zero_grad()
         _backward(loss, [other for other in terms if other is not term])
-        found += [
+        grads += [
             replace(one, name=of_loss_term(one.name, number), role="activation", values=one.values.clone())
             for one in gradients(list(local_tensors(model)))
         ]
         if term in scalars.values:
-            found.append(of_tensor(of_loss_term("loss", number), "activation", scalars.values[term]))
-    return found
+            grads.append(of_tensor(of_loss_term("loss", number), "activation", scalars.values[term]))
+    return grads
 
 
 def _terms(node: Any) -> Iterator[Any]:

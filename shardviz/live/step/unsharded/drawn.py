@@ -50,13 +50,13 @@ def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: i
     changed = {name for name, (at, values) in mine.items() if not _is_built(wholes[name], at, values)}
     names = set.union(*of_all_ranks(changed))
     of_all = of_all_ranks({name: part for name, part in mine.items() if name in names}) if names else []
-    found: dict[str, torch.Tensor] = {}
+    gathered: dict[str, torch.Tensor] = {}
     for name in sorted(names):
         whole = _together([parts[name] for parts in of_all if name in parts], wholes[name])
         if whole is not None:
-            found[name] = whole
-    drawn = {name for name, whole in found.items() if _is_drawn(whole, wholes[name].values)}
-    return {name: whole for name, whole in found.items() if name in drawn or (drawn and _is_small(whole))}
+            gathered[name] = whole
+    drawn = {name for name, whole in gathered.items() if _is_drawn(whole, wholes[name].values)}
+    return {name: whole for name, whole in gathered.items() if name in drawn or (drawn and _is_small(whole))}
 
 
 def repeating(built: nn.Module, mesh: Mesh) -> dict[str, Local]:
@@ -81,12 +81,12 @@ def _repeats(values: torch.Tensor, count: int) -> bool:
 
 def as_built(model: nn.Module, wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[str]:
     """Return which tensors of a sharded model are on this rank as they were built: its own part of them."""
-    found = []
+    names = []
     for local in local_tensors(unwrapped(model), mesh) if wholes else ():
         part = _part(local, wholes[local.name], rank) if local.name in wholes else None
         if part is not None and _is_built(wholes[local.name], *part):
-            found.append(local.name)
-    return found
+            names.append(local.name)
+    return names
 
 
 def load(model: nn.Module, values: Mapping[str, torch.Tensor]) -> nn.Module:

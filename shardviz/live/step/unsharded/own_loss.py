@@ -72,8 +72,8 @@ def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
     known = [(loss, ways) for loss, *ways in of_all if ways[0]]
     near = max(SINGLE, ROUNDINGS_OF_ONE * reference.precision)
 
-    def are(found: Sequence[float], wanted: Sequence[float]) -> bool:
-        return bool(np.allclose(found, wanted, rtol=near, atol=0.0, equal_nan=True))
+    def are(actual: Sequence[float], wanted: Sequence[float]) -> bool:
+        return bool(np.allclose(actual, wanted, rtol=near, atol=0.0, equal_nan=True))
 
     if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [_number(reference.step.loss)]):
         return False

@@ -162,16 +162,16 @@ def reference_of(
         dim: The dim of the batch that has the rows.
         followed: The modules whose inputs, outputs and gradients are kept.
     """
-    found = stepped(probe, build(), batch, followed=followed)
-    if found.draws:
-        found = replace(
+    reference = stepped(probe, build(), batch, followed=followed)
+    if reference.draws:
+        reference = replace(
             stepped(probe, build().eval(), batch, followed=followed),
             training=False,
             notes=(f"{DRAWS}; compared in eval()",),
         )
-    if found.draws:
-        return replace(found, notes=(DRAWS_IN_EVAL,))
-    return found if parts == 1 else _in_parts(probe, build, batch, parts, found, dim)
+    if reference.draws:
+        return replace(reference, notes=(DRAWS_IN_EVAL,))
+    return reference if parts == 1 else _in_parts(probe, build, batch, parts, reference, dim)
 
 
 def stepped(
@@ -235,22 +235,22 @@ def _in_parts(
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
-    found = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.seen.trace.followed)
-    found.step.seen.activations.clear()  # of one part only
-    found = replace(found, training=whole.training, notes=whole.notes, whole=whole)
+    reference = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.seen.trace.followed)
+    reference.step.seen.activations.clear()  # of one part only
+    reference = replace(reference, training=whole.training, notes=whole.notes, whole=whole)
     if (
         independent
         and min(losses) <= loss <= max(losses)
         and is_weighted_mean(probe, lambda: whole.mode(build()), batch, parts, dim, near)
     ):
-        return replace(found, is_mean_of_means=True)
+        return replace(reference, is_mean_of_means=True)
     note = (
         f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
         f"{mean:.6g} ({why_apart(found.model, independent)}); compared over the parts"
     )
-    if any(True for _ in found.model.buffers()):
+    if any(True for _ in reference.model.buffers()):
         note += ", without the buffers after the step: each rank's are of its own part"
-    return replace(found, notes=(*whole.notes, note))
+    return replace(reference, notes=(*whole.notes, note))
 
 
 def _run_in_parts(

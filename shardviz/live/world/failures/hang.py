@@ -61,18 +61,18 @@ def _ask(late: Sequence[Member], coords: Sequence[str], folder: Path) -> dict[in
         with suppress(OSError):
             member.line.send_bytes(WHERE)
     groups = waiting.read(folder, running)
-    found = {}
+    by_rank = {}
     for member in late:
         stack = answers.get(member.rank, {}).get(member.thread or 0, ())
         axes = waiting.axes_text(groups.get(member.rank, ()), coords)
-        found[member.rank] = _place(member, stack, axes), stack
-    return found
+        by_rank[member.rank] = _place(member, stack, axes), stack
+    return by_rank
 
 
-def _group(late: Sequence[Member], found: dict[int, Place]) -> dict[Place, list[int]]:
+def _group(late: Sequence[Member], by_rank: dict[int, Place]) -> dict[Place, list[int]]:
     places: dict[Place, list[int]] = {}
     for member in late:
-        place, stack = found[member.rank]
+        place, stack = by_rank[member.rank]
         places.setdefault((place, stacks.user_frames(stack)), []).append(member.rank)
     return places
 

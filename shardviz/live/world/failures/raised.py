@@ -63,14 +63,14 @@ def _with_short_messages(text: str, error: BaseException) -> str:
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
-        one = left.pop()
-        if one is None or id(one) in seen:
+        cause = left.pop()
+        if cause is None or id(cause) in seen:
             continue
-        seen.add(id(one))
-        message = _message(one).rstrip()
+        seen.add(id(cause))
+        message = _message(cause).rstrip()
         if shortened(message) != message:
             text = text.replace(message, shortened(message))
-        left += [one.__cause__, one.__context__]
+        left += [cause.__cause__, cause.__context__]
     return text
 
 

@@ -86,11 +86,11 @@ class RankGrid:
         return row, col
 
     def _positions(self, axes: tuple[int, ...], number: int) -> list[int]:
-        found: list[int] = []
+        coords: list[int] = []
         for axis in reversed(axes):
             number, position = divmod(number, self.mesh.shape[axis])
-            found.insert(0, position)
-        return found
+            coords.insert(0, position)
+        return coords
 
 
 @lru_cache(maxsize=1 << 14)
@@ -145,15 +145,15 @@ def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | rang
             shown.add(position)
         elif position not in wanted:
             break
-    found: list[int | range] = []
+    positions: list[int | range] = []
     for before, after in pairwise(sorted(shown)):
         hidden = range(before + 1, after)
-        found.append(before)
+        positions.append(before)
         if len(hidden) > 1:
-            found.append(hidden)
+            positions.append(hidden)
         else:
-            found += hidden
-    return [*found, count - 1]
+            positions += hidden
+    return [*positions, count - 1]
 
 
 def _lines(shown: Collection[int], count: int) -> int:

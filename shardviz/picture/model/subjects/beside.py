@@ -64,10 +64,10 @@ class Marked(Sides):
         def turn(mask: Mask) -> Mask:
             return mask >> self.shift | (mask & low) << by
 
-        own = self.holders
-        regions = {region: turn(mask) for region, mask in own.regions.items()}
-        runs = {ranges: turn(mask) for ranges, mask in own.runs.items()}
-        holders, titles = Holders(own.shape, regions, runs), (self.titles[1], self.titles[0])
+        original = self.holders
+        regions = {region: turn(mask) for region, mask in original.regions.items()}
+        runs = {ranges: turn(mask) for ranges, mask in original.runs.items()}
+        holders, titles = Holders(original.shape, regions, runs), (self.titles[1], self.titles[0])
         return Marked(holders, by, self.has_held, self.has_claimed, titles=titles, wrong=self.wrong << by)
 
     @property
@@ -119,14 +119,14 @@ def beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[
         DumpError: It has too many parts to draw.
     """
     live, saved = _both(outcome, job, checkpoint)
-    own = stored(saved, numbers) if saved is not None else None
+    stored_tensor = stored(saved, numbers) if saved is not None else None
     shape = live.index_shape if live is not None else saved.shape if saved is not None else ()
     wrong = frozenset(outcome.ranks) if outcome.verdict in DIFFERENT else frozenset()
     is_alike = live is None or saved is None or live.index_shape == saved.shape
     is_there = live is not None and (saved is not None or outcome.is_made)
     table = _exhibit(outcome, live, saved if is_alike else None, wrong) if live is not None and is_there else None
-    sides = _sides(live, own if is_alike else None, job, wrong)
-    return Beside(outcome, shape, sides, own, table, _why(outcome, live, saved))
+    sides = _sides(live, stored_tensor if is_alike else None, job, wrong)
+    return Beside(outcome, shape, sides, stored_tensor, table, _why(outcome, live, saved))
 
 
 def _both(outcome: Outcome, job: Job, checkpoint: Checkpoint) -> tuple[Live | None, Saved | None]:
@@ -150,23 +150,23 @@ def _why(outcome: Outcome, live: Live | None, saved: Saved | None) -> str:
     return ""
 
 
-def _sides(live: Live | None, own: Stored | None, job: Job, wrong: frozenset[int]) -> Marked | None:
+def _sides(live: Live | None, stored_tensor: Stored | None, job: Job, wrong: frozenset[int]) -> Marked | None:
     """Lay files over ranks; None if neither is known."""
     if live is None:
-        return Marked(own.sides.holders, 0, False, True, titles=TITLES) if own is not None else None
+        return Marked(stored_tensor.sides.holders, 0, False, True, titles=TITLES) if stored_tensor is not None else None
     claimed = sides_of(job.dump, live.dumped)
     low = (1 << claimed.shift) - 1
     regions: dict[Region, Mask] = {region: mask & low for region, mask in claimed.holders.regions.items()}
     runs: dict[Ranges, Mask] = {ranges: mask & low for ranges, mask in claimed.holders.runs.items()}
     if not claimed.has_claimed:
         _add_plain(regions, live)
-    for region, mask in own.sides.holders.regions.items() if own is not None else ():
+    for region, mask in stored_tensor.sides.holders.regions.items() if stored_tensor is not None else ():
         regions[region] = regions.get(region, 0) | mask << claimed.shift
     holders = Holders(claimed.holders.shape, regions, runs)
     has_claimed = any(mask & low for mask in (*regions.values(), *runs.values()))
-    if not has_claimed and own is None:
+    if not has_claimed and stored_tensor is None:
         return None
-    known = (claimed.shift, has_claimed, own is not None, claimed.mesh, TITLES, claimed.axes)
+    known = (claimed.shift, has_claimed, stored_tensor is not None, claimed.mesh, TITLES, claimed.axes)
     return Marked(holders, *known, wrong=mask_of(wrong))
 
 
@@ -179,10 +179,10 @@ def _add_plain(regions: dict[Region, Mask], live: Live) -> None:
 
 def _exhibit(outcome: Outcome, live: Live, saved: Saved | None, wrong: frozenset[int]) -> Exhibit | None:
     """Return the table of ranks, those that differ first; ranks with the same part and the same fate share a row."""
-    found = dict(outcome.parts)
+    held_parts = dict(outcome.parts)
     alike: dict[tuple[bool, Region | None, Region | None], list[Piece]] = {}
     for piece in sorted(live.pieces, key=lambda piece: (piece.rank not in wrong, piece.rank)):
-        key = piece.rank in wrong, piece.claimed, found.get(piece.rank)
+        key = piece.rank in wrong, piece.claimed, held_parts.get(piece.rank)
         alike.setdefault(key, []).append(piece)
     unknown = frozenset(outcome.ranks) - wrong
     instead = INSTEAD.get(outcome.verdict, "other values")
@@ -211,7 +211,7 @@ def _where(saved: Saved, region: Region) -> str:
     if not region.size:
         return NOTHING
     try:
-        found = sorted(extents(saved, region), key=lambda one: (one.file, one.start))
+        places = sorted(extents(saved, region), key=lambda one: (one.file, one.start))
     except DumpError as error:
         return error.message
-    return listed((f"{one} of {printable(one.file)}" for one in found), MOST_EXTENTS) or "no file"
+    return listed((f"{one} of {printable(one.file)}" for one in places), MOST_EXTENTS) or "no file"

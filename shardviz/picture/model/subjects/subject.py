@@ -210,14 +210,14 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
 def _judged(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
     """Let a map mark what its two sides do not show: wrong values, and what too few or too many ranks hold."""
     sides = _counted(sides, findings, cases)
-    if any(one.kind in OF_PLACES - {"misordered-within-shard"} for one in findings):
-        strangers = (one for one in findings if one.kind == "name-collision")
+    if any(finding.kind in OF_PLACES - {"misordered-within-shard"} for finding in findings):
+        strangers = (finding for finding in findings if finding.kind == "name-collision")
         return replace(sides, strangers=_ranks_of(strangers, sides))
     wrong: dict[str, Mask] = {}
-    for one in findings:
-        shown = sides.out_of_order if one.kind == "misordered-within-shard" else 0
-        if one.kind in IN_PLACE and (ranks := _ranks_of([one], sides) & ~shown):
-            wrong[IN_PLACE[one.kind]] = wrong.get(IN_PLACE[one.kind], 0) | ranks
+    for finding in findings:
+        shown = sides.out_of_order if finding.kind == "misordered-within-shard" else 0
+        if finding.kind in IN_PLACE and (ranks := _ranks_of([finding], sides) & ~shown):
+            wrong[IN_PLACE[finding.kind]] = wrong.get(IN_PLACE[finding.kind], 0) | ranks
     return replace(sides, blamed=tuple((ranks, words) for words, ranks in wrong.items()))
 
 

@@ -31,34 +31,34 @@ def memory_lines(dump: Dump, *, all_ranks: bool = False) -> list[Text]:
         dump: The dump.
         all_ranks: Whether every rank and every tensor has a line, however many there are.
     """
-    found = memory_table(dump)
-    if not found.uses:
+    memory = memory_table(dump)
+    if not memory.uses:
         return [line("the dump has no tensors that take memory")]
     return [
-        *_by_rank(found, all_ranks=all_ranks),
-        *_under_way(found),
+        *_by_rank(memory, all_ranks=all_ranks),
+        *_under_way(memory),
         line(""),
-        *_by_tensor(found, all_names=all_ranks),
+        *_by_tensor(memory, all_names=all_ranks),
         line(""),
-        *_formulas(found, dump.files.run.num_ranks),
+        *_formulas(memory, dump.files.run.num_ranks),
     ]
 
 
-def _by_rank(found: MemoryTable, *, all_ranks: bool) -> list[Text]:
-    named = [(f"rank {rank}", sizes) for rank, sizes in found.by_rank.items()]
+def _by_rank(memory: MemoryTable, *, all_ranks: bool) -> list[Text]:
+    named = [(f"rank {rank}", sizes) for rank, sizes in memory.by_rank.items()]
     shown = named if all_ranks else named[:MAX_RANKS]
-    rows = [[name, *map(_number, (*sizes, sum(sizes)))] for name, sizes in [*shown, ("unsharded", found.wholes)]]
-    lines = table([["bytes", *found.roles, "together"], *rows])
+    rows = [[name, *map(_number, (*sizes, sum(sizes)))] for name, sizes in [*shown, ("unsharded", memory.wholes)]]
+    lines = table([["bytes", *memory.roles, "together"], *rows])
     if len(shown) < len(named):
-        most = max(map(sum, found.by_rank.values()))
+        most = max(map(sum, memory.by_rank.values()))
         text = f"and {len(named) - len(shown):,} more ranks; the fullest of all ranks has {most:,}"
         lines.insert(-1, line((text, DIM)))
     return lines
 
 
-def _under_way(found: MemoryTable) -> list[Text]:
+def _under_way(memory: MemoryTable) -> list[Text]:
     """Say for how many micro-batches a pipeline's activations are counted."""
-    least, most = found.under_way
+    least, most = memory.under_way
     if most <= 1:
         return []
     count = f"{most:g}" if least == most else f"{least:g} to {most:g}"
@@ -66,12 +66,12 @@ def _under_way(found: MemoryTable) -> list[Text]:
     return [line((text, DIM))]
 
 
-def _by_tensor(found: MemoryTable, *, all_names: bool) -> list[Text]:
-    shown = found.uses if all_names else found.uses[:MAX_NAMES]
+def _by_tensor(memory: MemoryTable, *, all_names: bool) -> list[Text]:
+    shown = memory.uses if all_names else memory.uses[:MAX_NAMES]
     rows = [[printable(use.name), use.role, _range(use.bytes.values()), _number(use.whole)] for use in shown]
     lines = table([["tensor", "role", "per rank", "unsharded"], *rows], left=2)
-    if len(shown) < len(found.uses):
-        lines.append(line((f"and {len(found.uses) - len(shown):,} more tensors: --all", DIM)))
+    if len(shown) < len(memory.uses):
+        lines.append(line((f"and {len(memory.uses) - len(shown):,} more tensors: --all", DIM)))
     return lines
 
 
@@ -84,31 +84,38 @@ def _range(sizes: Iterable[int]) -> str:
     return _number(known[0]) if known[0] == known[-1] else f"{known[0]:,} to {known[-1]:,}"
 
 
-def _formulas(found: MemoryTable, num_ranks: int) -> list[Text]:
+def _formulas(memory: MemoryTable, num_ranks: int) -> list[Text]:
     """Return the memory that DDP and ZeRO would take, and that of the fullest rank without its activations."""
     heads = [
-        f"P = {found.params:,} bytes, N = {counted(num_ranks, 'rank')}, Adam",
+        f"P = {memory.params:,} bytes, N = {counted(num_ranks, 'rank')}, Adam",
         "param + grad + optim",
         "bytes per rank",
     ]
-    return table([heads, *([one.name, one.formula, _number(one.bytes)] for one in found.schemes)], left=2)
+    return table([heads, *([one.name, one.formula, _number(one.bytes)] for one in memory.schemes)], left=2)
 
 
 def comms_lines(dump: Dump) -> list[Text]:
     """Return the table of a step's collectives, axis by axis."""
-    found = traffic(dump)
-    if not found:
+    collectives = traffic(dump)
+    if not collectives:
         return [line("no collectives ran in a step"), line("only a probe with a batch() runs a step")]
     lines: list[Text] = []
     for axes, most in received_by_axes(dump).items():
         heading = f"{groups_text(axes)}: each rank receives up to {most:,} bytes"
-        rows = [_cells(one) for one in found if one.record.axes == axes]
+        rows = [_cells(one) for one in collectives if one.record.axes == axes]
         lines += [*([line("")] if lines else []), line((heading, "bold")), *table([HEADS, *rows], left=3)]
     return lines
 
 
-def _cells(one: Traffic) -> list[str]:
-    record = one.record
-    numbers = (record.count, record.bytes, one.received)
+def _cells(collective: Traffic) -> list[str]:
+    record = collective.record
+    numbers = (record.count, record.bytes, collective.received)
     name, module = f"  {printable(record.op)}", printable(record.module) or "-"
-    return [name, module, record.when, *(f"{number:,}" for number in numbers), str(record.size), str(len(one.ranks))]
+    return [
+        name,
+        module,
+        record.when,
+        *(f"{number:,}" for number in numbers),
+        str(record.size),
+        str(len(collective.ranks)),
+    ]

@@ -99,16 +99,16 @@ def _table(tensor: Tensor, blocks: Sequence[_Block], terminal: Terminal) -> list
 
 def _blocks(tensor: Tensor, named: frozenset[int]) -> list[_Block]:
     """Return the ranks by what they have, in as few digits as tell the ranks that findings name from the others."""
-    found: list[_Block] = []
+    coarsest: list[_Block] = []
     for digits in DIGITS:
         ranks: dict[tuple[Rows, bool], list[int]] = {}
         for rank, shard in tensor.shards.items():
             ranks.setdefault((_rows(shard, digits), rank in named), []).append(rank)
         blocks = [_Block(tuple(own), rows, is_named) for (rows, is_named), own in ranks.items()]
-        found = found or blocks
+        coarsest = coarsest or blocks
         if len({block.rows for block in blocks}) == len(blocks):
             return blocks
-    return found
+    return coarsest
 
 
 def _compared(blocks: Sequence[_Block], parts: Mapping[int, str]) -> list[_Block]:
