@@ -54,12 +54,12 @@ class Family:
 
 def families_of(tensors: Iterable[Tensor]) -> list[Family]:
     """Return families; tensors whose shapes differ, though only their numbers do, are by themselves."""
-    found: dict[str, dict[Numbers, Tensor]] = {}
+    by_pattern: dict[str, dict[Numbers, Tensor]] = {}
     for tensor in tensors:
         numbers = tuple(map(int, NUMBER.findall(tensor.name)))
-        found.setdefault(NUMBER.sub("*", tensor.name), {})[numbers] = tensor
+        by_pattern.setdefault(NUMBER.sub("*", tensor.name), {})[numbers] = tensor
     families: list[Family] = []
-    for pattern, members in found.items():
+    for pattern, members in by_pattern.items():
         whole = Family(pattern, members)
         is_one = len({one.shape for one in members.values()}) == 1
         families += [whole] if is_one else whole.alone()
