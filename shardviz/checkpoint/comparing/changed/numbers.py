@@ -41,12 +41,12 @@ MAX_RANKS = 1024
 """Ranks that may each have padded their own part."""
 
 
-def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Change | None:
-    """Say how values lost digits: through a narrower type, or cut off where torch rounds; None if they did not."""
-    mine, theirs = one.bits, other.bits
-    if one.shape != other.shape or is_alike(mine):
+def rounded(before: Tensor, after: Tensor, names: tuple[str, str]) -> Change | None:
+    """Say how values lost digits: through a narrower type, or cut off although torch rounds; None if they did not."""
+    mine, theirs = before.bits, after.bits
+    if before.shape != after.shape or is_alike(mine):
         return None
-    sides = (mine, one.dtype), (theirs, other.dtype)
+    sides = (mine, before.dtype), (theirs, after.dtype)
     return _narrowed(*sides, names[1]) or _narrowed(*sides[::-1], names[0])
 
 
