@@ -177,9 +177,9 @@ def state_names(checkpoint: Checkpoint) -> frozenset[str]:
     return frozenset([*named, *filter(is_bucket, checkpoint.tensors)])
 
 
-def _is_optimizer(found: _Optimizer) -> bool:
+def _is_optimizer(optimizer: _Optimizer) -> bool:
     """Whether names are an optimizer's: a model may have a module called `state` too."""
-    return any(key in OF_OPTIMIZERS for states in found.states.values() for key, _ in states)
+    return any(key in OF_OPTIMIZERS for states in optimizer.states.values() for key, _ in states)
 
 
 def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:

@@ -243,9 +243,13 @@ def _turns(shape: tuple[int, ...], stored: tuple[int, ...]) -> Iterator[tuple[Ve
         yield "permuted", text, lambda whole: whole.reshape(shape)
 
 
-def _padded(dim: int, size: int, own: int) -> str:
-    where = f"equal in the first {min(size, own):,} indices of dim {dim}"
-    more = f"the job has {size - own:,} more, all zero" if size > own else f"the checkpoint has {own - size:,} more"
+def _padded(dim: int, size: int, stored: int) -> str:
+    where = f"equal in the first {min(size, stored):,} indices of dim {dim}"
+    more = (
+        f"the job has {size - stored:,} more, all zero"
+        if size > stored
+        else f"the checkpoint has {stored - size:,} more"
+    )
     return f"{where}; {more}"
 
 

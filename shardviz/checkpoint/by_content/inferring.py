@@ -219,8 +219,8 @@ class _Work:
         if whole in self.free[0] and link.family in self.free[1]:
             self.choose(0, whole, Recipe((link,), turned=turned), why)
 
-    def _is(self, one: Tensor, other: Tensor, turned: bool) -> bool:
-        places = self.strips.places(View(other), View(one, (), turned), 0)
+    def _is(self, tensor: Tensor, other: Tensor, turned: bool) -> bool:
+        places = self.strips.places(View(other), View(tensor, (), turned), 0)
         return places is not None and fits(places, np.arange(other.shape[0]))
 
     def by_modules(self) -> None:

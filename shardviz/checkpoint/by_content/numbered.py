@@ -116,9 +116,9 @@ def links(whole: Family, part: Family) -> Iterator[Link]:
         yield Link(part, {own: {(): part.members[other]} for own, other in known.items()}, known)
 
 
-def _aligned(own: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
+def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
     """Yield which numbers may be which: the same ones; if those of one side begin elsewhere, first in their order."""
-    mine, theirs = sorted(own), sorted(others)
+    mine, theirs = sorted(numbers_of_side), sorted(others)
     if mine != theirs and len(mine) == len(theirs):
         columns = [_column(*pair) for pair in zip(zip(*mine, strict=True), zip(*theirs, strict=True), strict=True)]
         known = {numbers: tuple(columns[at].get(one, -1) for at, one in enumerate(numbers)) for numbers in mine}

@@ -206,9 +206,9 @@ def with_masters(outcomes: Outcomes) -> Outcomes:
     return [(_as_master(outcome, pair, weights, _owner((outcome, pair))), pair) for outcome, pair in outcomes]
 
 
-def _owner(one: tuple[Outcome, Pair]) -> str:
+def _owner(judged_pair: tuple[Outcome, Pair]) -> str:
     """Return the parameter of a master that one side has; empty for other tensors."""
-    outcome, pair = one
+    outcome, pair = judged_pair
     state = state_of(pair.name) if outcome.verdict in ("missing", "added") else None
     return state[0] if state is not None and state[1] in MASTERS else ""
 

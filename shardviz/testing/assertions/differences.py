@@ -70,9 +70,9 @@ def explained(dump: Dump, tensor: Tensor, result: Compared, far: Far, tolerance:
     return [_value(result, far, tolerance) if known is None else replace(known, ranks=tuple(far))]
 
 
-def _of_step(one: Compared, role: str) -> Finding | None:
+def _of_step(result: Compared, role: str) -> Finding | None:
     """Return what the rules of a step say; weights are not computed."""
-    return None if role in WEIGHTS else check_unreduced(one) or check_order(one)
+    return None if role in WEIGHTS else check_unreduced(result) or check_order(result)
 
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:

@@ -219,13 +219,11 @@ def fused_findings(
         parts: What became of each piece on every rank.
     """
     wrong = {name for name, ranks in parts.items() if any(one.fate in ("other", "swapped") for one in ranks)}
-    pieces_of: dict[str, dict[str, Piece]] = {}
+    groups: dict[str, dict[str, Piece]] = {}
     for name, piece in pieces.items():
         if piece.of[1] is not None:
-            pieces_of.setdefault(piece.of[0], {})[name] = piece
-    mine = {
-        name: (_as(cut, theirs[name], each), tuple(each)) for name, each in pieces_of.items() if wrong & each.keys()
-    }
+            groups.setdefault(piece.of[0], {})[name] = piece
+    mine = {name: (_as(cut, theirs[name], each), tuple(each)) for name, each in groups.items() if wrong & each.keys()}
     fused: dict[str, dict[int, tuple[Fused, tuple[str, ...]]]] = {}
     for rank, of_rank in enumerate(of_all_ranks(mine)):
         for name, one in of_rank.items():

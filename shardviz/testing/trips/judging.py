@@ -1,4 +1,4 @@
-"""What each rank received, beside what it should have: its own part, what was there before, or something else."""
+"""What each rank received, compared with what it should have: its own part, old values, or something else."""
 
 from __future__ import annotations
 

@@ -195,5 +195,5 @@ def padded_by_rank(local: Local, node: Node) -> Padded | None:
     return padded if padded.more > 0 and _equal(actual, wanted) else None
 
 
-def _equal(own: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    return own.size > 0 and own.shape == wanted.shape and bool((own == wanted).all())
+def _equal(actual: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    return actual.size > 0 and actual.shape == wanted.shape and bool((actual == wanted).all())

@@ -1,4 +1,4 @@
-"""What a load must bring beside tensors: every state and step, hyperparameters, ties, an optimizer of the model."""
+"""What a load must bring besides tensors: every state and step, hyperparameters, ties, an optimizer of the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was saved beside tensors, of all ranks.
+    """What was saved besides tensors, of all ranks.
 
     Attributes:
         states: The names of all state tensors and numbers: `up.weight exp_avg`, `up.weight step`.
@@ -45,7 +45,7 @@ class Facts:
 
 
 def facts_of(seen: Contents) -> Facts:
-    """Return what all ranks have beside tensors. Every rank of the world calls this."""
+    """Return what all ranks have besides tensors. Every rank of the world calls this."""
     states = [name for name, local in seen.tensors.items() if local.role == "optim"] + list(seen.numbers)
     numbers = {name: one.value for name, one in seen.numbers.items()}
     of_all = of_all_ranks((states, numbers, seen.settings))

@@ -65,7 +65,7 @@ class Before:
 
     Attributes:
         sent: Its tensors by name.
-        facts: What was saved beside tensors.
+        facts: What was saved besides tensors.
         refused: Tensors that could not be filled, and why.
         mesh: The mesh, in words.
         findings: What is wrong on disk.

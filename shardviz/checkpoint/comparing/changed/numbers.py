@@ -50,9 +50,9 @@ def rounded(before: Tensor, after: Tensor, names: tuple[str, str]) -> Change | N
     return _narrowed(*sides, names[1]) or _narrowed(*sides[::-1], names[0])
 
 
-def _narrowed(own: _Bits, new: _Bits, name: str) -> Change | None:
+def _narrowed(old: _Bits, new: _Bits, name: str) -> Change | None:
     """Say how one side's values became those of the side that has a name."""
-    (mine, dtype), (theirs, to) = own, new
+    (mine, dtype), (theirs, to) = old, new
     is_usual = dtype in WIDE and to in (dtype, *NARROW)
     if is_usual and (relation := rounding_between(mine, dtype, theirs, to, NARROW)) is not None:
         after, narrow = "" if dtype == to else f" to {to}", relation.dtype

@@ -74,9 +74,9 @@ class _Steps:
             )
         return self._same[key]
 
-    def number(self, step: Checkpoint, own: int) -> int | None:
+    def number(self, step: Checkpoint, side: int) -> int | None:
         """Return the number of a step among those of a side."""
-        return stale.number_of(step.path, self.sides[own].path)
+        return stale.number_of(step.path, self.sides[side].path)
 
 
 def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, also: Sequence[Checkpoint]) -> Outcomes:

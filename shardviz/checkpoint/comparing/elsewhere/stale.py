@@ -114,9 +114,9 @@ def steps_with(
     return None
 
 
-def has(step: Checkpoint, own: Tensor, held: Tensor) -> bool:
+def has(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
     """Whether another step has some values under the name of a tensor."""
-    there = tensor_in(step, own)
+    there = tensor_in(step, tensor)
     return there is not None and is_same(there, held)
 
 
