@@ -79,9 +79,10 @@ def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
 
 
 def number_of(path: Path, reference: Path) -> int | None:
-    """Return a checkpoint's step, counted by the level that its path and a reference's differ in; None if none.
+    """Return a checkpoint's step, counted at the level where its path differs from a reference; None if unknown.
 
     Example:
+        >>> from pathlib import Path
         >>> number_of(Path("runs/checkpoint-100/model"), reference=Path("runs/checkpoint-200/model"))
         100
     """
