@@ -51,15 +51,15 @@ def extents(tensor: Saved, region: Region) -> Iterator[Extent]:
 
 def _own(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:
     """Return what a chunk has of a part, counted from its own beginning, dim by dim."""
-    found = []
+    cuts = []
     for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):
         cut = [(max(begin - start, 0), min(end - start, size)) for begin, end in ranges]
-        found.append([(low, high) for low, high in cut if low < high])
-    return found
+        cuts.append([(low, high) for low, high in cut if low < high])
+    return cuts
 
 
-def _extent(file: str, stored: Stored, own: list[list[tuple[int, int]]], width: int) -> Extent:
-    first = sum(min(low for low, _ in cut) * step for cut, step in zip(own, stored.strides, strict=True))
-    last = sum((max(high for _, high in cut) - 1) * step for cut, step in zip(own, stored.strides, strict=True))
-    size = math.prod(sum(high - low for low, high in cut) for cut in own)
+def _extent(file: str, stored: Stored, cuts: list[list[tuple[int, int]]], width: int) -> Extent:
+    first = sum(min(low for low, _ in cut) * step for cut, step in zip(cuts, stored.strides, strict=True))
+    last = sum((max(high for _, high in cut) - 1) * step for cut, step in zip(cuts, stored.strides, strict=True))
+    size = math.prod(sum(high - low for low, high in cut) for cut in cuts)
     return Extent(file, stored.start + first * width, stored.start + (last + 1) * width, size == last - first + 1)

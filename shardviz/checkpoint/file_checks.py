@@ -94,13 +94,13 @@ def check_spans(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
 
 def _spans(checkpoint: Checkpoint) -> dict[str, list[Span]]:
     """Return which bytes of each file are which tensor's, in order."""
-    found: dict[str, list[Span]] = {}
+    spans_of: dict[str, list[Span]] = {}
     for name, tensor in checkpoint.tensors.items():
         for chunk in tensor.chunks:
             if chunk.place is not None and chunk.place.size:
                 place = chunk.place
-                found.setdefault(place.file, []).append((place.start, place.start + place.size, name))
-    return {file: sorted(spans) for file, spans in found.items()}
+                spans_of.setdefault(place.file, []).append((place.start, place.start + place.size, name))
+    return {file: sorted(spans) for file, spans in spans_of.items()}
 
 
 def _overlaps(file: str, spans: list[Span]) -> Iterator[Finding]:

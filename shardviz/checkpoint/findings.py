@@ -38,14 +38,14 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "tok_embeddings.weight", "wor
 HEADS = ("lm_head.weight", "output.weight", "embed_out.weight")
 
 
-def are_embeddings(one: str, other: str) -> bool:
+def are_embeddings(name: str, other: str) -> bool:
     """Whether two names are those of an input and an output embedding, in either order.
 
     Example:
         >>> are_embeddings("lm_head.weight", "model.embed_tokens.weight"), are_embeddings("a.weight", "b.weight")
         (True, False)
     """
-    pairs = (one, other), (other, one)
+    pairs = (name, other), (other, name)
     return any(first.endswith(EMBEDDINGS) and second.endswith(HEADS) for first, second in pairs)
 
 
@@ -83,11 +83,11 @@ def _unread(checkpoint: Checkpoint) -> Iterator[NotChecked]:
 
 def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     """Yield what the reader of its format found."""
-    for one in checkpoint.problems:
-        if one.explanation is not None:
-            yield one.explanation.finding(one.name, (), one.text, kind=one.kind)
+    for problem in checkpoint.problems:
+        if problem.explanation is not None:
+            yield problem.explanation.finding(problem.name, (), problem.text, kind=problem.kind)
         else:
-            yield NotChecked(one.name, one.text, "run")
+            yield NotChecked(problem.name, problem.text, "run")
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -132,24 +132,24 @@ def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
     """Yield gaps, overlaps and chunks out of bounds."""
-    found = coverage_of(tensor)
-    if found is None:
+    coverage = coverage_of(tensor)
+    if coverage is None:
         text = f"whether its {len(tensor.chunks):,} chunks are all of it: they are too many, or too irregular"
         yield NotChecked(tensor.name, text, "order")
         return
     chunks = counted(len(tensor.chunks), "chunk")
-    if found.outside:
-        first = found.outside[0]
-        text = f"{len(found.outside)} of {chunks} reach beyond its shape {list(tensor.shape)}: the one at "
+    if coverage.outside:
+        first = coverage.outside[0]
+        text = f"{len(coverage.outside)} of {chunks} reach beyond its shape {list(tensor.shape)}: the one at "
         text += f"{list(first.offsets)} has shape {list(first.sizes)}"
         yield ChunkOutOfBounds().finding(tensor.name, (), text)
-    if found.missing:
+    if coverage.missing:
         where = "not in its only chunk" if len(tensor.chunks) == 1 else f"in none of its {chunks}"
-        text = f"{found.missing:,} of {tensor.size:,} elements are {where}, the first at {found.gap}"
+        text = f"{coverage.missing:,} of {tensor.size:,} elements are {where}, the first at {coverage.gap}"
         yield ShardsOfTwoSaves().finding(tensor.name, (), text)
-    if found.repeated:
-        text = f"{found.repeated:,} of {tensor.size:,} elements are in several of its {chunks}, the first at "
-        text += f"{found.overlap}: which of them is loaded is chance"
+    if coverage.repeated:
+        text = f"{coverage.repeated:,} of {tensor.size:,} elements are in several of its {chunks}, the first at "
+        text += f"{coverage.overlap}: which of them is loaded is chance"
         yield ShardsOfTwoSaves(is_twice=True).finding(tensor.name, (), text, kind="duplicated")
 
 

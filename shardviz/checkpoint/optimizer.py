@@ -108,10 +108,10 @@ def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
 
 
 def _split(name: str) -> re.Match[str] | None:
-    found = _OF_MEGATRON.fullmatch(name)
-    if found and found["key"] == "param" and name.rpartition(".")[2] in OF_OPTIMIZERS:
-        found = None  # the state of a parameter that is called so, by torch's names
-    return found or _STATE.fullmatch(name)
+    match = _OF_MEGATRON.fullmatch(name)
+    if match and match["key"] == "param" and name.rpartition(".")[2] in OF_OPTIMIZERS:
+        match = None  # the state of a parameter that is called so, by torch's names
+    return match or _STATE.fullmatch(name)
 
 
 def is_bucket(name: str) -> bool:
@@ -146,28 +146,28 @@ def is_setting(name: str) -> bool:
 
 
 def _optimizers(checkpoint: Checkpoint) -> dict[str, _Optimizer]:
-    found: dict[str, _Optimizer] = {}
+    optimizers: dict[str, _Optimizer] = {}
     for name, tensor in checkpoint.tensors.items():
         if (parts := _split(name)) is not None:
-            optimizer = found.setdefault(parts["before"], _Optimizer(parts["before"]))
+            optimizer = optimizers.setdefault(parts["before"], _Optimizer(parts["before"]))
             optimizer.states.setdefault(parts["name"], []).append((parts["key"], tensor))
-    found = {before: one for before, one in found.items() if _is_optimizer(one)}
+    optimizers = {before: one for before, one in optimizers.items() if _is_optimizer(one)}
     for name, place in checkpoint.objects.items():
-        if (parts := _STATE.fullmatch(name)) is not None and parts["before"] in found:
-            found[parts["before"]].plain.setdefault(parts["name"], set()).add(parts["key"])
+        if (parts := _STATE.fullmatch(name)) is not None and parts["before"] in optimizers:
+            optimizers[parts["before"]].plain.setdefault(parts["name"], set()).add(parts["key"])
         parts = _GROUP.fullmatch(name)
-        if parts is None or parts["before"] not in found:
+        if parts is None or parts["before"] not in optimizers:
             continue
         if not parts["name"].isdigit():
-            found[parts["before"]].grouped.add(parts["name"])
+            optimizers[parts["before"]].grouped.add(parts["name"])
         elif parts["key"] == "params":
             try:
                 listed_ = read_object(checkpoint.folder / place.file, place.start, place.size, name)
             except (DumpError, OSError, KeyError):
-                found[parts["before"]].unread.append(name)
+                optimizers[parts["before"]].unread.append(name)
                 continue
-            found[parts["before"]].grouped.update(one for one in listed_ if type(one) is str)
-    return found
+            optimizers[parts["before"]].grouped.update(one for one in listed_ if type(one) is str)
+    return optimizers
 
 
 def state_names(checkpoint: Checkpoint) -> frozenset[str]:
@@ -177,9 +177,9 @@ def state_names(checkpoint: Checkpoint) -> frozenset[str]:
     return frozenset([*named, *filter(is_bucket, checkpoint.tensors)])
 
 
-def _is_optimizer(found: _Optimizer) -> bool:
+def _is_optimizer(optimizer: _Optimizer) -> bool:
     """Whether names are an optimizer's: a model may have a module called `state` too."""
-    return any(key in OF_OPTIMIZERS for states in found.states.values() for key, _ in states)
+    return any(key in OF_OPTIMIZERS for states in optimizer.states.values() for key, _ in states)
 
 
 def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
@@ -200,10 +200,10 @@ def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
     return best[0] if len(best) == 1 else None
 
 
-def _shared(one: str, other: str) -> int:
+def _shared(first: str, second: str) -> int:
     """Return how many levels two names begin with in common."""
-    pairs = zip(one.split("."), other.split("."), strict=False)
-    return next((level for level, (mine, theirs) in enumerate(pairs) if mine != theirs), len(one.split(".")))
+    pairs = zip(first.split("."), second.split("."), strict=False)
+    return next((level for level, (mine, theirs) in enumerate(pairs) if mine != theirs), len(first.split(".")))
 
 
 def _orphans(optimizer: _Optimizer, before: str, checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -235,11 +235,11 @@ def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
 def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
     """Yield parameters that lack one of the states which most parameters with the same others have."""
     counts = Counter(optimizer.keys.values())
-    for name, own in optimizer.keys.items():
-        for fuller in [one for one in counts if own < one and len(one - own) == 1 and counts[one] > counts[own]]:
-            key = next(iter(fuller - own))
-            if key in NUMBERS or (key not in OPTIONAL and counts[own] == 1 and counts[fuller] >= SURE):
-                text = f"the optimizer has {listed(sorted(own), MAX_NAMES)} of {printable(name)} and no {key}"
+    for name, keys in optimizer.keys.items():
+        for fuller in [one for one in counts if keys < one and len(one - keys) == 1 and counts[one] > counts[keys]]:
+            key = next(iter(fuller - keys))
+            if key in NUMBERS or (key not in OPTIONAL and counts[keys] == 1 and counts[fuller] >= SURE):
+                text = f"the optimizer has {listed(sorted(keys), MAX_NAMES)} of {printable(name)} and no {key}"
                 text += f"; {counts[fuller]:,} other parameters have one"
                 yield PartialState().finding(optimizer.states[name][0][1].name, (), text, severity="warning")
 

@@ -136,12 +136,12 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
 
     def _pieces(self, region: Region) -> list[tuple[tuple[slice, ...], NDArray[Any]]]:
         """Return what each chunk has of a region, with its place in the region."""
-        found = []
+        pieces = []
         for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(self.chunks)}.values():
             shared = _shared(region, chunk)
             bits = self.chunk_bits(chunk) if shared else np.empty(0)
-            found += [(into, bits[own]) for into, own in shared]
-        return found
+            pieces += [(into, bits[own]) for into, own in shared]
+        return pieces
 
     def chunk_bits(self, chunk: Chunk) -> NDArray[Any]:
         """Return the bits of a chunk, mapped and read-only.
@@ -272,10 +272,10 @@ class Checkpoint:
 def file_size(path: Path) -> int | None:
     """Return the bytes of a file; None if there is none, or it is something else, such as a pipe."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _bits_type(dtype: str, name: str) -> np.dtype[Any]:
@@ -287,7 +287,7 @@ def _bits_type(dtype: str, name: str) -> np.dtype[Any]:
 
 def _shared(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
     """Return the boxes that a region and a chunk have in common: their places in the one and in the other."""
-    found: list[tuple[tuple[slice, ...], tuple[slice, ...]]] = [((), ())]
+    boxes: list[tuple[tuple[slice, ...], tuple[slice, ...]]] = [((), ())]
     for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):
         along, before = [], 0
         for begin, end in ranges:
@@ -295,5 +295,5 @@ def _shared(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple
             if low < high:
                 along.append((slice(before + low - begin, before + high - begin), slice(low - start, high - start)))
             before += end - begin
-        found = [((*into, one), (*own, other)) for into, own in found for one, other in along]
-    return found
+        boxes = [((*into, one), (*own, other)) for into, own in boxes for one, other in along]
+    return boxes

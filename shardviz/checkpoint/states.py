@@ -67,17 +67,17 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         if parts is None or not tensor.size or not tensor.chunks:
             continue
         key = parts[1]
-        one = known.setdefault(_without(name, key), _Known())
+        state = known.setdefault(_without(name, key), _Known())
         is_step = key == "step" and tensor.size == 1 and tensor.files
         is_moment = key in MOMENTS and not is_whole(tensor.dtype)  # codes of 8 bits may be negative
         values = _some(tensor) if is_step or is_moment else None
         if values is None or not len(values):
             continue
         if is_step:
-            one.step = float(values[0]), tensor
+            state.step = float(values[0]), tensor
         else:
             yield from _wrong_numbers(name, key, values)
-            one.squares = (tensor, bool(values.any())) if key in SQUARES else one.squares
+            state.squares = (tensor, bool(values.any())) if key in SQUARES else state.squares
     yield from _steps([(one.step[1].files[0], one.step[0]) for one in known.values() if one.step])
     yield from _beside_steps(list(known.values()))
 

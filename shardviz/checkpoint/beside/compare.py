@@ -101,7 +101,7 @@ def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
     direct: list[Both] = []
     turned: list[tuple[Made, Tensor]] = []
     for pair in pairs.both:
-        live, entry = (pair.one, pair.other) if isinstance(pair.one, Live) else (pair.other, pair.one)
+        live, entry = (pair.first, pair.second) if isinstance(pair.first, Live) else (pair.second, pair.first)
         if isinstance(live, Live) and entry is not None:
             direct.append((pair.name, pair.other_name, live, entry))
         else:
@@ -114,7 +114,7 @@ def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
 
 def _ways(pair: Pair) -> Iterator[tuple[Made, Tensor]]:
     """Yield how a tensor of the checkpoint is made of the job's, and the tensor."""
-    for made, other in ((pair.one, pair.other), (pair.other, pair.one)):
+    for made, other in ((pair.first, pair.second), (pair.second, pair.first)):
         if isinstance(made, Made) and other is not None and any(isinstance(one, Live) for one in leaves(made.node)):
             yield made, other
 
@@ -124,8 +124,8 @@ def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> It
     known = {pair.name: entry for pair in every.both if (entry := _stored(pair)) is not None}
     kept = [(Outcome(name, "", "equal"), Pair(name, entry, entry)) for name, entry in known.items()]
     for pair in pairs:
-        live = next((one for one in (pair.one, pair.other) if isinstance(one, Live)), None)
-        verdict: Verdict = "missing" if pair.other is None else "added"
+        live = next((one for one in (pair.first, pair.second) if isinstance(one, Live)), None)
+        verdict: Verdict = "missing" if pair.second is None else "added"
         which = "job" if live is not None else "checkpoint"
         more = f"; as the map says, {pair.lacking}" if pair.lacking else ""
         outcome = Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
@@ -141,7 +141,7 @@ def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> It
 
 def _stored(pair: Pair) -> Tensor | None:
     """Return the checkpoint's tensor of a pair."""
-    entry = pair.other if isinstance(pair.one, Live) else pair.one
+    entry = pair.second if isinstance(pair.first, Live) else pair.first
     return None if entry is None or isinstance(entry, (Live, Made)) else entry
 
 
@@ -165,7 +165,7 @@ def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
     """Yield what was left out."""
     if job.missing_ranks:
         yield f"not compared: the shards of {named_ranks(job.missing_ranks)}, whose files the dump lacks"
-    lonely = chain.from_iterable((pair.one, pair.other) for pair in pairs.lonely)
+    lonely = chain.from_iterable((pair.first, pair.second) for pair in pairs.lonely)
     buffers = [printable(one.name) for one in lonely if isinstance(one, Live) and one.role == "buffer"]
     if buffers:
         what = counted(len(buffers), "buffer")
@@ -194,11 +194,11 @@ def _files(outcome: Outcome, live: Live, entry: Entry) -> tuple[set[str], set[st
     wrong = [piece.claimed for piece in live.pieces if piece.rank in outcome.ranks and piece.claimed is not None]
     if outcome.ranks and not wrong:
         return set(), set(entry.files)
-    found: dict[bool, set[str]] = {True: set(), False: set()}
+    files: dict[bool, set[str]] = {True: set(), False: set()}
     for chunk in entry.chunks:
         if chunk.place is not None:
-            found[any(_share(region, chunk) for region in wrong)].add(chunk.place.file)
-    return found[False], found[True]
+            files[any(_share(region, chunk) for region in wrong)].add(chunk.place.file)
+    return files[False], files[True]
 
 
 def _share(region: Region, chunk: Chunk) -> bool:

@@ -60,10 +60,10 @@ class Given:
         Raises:
             DumpError: There are several.
         """
-        found = sorted({one.dtype for _, one in self.sources})
-        if len(found) > 1:
-            raise DumpError(f"{self.name} are {' and '.join(found)}", "save its parts in one type")
-        return found[0]
+        dtypes = sorted({one.dtype for _, one in self.sources})
+        if len(dtypes) > 1:
+            raise DumpError(f"{self.name} are {' and '.join(dtypes)}", "save its parts in one type")
+        return dtypes[0]
 
     @property
     def bits(self) -> NDArray[Any]:
@@ -74,11 +74,11 @@ class Given:
         """
         whole = np.zeros(self.shape, f"<u{itemsize(self.dtype)}")
         seen = np.zeros(self.shape, bool)
-        for made, one in self.sources:
-            if made.shape != one.shape:
-                text = f"{printable(one.name)} is {list(one.shape)}, and {made.name} makes {list(made.shape)}"
+        for made, tensor in self.sources:
+            if made.shape != tensor.shape:
+                text = f"{printable(tensor.name)} is {list(tensor.shape)}, and {made.name} makes {list(made.shape)}"
                 raise DumpError(text, f"see {made.where}")
-            for part, at in _parts_in(made.node, one.bits, self.live):
+            for part, at in _parts_in(made.node, tensor.bits, self.live):
                 _target(whole, at)[...] = part
                 _target(seen, at)[...] = True
         if not seen.all():
@@ -121,8 +121,8 @@ def given_of(made: Iterable[tuple[Made, Tensor]]) -> dict[str, Given]:
         made: How each of the checkpoint's tensors is made, and the tensor.
     """
     sources: dict[Live, list[tuple[Made, Tensor]]] = {}
-    for one, stored in made:
-        for leaf in dict.fromkeys(leaves(one.node)):
+    for mapped, stored in made:
+        for leaf in dict.fromkeys(leaves(mapped.node)):
             if isinstance(leaf, Live):
-                sources.setdefault(leaf, []).append((one, stored))
+                sources.setdefault(leaf, []).append((mapped, stored))
     return {live.name: Given(live, tuple(of_live)) for live, of_live in sources.items()}

@@ -186,16 +186,16 @@ def job_of(dump: Dump) -> Job:
     if dump.files.planned is not None:
         raise ShardvizError(f"{path} is a plan: no rank ran, and there are no values to compare", AGAIN)
     ties = {name: group for record in dump.files.ranks.values() for group in record.tied for name in group}
-    found: dict[str, Live] = {}
+    tensors: dict[str, Live] = {}
     for role in ROLES:
         for name, dumped in dump.by_name("initial", role).items():
             tied = tuple(one for one in ties.get(name, ()) if one != name)
-            found.setdefault(name, Live(name, role, dumped, tuple(_pieces(dump, dumped, name)), tied))
-    stamped = tuple(name for name in dump.stamped if name not in found)
-    if not found:
+            tensors.setdefault(name, Live(name, role, dumped, tuple(_pieces(dump, dumped, name)), tied))
+    stamped = tuple(name for name in dump.stamped if name not in tensors)
+    if not tensors:
         what = "its weights were stamped, and ids are not weights" if stamped else "it has no weights"
         raise ShardvizError(f"{path} has no values to compare: {what}", AGAIN)
-    return Job(path, dump, found, stamped)
+    return Job(path, dump, tensors, stamped)
 
 
 def _pieces(dump: Dump, dumped: Dumped, name: str) -> Iterator[Piece]:

@@ -72,10 +72,10 @@ def judge(outcome: Outcome, live: Live, entry: Tensor, dump: Dump, search: Searc
         if live.shape != entry.shape:
             return of_another_shape(outcome, live, entry)
         reader = Reader(entry, live.dtype, live.index_shape)
-        found = sort_pieces(live, reader)
-        if not found.wrong:
-            return _nothing_wrong(outcome, live, entry, found)
-        return _something_wrong(outcome, live, entry, dump, search, reader, found)
+        pieces = sort_pieces(live, reader)
+        if not pieces.wrong:
+            return _nothing_wrong(outcome, live, entry, pieces)
+        return _something_wrong(outcome, live, entry, dump, search, reader, pieces)
     except DumpError as error:
         return outcome.became("not-compared", error.message)
 
@@ -111,12 +111,12 @@ def _is_right(piece: Piece, live: Live, reader: Reader) -> bool:
     return mine is not None and theirs is not None and np.array_equal(mine, theirs)
 
 
-def _nothing_wrong(outcome: Outcome, live: Live, entry: Tensor, found: Sorted) -> Outcome:
-    if found.unknown:
-        why = found.unknown[0][1]
-        same = [one.rank for one, reason in found.unknown if reason == why]
+def _nothing_wrong(outcome: Outcome, live: Live, entry: Tensor, pieces: Sorted) -> Outcome:
+    if pieces.unknown:
+        why = pieces.unknown[0][1]
+        same = [one.rank for one, reason in pieces.unknown if reason == why]
         return outcome.became(
-            "not-compared", f"{named_ranks(same)}: {why}", ranks=ranks_of(p for p, _ in found.unknown)
+            "not-compared", f"{named_ranks(same)}: {why}", ranks=ranks_of(p for p, _ in pieces.unknown)
         )
     if live.absent:
         why = f"the dump has no {named_ranks(live.absent)}; what the others hold is what the checkpoint has"
@@ -128,11 +128,11 @@ def _nothing_wrong(outcome: Outcome, live: Live, entry: Tensor, found: Sorted) -
 
 
 def _something_wrong(
-    outcome: Outcome, live: Live, entry: Tensor, dump: Dump, search: Search, reader: Reader, found: Sorted
+    outcome: Outcome, live: Live, entry: Tensor, dump: Dump, search: Search, reader: Reader, pieces: Sorted
 ) -> Outcome:
     """Return what the shards are that are not what they claim."""
-    wrong, ranks = found.wrong, ranks_of(found.wrong)
-    but = _but(found)
+    wrong, ranks = pieces.wrong, ranks_of(pieces.wrong)
+    but = _but(pieces)
     if bad := [piece for piece in wrong if piece.claimed is not None and piece.claimed.shape != piece.shape]:
         first = bad[0]
         what = f"rank {first.rank} has {list(first.shape)}, its part is {list(first.claimed.shape)}"  # type: ignore[union-attr]
@@ -164,10 +164,10 @@ def _something_wrong(
     return outcome.became("other", _counted(live, wrong, reader, parts) + but, ranks=ranks)
 
 
-def _but(found: Sorted) -> str:
+def _but(pieces: Sorted) -> str:
     """Say which ranks are right, and which are not known."""
-    some = f"; {named_ranks(ranks_of(found.right))} {DIFFERENT[len(found.right) > 1]}" if found.right else ""
-    unknown = ranks_of(piece for piece, _ in found.unknown)
+    some = f"; {named_ranks(ranks_of(pieces.right))} {DIFFERENT[len(pieces.right) > 1]}" if pieces.right else ""
+    unknown = ranks_of(piece for piece, _ in pieces.unknown)
     return some + (f"; {named_ranks(unknown)} not compared" if unknown else "")
 
 
@@ -227,25 +227,29 @@ def of_another_shape(outcome: Outcome, live: Live, entry: Tensor) -> Outcome:
     return outcome.became("other", shapes)
 
 
-def _turns(shape: tuple[int, ...], own: tuple[int, ...]) -> Iterator[tuple[Verdict, str, Turn]]:
+def _turns(shape: tuple[int, ...], stored: tuple[int, ...]) -> Iterator[tuple[Verdict, str, Turn]]:
     """Yield what may have made a checkpoint's tensor one of the job's shape."""
-    odd = [dim for dim, pair in enumerate(zip(shape, own, strict=False)) if pair[0] != pair[1]]
-    if len(shape) == len(own) and len(odd) == 1 and math.prod(shape) <= MAX_PADDED:
+    odd = [dim for dim, pair in enumerate(zip(shape, stored, strict=False)) if pair[0] != pair[1]]
+    if len(shape) == len(stored) and len(odd) == 1 and math.prod(shape) <= MAX_PADDED:
         (dim,) = odd
-        yield "padded", _padded(dim, shape[dim], own[dim]), lambda whole: _resized(whole, dim, shape[dim])
-    if len(shape) == len(own) <= MAX_PERMUTED:
-        for axes in permutations(range(len(own))):
-            if tuple(own[axis] for axis in axes) == shape:
+        yield "padded", _padded(dim, shape[dim], stored[dim]), lambda whole: _resized(whole, dim, shape[dim])
+    if len(shape) == len(stored) <= MAX_PERMUTED:
+        for axes in permutations(range(len(stored))):
+            if tuple(stored[axis] for axis in axes) == shape:
                 text = f"the checkpoint's dims are exchanged: permute({', '.join(map(str, axes))}) makes them the job's"
                 yield "permuted", text, lambda whole, axes=axes: whole.transpose(axes)  # type: ignore[misc]
-    if math.prod(shape) == math.prod(own):
-        text = f"{list(own)} in the checkpoint is {list(shape)} in the job, in the same order"
+    if math.prod(shape) == math.prod(stored):
+        text = f"{list(stored)} in the checkpoint is {list(shape)} in the job, in the same order"
         yield "permuted", text, lambda whole: whole.reshape(shape)
 
 
-def _padded(dim: int, size: int, own: int) -> str:
-    where = f"equal in the first {min(size, own):,} indices of dim {dim}"
-    more = f"the job has {size - own:,} more, all zero" if size > own else f"the checkpoint has {own - size:,} more"
+def _padded(dim: int, size: int, stored: int) -> str:
+    where = f"equal in the first {min(size, stored):,} indices of dim {dim}"
+    more = (
+        f"the job has {size - stored:,} more, all zero"
+        if size > stored
+        else f"the checkpoint has {stored - size:,} more"
+    )
     return f"{where}; {more}"
 
 
@@ -270,13 +274,13 @@ def _of_plain_parts(outcome: Outcome, live: Live, entry: Tensor, dim: int) -> Ou
     """Return whether plain tensors are equal parts of the checkpoint's: the dump does not say which each should be."""
     reader, size = Reader(entry, live.dtype, entry.shape), live.shape[dim]
     parts = [_part(entry.shape, dim, at, size) for at in range(0, entry.shape[dim], size)]
-    found = {piece: [part for part in parts if reader.is_held(part, piece.digest)] for piece in live.pieces}
-    odd = ranks_of(piece for piece, own in found.items() if not own)
+    parts_held = {piece: [part for part in parts if reader.is_held(part, piece.digest)] for piece in live.pieces}
+    odd = ranks_of(piece for piece, held in parts_held.items() if not held)
     shapes = f"plain {list(live.shape)} in the job, {list(entry.shape)} in the checkpoint"
     if odd:
         why = f"{shapes}: no equal part of it along dim {dim} is on {named_ranks(odd)}"
         return outcome.became("not-compared", why, ranks=odd)
-    if len({part for own in found.values() for part in own}) < len(parts):
+    if len({part for held in parts_held.values() for part in held}) < len(parts):
         return outcome.became("not-compared", f"{shapes}: not every part of it is on a rank")
     return outcome
 

@@ -59,16 +59,16 @@ class Reader:
             DumpError: They cannot be read, or not be cast.
         """
         if self._turn is None and isinstance(self.entry, Saved) and self.entry.shape == self.shape:
-            found = self.entry.read(region)
+            content = self.entry.read(region)
         else:
-            found = part_of(self._all(), region)
+            content = part_of(self._all(), region)
         for dtype, to in pairwise(self._steps):
-            there = cast(found, dtype, to)
+            there = cast(content, dtype, to)
             if there is None:
                 raise DumpError(f"it is {self.dtype} and {dtype}, and how one is rounded to the other is not known")
-            found = there
-        self.read_bytes += found.nbytes
-        return found
+            content = there
+        self.read_bytes += content.nbytes
+        return content
 
     def _all(self) -> NDArray[Any]:
         if self._whole is None:

@@ -58,13 +58,13 @@ class Search:
 
     def regions(self, live: Live, wrong: Iterable[Piece], reader: Reader) -> dict[int, Region]:
         """Return the parts of the tensor that ranks hold instead of those that they claim, as far as they are found."""
-        found: dict[int, Region] = {}
+        regions: dict[int, Region] = {}
         lost = [piece for piece in wrong if not piece.is_alike]
         for look in (self._looked_up, self._exchanged, self._relabeled, self._by_values):
             if lost:
-                found |= look(live, lost, reader)
-                lost = [piece for piece in lost if piece.rank not in found]
-        return found
+                regions |= look(live, lost, reader)
+                lost = [piece for piece in lost if piece.rank not in regions]
+        return regions
 
     def _looked_up(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
         """Return the parts that the job itself found in its reference."""
@@ -109,15 +109,15 @@ class Search:
 
     def _by_values(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
         """Return the parts that shards with values hold, value by value."""
-        found = {}
+        regions = {}
         for piece in lost:
             region = _located(piece, reader) if piece.bits is not None else None
             if region is not None:
-                found[piece.rank] = region
-        return found
+                regions[piece.rank] = region
+        return regions
 
-    def other_name(self, live: Live, piece: Piece, own: str) -> str:
-        """Return the checkpoint's other tensor that has a shard's bytes where the shard claims to be; empty if none."""
+    def other_name(self, live: Live, piece: Piece, stored_name: str) -> str:
+        """Return the other tensor of the checkpoint with a shard's bytes at its claimed place; empty if none."""
         if piece.is_alike or piece.claimed is None or self.is_over:
             return ""
         key = (live.shape, live.index_shape, live.dtype, piece.claimed)
@@ -129,7 +129,7 @@ class Search:
                     table.setdefault(digest, name)
             self._tables[key] = table
         name = self._tables[key].get(piece.digest, "")
-        return name if name != own else ""
+        return name if name != stored_name else ""
 
     def step_of(self, live: Live, wrong: Sequence[Piece], entry: Tensor) -> Checkpoint | None:
         """Return the checkpoint of another step that has some shards' bytes where they claim to be."""
@@ -169,7 +169,7 @@ def _of_step(step: Checkpoint, entry: Tensor) -> Tensor | None:
 
 
 def other_layouts(claimed: Layout) -> Iterator[Layout]:
-    """Yield layouts with the axes of another one: in other orders, on other dims, and around segments of a dim.
+    """Yield layouts with the axes of a given one: in other orders, on other dims, and around segments of a dim.
 
     Example:
         >>> from shardviz.layout.mesh import parse_mesh
@@ -181,10 +181,10 @@ def other_layouts(claimed: Layout) -> Iterator[Layout]:
     axes = claimed.split_axes
     if claimed.flat is not None or not axes or len(axes) > MOST_AXES:
         return
-    found = dict.fromkeys(chains for base in _bases(claimed, axes) for chains in (base,))
-    found |= dict.fromkeys(chains for base in list(found) for chains in _with_segments(base, claimed.shape))
+    layouts = dict.fromkeys(chains for base in _bases(claimed, axes) for chains in (base,))
+    layouts |= dict.fromkeys(chains for base in list(layouts) for chains in _with_segments(base, claimed.shape))
     left = MOST
-    for chains in found:
+    for chains in layouts:
         if chains != claimed.chains and left:
             left -= 1
             try:

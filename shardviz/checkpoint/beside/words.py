@@ -54,12 +54,12 @@ def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> tuple[st
     """
     claimed = live.dumped.claimed
     is_one = len(live.dumped.claims) == 1 and claimed is not None
-    found = next(iter(_findings(live, parts, dump)), None) if is_one else None
-    if found is None:
+    finding = next(iter(_findings(live, parts, dump)), None) if is_one else None
+    if finding is None:
         texts = (f"rank {rank} has {part}" for rank, part in parts.items())
         return f"{listed(texts, MOST_PARTS)} of the checkpoint's", None
-    where = f"the job claims {found.claimed}, and holds {found.held} of the checkpoint"
-    return f"{where}: {found.summary}", found
+    where = f"the job claims {finding.claimed}, and holds {finding.held} of the checkpoint"
+    return f"{where}: {finding.summary}", finding
 
 
 def _findings(live: Live, parts: Mapping[int, Region], dump: Dump) -> list[Finding]:

@@ -176,12 +176,12 @@ class _Work:
         for numbers in whole.some if sources else ():
             votes.update(set(recipes(whole.members[numbers], numbers, sources, self.strips)))
         most = max(votes.values(), default=0)
-        found: dict[frozenset[Family], Recipe] = {}
+        recipe_of: dict[frozenset[Family], Recipe] = {}
         for recipe in sorted(votes, key=lambda recipe: -votes[recipe]):
             is_renamed = len(recipe.links) == 1 and not (recipe.padded or recipe.joined or recipe.stacks)
             if votes[recipe] == most and not (side and is_renamed):  # the first side has found that
-                found.setdefault(frozenset(link.family for link in recipe.links), recipe)
-        return list(found.values())
+                recipe_of.setdefault(frozenset(link.family for link in recipe.links), recipe)
+        return list(recipe_of.values())
 
     def by_other_numbers(self) -> None:
         """Choose families of which the same tensors stand under other numbers: the comparison says so."""
@@ -193,15 +193,15 @@ class _Work:
 
     def by_nearness(self) -> None:
         """Choose families of nearly the same values, such as those of another step, if only one has such."""
-        found: dict[Family, list[tuple[Link, bool]]] = {}
+        near_links: dict[Family, list[tuple[Link, bool]]] = {}
         for whole, link, turned in self._alike_pairs():
             if state_of(whole.pattern) or state_of(link.family.pattern):
                 continue  # the states of different weights may be alike
             some = [numbers for numbers in whole.some if numbers in link.parts]
-            near = [are_near(View(whole.members[at], (), turned), View(link.parts[at][()])) for at in some]
-            if 2 * sum(near) > len(near):
-                found.setdefault(whole, []).append((link, turned))
-        for whole, every in found.items():
+            matches = [are_near(View(whole.members[at], (), turned), View(link.parts[at][()])) for at in some]
+            if 2 * sum(matches) > len(matches):
+                near_links.setdefault(whole, []).append((link, turned))
+        for whole, every in near_links.items():
             if len({link.family for link, _ in every}) == 1:
                 self._choose_pair(whole, *every[0], NEARLY)
 
@@ -219,8 +219,8 @@ class _Work:
         if whole in self.free[0] and link.family in self.free[1]:
             self.choose(0, whole, Recipe((link,), turned=turned), why)
 
-    def _is(self, one: Tensor, other: Tensor, turned: bool) -> bool:
-        places = self.strips.places(View(other), View(one, (), turned), 0)
+    def _is(self, tensor: Tensor, other: Tensor, turned: bool) -> bool:
+        places = self.strips.places(View(other), View(tensor, (), turned), 0)
         return places is not None and fits(places, np.arange(other.shape[0]))
 
     def by_modules(self) -> None:
@@ -233,24 +233,24 @@ class _Work:
                     self.choose(choice.side, whole, recipe, BESIDE)
 
     def _as_beside(self, choice: Choice, whole: Family, leaf: str) -> Recipe | None:
-        """Return how a family is made, as another one of its module is."""
+        """Return a family's recipe, made like that of another family in its module; None if its shape does not fit."""
         there = {one.pattern: one for some in (self.free, self.alike) for one in some[1 - choice.side]}
-        found: list[Link] = []
+        parts: list[Link] = []
         for link in choice.recipe.links:
             part = there.get(f"{link.family.pattern.rpartition('.')[0]}.{leaf}")
             every = links(whole, part) if part is not None else iter(())
             same = next((one for one in every if one.extra == link.extra and one.is_direct == link.is_direct), None)
             if same is None:
                 return None
-            found.append(same)
-        recipe = replace(choice.recipe, links=tuple(found))
+            parts.append(same)
+        recipe = replace(choice.recipe, links=tuple(parts))
         ndim = len(whole.shape) - recipe.stacks
         if ndim < 2:
             recipe = replace(recipe, turned=False)
-        if ndim < 1 or recipe.dim >= ndim or any(len(one.family.shape) != ndim for one in found):
+        if ndim < 1 or recipe.dim >= ndim or any(len(one.family.shape) != ndim for one in parts):
             return None
         size = whole.shape[recipe.stacks + recipe.dim]
-        sizes = [one.family.shape[recipe.dim] * _count(one, recipe) for one in found]
+        sizes = [one.family.shape[recipe.dim] * _count(one, recipe) for one in parts]
         return replace(recipe, padded=size if recipe.padded else 0) if recipe.padded or sum(sizes) == size else None
 
     def by_constants(self) -> None:

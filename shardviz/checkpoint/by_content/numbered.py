@@ -54,12 +54,12 @@ class Family:
 
 def families_of(tensors: Iterable[Tensor]) -> list[Family]:
     """Return families; tensors whose shapes differ, though only their numbers do, are by themselves."""
-    found: dict[str, dict[Numbers, Tensor]] = {}
+    by_pattern: dict[str, dict[Numbers, Tensor]] = {}
     for tensor in tensors:
         numbers = tuple(map(int, NUMBER.findall(tensor.name)))
-        found.setdefault(NUMBER.sub("*", tensor.name), {})[numbers] = tensor
+        by_pattern.setdefault(NUMBER.sub("*", tensor.name), {})[numbers] = tensor
     families: list[Family] = []
-    for pattern, members in found.items():
+    for pattern, members in by_pattern.items():
         whole = Family(pattern, members)
         is_one = len({one.shape for one in members.values()}) == 1
         families += [whole] if is_one else whole.alone()
@@ -116,9 +116,9 @@ def links(whole: Family, part: Family) -> Iterator[Link]:
         yield Link(part, {own: {(): part.members[other]} for own, other in known.items()}, known)
 
 
-def _aligned(own: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
+def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
     """Yield which numbers may be which: the same ones; if those of one side begin elsewhere, first in their order."""
-    mine, theirs = sorted(own), sorted(others)
+    mine, theirs = sorted(numbers_of_side), sorted(others)
     if mine != theirs and len(mine) == len(theirs):
         columns = [_column(*pair) for pair in zip(zip(*mine, strict=True), zip(*theirs, strict=True), strict=True)]
         known = {numbers: tuple(columns[at].get(one, -1) for at, one in enumerate(numbers)) for numbers in mine}

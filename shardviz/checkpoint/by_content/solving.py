@@ -153,15 +153,15 @@ def _flat(
     """Yield how a tensor may be made without new dims."""
     for turned in (False, True) if len(whole.shape) > 1 else (False,):
         view = View(whole.tensor, whole.index, turned)
-        found: list[Recipe] = []
+        candidates: list[Recipe] = []
         for dim in range(len(view.shape)):
             parts = list(_parts(view, sources, strips, dim))
-            found += [recipe for recipe in _made(view, parts, dim, turned, stacks) if recipe not in found]
-            if found and not any(one.padded for one in found):
+            candidates += [recipe for recipe in _made(view, parts, dim, turned, stacks) if recipe not in candidates]
+            if candidates and not any(one.padded for one in candidates):
                 break
-        if found:
-            exact = [one for one in found if not one.padded]
-            yield from exact or found[:1]
+        if candidates:
+            exact = [one for one in candidates if not one.padded]
+            yield from exact or candidates[:1]
             return
 
 
@@ -218,15 +218,15 @@ def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -
 
 def _filled(parts: Sequence[_Part], fillers: Sequence[_Part], size: int) -> list[_Part]:
     """Return parts with what is all one number, such as a bias at first, in each gap that only one such part fits."""
-    found: list[_Part] = []
+    filled: list[_Part] = []
     start = 0
     for stop, part in [*((part.start, part) for part in parts), (size, None)]:
-        fits_gap = [one for one in fillers if one.size == stop - start and one.count == 1 and one not in found]
-        found += fits_gap if len(fits_gap) == 1 else []
+        fits_gap = [one for one in fillers if one.size == stop - start and one.count == 1 and one not in filled]
+        filled += fits_gap if len(fits_gap) == 1 else []
         if part is not None:
-            found.append(part)
+            filled.append(part)
             start = stop + part.size
-    return found
+    return filled
 
 
 def _is_padded(view: View, part: _Part, dim: int) -> bool:

@@ -143,10 +143,10 @@ def constant(tensor: Tensor) -> float | None:
     return float(values_of(np.array([first]), tensor.dtype)[0])
 
 
-def are_near(one: View, other: View) -> bool:
+def are_near(tensor: View, other: View) -> bool:
     """Whether two tensors of one shape have nearly the same values, such as those of two steps, or one scaled."""
     try:
-        sides = [_spread(view) for view in (one, other)]
+        sides = [_spread(view) for view in (tensor, other)]
     except (DumpError, OSError):
         return False
     if len(sides[0]) < 2 * FEWEST or not np.isfinite(sides).all():

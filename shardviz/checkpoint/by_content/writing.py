@@ -114,12 +114,12 @@ def _ends(line: Line) -> list[tuple[str, str]]:
     if "(" in line.right or line.why:
         return []
     mine, theirs = line.left.split("."), line.right.split(".")
-    found = []
+    patterns = []
     for count in range(1, min(len(mine), len(theirs))):
         if mine[-count:] != theirs[-count:]:
             break
-        found.append((".".join([*mine[:-count], "*"]), ".".join([*theirs[:-count], "*"])))
-    return found
+        patterns.append((".".join([*mine[:-count], "*"]), ".".join([*theirs[:-count], "*"])))
+    return patterns
 
 
 def _are_all(left: str, right: str, lines: list[Line], sides: tuple[Collection[str], Collection[str]]) -> bool:

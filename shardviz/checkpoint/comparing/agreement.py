@@ -41,17 +41,17 @@ SHARED = 1 << 22
 WORKERS = min(4, cores())
 
 
-def narrower(one: str, other: str) -> str:
-    """Return the type of two to which the other is rounded: never an integer's, where one of them is not."""
-    if is_whole(one) != is_whole(other):
-        return other if is_whole(one) else one
-    return one if is_narrower(one, other) else other
+def narrower(dtype: str, other: str) -> str:
+    """Return which of two types the other is rounded to: never the integer type if the other is not one."""
+    if is_whole(dtype) != is_whole(other):
+        return other if is_whole(dtype) else dtype
+    return dtype if is_narrower(dtype, other) else other
 
 
-def can_cast(one: str, other: str) -> bool:
+def can_cast(first: str, second: str) -> bool:
     """Whether it is known how values of one of two types are rounded to the other."""
-    narrow = narrower(one, other)
-    return all(cast(np.empty(0, f"<u{_width(dtype)}"), dtype, narrow) is not None for dtype in (one, other))
+    narrow = narrower(first, second)
+    return all(cast(np.empty(0, f"<u{_width(dtype)}"), dtype, narrow) is not None for dtype in (first, second))
 
 
 def _width(dtype: str) -> int:
@@ -60,29 +60,29 @@ def _width(dtype: str) -> int:
     return itemsize(dtype) or 1
 
 
-def agree(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one shape and the same values, after a cast where their types differ.
+def agree(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have one shape and the same values, after a cast if their types differ.
 
     Raises:
         DumpError: One of them cannot be read.
     """
-    for live, entry in ((one, other), (other, one)):
+    for live, entry in ((first, second), (second, first)):
         if isinstance(live, Live):
             return is_of(live, entry)
-    types = one.dtype, other.dtype
-    if one.shape != other.shape or not can_cast(*types):
+    types = first.dtype, second.dtype
+    if first.shape != second.shape or not can_cast(*types):
         return False
-    if isinstance(other, Made) and not isinstance(one, Made):
-        one, other, types = other, one, types[::-1]
-    parts = pieces(one.node, other.bits) if isinstance(one, Made) else [(other.bits, one.bits)]
+    if isinstance(second, Made) and not isinstance(first, Made):
+        first, second, types = second, first, types[::-1]
+    parts = pieces(first.node, second.bits) if isinstance(first, Made) else [(second.bits, first.bits)]
     turns = None if types[0] == types[1] else (_to(types[1], narrower(*types)), _to(types[0], narrower(*types)))
     return all(equal(view, bits, turns) for view, bits in parts)
 
 
-def is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors agree; not where one of them cannot be read."""
+def is_same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors agree; False if one of them cannot be read."""
     try:
-        return agree(one, other)
+        return agree(first, second)
     except (DumpError, OSError):
         return False
 
@@ -96,27 +96,27 @@ def _to(dtype: str, narrow: str) -> Turn:
     return turned
 
 
-def equal(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None = None) -> bool:
+def equal(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None = None) -> bool:
     """Whether two arrays of one shape are equal, block by block: what differs is soon found.
 
     Args:
-        one: An array.
-        other: Another one.
+        first: The first array.
+        second: The second.
         turns: What is done to each of them before.
     """
-    if one.size <= BLOCK or one.ndim == 0:
-        return np.array_equal(*(one, other) if turns is None else (turns[0](one), turns[1](other)))
-    near, far = _fastest(one), _fastest(other)
-    if near != far and one.shape[near] * one.shape[far] >= SMALLEST_TURNED:
-        own, their = (np.moveaxis(side, (far, near), (-2, -1)) for side in (one, other))
+    if first.size <= BLOCK or first.ndim == 0:
+        return np.array_equal(*(first, second) if turns is None else (turns[0](first), turns[1](second)))
+    near, far = _fastest(first), _fastest(second)
+    if near != far and first.shape[near] * first.shape[far] >= SMALLEST_TURNED:
+        own, their = (np.moveaxis(side, (far, near), (-2, -1)) for side in (first, second))
         return _equal_turned(own, their, turns)
     if near == far:
-        one, other = (np.moveaxis(side, near, -1) for side in (one, other))
-    rows = BLOCK // max(one.size // len(one), 1)
+        first, second = (np.moveaxis(side, near, -1) for side in (first, second))
+    rows = BLOCK // max(first.size // len(first), 1)
     if not rows:
-        return all(equal(own, their, turns) for own, their in zip(one, other, strict=True))
-    starts = range(0, len(one), rows)
-    return all(equal(one[at : at + rows], other[at : at + rows], turns) for at in starts)
+        return all(equal(own, their, turns) for own, their in zip(first, second, strict=True))
+    starts = range(0, len(first), rows)
+    return all(equal(first[at : at + rows], second[at : at + rows], turns) for at in starts)
 
 
 def _fastest(array: NDArray[Any]) -> int:
@@ -124,22 +124,22 @@ def _fastest(array: NDArray[Any]) -> int:
     return min(range(array.ndim), key=lambda dim: (array.shape[dim] == 1, abs(array.strides[dim]), -dim))
 
 
-def _equal_turned(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
+def _equal_turned(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
     """Whether two arrays are equal whose last two dims lie across each other, matrix by matrix."""
-    if one.ndim == 2:
-        return _equal_in_tiles(one, other, turns)
-    return all(_equal_turned(own, their, turns) for own, their in zip(one, other, strict=True))
+    if first.ndim == 2:
+        return _equal_in_tiles(first, second, turns)
+    return all(_equal_turned(own, their, turns) for own, their in zip(first, second, strict=True))
 
 
-def _equal_in_tiles(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
-    """Whether a matrix equals another one transposed: by tiles, so that both sides are read in stretches."""
+def _equal_in_tiles(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
+    """Whether a matrix equals a transposed one: compared by tiles, to read both sides in stretches."""
 
     def is_equal(top: int) -> bool:
-        places = [(slice(top, top + TILE), slice(left, left + TILE)) for left in range(0, one.shape[1], TILE)]
-        return all(equal(one[place], _by_rows(other[place]), turns) for place in places)
+        places = [(slice(top, top + TILE), slice(left, left + TILE)) for left in range(0, first.shape[1], TILE)]
+        return all(equal(first[place], _by_rows(second[place]), turns) for place in places)
 
-    tops = range(0, one.shape[0], TILE)
-    if one.size < SHARED:
+    tops = range(0, first.shape[0], TILE)
+    if first.size < SHARED:
         return all(map(is_equal, tops))
     pool = ThreadPoolExecutor(WORKERS)
     try:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.checkpoint.tensor import Tensor
 
-    Found = list[tuple[Outcome, Pair]]
+    Outcomes = list[tuple[Outcome, Pair]]
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
 
@@ -72,7 +72,7 @@ def compare_checkpoints(
         after: The second.
         names: A map, or its lines by their left sides.
         progress: Called with the tensors compared, and their number.
-        also: Checkpoints of other steps, besides those that lie beside the two.
+        also: Checkpoints of other steps, besides those next to the two.
 
     Raises:
         ShardvizError: They have no tensor in common, or a line of the map fits none.
@@ -83,11 +83,11 @@ def compare_checkpoints(
     pairs = named.pairs
     refuse_strangers(pairs, before, after, "name or its values")
     judged = _compared(pairs, (before.tensors, after.tensors), progress)
-    found = with_left_over(judged, before, after, also)
-    outcomes = (*(outcome for outcome, _ in found), *named.open)
+    results = with_left_over(judged, before, after, also)
+    outcomes = (*(outcome for outcome, _ in results), *named.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or named.is_mapped))
     more = () if rules or named.is_mapped else hint(before, after, outcomes)
-    padded = {pair.name for outcome, pair in found if outcome.verdict == "padded"}
+    padded = {pair.name for outcome, pair in results if outcome.verdict == "padded"}
     notes = [*named.notes, *pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
     return Comparison((*outcomes, *objects), tuple(notes), named.lines)
 
@@ -95,9 +95,9 @@ def compare_checkpoints(
 def _compared(
     pairs: Pairs, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
 ) -> list[tuple[Outcome, Pair]]:
-    """Return what became of each tensor by itself, or beside the others of the two."""
+    """Return what became of each tensor, by itself or compared with the other tensors of the two."""
     sides = Contents.of(tensors[0].values()), Contents.of(tensors[1].values())
-    found: list[tuple[Outcome, Pair]] = []
+    results: list[tuple[Outcome, Pair]] = []
     scales: set[str] = set()
     whole: dict[int, Pair] = {}
     for done, pair in enumerate(pairs.both):
@@ -105,10 +105,10 @@ def _compared(
         cut = trimmed(pair)  # what is looked for under other names has no padding
         if (by_scale := scaled(pair, tensors)) is not None:
             scales.add(by_scale[1])
-        found.append((unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
+        results.append((unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
         whole[id(cut)] = pair
-    found += [(_lonely(pair), pair) for pair in pairs.lonely if pair.name not in scales]
-    return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(found)))]
+    results += [(_lonely(pair), pair) for pair in pairs.lonely if pair.name not in scales]
+    return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(results)))]
 
 
 def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") -> None:
@@ -148,15 +148,15 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
 
 
 def _lonely(pair: Pair) -> Outcome:
-    verdict: Verdict = "missing" if pair.other is None else "added"
-    which = "first" if pair.other is None else "second"
+    verdict: Verdict = "missing" if pair.second is None else "added"
+    which = "first" if pair.second is None else "second"
     more = f"; as the map says, {pair.lacking}" if pair.lacking else ""
     return Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
 
 
 def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
     """Return what became of a tensor; `cut` is the pair without its padding."""
-    is_made = isinstance(pair.one, Made) or isinstance(pair.other, Made)
+    is_made = isinstance(pair.first, Made) or isinstance(pair.second, Made)
     outcome = Outcome(pair.name, pair.other_name, "equal", is_made=is_made)
     try:
         return _judged(outcome, pair, cut, sides)
@@ -165,65 +165,65 @@ def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome
 
 
 def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
-    one, other = _of_both(pair)
-    if not can_cast(one.dtype, other.dtype):
-        why = f"it is {one.dtype} and {other.dtype}, and how one is rounded to the other is not known"
+    tensor, other = _of_both(pair)
+    if not can_cast(tensor.dtype, other.dtype):
+        why = f"it is {tensor.dtype} and {other.dtype}, and how one is rounded to the other is not known"
         return outcome.became("not-compared", why)
-    if agree(one, other):
-        return outcome if one.dtype == other.dtype else _cast(outcome, one, other)
-    if (change := padded_otherwise(one, other)) is not None:
+    if agree(tensor, other):
+        return outcome if tensor.dtype == other.dtype else _cast(outcome, tensor, other)
+    if (change := padded_otherwise(tensor, other)) is not None:
         return outcome.became(change.verdict, change.why, change.explanation)
-    one, other = _of_both(cut)
-    for at, (made, held) in enumerate(((one, other), (other, one))):
+    tensor, other = _of_both(cut)
+    for at, (made, held) in enumerate(((tensor, other), (other, tensor))):
         if isinstance(made, Made) and (instead := instead_of(made, held, sides[at])) is not None:
             why = f"in the {('second', 'first')[at]}, {instead.why}"
             return outcome.became(instead.verdict, why, instead.explanation)
-    change = change_of(one, other)
+    change = change_of(tensor, other)
     return outcome.became(change.verdict, change.why, change.explanation)
 
 
 def _of_both(pair: Pair) -> tuple[Tensor, Tensor]:
-    assert pair.one is not None
-    assert pair.other is not None
-    return pair.one, pair.other
+    assert pair.first is not None
+    assert pair.second is not None
+    return pair.first, pair.second
 
 
-def _cast(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:
+def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
     """Say what types a tensor has, and that a cast made values infinite if it did."""
-    why = f"{one.dtype} became {other.dtype}, the values are equal after the cast"
-    wide = other if is_narrower(one.dtype, other.dtype) else one
-    narrow = narrower(one.dtype, other.dtype)
+    why = f"{before.dtype} became {after.dtype}, the values are equal after the cast"
+    wide = after if is_narrower(before.dtype, after.dtype) else before
+    narrow = narrower(before.dtype, after.dtype)
     if lost := overflown(wide.bits, wide.dtype, narrow) if narrow in OVERFLOWING else "":
         return outcome.became("cast", f"{why}; {lost}", OverflowInFloat16(narrow))
     return outcome.became("cast", why)
 
 
-def with_masters(found: Found) -> Found:
+def with_masters(outcomes: Outcomes) -> Outcomes:
     """Find masters that one side lacks and has as weights."""
-    if not any(map(_owner, found)):
-        return found
-    weights = {pair.name: pair for _, pair in found if state_of(pair.name) is None}
-    return [(_as_master(outcome, pair, weights, _owner((outcome, pair))), pair) for outcome, pair in found]
+    if not any(map(_owner, outcomes)):
+        return outcomes
+    weights = {pair.name: pair for _, pair in outcomes if state_of(pair.name) is None}
+    return [(_as_master(outcome, pair, weights, _owner((outcome, pair))), pair) for outcome, pair in outcomes]
 
 
-def _owner(one: tuple[Outcome, Pair]) -> str:
+def _owner(judged_pair: tuple[Outcome, Pair]) -> str:
     """Return the parameter of a master that one side has; empty for other tensors."""
-    outcome, pair = one
+    outcome, pair = judged_pair
     state = state_of(pair.name) if outcome.verdict in ("missing", "added") else None
     return state[0] if state is not None and state[1] in MASTERS else ""
 
 
 def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner: str) -> Outcome:
-    own = pair.one or pair.other
+    master = pair.first or pair.second
     fits = [one for name, one in weights.items() if name == owner or name.endswith(f".{owner}")] if owner else []
-    if len(fits) != 1 or own is None:
+    if len(fits) != 1 or master is None:
         return outcome
-    at = int(pair.one is not None)
-    weight = (fits[0].one, fits[0].other)[at]
-    if weight is None or weight.dtype != own.dtype or weight.shape != own.shape:
+    at = int(pair.first is not None)
+    weight = (fits[0].first, fits[0].second)[at]
+    if weight is None or weight.dtype != master.dtype or weight.shape != master.shape:
         return outcome
     side, name = SIDES[at], printable(weight.name)
-    if is_same(own, weight):
+    if is_same(master, weight):
         return outcome.became("tied", f"{outcome.why}: the {side} has it as its weight {name}", other=weight.name)
     return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has other values")
 
@@ -249,7 +249,7 @@ class Named:
 
 def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Named:
     """Return which tensors are compared: by their names, by the map that knows these, or by what is in them."""
-    sides = [pair.one for pair in pairs.lonely], [pair.other for pair in pairs.lonely]
+    sides = [pair.first for pair in pairs.lonely], [pair.second for pair in pairs.lonely]
     first, second = ([one for one in side if one is not None] for side in sides)
     num_named = sum(state_of(pair.name) is None for pair in pairs.both)
     if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
@@ -257,11 +257,11 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Named:
     if family := family_of(before.tensors, after.tensors):
         note = f"names: --map {family} knows them, and is used"
         return Named(paired(before, after, find_map(family)), (note,), is_mapped=True)
-    found = inferred(first, second)
-    lines = lines_of(found.choices, (before.tensors, after.tensors))
+    inference = inferred(first, second)
+    lines = lines_of(inference.choices, (before.tensors, after.tensors))
     again = paired(before, after, rules_from(lines)) if lines else pairs
-    is_open = [pair.name in found.ambiguous for pair in again.lonely]
+    is_open = [pair.name in inference.ambiguous for pair in again.lonely]
     left = tuple(pair for pair, one in zip(again.lonely, is_open, strict=True) if not one)
     open_ = [pair.name for pair, one in zip(again.lonely, is_open, strict=True) if one]
-    outcomes = tuple(Outcome(name, "", "not-compared", found.ambiguous[name]) for name in open_)
+    outcomes = tuple(Outcome(name, "", "not-compared", inference.ambiguous[name]) for name in open_)
     return Named(replace(again, lonely=left), (), tuple(map(str, lines)), outcomes, is_mapped=bool(lines))

@@ -31,23 +31,23 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
     Args:
         before: The first checkpoint.
         after: The second.
-        renamed: Whether names of the one stand for others of the second: then an object may have another name, too.
+        renamed: Whether names of the first stand for others of the second: then an object may have another name, too.
     """
     both = [name for name in _names(before) if name in _names(after)]
-    found = [one for name in both if (one := _compared(name, before, after)) is not None]
+    outcomes = [one for name in both if (one := _compared(name, before, after)) is not None]
     notes: list[str] = []
     for at, (own, other) in enumerate(((before, after), (after, before))):
         lone = [name for name in _names(own) if name not in _names(other)]
         kept = [] if renamed or not both else list(_lost(lone, other))
         side = ("first", "second")[at]
-        found += [
+        outcomes += [
             Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in kept
         ]
         rest = [name for name in lone if name not in kept]
         if rest:
             some = listed(map(printable, rest), MAX_NAMES)
             notes.append(f"not compared: {counted(len(rest), 'object')} that only the {side} has, such as {some}")
-    return found, [*notes, *_files(before, after)]
+    return outcomes, [*notes, *_files(before, after)]
 
 
 def _names(checkpoint: Checkpoint) -> dict[str, None]:

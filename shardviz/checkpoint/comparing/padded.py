@@ -27,32 +27,32 @@ def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[s
         pairs: All pairs.
         padded: The names of those that are padded elsewhere than the map says: all of them is compared.
     """
-    found: dict[str, None] = {}
+    notes: dict[str, None] = {}
     every = list(pairs)
     for pair in (pair for pair in every if pair.name not in padded):
-        for side in (pair.one, pair.other):
+        for side in (pair.first, pair.second):
             if isinstance(side, Made) and (text := padding_text(side.node)):
-                found[f"{starred(printable(pair.name))}: padded: {text} are not compared"] = None
-    sides = [side for pair in every for side in (pair.one, pair.other) if side is not None]
+                notes[f"{starred(printable(pair.name))}: padded: {text} are not compared"] = None
+    sides = [side for pair in every for side in (pair.first, pair.second) if side is not None]
     nodes = [side.node if isinstance(side, Made) else side for side in sides]
     unused = (f"{starred(text)} are in nothing that the map makes, and not compared" for text in unused_texts(nodes))
-    return [*found, *dict.fromkeys(unused)]
+    return [*notes, *dict.fromkeys(unused)]
 
 
 def trimmed(pair: Pair) -> Pair:
     """Return a pair without the padding at the ends of both."""
-    one, other = pair.one, pair.other
-    if isinstance(one, Made) and other is not None:
-        one, other = without_padding(one, other)
-    elif isinstance(other, Made) and one is not None:
-        other, one = without_padding(other, one)
-    return pair if one is pair.one or other is pair.other else replace(pair, one=one, other=other)
+    first, second = pair.first, pair.second
+    if isinstance(first, Made) and second is not None:
+        first, second = without_padding(first, second)
+    elif isinstance(second, Made) and first is not None:
+        second, first = without_padding(second, first)
+    return pair if first is pair.first or second is pair.second else replace(pair, first=first, second=second)
 
 
-def padded_otherwise(one: Tensor, other: Tensor) -> Change | None:
-    """Return how a tensor was padded where the map pads its end; None if it was not padded."""
-    inner = _inner(one), _inner(other)
-    if inner == (one, other) or isinstance(inner[0], Op) or isinstance(inner[1], Op):
+def padded_otherwise(before: Tensor, after: Tensor) -> Change | None:
+    """Return how a tensor was padded if the map pads its end; None if it was not padded."""
+    inner = _inner(before), _inner(after)
+    if inner == (before, after) or isinstance(inner[0], Op) or isinstance(inner[1], Op):
         return None
     change = change_of(inner[0], inner[1])
     return change if change.verdict == "padded" else None

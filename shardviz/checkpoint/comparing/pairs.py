@@ -58,21 +58,21 @@ class Pair:
 
     Attributes:
         name: What the pair is called.
-        one: The first checkpoint's; None if it has none.
-        other: The second's; None if it has none.
+        first: The first checkpoint's; None if it has none.
+        second: The second's; None if it has none.
         lacking: Why one of them cannot be made, as a map says.
     """
 
     name: str
-    one: Tensor | None
-    other: Tensor | None
+    first: Tensor | None
+    second: Tensor | None
     lacking: str = ""
 
     @property
     def other_name(self) -> str:
         """What the other side has in the place of the name: a tensor's name, or how it is made."""
-        made = next((side for side in (self.one, self.other) if isinstance(side, Made)), None)
-        return made.text if made is not None else self.other.name if self.other is not None else ""
+        made = next((side for side in (self.first, self.second) if isinstance(side, Made)), None)
+        return made.text if made is not None else self.second.name if self.second is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +168,11 @@ def _candidates(unknown: str, rules: Sequence[Rule], left: Named) -> list[int]:
 
 def _made(rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str, int]) -> list[tuple[str, Made]]:
     try:
-        found = apply(rules, left, right, numbers, strict=False).made
+        made = apply(rules, left, right, numbers, strict=False).made
     except ShardvizError:
         return []
     short = {full: name for name, full in left.full.items()}
-    return [(short[name], one) for name, one in found.items()]
+    return [(short[name], tensor) for name, tensor in made.items()]
 
 
 def _completed(before: Side, after: Side, forth: Mapped, back: Mapped) -> Pairs:
@@ -201,10 +201,10 @@ def _completed(before: Side, after: Side, forth: Mapped, back: Mapped) -> Pairs:
     return Pairs(tuple(sorted(both, key=lambda pair: place[pair.name])), tuple(lonely), how)
 
 
-def _taken(own: Mapped, other: Mapped) -> set[str]:
+def _taken(mapped: Mapped, other: Mapped) -> set[str]:
     """Return the names of one side that a map has settled: made, part of what is made, or needed by nobody."""
     parts = {leaf.name for one in other.made.values() for leaf in leaves(one.node)}
-    return {*own.made, *own.lacking, *own.left_alone, *other.right_alone, *parts}
+    return {*mapped.made, *mapped.lacking, *mapped.left_alone, *other.right_alone, *parts}
 
 
 def _by_names(
@@ -221,22 +221,22 @@ def _by_names(
 
 
 def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
-    """Leave out whole numbers of the first level, such as a step, that one side saved beside its model."""
+    """Leave out whole numbers of the first level, such as a step, that one side saved next to its model."""
     counters = [one for one in pairs.lonely if _is_counter(one, sides)]
     if not counters or not pairs.both:
         return pairs
     lonely = tuple(one for one in pairs.lonely if one not in counters)
     notes = list(pairs.notes)
     for at, which in enumerate(("first", "second")):
-        if own := [printable(one.name) for one in counters if (one.one, one.other)[at] is not None]:
+        if own := [printable(one.name) for one in counters if (one.first, one.second)[at] is not None]:
             what = counted(len(own), "number")
             notes.append(f"not compared: {what} next to the model that only the {which} has: {listed(own, MAX_NAMES)}")
     return Pairs(pairs.both, lonely, tuple(notes))
 
 
 def _is_counter(pair: Pair, sides: tuple[Side, Side]) -> bool:
-    """Whether a whole number stands beside a side's models, whose names all have more levels."""
-    at, own = (0, pair.one) if pair.one is not None else (1, pair.other)
+    """Whether a whole number stands next to a side's models, whose names all have more levels."""
+    at, own = (0, pair.first) if pair.first is not None else (1, pair.second)
     is_number = own is not None and not own.shape and "." not in pair.name and is_whole(own.dtype)
     return is_number and sum("." not in name for name in sides[at].tensors) < len(sides[at].tensors) / 2
 
@@ -245,12 +245,14 @@ def _without_buckets(pairs: Pairs) -> Pairs:
     """Leave out buckets that only one side has, or has of another size, and the other side's states by parameter."""
     odd = [one for one in pairs.lonely if is_bucket(one.name)]
     odd += [
-        one for one in pairs.both if is_bucket(one.name) and one.one and one.other and one.one.shape != one.other.shape
+        one
+        for one in pairs.both
+        if is_bucket(one.name) and one.first and one.second and one.first.shape != one.second.shape
     ]
     if not odd:
         return pairs
-    sides = {one.one is None for one in odd}
-    named = [one for one in pairs.lonely if state_of(one.name) and (one.one is not None) in sides]
+    sides = {one.first is None for one in odd}
+    named = [one for one in pairs.lonely if state_of(one.name) and (one.first is not None) in sides]
     more = f" and {counted(len(named), 'state')} by parameter" if named else ""
     note = f"not compared: optimizer state in {counted(len(odd), 'bucket')}{more}: {IN_BUCKETS}"
     left = {id(one) for one in (*odd, *named)}
@@ -263,12 +265,12 @@ def _without_states(pairs: Pairs, states: list[frozenset[str]]) -> Pairs:
     both, lonely, notes = pairs.both, list(pairs.lonely), pairs.notes
     for at, which in enumerate(("first", "second")):
         if states[at] and not states[1 - at]:
-            lonely = [one for one in lonely if one.name not in states[at] or (one.one, one.other)[at] is None]
+            lonely = [one for one in lonely if one.name not in states[at] or (one.first, one.second)[at] is None]
             what = counted(len(states[at]), "tensor")
             notes = (*notes, f"not compared: {what} of optimizer state, which only the {which} has")
     numbered = [_is_numbered(names) for names in states]
     if all(states) and numbered[0] != numbered[1]:
-        lonely = [one for one in lonely if one.name not in states[one.one is None]]
+        lonely = [one for one in lonely if one.name not in states[one.first is None]]
         which, other = ("first", "second")[:: 1 if numbered[0] else -1]
         notes = (*notes, f"not compared: optimizer state: the {which} numbers its parameters, the {other} names them")
     return Pairs(both, tuple(lonely), notes)

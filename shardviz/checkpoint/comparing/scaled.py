@@ -60,15 +60,15 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
     if (both := _in_eight_bits(pair)) is None:
         return None
     wide, coded, at = both
-    found = list(_scales_of(coded, sides[at]))
-    if not found or coded.shape != wide.shape or not wide.shape or 0 in wide.shape:
+    scales = list(_scales_of(coded, sides[at]))
+    if not scales or coded.shape != wide.shape or not wide.shape or 0 in wide.shape:
         return None
     outcome = Outcome(pair.name, pair.other_name, "equal")
-    fits = [(scale, fit) for scale in found for fit in _fits(wide, coded, scale)]
+    fits = [(scale, fit) for scale in scales for fit in _fits(wide, coded, scale)]
     if not fits:
-        shapes = listed((f"{printable(one.name)} {list(one.shape)}" for one in found), 2)
+        shapes = listed((f"{printable(one.name)} {list(one.shape)}" for one in scales), 2)
         why = f"how its scales belong to its values {list(coded.shape)} is not known: {shapes}"
-        return outcome.became("not-compared", why), found[0].name
+        return outcome.became("not-compared", why), scales[0].name
     scale, best = min(fits, key=lambda one: one[1].wrong)
     return _judged(outcome, pair, scale, best), scale.name
 
@@ -90,22 +90,22 @@ def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
 
 def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
     """Return the wide tensor of a pair, the one in eight bits, and which side that is on; None for other pairs."""
-    assert pair.one is not None
-    assert pair.other is not None
-    for at, (coded, wide) in enumerate(((pair.one, pair.other), (pair.other, pair.one))):
+    assert pair.first is not None
+    assert pair.second is not None
+    for at, (coded, wide) in enumerate(((pair.first, pair.second), (pair.second, pair.first))):
         if dtype_of(coded) in EIGHT_BITS and dtype_of(wide) in WIDE:
             return wide, coded, at
     return None
 
 
 def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
-    assert pair.one is not None
-    assert pair.other is not None
-    shape = pair.one.shape
+    assert pair.first is not None
+    assert pair.second is not None
+    shape = pair.first.shape
     per = " x ".join(map(str, best.block)) if any(best.block) else "all"
     how = f"{printable(scale.name)} has a scale for {'' if per == 'all' else 'each '}{per}"
     if not best.wrong:
-        why = f"{pair.one.dtype} became {pair.other.dtype}, every value the nearest that its scale allows; {how}"
+        why = f"{pair.first.dtype} became {pair.second.dtype}, every value the nearest that its scale allows; {how}"
         return outcome.became("cast", why)
     at, size = index_of(best.first, shape), math.prod(shape)
     why = f"{best.wrong:,} of {size:,} values are not the nearest that their scales allow, the first at {at}; {how}"

@@ -70,7 +70,7 @@ class _Part:
 
 
 def find_tensor(path: Path, start: int, size: int, name: str) -> Stored:
-    """Find out where the elements of a saved tensor are; a few hundred bytes are read.
+    """Locate the elements of a saved tensor; a few hundred bytes are read.
 
     Args:
         path: The file.
@@ -84,12 +84,12 @@ def find_tensor(path: Path, start: int, size: int, name: str) -> Stored:
     where = f"{path}: {printable(name)}"
     with _reading(path) as file:
         members, root = _opened(file, _Part(start, size), where)
-        found = _unwrapped(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
+        tensor = _unwrapped(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
         order = members.get(f"{root}byteorder")
         if order is not None and _content(file, order) != b"little":
             raise DumpError(f"{where} is not little-endian", "convert it on the machine that wrote it")
     try:
-        return _stored(found, members, root, where)
+        return _stored(tensor, members, root, where)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DumpError(f"{where} is not a tensor, or damaged", "copy it again") from error
 
@@ -112,11 +112,11 @@ class Archive:
 
     Attributes:
         path: The file.
-        found: What is in it, made of inert types: a tensor is `Made`.
+        tree: What is in it, made of inert types: a tensor is `Made`.
     """
 
     path: Path
-    found: Any
+    tree: Any
     _members: dict[str, _Part]
     _root: str
 
@@ -144,11 +144,11 @@ def open_archive(path: Path) -> Archive:
     with _reading(path) as file:
         file.seek(0, 2)
         members, root = _opened(file, _Part(0, file.tell()), str(path), MAX_SAVED)
-        found = read_pickle(_content(file, members[f"{root}data.pkl"], MAX_SAVED), str(path))
+        tree = read_pickle(_content(file, members[f"{root}data.pkl"], MAX_SAVED), str(path))
         order = members.get(f"{root}byteorder")
         if order is not None and _content(file, order) != b"little":
             raise DumpError(f"{path} is not little-endian", "convert it on the machine that wrote it")
-    return Archive(path, found, members, root)
+    return Archive(path, tree, members, root)
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def _members(file: BinaryIO, archive: _Part, most: int) -> dict[str, _Part]:
     count, size, offset = _directory(file, archive)
     if not 0 <= size <= most:
         raise ValueError(f"a directory of {size:,} bytes")
-    data, at, found = _bytes_of(file, archive, offset, size), 0, {}
+    data, at, members = _bytes_of(file, archive, offset, size), 0, {}
     for _ in range(count):
         fields = struct.unpack_from(_ENTRY, data, at)
         method, packed, plain, local = (fields[index] for index in (4, 8, 9, 16))
@@ -187,9 +187,9 @@ def _members(file: BinaryIO, archive: _Part, most: int) -> dict[str, _Part]:
         packed, plain, local = _large((packed, plain, local), extra)
         if method != _STORED or packed != plain:
             raise ValueError(f"{printable(name)} is compressed")
-        found[name] = _Part(_first_byte(file, archive, local, plain), plain)
+        members[name] = _Part(_first_byte(file, archive, local, plain), plain)
         at += _ENTRY_SIZE + name_size + extra_size + comment
-    return found
+    return members
 
 
 def _directory(file: BinaryIO, archive: _Part) -> tuple[int, int, int]:
@@ -210,16 +210,16 @@ def _directory(file: BinaryIO, archive: _Part) -> tuple[int, int, int]:
 
 def _large(sizes: tuple[int, int, int], extra: bytes) -> tuple[int, int, int]:
     """Return sizes with those that a zip64 record replaces."""
-    found, at = list(sizes), 0
+    replaced, at = list(sizes), 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
         if kind == 1:
             wide = [at + 4 + 8 * index for index in range(length // 8)]
             for index in (1, 0, 2):  # the plain size comes first
-                if found[index] == _LARGE and wide:
-                    (found[index],) = struct.unpack_from("<Q", extra, wide.pop(0))
+                if replaced[index] == _LARGE and wide:
+                    (replaced[index],) = struct.unpack_from("<Q", extra, wide.pop(0))
         at += 4 + length
-    return found[0], found[1], found[2]
+    return replaced[0], replaced[1], replaced[2]
 
 
 def _first_byte(file: BinaryIO, archive: _Part, local: int, size: int) -> int:
@@ -238,10 +238,10 @@ def _bytes_of(file: BinaryIO, archive: _Part, offset: int, size: int) -> bytes:
     if offset < 0 or offset + size > archive.size:
         raise ValueError(f"bytes {offset:,} to {offset + size:,} of {archive.size:,}")
     file.seek(archive.start + offset)
-    found = file.read(size)
-    if len(found) != size:
+    content = file.read(size)
+    if len(content) != size:
         raise ValueError("the file ends before it does")
-    return found
+    return content
 
 
 def _content(file: BinaryIO, member: _Part, most: int = MAX_DIRECTORY) -> bytes:
@@ -249,22 +249,22 @@ def _content(file: BinaryIO, member: _Part, most: int = MAX_DIRECTORY) -> bytes:
     return file.read(min(member.size, most))
 
 
-def _unwrapped(found: Any) -> Any:
+def _unwrapped(made: Any) -> Any:
     """Return the tensor within a parameter, or under a type and attributes of its own."""
-    if type(found) is Made and found.kind == "torch._utils._rebuild_parameter":
-        return found.args[0]
-    if type(found) is Made and found.kind == "torch._tensor._rebuild_from_type_v2":
-        function, _, args, _ = found.args
+    if type(made) is Made and made.kind == "torch._utils._rebuild_parameter":
+        return made.args[0]
+    if type(made) is Made and made.kind == "torch._tensor._rebuild_from_type_v2":
+        function, _, args, _ = made.args
         return Made(function.name, args)
-    return found
+    return made
 
 
-def _stored(found: Any, members: dict[str, _Part], root: str, where: str) -> Stored:
-    if type(found) is not Made or not found.kind.startswith("torch._utils._rebuild_tensor_v"):
+def _stored(tensor: Any, members: dict[str, _Part], root: str, where: str) -> Stored:
+    if type(tensor) is not Made or not tensor.kind.startswith("torch._utils._rebuild_tensor_v"):
         raise TypeError
-    storage, first, shape, strides = found.args[:4]
+    storage, first, shape, strides = tensor.args[:4]
     _, kind, key, *_ = storage.args
-    dtype = _dtype(kind, found.args)
+    dtype = _dtype(kind, tensor.args)
     part = members[f"{root}data/{key}"]
     width = itemsize(dtype)
     numbers = (first, *shape, *strides)

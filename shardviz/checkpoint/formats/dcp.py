@@ -42,12 +42,12 @@ def read_dcp(folder: Path) -> Checkpoint:
     places = _places(dict_of(_of(root, "storage_data"), path, "storage_data", optional=True), path)
     nested = dict_of(_of(root, "planner_data"), path, "planner_data", optional=True)
     tensors, objects = {}, {}
-    for name, one in dict_of(_of(root, "state_dict_metadata"), path, "state_dict_metadata").items():
-        what = _ENDS.get(one.kind) if type(name) is str and type(one) is Made else None
+    for name, metadata in dict_of(_of(root, "state_dict_metadata"), path, "state_dict_metadata").items():
+        what = _ENDS.get(metadata.kind) if type(name) is str and type(metadata) is Made else None
         if what is None:
             raise DumpError(f"{path}: state_dict_metadata[{printable(repr(name))[:200]}] is damaged", "copy it again")
         if what == "tensor":
-            tensors[name] = _tensor(name, one, places.get(name, {}), nested.get(name), path)
+            tensors[name] = _tensor(name, metadata, places.get(name, {}), nested.get(name), path)
         elif None in places.get(name, {}):
             objects[name] = places[name][None]
     return Checkpoint(folder, "DCP", tensors, objects)
@@ -58,14 +58,14 @@ def _of(made: Any, name: str) -> Any:
 
 
 def _places(stored: dict[Any, Any], path: Path) -> Places:
-    found: Places = {}
+    places: Places = {}
     for index, info in stored.items():
         name, offsets = _of(index, "fqn"), _of(index, "offset")
         if type(name) is not str:
             raise DumpError(f"{path}: storage_data has an entry without a name", "copy it again")
         key = None if offsets is None else _numbers(offsets, f"{path}: the offset of {printable(name)}")
-        found.setdefault(name, {})[key] = _place(info, name, path)
-    return found
+        places.setdefault(name, {})[key] = _place(info, name, path)
+    return places
 
 
 def _place(info: Any, name: str, path: Path) -> Place:

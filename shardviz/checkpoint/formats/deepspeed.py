@@ -64,7 +64,7 @@ def is_deepspeed(names: Iterable[str]) -> bool:
 
 
 def read_deepspeed(path: Path) -> Checkpoint:
-    """Read which tensors the files of a checkpoint have, and where; none of their elements.
+    """Read which tensors the files of a checkpoint have, and their places; none of their elements.
 
     Args:
         path: A folder with the files, or one with a `latest` that names it.
@@ -83,14 +83,14 @@ def read_deepspeed(path: Path) -> Checkpoint:
     problems: list[Problem] = []
     for mp in parts:
         of_part = {dp: name for (dp, at), name in models.items() if at == mp}
-        found = _part(folder, of_part, {dp: name for (dp, at), name in optims.items() if at == mp})
+        rank_files = _part(folder, of_part, {dp: name for (dp, at), name in optims.items() if at == mp})
         before = f"mp_rank_{mp:02d}." if len(parts) > 1 else ""
-        tensors |= {before + name: _named(one, before + name) for name, one in found.tensors.items()}
-        problems += found.problems
+        tensors |= {before + name: _named(one, before + name) for name, one in rank_files.tensors.items()}
+        problems += rank_files.problems
     if not optims and has_universal(folder):
-        found = _universal(folder, models)
-        tensors |= found.tensors
-        problems += found.problems
+        rank_files = _universal(folder, models)
+        tensors |= rank_files.tensors
+        problems += rank_files.problems
     if others := [name for name in names if _OTHER.fullmatch(name)]:
         some = listed(map(printable, others), 3)
         problems.append(Problem("", f"{counted(len(others), 'file')} of pipeline layers or experts: {some}"))
@@ -126,21 +126,21 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     """Return what one model-parallel rank's files have."""
     archives = {dp: open_archive(folder / name) for dp, name in models.items()}
     first = archives[min(archives)]
-    state = dict_of(first.found, first.path, "the file")
-    found = _Found()
+    state = dict_of(first.tree, first.path, "the file")
+    part = _Found()
     ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
     shapes = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     layout = laid_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
-    found.problems += [] if not ranks and has_universal(folder) else layout.problems
+    part.problems += [] if not ranks and has_universal(folder) else layout.problems
     is_3 = any(one.stage == 3 for one in ranks.values()) or _are_of_stage_3(models)
     for name, made in dict_of(state.get("module"), first.path, "module", optional=True).items():
         saved = whole(first, made, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
-            found.tensors[printable(name)] = saved
-    _add_masters(found, layout, folder, weights=is_3)
-    _add_frozen(found, archives, folder)
-    _add_shared(found, state)
-    return found
+            part.tensors[printable(name)] = saved
+    _add_masters(part, layout, folder, weights=is_3)
+    _add_frozen(part, archives, folder)
+    _add_shared(part, state)
+    return part
 
 
 def _are_of_stage_3(models: Mapping[Any, str]) -> bool:
@@ -149,14 +149,14 @@ def _are_of_stage_3(models: Mapping[Any, str]) -> bool:
 
 
 def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _Found:
-    """Return what a universal checkpoint has beside the model's files."""
+    """Return what a universal checkpoint has next to the model's files."""
     first = open_archive(folder / models[min(models)])
-    state = dict_of(first.found, first.path, "the file")
+    state = dict_of(first.tree, first.path, "the file")
     groups = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     shapes = {name: shape for group in groups for name, shape in group.items()}
-    found = _Found(*read_universal(folder, shapes, weights=_are_of_stage_3(models)))
-    _add_shared(found, state)
-    return found
+    part = _Found(*read_universal(folder, shapes, weights=_are_of_stage_3(models)))
+    _add_shared(part, state)
+    return part
 
 
 def _is_partitioned(name: Any, shapes: list[dict[str, tuple[int, ...]]], state: dict[str, Any]) -> bool:
@@ -195,17 +195,17 @@ def _shapes(value: Any, path: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _add_masters(found: _Found, layout: Layout, folder: Path, *, weights: bool) -> None:
+def _add_masters(part: _Found, layout: Layout, folder: Path, *, weights: bool) -> None:
     """Add masters and moments; under stage 3, whose module is empty, the masters are the weights."""
     for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
         called = printable(name) if weights and kind == "fp32" else f"optimizer.state.{printable(name)}.{kind}"
-        found.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
+        part.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
 
 
-def _add_frozen(found: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
+def _add_frozen(part: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
     """Add the frozen weights of stage 3: each rank's model file has a stretch of them."""
     for dp, archive in sorted(archives.items()):
-        state = dict_of(archive.found, archive.path, "the file")
+        state = dict_of(archive.tree, archive.path, "the file")
         shapes = _shapes(state.get("frozen_param_shapes") or {}, archive.path)
         fragments = dict_of(state.get("frozen_param_fragments"), archive.path, "frozen_param_fragments", optional=True)
         for name, shape in shapes.items():
@@ -214,18 +214,18 @@ def _add_frozen(found: _Found, archives: Mapping[int, Archive], folder: Path) ->
             if stored is not None and len(stored.shape) == 1:
                 start, place = dp * stored.shape[0], Place(archive.path.name, stored.start, 0)
                 chunks = chunks_of(shape, start, min(start + stored.shape[0], math.prod(shape)), place, stored.dtype)
-                before = found.tensors.get(printable(name))
+                before = part.tensors.get(printable(name))
                 old = before.chunks if before is not None and before.shape == shape else ()
                 saved = Saved(printable(name), shape, stored.dtype, (*old, *chunks), folder)
-                found.tensors[saved.name] = saved
+                part.tensors[saved.name] = saved
 
 
-def _add_shared(found: _Found, state: dict[str, Any]) -> None:
-    """Add the names of tensors that are stored under another one."""
+def _add_shared(part: _Found, state: dict[str, Any]) -> None:
+    """Add the names of tensors that are stored under another name."""
     shared = state.get("shared_params")
     for name, of in shared.items() if type(shared) is dict else ():
-        if type(name) is str and type(of) is str and printable(of) in found.tensors:
-            found.tensors.setdefault(printable(name), _named(found.tensors[printable(of)], printable(name)))
+        if type(name) is str and type(of) is str and printable(of) in part.tensors:
+            part.tensors.setdefault(printable(name), _named(part.tensors[printable(of)], printable(name)))
 
 
 def has_universal(folder: Path) -> bool:
@@ -244,13 +244,13 @@ def read_universal(folder: Path, shapes: Shapes, *, weights: bool) -> tuple[dict
     Raises:
         DumpError: A file is damaged, or has what cannot be read safely.
     """
-    found: dict[str, Saved] = {}
+    tensors: dict[str, Saved] = {}
     known: dict[str, Saved] = {}
     for name, kind, path in _files(folder / FOLDER):
         called = name if weights and kind == MASTER else f"optimizer.state.{name}.{kind}"
-        found[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
-        known.setdefault(name, found[called])
-    return found, list(_missing(shapes, known))
+        tensors[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
+        known.setdefault(name, tensors[called])
+    return tensors, list(_missing(shapes, known))
 
 
 def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
@@ -276,7 +276,7 @@ def _saved_of_file(name: str, path: Path, folder: Path, shape: tuple[int, ...] |
         DumpError: It has no tensor, or one that is not stored row by row.
     """
     archive = open_archive(path)
-    made: Any = archive.found.get("param") if type(archive.found) is dict else archive.found
+    made: Any = archive.tree.get("param") if type(archive.tree) is dict else archive.tree
     stored = archive.tensor(made, "param")
     if stored is None or stored.strides != strides_of(stored.shape):
         raise DumpError(f"{path} has no tensor, or one that is not stored row by row", "convert the checkpoint again")

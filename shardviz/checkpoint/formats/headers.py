@@ -103,11 +103,11 @@ def read_safetensors(path: Path) -> Checkpoint:
     """
     contents = _contents(path) if path.is_dir() else Contents({path.name: file_size(path)})
     folder = path if path.is_dir() else path.parent
-    found: dict[str, list[Chunk]] = {}
+    chunks_by_name: dict[str, list[Chunk]] = {}
     with collector_paused():
         for name, size in contents.sizes.items():
-            _add_chunks(found, folder / name, size)
-        tensors = {name: _whole(name, chunks, folder) for name, chunks in found.items()}
+            _add_chunks(chunks_by_name, folder / name, size)
+        tensors = {name: _whole(name, chunks, folder) for name, chunks in chunks_by_name.items()}
     tied = _tied(folder)
     return Checkpoint(path, "safetensors", tensors, indexed=contents.indexed, tied=tied, sizes=contents.sizes)
 
@@ -179,7 +179,7 @@ def _refuse_cut(path: Path, length: int, size: int, first: bytes) -> None:
         raise DumpError(f"{path} is not a safetensors file", "give a safetensors file, or a folder of them")
 
 
-def _add_chunks(found: dict[str, list[Chunk]], path: Path, size: int | None) -> None:
+def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | None) -> None:
     """Add what a file's header says that it has.
 
     Raises:
@@ -197,9 +197,9 @@ def _add_chunks(found: dict[str, list[Chunk]], path: Path, size: int | None) -> 
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise DumpError(f"{path} is damaged: {printable(str(error))}", "copy it again") from error
     file_name, data = path.name, LENGTH_BYTES + length
-    for name, one in header.items():
-        shape, (begin, end) = one.shape, one.data_offsets
-        _refuse_damaged(path, name, one, size - data)
+    for name, tensor in header.items():
+        shape, (begin, end) = tensor.shape, tensor.data_offsets
+        _refuse_damaged(path, name, tensor, size - data)
         at = (0,) * len(shape)
         if offsets:
             at = offsets[name].saved_offsets if name in offsets else at
@@ -208,12 +208,12 @@ def _add_chunks(found: dict[str, list[Chunk]], path: Path, size: int | None) -> 
             at,
             shape,
             Place(file_name, data + begin, end - begin),
-            DTYPES.get(one.dtype) or printable(one.dtype.lower()),
+            DTYPES.get(tensor.dtype) or printable(tensor.dtype.lower()),
         )
-        if name in found:
-            found[name].append(chunk)
+        if name in chunks_by_name:
+            chunks_by_name[name].append(chunk)
         else:
-            found[name] = [chunk]
+            chunks_by_name[name] = [chunk]
 
 
 def _refuse_misplaced(path: Path, name: str, shape: tuple[int, ...], at: tuple[int, ...]) -> None:
@@ -225,10 +225,10 @@ def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:
     """Return a header's tensors, and its notes; almost always it has none but the format, and is read in one go."""
     if b"DCP_SHARDING_INFO" not in text:
         with suppress(msgspec.ValidationError):  # the error below names what is wrong
-            found = _ENTRIES.decode(text)
-            found.pop("__metadata__", None)
-            if all(one.dtype and one.shape is not None and one.data_offsets is not None for one in found.values()):
-                return cast("dict[str, _Header]", found), None
+            entries = _ENTRIES.decode(text)
+            entries.pop("__metadata__", None)
+            if all(one.dtype and one.shape is not None and one.data_offsets is not None for one in entries.values()):
+                return cast("dict[str, _Header]", entries), None
     header = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     notes = header.pop("__metadata__", None)
     return {name: msgspec.json.decode(raw, type=_Header) for name, raw in header.items()}, notes
@@ -241,12 +241,12 @@ def _offsets(notes: msgspec.Raw | None) -> dict[str, _Sharded]:
     return msgspec.json.decode(sharding, type=dict[str, _Sharded]) if sharding else {}
 
 
-def _refuse_damaged(path: Path, name: str, one: _Header, data_size: int) -> None:
-    shape, (begin, end) = one.shape, one.data_offsets
-    width = WIDTHS.get(one.dtype, 0)
+def _refuse_damaged(path: Path, name: str, tensor: _Header, data_size: int) -> None:
+    shape, (begin, end) = tensor.shape, tensor.data_offsets
+    width = WIDTHS.get(tensor.dtype, 0)
     fits = end - begin == math.prod(shape) * width if width else end >= begin
     if not fits or begin < 0 or end > data_size or len(shape) > MAX_DIMS or min(shape, default=0) < 0:
-        what = f"{printable(one.dtype)}{list(shape[:MAX_DIMS])} in bytes {begin} to {end} of {data_size:,}"
+        what = f"{printable(tensor.dtype)}{list(shape[:MAX_DIMS])} in bytes {begin} to {end} of {data_size:,}"
         raise DumpError(f"{path} is damaged: {printable(name)} is {what}", "copy it again")
 
 

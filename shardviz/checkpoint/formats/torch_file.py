@@ -41,7 +41,7 @@ def read_torch_file(path: Path) -> Checkpoint:
     tensors: dict[str, Saved] = {}
     problems: list[Problem] = []
     values: dict[str, Any] = {}
-    for parts, made in _leaves(archive.found, ()):
+    for parts, made in _leaves(archive.tree, ()):
         name = printable(".".join(parts))
         if type(made) is not Made:
             values[name] = made
@@ -66,30 +66,30 @@ def _refuse_bare_pickle(path: Path) -> None:
             )
 
 
-def _leaves(found: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
+def _leaves(tree: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
     """Yield all but dicts, and lists with dicts or tensors in them, each with its names level by level.
 
     So torch.distributed.checkpoint flattens a state dict, too. Nothing deeper than `MAX_DEPTH` is looked at.
     """
-    stack = [(parts, found)]
+    stack = [(parts, tree)]
     seen = 0
     while stack and seen < MAX_TENSORS:
-        at, one = stack.pop()
+        at, node = stack.pop()
         seen += 1
-        inner = _inner(one)
+        inner = _inner(node)
         if inner is None:
             if at:
-                yield at, one
+                yield at, node
         elif len(at) < MAX_DEPTH:
             stack += [((*at, name), value) for name, value in reversed(inner)]
 
 
-def _inner(one: Any) -> list[tuple[str, Any]] | None:
+def _inner(node: Any) -> list[tuple[str, Any]] | None:
     """Return what a dict, or a list of dicts or tensors, has by name; None for what stays whole."""
-    if type(one) is dict:
-        return [(str(key), value) for key, value in one.items() if type(key) in (str, int)]
-    if type(one) is list and any(type(value) in (dict, Made) for value in one):
-        return [(str(at), value) for at, value in enumerate(one)]
+    if type(node) is dict:
+        return [(str(key), value) for key, value in node.items() if type(key) in (str, int)]
+    if type(node) is list and any(type(value) in (dict, Made) for value in node):
+        return [(str(at), value) for at, value in enumerate(node)]
     return None
 
 

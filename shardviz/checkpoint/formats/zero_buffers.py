@@ -55,7 +55,7 @@ class RankFile:
         Raises:
             DumpError: It has no optimizer state, or of another shape.
         """
-        state = archive.found.get("optimizer_state_dict") if type(archive.found) is dict else None
+        state = archive.tree.get("optimizer_state_dict") if type(archive.tree) is dict else None
         if type(state) is not dict:
             raise DumpError(f"{archive.path} has no optimizer_state_dict", "copy the checkpoint again")
         masters = state.get("single_partition_of_fp32_groups")
@@ -163,12 +163,12 @@ def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, nu
 
 
 def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Return where in a group's buffer each parameter begins, with its shape."""
-    at, found = 0, {}
+    """Return the offset of each parameter in a group's buffer, with its shape."""
+    at, places = 0, {}
     for index, (name, shape) in enumerate(shapes.items()):
-        found[name] = at, shape
+        places[name] = at, shape
         at += math.prod(shape) + (paddings[index] if index < len(paddings) else 0)
-    return found
+    return places
 
 
 def _unlike(
@@ -247,21 +247,21 @@ def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: Place, dtype
 
 def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, Stored]:
     """Return the flat buffers of one group: its masters, and the states that are as long or longer."""
-    found = {}
+    buffers = {}
     for kind, made in {MASTER: master, **(states if type(states) is dict else {})}.items():
         stored = archive.tensor(made, str(kind)) if type(kind) is str else None
         if stored is not None and len(stored.shape) == 1 and stored.strides == (1,) and itemsize(stored.dtype):
-            found[printable(kind)] = stored
-    return found
+            buffers[printable(kind)] = stored
+    return buffers
 
 
 def _links(value: Any) -> dict[str, tuple[int, int]]:
-    found = {}
+    links = {}
     for name, made in value.items() if type(value) is dict else ():
         start, size = (made.field("start"), made.field("numel")) if type(made) is Made else (None, None)
         if type(name) is str and type(start) is int and type(size) is int:
-            found[name] = start, size
-    return found
+            links[name] = start, size
+    return links
 
 
 def _listed(value: Any) -> list[Any]:

@@ -37,11 +37,11 @@ def inverted(rule: Rule) -> list[Rule]:
     if rule.right is None or rule.left == NOTHING:
         return []
     stars = rule.left.count("*")
-    found = list(_parts(rule.right, Name(rule.left)))
+    operands = list(_parts(rule.right, Name(rule.left)))
     names = list(names_in(rule.right))
-    if [leaf for leaf, _ in found] != names or any(name.count("*") < stars for name in names):
+    if [leaf for leaf, _ in operands] != names or any(name.count("*") < stars for name in names):
         return []
-    return [replace(rule, left=leaf, right=made) for leaf, made in found]
+    return [replace(rule, left=leaf, right=made) for leaf, made in operands]
 
 
 def _parts(expression: Expression, whole: Expression) -> Iterator[tuple[str, Expression]]:

@@ -153,13 +153,13 @@ def rules_of(names: Mapping[str, str], source: str) -> tuple[Rule, ...]:
 
 def mapping_of(rules: tuple[Rule, ...]) -> dict[str, str]:
     """Return rules as text, for the processes of a job: what `rules_of` reads."""
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     for rule in rules:
         key = f"{rule.left}?" if rule.optional else rule.left
-        while key in found:  # lines for one name, of which the first that fits counts
+        while key in mapping:  # lines for one name, of which the first that fits counts
             key += "?"
-        found[key] = str(rule.right or NOTHING)
-    return found
+        mapping[key] = str(rule.right or NOTHING)
+    return mapping
 
 
 def _rule(written: str, where: str) -> Rule:

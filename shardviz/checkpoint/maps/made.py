@@ -103,10 +103,10 @@ class Made:
         Raises:
             DumpError: What it is made of has several.
         """
-        found = sorted({leaf.dtype for leaf in leaves(self.node)})
-        if len(found) > 1:
-            raise DumpError(f"{self.name} is made of {' and '.join(found)}", "save its parts in one type")
-        return found[0]
+        dtypes = sorted({leaf.dtype for leaf in leaves(self.node)})
+        if len(dtypes) > 1:
+            raise DumpError(f"{self.name} is made of {' and '.join(dtypes)}", "save its parts in one type")
+        return dtypes[0]
 
     @property
     def bits(self) -> NDArray[Any]:

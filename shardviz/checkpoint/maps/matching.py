@@ -79,15 +79,15 @@ def _numbers_of(operand: Expression, groups: Sequence[str], right: Named) -> ran
     Raises:
         LackingError: There are none, or one is left out.
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     for pattern in names_in(operand):
         begin = filled(pattern, groups)
-        found |= right.numbers_after(begin) if "*" in begin else set()
-    if not found or max(found) + 1 != len(found) or len(found) > MAX_PARTS:
-        lost = next((number for number in range(MAX_PARTS) if number not in found), 0)
+        numbers |= right.numbers_after(begin) if "*" in begin else set()
+    if not numbers or max(numbers) + 1 != len(numbers) or len(numbers) > MAX_PARTS:
+        lost = next((number for number in range(MAX_PARTS) if number not in numbers), 0)
         first = next(one for one in names_in(operand) if one.count("*") > len(groups))
         raise LackingError(filled(first, (*groups, str(lost))))
-    return range(len(found))
+    return range(len(numbers))
 
 
 def _value(number: int | str, groups: Sequence[str], numbers: Numbers) -> int:
@@ -177,15 +177,15 @@ class _Work:
         if rule.left == NOTHING:
             self._add_not_needed(rule)
             return
-        fit = {name: found for name in left.tensors if (found := pattern_of(rule.left).fullmatch(name))}
-        free = {name: found for name, found in fit.items() if self._is_free(name)}
+        fit = {name: match for name in left.tensors if (match := pattern_of(rule.left).fullmatch(name))}
+        free = {name: match for name, match in fit.items() if self._is_free(name)}
         if not free and not rule.optional:
             self._refuse_unused(rule, left, fit)
         if strict and not rule.optional:
             self._refuse_unmatched(rule)
         errors: dict[str, str] = {}
-        for name, found in free.items():
-            self._add_one(rule, name, found.groups(), errors)
+        for name, match in free.items():
+            self._add_one(rule, name, match.groups(), errors)
         if errors and len(errors) == len(free) and not rule.optional:
             raise ShardvizError(f"{rule.where}: {next(iter(errors.values()))}", f"the line is {_written(rule)}")
         self.lacking.update(errors)

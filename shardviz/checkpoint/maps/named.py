@@ -39,10 +39,10 @@ class Named:
     @cached_property
     def numbered(self) -> Mapping[str, set[tuple[int, ...]]]:
         """The numbers in its names, by the names with `*` for each of them."""
-        found: dict[str, set[tuple[int, ...]]] = {}
+        numbers: dict[str, set[tuple[int, ...]]] = {}
         for name in self.tensors:
-            found.setdefault(_NUMBER.sub("*", name), set()).add(tuple(map(int, _NUMBER.findall(name))))
-        return found
+            numbers.setdefault(_NUMBER.sub("*", name), set()).add(tuple(map(int, _NUMBER.findall(name))))
+        return numbers
 
     @cached_property
     def _after(self) -> dict[tuple[str, int], dict[tuple[int, ...], set[int]]]:
@@ -87,10 +87,10 @@ def named(path: str, tensors: Mapping[str, Any], patterns: Collection[str]) -> N
 
 
 def _beginning(names: Collection[str], patterns: Collection[str]) -> str:
-    own = [pattern for pattern in patterns if pattern != NOTHING]
-    if not own or not names:
+    used_patterns = [pattern for pattern in patterns if pattern != NOTHING]
+    if not used_patterns or not names:
         return ""
-    either = "|".join(f"(?:{pattern_of(pattern).pattern})" for pattern in own)
+    either = "|".join(f"(?:{pattern_of(pattern).pattern})" for pattern in used_patterns)
     whole = re.compile(either)
     some = list(names)[:: max(1, len(names) // SAMPLE)]
     if any(whole.fullmatch(name) for name in names):

@@ -29,10 +29,10 @@ def starred(text: str) -> str:
 
 def renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[int]] | None:
     """Return which number of their names parts are numbered by, and the order of the numbers that they have there."""
-    found = [(name, instead.get(name, name)) for name in names]
+    pairs_of_names = [(name, instead.get(name, name)) for name in names]
     for at in range(len(_NUMBER.findall(names[0]))):
         pairs: dict[str, str] = {}
-        for name, other in found:
+        for name, other in pairs_of_names:
             mine, theirs = _NUMBER.findall(name), _NUMBER.findall(other)
             if (
                 _without(name, at) != _without(other, at)
@@ -103,17 +103,17 @@ def renumbered(instead: Mapping[str, str], kept: Iterable[str]) -> Iterator[Renu
     Of a single number it takes three.
 
     Args:
-        instead: The names of tensors that are found under others, and those others.
-        kept: The names of those that are where they were.
+        instead: The names of tensors that have a different name now, and that name.
+        kept: The names of those that stayed.
     """
-    found: dict[str, dict[int, dict[str, int]]] = {}
+    by_prefix: dict[str, dict[int, dict[str, int]]] = {}
     for name, other in instead.items():
         mine, theirs = _NUMBER.findall(name), _NUMBER.findall(other)
         odd = [at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]]
         if len(mine) == len(theirs) and len(odd) == 1 and _without(name, odd[0]) == _without(other, odd[0]):
             before = name[: list(_NUMBER.finditer(name))[odd[0]].start()]
-            found.setdefault(before, {}).setdefault(int(mine[odd[0]]), {})[name] = int(theirs[odd[0]])
-    for before, numbers in found.items():
+            by_prefix.setdefault(before, {}).setdefault(int(mine[odd[0]]), {})[name] = int(theirs[odd[0]])
+    for before, numbers in by_prefix.items():
         is_whole = all(len(own) > 1 and len(set(own.values())) == 1 for own in numbers.values())
         is_sure = len(numbers) > 1 or min(map(len, numbers.values())) >= SEVERAL
         if is_whole and is_sure and not _stay(before, numbers, kept):

@@ -33,10 +33,10 @@ def has_padding(node: Node) -> bool:
 
 def padding_in(node: Node) -> NDArray[np.bool_]:
     """Return which elements of what is made are padding."""
-    found = np.ones(node.shape, bool)
-    for view, _ in parts_of(node, found):
+    is_padding = np.ones(node.shape, bool)
+    for view, _ in parts_of(node, is_padding):
         view[...] = False
-    return found
+    return is_padding
 
 
 def padding_of(node: Op, region: Region) -> NDArray[np.bool_]:
@@ -91,7 +91,7 @@ def without_padding(made: Made, held: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unused_texts(nodes: Iterable[Node]) -> list[str]:
-    """Say which stretches of tensors are in nothing that a map makes, where it takes slices and parts of them.
+    """Say which stretches of tensors a map leaves out, if it takes slices and parts of them.
 
     Example:
         >>> from types import SimpleNamespace
@@ -104,12 +104,12 @@ def unused_texts(nodes: Iterable[Node]) -> list[str]:
     for node in nodes:
         _add_used(node, whole, spans)
     dims = Counter(tensor for tensor, _ in spans)
-    found = []
+    texts = []
     for (key, dim), (tensor, used) in spans.items():
         if key not in whole and dims[key] == 1:
             what = f"{printable(tensor.name)}: {_which(dim, len(tensor.shape))}"
-            found += [f"{what} {start:,} to {stop - 1:,}" for start, stop in _gaps(used, tensor.shape[dim])]
-    return found
+            texts += [f"{what} {start:,} to {stop - 1:,}" for start, stop in _gaps(used, tensor.shape[dim])]
+    return texts
 
 
 def _add_used(node: Node, whole: set[int], spans: Spans) -> None:
@@ -130,8 +130,8 @@ def _add_used(node: Node, whole: set[int], spans: Spans) -> None:
 
 
 def _gaps(used: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    at, found = 0, []
+    at, gaps = 0, []
     for start, stop in [*sorted(used), (size, size)]:
-        found += [(at, start)] if start > at else []
+        gaps += [(at, start)] if start > at else []
         at = max(at, stop)
-    return found
+    return gaps

@@ -35,12 +35,12 @@ def numbers_beside(folders: Iterable[Path]) -> dict[str, int]:
 
     What cannot be read is left out, and so is what two folders have differently.
     """
-    found: dict[str, set[int]] = {}
+    numbers_by_name: dict[str, set[int]] = {}
     for folder in folders:
         for file in FILES:
             for name, number in _numbers(folder / file).items():
-                found.setdefault(name, set()).add(number)
-    return {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
+                numbers_by_name.setdefault(name, set()).add(number)
+    return {name: numbers.pop() for name, numbers in numbers_by_name.items() if len(numbers) == 1}
 
 
 def _numbers(path: Path) -> dict[str, int]:
@@ -51,9 +51,9 @@ def _numbers(path: Path) -> dict[str, int]:
         settings = msgspec.json.decode(path.read_bytes(), type=_Settings)
     except (OSError, ValueError, msgspec.DecodeError, RecursionError):
         return {}
-    one = settings.text_config or settings
-    heads = one.num_attention_heads or one.n_heads
-    width = one.hidden_size or one.dim
-    head = one.head_dim or (width // heads if width and heads and heads > 0 else None)
-    known = {"heads": heads, "kv_heads": one.num_key_value_heads or one.n_kv_heads or heads, "head_dim": head}
+    config = settings.text_config or settings
+    heads = config.num_attention_heads or config.n_heads
+    width = config.hidden_size or config.dim
+    head = config.head_dim or (width // heads if width and heads and heads > 0 else None)
+    known = {"heads": heads, "kv_heads": config.num_key_value_heads or config.n_kv_heads or heads, "head_dim": head}
     return {name: number for name, number in known.items() if number and 0 < number <= LARGEST}

@@ -49,12 +49,12 @@ def cat_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
 
 
 def cat_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
-    """Return where each of them is."""
-    dim, start, found = _dim(numbers, 0, shapes[0]), 0, []
+    """Return the view of each part in the whole."""
+    dim, start, views = _dim(numbers, 0, shapes[0]), 0, []
     for shape in shapes:
-        found.append(whole[_cut(dim, start, start + shape[dim])])
+        views.append(whole[_cut(dim, start, start + shape[dim])])
         start += shape[dim]
-    return found
+    return views
 
 
 def stack_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
@@ -66,7 +66,7 @@ def stack_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
 
 
 def stack_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
-    """Return where each of them is."""
+    """Return the view of each part in the whole."""
     dim = _dim(numbers, 0, shapes[0], extra=1)
     return [whole[_at(dim, at)] for at in range(len(shapes))]
 
@@ -87,17 +87,17 @@ def interleave_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
 
 
 def interleave_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
-    """Return where the blocks of each are."""
+    """Return the view of each part's blocks in the whole."""
     dim = _dim(numbers, 0, shapes[0])
     blocks = _blocks(shapes, numbers, dim)
     shape = whole.shape
     turns = whole.reshape(*shape[:dim], blocks, shape[dim] // blocks, *shape[dim + 1 :])
     sizes = [(*one[:dim], one[dim] // blocks, *one[dim + 1 :]) for one in shapes]
-    found, start = [], 0
+    views, start = [], 0
     for size in sizes:
-        found.append(turns[_cut(dim + 1, start, start + size[dim])])
+        views.append(turns[_cut(dim + 1, start, start + size[dim])])
         start += size[dim]
-    return found
+    return views
 
 
 def split_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:

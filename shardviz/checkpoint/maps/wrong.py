@@ -95,10 +95,10 @@ def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Change | None:
         piece = Held(part.name, tensor.dtype, view.reshape(part.shape))
         if agree(part, piece):
             continue
-        found = next(known.equal_to(piece), None)
-        if found is None:
+        tensor_there = next(known.equal_to(piece), None)
+        if tensor_there is None:
             return _with_others(made, tensor)
-        odd.append((part, found))
+        odd.append((part, tensor_there))
     return _order_of(made, odd, num) if odd else None
 
 

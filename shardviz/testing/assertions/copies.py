@@ -59,13 +59,13 @@ def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
 
 def _differing(dump: Dump, mesh: Mesh, axis: str) -> list[Finding]:
     """Return one finding per tensor, with the ranks of all groups along the axis in which copies differ."""
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     for group in mesh.groups(axis):
         for result in check_copies(_restricted(dump, group)):
             if isinstance(result, Finding):
-                ranks = {*found.get(result.tensor, result).ranks, *result.ranks}
-                found[result.tensor] = replace(found.get(result.tensor, result), ranks=tuple(sorted(ranks)))
-    return [_reworded(finding, mesh, axis) for finding in found.values()]
+                ranks = {*findings.get(result.tensor, result).ranks, *result.ranks}
+                findings[result.tensor] = replace(findings.get(result.tensor, result), ranks=tuple(sorted(ranks)))
+    return [_reworded(finding, mesh, axis) for finding in findings.values()]
 
 
 def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:

@@ -52,26 +52,27 @@ Far = Mapping[int, "NDArray[np.bool_]"]
 """The ranks whose values are too far from the reference's, each with the elements that are."""
 
 
-def explained(dump: Dump, tensor: Tensor, one: Compared, far: Far, tolerance: str) -> list[Finding]:
+def explained(dump: Dump, tensor: Tensor, result: Compared, far: Far, tolerance: str) -> list[Finding]:
     """Return the findings with the known cause of a difference, or else with the element that is farthest off.
 
     Args:
         dump: The dump that the tensor is of.
         tensor: The tensor, or its fold.
-        one: The same, beside its reference.
+        result: The same, compared with its reference.
         far: The ranks whose values are too far from it, and which of them.
         tolerance: The tolerance, as text.
     """
-    if placed := misplaced(dump, tensor, one):
+    if placed := misplaced(dump, tensor, result):
         return placed
-    alike = replace(one, role=one.role if one.role == "grad" else "scalar", whose="the reference's")
-    known = _of_step(alike if one.role == "grad" else replace(alike, role="output"), one.role) or check_scale(alike)
-    return [_value(one, far, tolerance) if known is None else replace(known, ranks=tuple(far))]
+    is_grad = result.role == "grad"
+    alike = replace(result, role="grad" if is_grad else "scalar", whose="the reference's")
+    known = _of_step(alike if is_grad else replace(alike, role="output"), result.role) or check_scale(alike)
+    return [_value(result, far, tolerance) if known is None else replace(known, ranks=tuple(far))]
 
 
-def _of_step(one: Compared, role: str) -> Finding | None:
+def _of_step(result: Compared, role: str) -> Finding | None:
     """Return what the rules of a step say; weights are not computed."""
-    return None if role in WEIGHTS else check_unreduced(one) or check_order(one)
+    return None if role in WEIGHTS else check_unreduced(result) or check_order(result)
 
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
@@ -87,99 +88,103 @@ def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
 
 def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
     """Return the cause of a shape: which side is the other's part, or has local shapes of its own."""
-    own = tensor.shape
-    if own == shape:
+    actual = tensor.shape
+    if actual == shape:
         return WrongLocalShape()
-    odd = [dim for dim, (one, other) in enumerate(zip(own, shape, strict=False)) if one != other]
-    if len(own) != len(shape) or len(odd) != 1 or not min(own[odd[0]], shape[odd[0]]):
+    odd = [dim for dim, (one, other) in enumerate(zip(actual, shape, strict=False)) if one != other]
+    if len(actual) != len(shape) or len(odd) != 1 or not min(actual[odd[0]], shape[odd[0]]):
         return UnrelatedShapes()
     dim = odd[0]
-    if own[dim] < shape[dim]:
-        return PartWithoutPlacements(dim, own[dim], shape[dim], is_plain=tensor.claimed is None)
-    return PartAsReference(dim, own[dim], shape[dim])
+    if actual[dim] < shape[dim]:
+        return PartWithoutPlacements(dim, actual[dim], shape[dim], is_plain=tensor.claimed is None)
+    return PartAsReference(dim, actual[dim], shape[dim])
 
 
-def misplaced(dump: Dump, tensor: Tensor, one: Compared) -> list[Finding]:
+def misplaced(dump: Dump, tensor: Tensor, result: Compared) -> list[Finding]:
     """Return the findings if ranks hold the reference's own values, each once looked up, but not in the claimed places.
 
-    Values are as good as ids where they are nearly unique; those that repeat are distinguished by their neighbors.
+    Values are as good as ids if they are nearly unique; those that repeat are distinguished by their neighbors.
     """
-    if one.claimed is None or one.claimed.flat or not set(one.reduced) <= set(one.mesh.ranks):
+    if result.claimed is None or result.claimed.flat or not set(result.reduced) <= set(result.mesh.ranks):
         return []
-    whole = bits_of(one.wanted + 0.0)  # minus zero is zero
+    whole = bits_of(result.wanted + 0.0)  # minus zero is zero
     if is_alike(whole):
         return []
     regions, ids = {}, {}
-    for rank, got in one.reduced.items():
-        found = locate(bits_of(got + 0.0), whole, one.claimed.region(one.mesh.coord_of(rank)))
-        if (found == UNPLACED).any():
+    for rank, got in result.reduced.items():
+        elements = locate(bits_of(got + 0.0), whole, result.claimed.region(result.mesh.coord_of(rank)))
+        if (elements == UNPLACED).any():
             return []
-        region, coord = region_of(found, one.wanted.shape), one.mesh.coord_of(rank)
+        region, coord = region_of(elements, result.wanted.shape), result.mesh.coord_of(rank)
         if region is not None:
             regions[coord] = region
         else:
-            ids[coord] = found
-    shards = {one.mesh.coord_of(rank): tensor.shards[rank] for rank in one.reduced}
+            ids[coord] = elements
+    shards = {result.mesh.coord_of(rank): tensor.shards[rank] for rank in result.reduced}
     try:
-        findings = list(check_places(Case(dump, tensor, one.name, one.mesh, one.claimed, shards, regions, ids)))
+        findings = list(
+            check_places(Case(dump, tensor, result.name, result.mesh, result.claimed, shards, regions, ids))
+        )
     except ShardvizError:
         return []
-    return [replace(found, sentence=f"the values are the reference's, but {found.sentence}") for found in findings]
+    return [
+        replace(finding, sentence=f"the values are the reference's, but {finding.sentence}") for finding in findings
+    ]
 
 
-def _value(one: Compared, far: Far, tolerance: str) -> Finding:
-    off, apart = _off(one, far), {rank: _apart(one, rank) for rank in far}
+def _value(result: Compared, far: Far, tolerance: str) -> Finding:
+    off, apart = _off(result, far), {rank: _apart(result, rank) for rank in far}
     rank = max(far, key=lambda rank: float(np.max(apart[rank], initial=0.0)))
     at = int(np.argmax(apart[rank]))
-    got, wanted = one.reduced[rank].ravel()[at], one.wanted_of(rank).ravel()[at]
+    got, wanted = result.reduced[rank].ravel()[at], result.wanted_of(rank).ravel()[at]
     box, is_part = box_of(off), all(2 * elements.sum() < elements.size for elements in far.values())
-    cause = _of_part(one, far) if is_part else _of_values(one, far)
+    cause = _of_part(result, far) if is_part else _of_values(result, far)
     return cause.finding(
-        one.name,
+        result.name,
         tuple(far),
         f"{off.sum():,} of {counted(off.size, 'element')} {'is' if off.sum() == 1 else 'are'} not the reference's"
-        f"{f', all of {box}' if box else ''}, on {len(far):,} of {counted(len(one.reduced), 'rank')}: at "
-        f"{_index(one, rank, at)} rank {rank} has {got:.6g}, the reference has {wanted:.6g} ({tolerance})",
-        claimed=write(one.claimed) if one.claimed else "",
+        f"{f', all of {box}' if box else ''}, on {len(far):,} of {counted(len(result.reduced), 'rank')}: at "
+        f"{_index(result, rank, at)} rank {rank} has {got:.6g}, the reference has {wanted:.6g} ({tolerance})",
+        claimed=write(result.claimed) if result.claimed else "",
     )
 
 
-def _off(one: Compared, far: Far) -> NDArray[np.bool_]:
+def _off(result: Compared, far: Far) -> NDArray[np.bool_]:
     """Return which elements of the whole tensor are off on some rank."""
-    off = np.zeros(one.wanted.shape, np.bool_)
+    off = np.zeros(result.wanted.shape, np.bool_)
     for rank, elements in far.items():
-        off.ravel()[one.regions[rank].flat_ids(one.wanted.shape)[elements]] = True
+        off.ravel()[result.regions[rank].flat_ids(result.wanted.shape)[elements]] = True
     return off
 
 
-def _of_part(one: Compared, far: Far) -> Cause:
+def _of_part(result: Compared, far: Far) -> Cause:
     """Return the likely cause of a difference in few elements: neither seed nor file nor batch is another."""
-    if one.role not in WEIGHTS:
+    if result.role not in WEIGHTS:
         return FewElementsDiffer()
-    if all(not one.reduced[rank][elements].any() for rank, elements in far.items()):
+    if all(not result.reduced[rank][elements].any() for rank, elements in far.items()):
         return FewElementsZero()
     return FewElementsChanged()
 
 
-def _of_values(one: Compared, far: Far) -> Cause:
+def _of_values(result: Compared, far: Far) -> Cause:
     """Return the likely cause of a difference that no rule explains, and how to distinguish such causes."""
-    of_all = len(far) == len(one.reduced)
-    if one.role not in WEIGHTS:
+    of_all = len(far) == len(result.reduced)
+    if result.role not in WEIGHTS:
         return UnexplainedDifference(of_all)
-    if all(not one.reduced[rank].any() for rank in far):
+    if all(not result.reduced[rank].any() for rank in far):
         return OnlyZeros(of_all)
-    return SomeRanksDiffer() if len(far) < len(one.reduced) else AllRanksDiffer()
+    return SomeRanksDiffer() if len(far) < len(result.reduced) else AllRanksDiffer()
 
 
-def _apart(one: Compared, rank: int) -> NDArray[np.float64]:
+def _apart(result: Compared, rank: int) -> NDArray[np.float64]:
     """Return how far each element of a rank is off; NaN is farthest."""
-    got, wanted = one.reduced[rank].ravel(), one.wanted_of(rank).ravel()
+    got, wanted = result.reduced[rank].ravel(), result.wanted_of(rank).ravel()
     with np.errstate(invalid="ignore"):
         apart = np.abs(got - wanted)
     return np.where(got == wanted, 0.0, np.where(np.isnan(apart), np.inf, apart))
 
 
-def _index(one: Compared, rank: int, at: int) -> list[int]:
+def _index(result: Compared, rank: int, at: int) -> list[int]:
     """Return the global index of element number `at` of a rank's part."""
-    number = int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[at])
-    return index_of(number, one.wanted.shape)
+    number = int(result.regions[rank].flat_ids(result.wanted.shape).ravel()[at])
+    return index_of(number, result.wanted.shape)

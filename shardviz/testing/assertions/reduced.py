@@ -79,36 +79,38 @@ def _differing(tensor: Tensor) -> list[int]:
 
 def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
     rounding = rounding_of(dump)
-    found = []
+    findings = []
     for name in tensor.names:
-        one = laid_out(dump, tensor, name, whole_values(dump, tensor, name), rounding)
-        if axes := tuple(along for along in one.copies_differ_along if axis in (None, along)):
-            found.append(_finding(one, axes))
-    return found
+        result = laid_out(dump, tensor, name, whole_values(dump, tensor, name), rounding)
+        if axes := tuple(along for along in result.copies_differ_along if axis in (None, along)):
+            findings.append(_finding(result, axes))
+    return findings
 
 
-def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
+def _finding(result: Compared, differing: tuple[str, ...]) -> Finding:
     """Return the finding for copies that differ; without a reference, the right result may be their sum or mean."""
     axes = " and ".join(differing)
-    low, high, worst = max(_pairs(one, differing), key=lambda pair: pair[2])
-    others = next((axis for axis in one.mesh.axes if axis not in differing), "")
-    return GradientNotReduced(differing, other_axis="" if one.claimed else others).finding(
-        one.name,
-        _ranks(one, differing),
+    low, high, worst = max(_pairs(result, differing), key=lambda pair: pair[2])
+    others = next((axis for axis in result.mesh.axes if axis not in differing), "")
+    return GradientNotReduced(differing, other_axis="" if result.claimed else others).finding(
+        result.name,
+        _ranks(result, differing),
         f"the gradient differs along {axes}: {apart_text(low, high, worst)}",
-        claimed=write(one.claimed, equal=True) if one.claimed else "",
+        claimed=write(result.claimed, equal=True) if result.claimed else "",
         held=f"each rank's own part (+{', +'.join(differing)})",
         intended=" ".join(f"={axis}" for axis in differing),
     )
 
 
-def _pairs(one: Compared, axes: tuple[str, ...]) -> list[tuple[int, int, float]]:
+def _pairs(result: Compared, axes: tuple[str, ...]) -> list[tuple[int, int, float]]:
     """Return neighbors along the axes where copies differ, and how far apart they are."""
-    return one.neighbors_apart([group for axis in axes for group in one.mesh.groups(axis)])
+    return result.neighbors_apart([group for axis in axes for group in result.mesh.groups(axis)])
 
 
-def _ranks(one: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
+def _ranks(result: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Return the ranks whose copy differs from a neighbor's."""
     return tuple(
-        sorted({rank for low, high, apart in _pairs(one, axes) if not apart <= one.tolerance for rank in (low, high)})
+        sorted(
+            {rank for low, high, apart in _pairs(result, axes) if not apart <= result.tolerance for rank in (low, high)}
+        )
     )

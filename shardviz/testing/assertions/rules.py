@@ -116,13 +116,13 @@ def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator
         local = tensor.shards[ranks[0]].body.local_shape
         if pattern.matches(layout, tensor.dtype) if layout else _is_whole(pattern, local):
             continue
-        own = write(layout, tensor.dtype) if layout else f"{tensor.dtype}{list(local)}, plain"
-        does = f"claim {own}" if layout else "have a plain tensor"
+        layout_text = write(layout, tensor.dtype) if layout else f"{tensor.dtype}{list(local)}, plain"
+        does = f"claim {layout_text}" if layout else "have a plain tensor"
         yield _unlike(tensor, layout, local, pattern).finding(
             name,
             ranks,
             f"{len(ranks):,} of {len(tensor.shards):,} ranks {does}, not the intended {text}",
-            claimed=own,
+            claimed=layout_text,
             intended=text,
         )
 
@@ -134,13 +134,13 @@ def _is_whole(pattern: Pattern, shape: Sequence[int]) -> bool:
 
 def _unlike(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern: Pattern) -> Cause:
     """Return what is not as intended: the dtype, the shape, or the placements."""
-    own = write(layout) if layout else str(list(local))
+    actual = write(layout) if layout else str(list(local))
     same = replace(pattern, dtype="")
     if pattern.dtype and (same.matches(layout) if layout else _is_whole(same, local)):
-        return UnexpectedDtype(pattern.dtype, f"{tensor.dtype}{own}")
+        return UnexpectedDtype(pattern.dtype, f"{tensor.dtype}{actual}")
     if not pattern.fits_shape(tensor.shape):
-        return UnexpectedShape(own, str(pattern), tuple(tensor.shape))
+        return UnexpectedShape(actual, str(pattern), tuple(tensor.shape))
     if layout is None:
-        return UnexpectedPlainTensor(own, is_param=tensor.role == "param")
+        return UnexpectedPlainTensor(actual, is_param=tensor.role == "param")
     wanted = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
-    return UnexpectedPlacement(right_label(wanted), own)
+    return UnexpectedPlacement(right_label(wanted), actual)

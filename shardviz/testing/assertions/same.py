@@ -106,8 +106,8 @@ def assert_same(
             whole, model = build(), build()
             parallelize(model, mesh)
             x = torch.randn(8, 12)
-            for one in (whole, model):
-                one(x).square().mean().backward()
+            for module in (whole, model):
+                module(x).square().mean().backward()
             assert_same(model, whole)
 
         If some elements are wrong on one rank, it fails with a line such as
@@ -117,17 +117,17 @@ def assert_same(
     """
     __tracebackhide__ = True
     known = device_mesh_of(actual, mesh)
-    own = _by_key(locals_of(actual, known, of))
-    wanted = _wanted(own, _by_key(locals_of(reference, known, of)), known)
+    tensors = _by_key(locals_of(actual, known, of))
+    wanted = _wanted(tensors, _by_key(locals_of(reference, known, of)), known)
     for key, one in wanted.items():
         wanted[key] = Expected(one.values, one.rtol if rtol is None else rtol, one.atol if atol is None else atol)
-    _check_names(own, wanted)
-    suspects = _agreed({key for key in own if _is_suspect(own[key], wanted[key])})
+    _check_names(tensors, wanted)
+    suspects = _agreed({key for key in tensors if _is_suspect(tensors[key], wanted[key])})
     if not suspects:
         return
 
     def add(seen: Capture) -> None:
-        for key, local in own.items():
+        for key, local in tensors.items():
             if key in suspects:
                 seen.add_values(local, "step")
 
@@ -149,8 +149,8 @@ def _real(local: Local) -> Local:
     return replace(local, values=torch.view_as_real(local.values.resolve_conj()), shape=(*local.shape, 2))
 
 
-def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceMesh | None) -> dict[Key, Expected]:
-    """Return the reference's tensors whole, put together from all ranks where they are sharded."""
+def _wanted(tensors: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceMesh | None) -> dict[Key, Expected]:
+    """Return the reference's tensors whole, put together from all ranks if they are sharded."""
     whole = {key: _numbers(local.values) for key, local in theirs.items() if local.claim is None}
     sharded = {key: local for key, local in theirs.items() if local.claim is not None}
     if sharded:
@@ -164,12 +164,12 @@ def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceM
             for name in tensor.names:
                 whole[tensor.role, name] = whole_values(dump, tensor, name).reshape(tensor.shape)
     largest = max((_largest(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
-    found = {}
+    expected = {}
     for key, values in whole.items():
-        dtypes = {theirs[key].values.dtype, own.get(key, theirs[key]).values.dtype}
+        dtypes = {theirs[key].values.dtype, tensors.get(key, theirs[key]).values.dtype}
         size = max(_largest(values), largest if key[0] == "grad" else 0.0)
-        found[key] = Expected(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
-    return found
+        expected[key] = Expected(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
+    return expected
 
 
 def _tolerance(dtypes: Collection[torch.dtype], rounded: float) -> tuple[float, float]:
@@ -188,10 +188,13 @@ def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
     return np.asarray(values.detach().to(torch.float64).cpu().numpy())
 
 
-def _check_names(own: Mapping[Key, Local], wanted: Mapping[Key, Expected]) -> None:
+def _check_names(tensors: Mapping[Key, Local], wanted: Mapping[Key, Expected]) -> None:
     """Fail on every rank if, on any, one side has a tensor that the other lacks."""
     __tracebackhide__ = True
-    sides = (("the reference has no", set(own) - set(wanted)), ("only the reference has", set(wanted) - set(own)))
+    sides = (
+        ("the reference has no", set(tensors) - set(wanted)),
+        ("only the reference has", set(wanted) - set(tensors)),
+    )
     lacking = [(what, keys) for what, side in sides if (keys := _agreed(side))]
     if lacking:
         raise ShardAssertionError(
@@ -247,19 +250,19 @@ def _is_suspect(local: Local, wanted: Expected) -> bool:
 
 def _compare(dump: Dump, tensor: Tensor, wanted: Mapping[Key, Expected]) -> list[Finding]:
     """Return the findings of a tensor; names that only other ranks have, as in a pipeline, are left to those ranks."""
-    found = []
+    findings = []
     for name in tensor.names:
         if (tensor.role, name) not in wanted:
             continue
         reference = wanted[tensor.role, name]
         if tensor.shape != reference.values.shape:
-            found.append(misshapen(tensor, name, reference.values.shape))
+            findings.append(misshapen(tensor, name, reference.values.shape))
             continue
-        one = laid_out(dump, tensor, name, reference.values, reference.rounding)
-        if any(values.shape != one.regions[rank].shape for rank, values in one.values.items()):
-            found.append(misshapen(tensor, name, reference.values.shape))
+        result = laid_out(dump, tensor, name, reference.values, reference.rounding)
+        if any(values.shape != result.regions[rank].shape for rank, values in result.values.items()):
+            findings.append(misshapen(tensor, name, reference.values.shape))
             continue
-        far = {rank: reference.far(got, one.wanted_of(rank)) for rank, got in one.reduced.items()}
+        far = {rank: reference.far(got, result.wanted_of(rank)) for rank, got in result.reduced.items()}
         if off := {rank: elements for rank, elements in far.items() if elements.any()}:
-            found += explained(dump, tensor, one, off, str(reference))
-    return found
+            findings += explained(dump, tensor, result, off, str(reference))
+    return findings

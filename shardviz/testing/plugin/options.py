@@ -36,12 +36,12 @@ def ranks_timeout(config: pytest.Config) -> float:
     return float(config.getoption("shardviz_timeout") or TIMEOUT)
 
 
-def timeout_of(item: pytest.Function, own: float | None) -> float:
+def timeout_of(item: pytest.Function, spmd_timeout: float | None) -> float:
     """Return how many seconds a test may take on its ranks, by its own word or the session's.
 
-    If pytest-timeout allows less, ranks are given a part of that: they say where they hang, it cannot.
+    If pytest-timeout allows less, ranks are given a part of that: they can say in which call they hang, it cannot.
     """
-    seconds = own or ranks_timeout(item.config)
+    seconds = spmd_timeout or ranks_timeout(item.config)
     marker = item.get_closest_marker("timeout")
     given = (marker.args[0] if marker.args else marker.kwargs.get("timeout")) if marker else None
     given = given if given is not None else item.config.getoption("timeout", None)

@@ -104,8 +104,8 @@ def _is_echo(end: Outcome) -> bool:
 
 
 def _is_same(end: Outcome, other: Outcome) -> bool:
-    def line(one: Outcome) -> tuple[str, str]:
-        return one.kind, one.text.strip().rpartition("\n")[2]
+    def line(outcome: Outcome) -> tuple[str, str]:
+        return outcome.kind, outcome.text.strip().rpartition("\n")[2]
 
     return line(end) == line(other)
 

@@ -86,8 +86,8 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Co
     frozen = frozenset(clean_name(name) for name, one in inner.named_parameters() if not one.requires_grad)
     seen = Contents(tied=tuple(tied_names(inner)), frozen=frozen)
     computed = computed_buffers(inner)
-    own = plain_mesh(mesh) if mesh is not None else None
-    for local in local_tensors(inner, own):
+    plain = plain_mesh(mesh) if mesh is not None else None
+    for local in local_tensors(inner, plain):
         if local.unknown:
             seen.not_known[local.name] = local.unknown
         elif local.name not in computed:
@@ -98,7 +98,7 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Co
     strangers = 0
     for owner, parameter, group in _stepped(optimizer, owners):
         strangers += id(parameter) not in owners
-        _add_state(seen, owner, optimizer.state.get(parameter, {}), own)
+        _add_state(seen, owner, optimizer.state.get(parameter, {}), plain)
         seen.settings.update({f"{owner} {key}": value for key, value in settings_of(group)})
     return replace(seen, strangers=strangers)
 

@@ -149,18 +149,18 @@ class Cut:
         made = self.made[name]
         if not isinstance(made, Op):
             return {}
-        found, start, dim = {}, 0, _dim_of(made, local.values.shape)
+        pieces, start, dim = {}, 0, _dim_of(made, local.values.shape)
         for number, part_of in enumerate(made.parts):
             names = names_of(part_of)
             called = f"{name} ({names[0] if len(names) == 1 else f'part {number}'})"
-            own = {pattern: layout for pattern, layout in self.layouts.items() if "(" in pattern}
-            layout = self._layout(_rule_of(own, called) or text, called, self.entry(name, number).shape)
+            fused_layouts = {pattern: layout for pattern, layout in self.layouts.items() if "(" in pattern}
+            layout = self._layout(_rule_of(fused_layouts, called) or text, called, self.entry(name, number).shape)
             size = layout.region(layout.mesh.coord_of(distributed.get_rank())).shape[dim]
             cut = (*(slice(None),) * dim, slice(start, start + size))
             part = replace(local, values=local.values[cut])
-            found[called] = Piece(_labeled(part, called, layout), (name, number), cut)
+            pieces[called] = Piece(_labeled(part, called, layout), (name, number), cut)
             start += size
-        return found if start == local.values.shape[dim] else {}
+        return pieces if start == local.values.shape[dim] else {}
 
     def _layout(self, text: str, name: str, shape: Sequence[int]) -> Layout:
         if self.mesh is None:
@@ -171,13 +171,13 @@ class Cut:
             raise NotationError(f"{name}: {error.message}", error.hint) from error
 
 
-def _or_padding(name: str, own: tuple[int, ...], made: Node) -> str:
-    """Return what to write where one of two shapes is longer along one dim, as by padding; empty for others."""
-    odd = [dim for dim, pair in enumerate(zip(own, made.shape, strict=False)) if pair[0] != pair[1]]
-    if len(own) != len(made.shape) or len(odd) != 1:
+def _or_padding(name: str, shape: tuple[int, ...], made: Node) -> str:
+    """Return what to write if one of two shapes is longer along one dim, as by padding; empty for others."""
+    odd = [dim for dim, pair in enumerate(zip(shape, made.shape, strict=False)) if pair[0] != pair[1]]
+    if len(shape) != len(made.shape) or len(odd) != 1:
         return ""
     dim, source = odd[0], called(made)
-    size = own[dim]
+    size = shape[dim]
     text = f"pad({source}, {size}, {dim})" if size > made.shape[dim] else f"slice({source}, 0, {size}, {dim})"
     return f', or, where the rest is padding, map={{"{name}": "{text}"}}'
 
@@ -200,10 +200,10 @@ def _rule_of(layouts: Mapping[str, str], name: str) -> str | None:
 
 def packed(local: Local, entry: Entry) -> str:
     """Say why a tensor's values are not the source's, only coded; empty if they are."""
-    own = local.values.dtype
+    dtype = local.values.dtype
     theirs = getattr(torch, entry.dtype)
-    if theirs.is_floating_point and (not own.is_floating_point or own.itemsize == 1):
-        return f"it is {dtype_name(own)}, a coded form of the source's {entry.dtype}"
+    if theirs.is_floating_point and (not dtype.is_floating_point or dtype.itemsize == 1):
+        return f"it is {dtype_name(dtype)}, a coded form of the source's {entry.dtype}"
     return ""
 
 
@@ -219,17 +219,17 @@ def fused_findings(
         parts: What became of each piece on every rank.
     """
     wrong = {name for name, ranks in parts.items() if any(one.fate in ("other", "swapped") for one in ranks)}
-    own: dict[str, dict[str, Piece]] = {}
+    groups: dict[str, dict[str, Piece]] = {}
     for name, piece in pieces.items():
         if piece.of[1] is not None:
-            own.setdefault(piece.of[0], {})[name] = piece
-    mine = {name: (_as(cut, theirs[name], each), tuple(each)) for name, each in own.items() if wrong & each.keys()}
-    found: dict[str, dict[int, tuple[Fused, tuple[str, ...]]]] = {}
+            groups.setdefault(piece.of[0], {})[name] = piece
+    mine = {name: (_as(cut, theirs[name], each), tuple(each)) for name, each in groups.items() if wrong & each.keys()}
+    fused: dict[str, dict[int, tuple[Fused, tuple[str, ...]]]] = {}
     for rank, of_rank in enumerate(of_all_ranks(mine)):
         for name, one in of_rank.items():
-            found.setdefault(name, {})[rank] = one
+            fused.setdefault(name, {})[rank] = one
     findings, settled = [], set[str]()
-    for name, ranks in found.items():
+    for name, ranks in fused.items():
         names = {one for _, each in ranks.values() for one in each}
         if (finding := _agreed(name, names, ranks, parts)) is not None:
             findings.append(finding)

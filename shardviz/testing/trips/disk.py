@@ -38,49 +38,49 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 def saved_in(folder: Path) -> tuple[dict[str, Saved], list[str]]:
     """Return the tensors on disk by name, and why some files were not read."""
-    found: dict[str, Saved] = {}
+    tensors: dict[str, Saved] = {}
     refused = []
     for path in checkpoints_in(folder):
         try:
-            found |= open_checkpoint(path).tensors
+            tensors |= open_checkpoint(path).tensors
         except DumpError as error:
             refused.append(error.message.replace(f"{folder}/", "").replace(str(folder), "the folder"))
-    return found, refused
+    return tensors, refused
 
 
 def check_disk(
-    sent: Mapping[str, Entry], found: Mapping[str, Saved], trips: str
+    sent: Mapping[str, Entry], stored: Mapping[str, Saved], trips: str
 ) -> tuple[list[Finding], dict[str, str]]:
     """Compare what is on disk with what was saved, each tensor under its own name.
 
     Args:
         sent: What was saved, by name; optimizer state as `up.weight exp_avg`.
-        found: What is on disk.
+        stored: What is on disk.
         trips: On which mesh it was saved, in words.
 
     Returns:
         What is wrong, and the tensors that were not found, with why.
     """
     wrong, absent = [], {}
-    names = names_on_disk(list(sent), found)
+    names = names_on_disk(list(sent), stored)
     for name, entry in sent.items():
         if name not in names:
             absent[name] = "nothing on disk has its name"
             continue
         try:
-            text = _difference(entry, found[names[name]])
+            text = _difference(entry, stored[names[name]])
         except (DumpError, ShardvizError, OSError) as error:
             absent[name] = str(error).partition("\n")[0]
             continue
         if text:
-            wrong.append(_finding(name, found[names[name]], text, trips, sent))
+            wrong.append(_finding(name, stored[names[name]], text, trips, sent))
     return wrong, absent
 
 
-def names_on_disk(names: list[str], found: Mapping[str, Saved]) -> dict[str, str]:
+def names_on_disk(names: list[str], stored: Mapping[str, Saved]) -> dict[str, str]:
     """Return what tensors and optimizer states are called on disk."""
-    states = {state: name for name in found if (state := state_of(name)) is not None}
-    weights = [name for name in found if state_of(name) is None]
+    states = {state: name for name in stored if (state := state_of(name)) is not None}
+    weights = [name for name in stored if state_of(name) is None]
     known = dict(matched([name for name in names if " " not in name], weights).names)
     owners = matched([name.partition(" ")[0] for name in names if " " in name], {owner for owner, _ in states}).names
     for name in names:
@@ -94,25 +94,25 @@ def _difference(entry: Entry, saved: Saved) -> str:
     """Say how a tensor on disk differs from what was saved; empty if it does not."""
     if tuple(entry.shape) != tuple(saved.shape):
         return f"it has shape {list(saved.shape)}, the model's has {list(entry.shape)}"
-    own = cast(entry.bits, entry.dtype, saved.dtype)
-    if own is None:
+    wanted = cast(entry.bits, entry.dtype, saved.dtype)
+    if wanted is None:
         raise ShardvizError(f"it is {saved.dtype} on disk")
     on_disk = saved.read(Region.whole(saved.shape))
-    if np.array_equal(own, on_disk):
+    if np.array_equal(wanted, on_disk):
         return ""
-    change = name_change(own, on_disk, (saved, saved))
-    return change or _first(own, on_disk, saved)
+    change = name_change(wanted, on_disk, (saved, saved))
+    return change or _first(wanted, on_disk, saved)
 
 
-def _first(own: NDArray[Any], on_disk: NDArray[Any], saved: Saved) -> str:
-    wrong = np.flatnonzero((own != on_disk).reshape(-1))
+def _first(wanted: NDArray[Any], on_disk: NDArray[Any], saved: Saved) -> str:
+    wrong = np.flatnonzero((wanted != on_disk).reshape(-1))
     files = {
         chunk.place.file
         for chunk in saved.chunks
-        if chunk.place and (own[_slices(chunk.region)] != on_disk[_slices(chunk.region)]).any()
+        if chunk.place and (wanted[_slices(chunk.region)] != on_disk[_slices(chunk.region)]).any()
     }
     at = index_of(int(wrong[0]), saved.shape)
-    return f"{len(wrong):,} of {own.size:,} elements are wrong, the first at {at}, in {listed(sorted(files), MOST)}"
+    return f"{len(wrong):,} of {wanted.size:,} elements are wrong, the first at {at}, in {listed(sorted(files), MOST)}"
 
 
 def _slices(region: Region) -> tuple[slice, ...]:

@@ -114,15 +114,15 @@ def values_for(key: str, shape: tuple[int, ...], dtype: str, *, old: bool = Fals
 def sent_by_all(seen: Contents) -> dict[str, Sent]:
     """Return what all ranks have, by name. Every rank of the world calls this, before anything is filled.
 
-    A plain tensor whose values differ between ranks is one of each rank's own; where they are equal it is a copy.
+    A plain tensor whose values differ between ranks is each rank's own; if they are equal it is a copy.
     """
     first_of = {name: group[0] for group in seen.tied for name in group}
     mine = {name: _described(local, first_of.get(name, name)) for name, local in seen.tensors.items()}
-    found: dict[str, list[tuple[int, tuple[Sent, str]]]] = {}
+    pairs_of: dict[str, list[tuple[int, tuple[Sent, str]]]] = {}
     for rank, of_rank in enumerate(of_all_ranks(mine)):
         for name, pair in of_rank.items():
-            found.setdefault(name, []).append((rank, pair))
-    return {name: _agreed(pairs) for name, pairs in found.items()}
+            pairs_of.setdefault(name, []).append((rank, pair))
+    return {name: _agreed(pairs) for name, pairs in pairs_of.items()}
 
 
 def _described(local: Local, key: str) -> tuple[Sent, str]:
@@ -150,10 +150,10 @@ def fill(seen: Contents, entries: Mapping[str, Entry | None], number: float) -> 
             refused[name] = f"{local.values.dtype} has no values to fill it with"
         elif local.values.is_meta:
             refused[name] = "it is on the meta device"
-        elif (own := part_of_entry(local, entry)) is None:
+        elif (part := part_of_entry(local, entry)) is None:
             refused[name] = "its placements do not say which elements this rank has"
         else:
-            _write(local.values, own)
+            _write(local.values, part)
     for one in seen.numbers.values():
         one.write(number)
     return refused | _not_applied(seen, entries, refused)

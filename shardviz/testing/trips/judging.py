@@ -1,4 +1,4 @@
-"""What each rank received, beside what it should have: its own part, what was there before, or something else."""
+"""What each rank received, compared with what it should have: its own part, old values, or something else."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     """Return what became of this rank's part of a tensor."""
     if tuple(target.entry.shape) != local.shape:
         return Part(rank, "shape", why=f"{list(local.shape)}, not {list(target.entry.shape)}")
-    own = dtype_name(local.values.dtype)
-    if target.dtype and own != target.dtype:
-        return Part(rank, "dtype", why=own, wrong=local.values.numel(), size=local.values.numel())
+    dtype = dtype_name(local.values.dtype)
+    if target.dtype and dtype != target.dtype:
+        return Part(rank, "dtype", why=dtype, wrong=local.values.numel(), size=local.values.numel())
     got = bits_of_tensor(local.values)
     parts = [_wanted(local, entry) for entry in (target.entry, *target.also)]
     wanted = parts[0]
@@ -127,7 +127,7 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
     fate, why = _fate(local, target, got, wrong)
     padded = target.padded() if target.padded is not None else None
-    change = shifted(wanted, got, own, ("what was sent", "it")) if fate == "other" else None
+    change = shifted(wanted, got, dtype, ("what was sent", "it")) if fate == "other" else None
     return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
 
 
@@ -159,7 +159,7 @@ def _most(wrong: NDArray[np.bool_]) -> float:
 
 
 def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
-    """Return the wrong rows of a part as the whole tensor counts them, and the columns where only some are wrong.
+    """Return the wrong rows of a part as the whole tensor counts them, and the columns if only some are wrong.
 
     Example:
         >>> from shardviz.layout.region import Region
@@ -170,13 +170,13 @@ def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
         return ""
     words = ("rows", "columns") if wrong.ndim == 2 else tuple(f"dim {dim} at" for dim in range(wrong.ndim))
     words = ("rows",) if wrong.ndim == 1 else words
-    found = []
+    texts = []
     for dim, word in enumerate(words):
         others = tuple(other for other in range(wrong.ndim) if other != dim)
         hit = wrong.any(axis=others) if others else wrong
         if dim == 0 or not hit.all():
-            found.append(f"{word} {join_numbers(indices(region.dims[dim])[hit].tolist())}")
-    return ", ".join(found)
+            texts.append(f"{word} {join_numbers(indices(region.dims[dim])[hit].tolist())}")
+    return ", ".join(texts)
 
 
 def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, Target]) -> dict[str, list[Part]]:
@@ -186,11 +186,11 @@ def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, Target]) ->
     for name, part in mine.items():
         if part.fate == "other" and (whose := _owner(locals_[name], targets)):
             mine[name] = replace(part, fate="swapped", why=whose)
-    found: dict[str, list[Part]] = {}
+    parts: dict[str, list[Part]] = {}
     for of_rank in of_all_ranks(mine):
         for name, part in of_rank.items():
-            found.setdefault(name, []).append(part)
-    return found
+            parts.setdefault(name, []).append(part)
+    return parts
 
 
 def _owner(local: Local, targets: Mapping[str, Target]) -> str:
@@ -211,7 +211,7 @@ def places(
     mesh: DeviceMesh | None,
     reference: str = PLACED,
 ) -> list[Finding]:
-    """Return where the elements are that some tensors have instead of their own. Every rank of the world calls this.
+    """Return findings that locate the wrong elements of some tensors. Every rank of the world calls this.
 
     Args:
         locals_: What this rank has.
@@ -223,23 +223,23 @@ def places(
     known = _known({name: target for name, target in targets.items() if target.entry.dtype != "bool"})
     dropped = _stage_axes(locals_, mesh)
     rank = distributed.get_rank()
-    own = [
+    tensors = [
         replace(one, role="param", claim=one.claim and without_axes(one.claim, dropped, rank))
         for name in names
         if (one := locals_.get(name)) is not None and name in known.stamps  # of flags nothing can be said
     ]
 
     def add(seen: Capture) -> None:
-        add_by_reference(seen, own, known)
+        add_by_reference(seen, tensors, known)
 
     dump = gather(add, mesh, Stamped(tuple(known.stamps.values())), reference)
     report = report_on(dump)
-    each = [one for finding in report.findings for one in finding.each]
-    found = [one for one in each if one.tensor in names and one.kind not in ("incomplete", "untied")]
+    each = [placed for finding in report.findings for placed in finding.each]
+    findings = [finding for finding in each if finding.tensor in names and finding.kind not in ("incomplete", "untied")]
     same = {
-        (one.tensor, one.held or one.kind): one for one in reversed(found)
+        (finding.tensor, finding.held or finding.kind): finding for finding in reversed(findings)
     }  # what is twice somewhere is missing too
-    return [one for one in found if same[one.tensor, one.held or one.kind] is one]
+    return [finding for finding in findings if same[finding.tensor, finding.held or finding.kind] is finding]
 
 
 def _known(targets: Mapping[str, Target]) -> Known:

@@ -105,11 +105,11 @@ def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterabl
     mapped = apply(towards(known, left.tensors, right.tensors), left, right, {})
     for name, why in mapped.lacking.items():
         raise ShardvizError(f"map: {name}: {why}", "leave the tensor out of the map, or send it")
-    found: dict[str, Node] = {name: one.node for name, one in mapped.made.items()}
-    found |= {name: sent[other] for name, other in mapped.known_as.items() if other in sent}
-    others = [name for name in names if name not in found and name not in mapped.left_alone]
+    nodes: dict[str, Node] = {name: one.node for name, one in mapped.made.items()}
+    nodes |= {name: sent[other] for name, other in mapped.known_as.items() if other in sent}
+    others = [name for name in names if name not in nodes and name not in mapped.left_alone]
     same = matched(others, set(entries)).names
-    return found | {name: sent[other] for name, other in same.items()}
+    return nodes | {name: sent[other] for name, other in same.items()}
 
 
 def entry_of(node: Node) -> Entry:
@@ -130,24 +130,24 @@ def renamed(names: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
         {'layers.0.wq': 'h.0.q'}
     """
     known = [(pattern_of(rule.left), rule.right.pattern) for rule in rules if isinstance(rule.right, Name)]
-    found = {}
+    new_names = {}
     for name in names:
         fits = ((fit, other) for pattern, other in known if (fit := pattern.fullmatch(name)))
         fit, other = next(fits, (None, name))
-        found[name] = filled(other, fit.groups()) if fit else name
-    return found
+        new_names[name] = filled(other, fit.groups()) if fit else name
+    return new_names
 
 
 def without_padding(local: Local, node: Node) -> Local:
     """Return what a rank has, with the values of what is made in the place of padding: whatever is there is right."""
-    own = region_of(local)
-    if not has_padding(node) or local.flat or own is None or own.shape != tuple(local.values.shape):
+    own_region = region_of(local)
+    if not has_padding(node) or local.flat or own_region is None or own_region.shape != tuple(local.values.shape):
         return local
     got, entry, padding = bits_of_tensor(local.values).copy(), entry_of(node), padding_in(node)
-    for region in (*_others(local), own):  # a shard of another rank has that one's padding
+    for region in (*_others(local), own_region):  # a shard of another rank has that one's padding
         mask = part_of(padding, region)
         wanted = cast_bits(entry.read(region), entry.dtype, local.values.dtype)
-        if region == own or (mask.shape == got.shape and _equal(got[~mask], wanted[~mask])):
+        if region == own_region or (mask.shape == got.shape and _equal(got[~mask], wanted[~mask])):
             got[mask] = wanted[mask]
             break
     return replace(local, values=from_bits(got, local.values.dtype))
@@ -188,12 +188,12 @@ def padded_by_rank(local: Local, node: Node) -> Padded | None:
     inner, dim = node.parts[0], dim_of(node)
     part = Layout.from_placements(mesh, inner.shape, placements).region(mesh.coord_of(distributed.get_rank()))
     cut = (*(slice(None),) * dim, slice(0, part.shape[dim]))
-    own = bits_of_tensor(local.values)[cut]
+    actual = bits_of_tensor(local.values)[cut]
     wanted = cast_bits(entry_of(inner).read(part), entry_of(inner).dtype, local.values.dtype)
     size = part.shape[dim]
-    found = Padded(dim, part.dims[dim][0][0] if size else 0, size, local.values.shape[dim] - size)
-    return found if found.more > 0 and _equal(own, wanted) else None
+    padded = Padded(dim, part.dims[dim][0][0] if size else 0, size, local.values.shape[dim] - size)
+    return padded if padded.more > 0 and _equal(actual, wanted) else None
 
 
-def _equal(own: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    return own.size > 0 and own.shape == wanted.shape and bool((own == wanted).all())
+def _equal(actual: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    return actual.size > 0 and actual.shape == wanted.shape and bool((actual == wanted).all())

@@ -1,4 +1,4 @@
-"""What a load must bring beside tensors: every state and step, hyperparameters, ties, an optimizer of the model."""
+"""What a load must bring besides tensors: every state and step, hyperparameters, ties, an optimizer of the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was saved beside tensors, of all ranks.
+    """What was saved besides tensors, of all ranks.
 
     Attributes:
         states: The names of all state tensors and numbers: `up.weight exp_avg`, `up.weight step`.
@@ -45,7 +45,7 @@ class Facts:
 
 
 def facts_of(seen: Contents) -> Facts:
-    """Return what all ranks have beside tensors. Every rank of the world calls this."""
+    """Return what all ranks have besides tensors. Every rank of the world calls this."""
     states = [name for name, local in seen.tensors.items() if local.role == "optim"] + list(seen.numbers)
     numbers = {name: one.value for name, one in seen.numbers.items()}
     of_all = of_all_ranks((states, numbers, seen.settings))
@@ -72,12 +72,12 @@ def check_states(saved: Facts, before: Contents, after: Contents, of: Collection
     if "setting" in of:
         wrong |= _settings(saved, after)
     wrong |= _untied(before, after) | _thawed(before, after)
-    found: dict[tuple[str, str, str], list[int]] = {}
+    ranks_of: dict[tuple[str, str, str], list[int]] = {}
     for rank, of_rank in enumerate(of_all_ranks(wrong)):
         for name, (kind, text) in of_rank.items():
-            found.setdefault((name, kind, text), []).append(rank)
+            ranks_of.setdefault((name, kind, text), []).append(rank)
     size = distributed.get_world_size()
-    for (name, kind, text), ranks in found.items():
+    for (name, kind, text), ranks in ranks_of.items():
         sentence = f"{text}, on {len(ranks):,} of {size:,} ranks"
         yield CAUSES[kind]().finding(name, tuple(ranks), sentence, details=(trips,))
 
@@ -111,15 +111,15 @@ def _lost(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
 def _missing(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
     have = [name for name, local in after.tensors.items() if local.role == "optim"] + list(after.numbers)
     owners, known = _owners(after), {name.partition(" ")[2] for name in saved.states}
-    found = {}
+    wrong = {}
     for name in saved.states:
         if name.partition(" ")[0] in owners and name not in have:
-            found[name] = "state", "the optimizer has no such state after the load"
+            wrong[name] = "state", "the optimizer has no such state after the load"
     for name in have:
         owner, _, key = name.partition(" ")
         if name not in saved.states and key in known and f"{owner} " in " ".join((*saved.settings, "")):
-            found[name] = "extra", "the optimizer has such a state after the load, and had none when it was saved"
-    return found
+            wrong[name] = "extra", "the optimizer has such a state after the load, and had none when it was saved"
+    return wrong
 
 
 def _owners(seen: Contents) -> set[str]:

@@ -231,10 +231,10 @@ def weights_of(weights: Weights) -> Contents:
         return contents_of(weights, None, None)
     if not isinstance(weights, Mapping):
         raise ShardvizError(f"a {type(weights).__name__} has no weights", "pass a module, or tensors by name")
-    found = {name: of_tensor(name, "param", tensor) for name, tensor in weights.items()}
+    tensors = {name: of_tensor(name, "param", tensor) for name, tensor in weights.items()}
     return Contents(
-        {name: local for name, local in found.items() if not local.unknown},
-        not_known={name: local.unknown for name, local in found.items() if local.unknown},
+        {name: local for name, local in tensors.items() if not local.unknown},
+        not_known={name: local.unknown for name, local in tensors.items() if local.unknown},
     )
 
 
@@ -245,11 +245,11 @@ def _whole(ours: Contents) -> dict[str, Entry]:
         region = filling.region_of(local)
         if region is not None and not local.flat:
             mine[name] = (local.shape, dtype_name(local.values.dtype), region, bits_of_tensor(local.values))
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     made: dict[str, NDArray[Any]] = {}
     for of_rank in of_all_ranks(mine):
         for name, (shape, dtype, region, bits) in of_rank.items():
             whole = made.setdefault(name, np.zeros(shape, bits.dtype))
             whole.reshape(-1)[region.flat_ids(shape).ravel()] = bits.ravel()
-            found[name] = Held(name, dtype, whole)
-    return found
+            entries[name] = Held(name, dtype, whole)
+    return entries

@@ -65,10 +65,10 @@ class Before:
 
     Attributes:
         sent: Its tensors by name.
-        facts: What was saved beside tensors.
+        facts: What was saved besides tensors.
         refused: Tensors that could not be filled, and why.
         mesh: The mesh, in words.
-        found: What is wrong on disk.
+        findings: What is wrong on disk.
         on_disk: How many tensors were compared there.
         notes: What was not looked at there.
     """
@@ -77,7 +77,7 @@ class Before:
     facts: Facts
     refused: Mapping[str, str]
     mesh: str
-    found: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     on_disk: int = 0
     notes: tuple[str, ...] = ()
 
@@ -156,22 +156,23 @@ class Trip:
         """Compare what is on disk, on the first rank only."""
         if distributed.get_rank() != 0:
             return of_all_ranks(before)[0]
-        sent = self._entries(before, 0, own=False)
-        found, refused = disk.saved_in(self.folder)
+        sent = self._entries(before, 0, per_rank=False)
+        stored, refused = disk.saved_in(self.folder)
         called = _as_called(sent, self.names)
-        wrong, absent = disk.check_disk(called, found, f"saved on {before.mesh}")
+        wrong, absent = disk.check_disk(called, stored, f"saved on {before.mesh}")
         notes = tuple(disk.not_checked_text(absent, refused, len(sent)))
         done = len(sent) - len(absent)
-        return of_all_ranks(replace(before, found=wrong, on_disk=done, notes=notes))[0]
+        return of_all_ranks(replace(before, findings=wrong, on_disk=done, notes=notes))[0]
 
-    def _entries(self, before: Before, rank: int, *, own: bool) -> dict[str, Entry]:
+    def _entries(self, before: Before, rank: int, *, per_rank: bool) -> dict[str, Entry]:
         """Return what was saved of the tensors to compare, by name; of those that each rank has for itself if asked."""
-        found = {}
+        entries = {}
         for name, sent in before.sent.items():
             entry = sent.entry(self.salt, rank)
-            if name not in before.refused and sent.role in self.of and entry is not None and (own or not sent.each):
-                found[name] = entry
-        return found
+            is_due = name not in before.refused and sent.role in self.of and (per_rank or not sent.each)
+            if is_due and entry is not None:
+                entries[name] = entry
+        return entries
 
     def _built(self, mesh: DeviceMesh) -> tuple[nn.Module, Any]:
         model = self.model if isinstance(self.model, nn.Module) else self.model(mesh)
@@ -196,7 +197,7 @@ class Trip:
     def _judged(self, mesh: DeviceMesh, before: Before, old: Contents, now: Contents) -> tuple[str, RoundTrip]:
         here, rank = str(plain_mesh(mesh)), distributed.get_rank()
         trips = f"saved on {before.mesh}, loaded on {here}"
-        entries = self._entries(before, rank, own=here == before.mesh)
+        entries = self._entries(before, rank, per_rank=here == before.mesh)
         notes = [*before.notes, *_left_out(before, self.of, same=here == before.mesh)]
         targets = _targets(entries, old, now, self.salt)
         parts = parts_of_all(now.tensors, targets)
@@ -204,8 +205,8 @@ class Trip:
         each = {name for name in parts if before.sent[name].each}
         received = Received(parts, roles, each, Words(trip="load", sender="what was saved", trips=trips))
         placed = places(now.tensors, targets, received.unplaced, mesh) if received.unplaced else []
-        beside = check_states(before.facts, old, now, self.of, trips)
-        findings = [*before.found, *findings_of(received, placed), *beside]
+        state_findings = check_states(before.facts, old, now, self.of, trips)
+        findings = [*before.findings, *findings_of(received, placed), *state_findings]
         return message_of(findings), RoundTrip(len(parts), before.on_disk, tuple(notes))
 
 
@@ -260,10 +261,10 @@ def _left_out(before: Before, of: set[What], *, same: bool) -> Iterator[str]:
     if before.refused:
         name, why = next(iter(before.refused.items()))
         yield f"{counted(len(before.refused), 'tensor')}: {name}: {why}"
-    own = [name for name, sent in before.sent.items() if sent.each and sent.role in of]
-    if own and not same:
+    names = [name for name, sent in before.sent.items() if sent.each and sent.role in of]
+    if names and not same:
         yield (
-            f"{listed(own, MOST)}: each rank has different values under this name, and no placements say which part "
+            f"{listed(names, MOST)}: each rank has different values under this name, and no placements say which part "
             "they are, so they can be compared on the mesh of the save only"
         )
 

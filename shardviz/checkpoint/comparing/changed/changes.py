@@ -29,53 +29,53 @@ EXPONENTS = {"float64": 0x7FF0 << 48, "float32": 0x7F80 << 16, "float16": 0x7C00
 """The bits of a value that are its exponent."""
 
 
-def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Change:
+def change_of(before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Change:
     """Say what became of a tensor.
 
     Args:
-        one: What it was.
-        other: What it is: not that, in a type to which values are known to be rounded.
+        before: What it was.
+        after: What it is: not that, in a type to which values are known to be rounded.
         names: What the two are called.
 
     Raises:
         DumpError: One of them cannot be read.
     """
-    narrow = narrower(one.dtype, other.dtype)
-    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (one, other))
+    narrow = narrower(before.dtype, after.dtype)
+    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (before, after))
     assert mine is not None, "can_cast says so"
     assert theirs is not None, "can_cast says so"
-    types = "" if one.dtype == other.dtype else f"; {one.dtype} and {other.dtype}"
-    cuts = tuple(side for side in (other, one) if isinstance(side, Saved))
+    types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
+    cuts = tuple(side for side in (after, before) if isinstance(side, Saved))
     if change := name_change(mine, theirs, cuts):
         return Change("permuted", f"{change}{types}")
-    if found := repeated(mine, theirs, names):
-        shapes = f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
-        return replace(found, why=f"{shapes}: {found.why}")
-    if found := padding(mine, theirs, names):
-        return replace(found, why=f"{found.why}{types}")
-    if found := rounded(one, other, names):
-        return found
-    if found := shifted(mine, theirs, narrow, names):
-        return replace(found, why=f"{found.why}{types}")
-    return Change("other", counted_differences(one, other, mine, theirs, names))
+    if changed := repeated(mine, theirs, names):
+        shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
+        return replace(changed, why=f"{shapes}: {changed.why}")
+    if changed := padding(mine, theirs, names):
+        return replace(changed, why=f"{changed.why}{types}")
+    if changed := rounded(before, after, names):
+        return changed
+    if changed := shifted(mine, theirs, narrow, names):
+        return replace(changed, why=f"{changed.why}{types}")
+    return Change("other", counted_differences(before, after, mine, theirs, names))
 
 
 def counted_differences(
-    one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
+    before: Tensor, after: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
 ) -> str:
-    """Say how many values differ, and where; `mine` and `theirs` are the bits of both in the narrower type."""
-    if one.shape != other.shape:
-        return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
-    if mine.size == 1 and (old := _first(one)) != (new := _first(other)):
+    """Say how many values differ, and which; `mine` and `theirs` are the bits of both in the narrower type."""
+    if before.shape != after.shape:
+        return f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
+    if mine.size == 1 and (old := _first(before)) != (new := _first(after)):
         return f"{old} became {new}"
     different = mine != theirs
-    where = index_of(int(np.argmax(different)), one.shape)
+    where = index_of(int(np.argmax(different)), before.shape)
     count = int(different.sum())
     words = f"{count:,} of {mine.size:,} elements differ, the first at {where}"
     box = box_of(different)
     if box is not None:
         words += f": all of {box}"
-    for name, side in zip(names, (one, other), strict=True):
+    for name, side in zip(names, (before, after), strict=True):
         if mine.size > 1 and (number := _only(side, box)):
             words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
         elif broken := _not_finite(side):

@@ -41,18 +41,18 @@ MAX_RANKS = 1024
 """Ranks that may each have padded their own part."""
 
 
-def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> Change | None:
-    """Say how values lost digits: through a narrower type, or cut off where torch rounds; None if they did not."""
-    mine, theirs = one.bits, other.bits
-    if one.shape != other.shape or is_alike(mine):
+def rounded(before: Tensor, after: Tensor, names: tuple[str, str]) -> Change | None:
+    """Say how values lost digits: through a narrower type, or cut off although torch rounds; None if they did not."""
+    mine, theirs = before.bits, after.bits
+    if before.shape != after.shape or is_alike(mine):
         return None
-    sides = (mine, one.dtype), (theirs, other.dtype)
+    sides = (mine, before.dtype), (theirs, after.dtype)
     return _narrowed(*sides, names[1]) or _narrowed(*sides[::-1], names[0])
 
 
-def _narrowed(own: _Bits, new: _Bits, name: str) -> Change | None:
+def _narrowed(old: _Bits, new: _Bits, name: str) -> Change | None:
     """Say how one side's values became those of the side that has a name."""
-    (mine, dtype), (theirs, to) = own, new
+    (mine, dtype), (theirs, to) = old, new
     is_usual = dtype in WIDE and to in (dtype, *NARROW)
     if is_usual and (relation := rounding_between(mine, dtype, theirs, to, NARROW)) is not None:
         after, narrow = "" if dtype == to else f" to {to}", relation.dtype

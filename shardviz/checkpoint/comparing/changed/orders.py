@@ -83,12 +83,12 @@ def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
     wanted = np.unique(after[np.unravel_index(places, after.shape)])
     like = np.zeros(1 << 16, np.bool_)
     like[wanted.astype(LOW)] = True
-    found = np.zeros(len(wanted), np.bool_)
+    is_present = np.zeros(len(wanted), np.bool_)
     flat = before.reshape(-1)
     for at in range(0, flat.size, BLOCK):
         block = flat[at : at + BLOCK]
-        found |= np.isin(wanted, block[like[block.astype(LOW)]])
-    return bool(found.all())
+        is_present |= np.isin(wanted, block[like[block.astype(LOW)]])
+    return bool(is_present.all())
 
 
 def _exchanged(before: NDArray[Any], after: NDArray[Any]) -> tuple[int, ...] | None:
@@ -188,14 +188,14 @@ def _stretches(cut: Saved, dim: int) -> list[tuple[int, int]]:
 def _order_of_shards(order: NDArray[np.int64], stretches: Sequence[tuple[int, int]]) -> list[int]:
     """Return which saved stretch each saved stretch has; empty if one has anything but another as it was."""
     known = {pair: at for at, pair in enumerate(stretches)}
-    found = []
+    sources = []
     for start, stop in stretches:
         first = int(order[start])
         at = known.get((first, first + stop - start))
         if at is None or not np.array_equal(order[start:stop], np.arange(first, first + stop - start)):
             return []
-        found.append(at)
-    return found if len(found) > 1 else []
+        sources.append(at)
+    return sources if len(sources) > 1 else []
 
 
 def _by_transposition(before: NDArray[Any], after: NDArray[Any]) -> str:

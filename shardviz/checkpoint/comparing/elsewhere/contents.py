@@ -38,34 +38,38 @@ class Contents:
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> Contents:
         """Return tensors; their values are read only when one is looked for."""
-        found: dict[tuple[int, ...], list[Tensor]] = {}
+        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for tensor in tensors:
-            found.setdefault(tensor.shape, []).append(tensor)
-        return cls(found)
+            by_shape.setdefault(tensor.shape, []).append(tensor)
+        return cls(by_shape)
 
     def equal_to(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Yield the tensors with the values of another one, after a cast; none if all of these are alike."""
-        own = sample_of(tensor)
-        if own is None:
+        """Yield the tensors with the values of a given one, after a cast; none if all its values are alike."""
+        sample = sample_of(tensor)
+        if sample is None:
             return
-        for dtype in dict.fromkeys(dtype_of(one) for one in self.by_shape.get(tensor.shape, ())):
+        for dtype in dict.fromkeys(dtype_of(candidate) for candidate in self.by_shape.get(tensor.shape, ())):
             if not dtype or not can_cast(dtype, tensor.dtype):
                 continue
             narrow = narrower(dtype, tensor.dtype)
-            key = cast(own, tensor.dtype, narrow)
-            for one in self._table(tensor.shape, dtype, narrow).get(b"" if key is None else key.tobytes(), ()):
-                if one is not tensor and is_same(one, tensor) and not (is_alike(tensor.bits) or is_alike(one.bits)):
-                    yield one
+            key = cast(sample, tensor.dtype, narrow)
+            for candidate in self._table(tensor.shape, dtype, narrow).get(b"" if key is None else key.tobytes(), ()):
+                if (
+                    candidate is not tensor
+                    and is_same(candidate, tensor)
+                    and not (is_alike(tensor.bits) or is_alike(candidate.bits))
+                ):
+                    yield candidate
 
     def _table(self, shape: tuple[int, ...], dtype: str, narrow: str) -> dict[bytes, list[Tensor]]:
         key = shape, dtype, narrow
         if key not in self._tables:
             table: dict[bytes, list[Tensor]] = {}
-            for one in self.by_shape[shape]:
-                sample = self._sample(one) if dtype_of(one) == dtype else None
+            for tensor in self.by_shape[shape]:
+                sample = self._sample(tensor) if dtype_of(tensor) == dtype else None
                 turned = None if sample is None else cast(sample, dtype, narrow)
                 if turned is not None:
-                    table.setdefault(turned.tobytes(), []).append(one)
+                    table.setdefault(turned.tobytes(), []).append(tensor)
             self._tables[key] = table
         return self._tables[key]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.comparing.elsewhere.one_file import Found
+    from shardviz.checkpoint.comparing.elsewhere.one_file import Outcomes
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.records import Checkpoint
@@ -52,52 +52,52 @@ class _Steps:
     Attributes:
         sides: The two.
         others: The other steps of each.
-        found: What became of each tensor.
+        outcomes: What became of each tensor.
     """
 
     sides: tuple[Checkpoint, Checkpoint]
     others: tuple[list[Checkpoint], list[Checkpoint]]
-    found: Found
+    outcomes: Outcomes
     _same: dict[tuple[int, int], bool] = field(default_factory=dict)
 
-    def is_same_step(self, own: int, step: Checkpoint) -> bool:
-        """Whether the two share values that another step, of the side `own`, does not have."""
-        key = own, id(step)
+    def is_same_step(self, side: int, step: Checkpoint) -> bool:
+        """Whether the two share values that another step, of the side `side`, does not have."""
+        key = side, id(step)
         if key not in self._same:
             self._same[key] = any(
-                (mine := (pair.one, pair.other)[own]) is not None
+                (mine := (pair.first, pair.second)[side]) is not None
                 and not is_alike(mine.bits)
                 and stale.tensor_in(step, mine) is not None
                 and not stale.has(step, mine, mine)
-                for outcome, pair in self.found
+                for outcome, pair in self.outcomes
                 if outcome.verdict in SHARED
             )
         return self._same[key]
 
-    def number(self, step: Checkpoint, own: int) -> int | None:
+    def number(self, step: Checkpoint, side: int) -> int | None:
         """Return the number of a step among those of a side."""
-        return stale.number_of(step.path, self.sides[own].path)
+        return stale.number_of(step.path, self.sides[side].path)
 
 
-def with_left_over(found: Found, before: Checkpoint, after: Checkpoint, also: Sequence[Checkpoint]) -> Found:
+def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, also: Sequence[Checkpoint]) -> Outcomes:
     """Say which tensors are left over from another step.
 
     Args:
-        found: What became of each tensor.
+        outcomes: What became of each tensor.
         before: The first checkpoint.
         after: The second.
-        also: Checkpoints of other steps, besides those that lie beside the two.
+        also: Checkpoints of other steps, besides those next to the two.
     """
-    if not any(is_open(outcome) for outcome, _ in found):
-        return found
+    if not any(is_open(outcome) for outcome, _ in outcomes):
+        return outcomes
     sides = before, after
     first, second = ([*also, *stale.opened(stale.siblings(one.path), [it.path for it in sides])] for one in sides)
-    steps = _Steps(sides, (first, second), found)
-    seen = [stale.steps_with(pair, first, second) if is_open(one) else None for one, pair in found]
-    whole = _whole([one for one, (outcome, _) in zip(seen, found, strict=True) if is_open(outcome)])
+    steps = _Steps(sides, (first, second), outcomes)
+    seen = [stale.steps_with(pair, first, second) if is_open(one) else None for one, pair in outcomes]
+    whole = _whole([one for one, (outcome, _) in zip(seen, outcomes, strict=True) if is_open(outcome)])
     judged = [
         (outcome if one is None else _judged(outcome, steps, pair, *one, whole), pair)
-        for one, (outcome, pair) in zip(seen, found, strict=True)
+        for one, (outcome, pair) in zip(seen, outcomes, strict=True)
     ]
     return with_whole_file(with_odd_file(with_merged(judged, also), steps.others))
 
@@ -112,17 +112,17 @@ def _judged(
     outcome: Outcome, steps: _Steps, pair: Pair, held: int, there: tuple[Checkpoint, ...], whole: set[tuple[int, int]]
 ) -> Outcome:
     """Judge a tensor that one side has as some other steps have it."""
-    own, step = 1 - held, there[0]
-    number, last = steps.number(steps.sides[own], own), steps.number(steps.sides[held], own)
-    numbers = [one for one in (steps.number(each, own) for each in there) if one is not None]
+    side, step = 1 - held, there[0]
+    number, last = steps.number(steps.sides[side], side), steps.number(steps.sides[held], side)
+    numbers = [one for one in (steps.number(each, side) for each in there) if one is not None]
     named = listed((each.path.name for each in there), MAX_STEPS)
     every = [*numbers, *([] if last is None else [last])]
     if number is not None and numbers and min(every) < number < max(every):
         names = listed(dict.fromkeys([*(one.path.name for one in there), steps.sides[held].path.name]), MAX_STEPS)
         why = f"{outcome.why}; {names} have the same, before and after it"
-        return outcome.became("other", why, OutlierCheckpoint(SIDES[own]))
+        return outcome.became("other", why, OutlierCheckpoint(SIDES[side]))
     earlier = last is None or not numbers or min(numbers) < last
-    if earlier and (steps.is_same_step(own, step) or (last is None and (held, id(step)) in whole)):
+    if earlier and (steps.is_same_step(side, step) or (last is None and (held, id(step)) in whole)):
         return _stale(outcome, steps, pair, held, step)
     do = "does" if len(there) == 1 else "do"
     why = f"{outcome.why}; the {SIDES[held]} has it as {named} {do}: it was frozen in between, or one is left over"
@@ -131,28 +131,28 @@ def _judged(
 
 def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
     """Say that a side has a tensor of another step."""
-    own = 1 - held
-    number, other = (steps.number(one, own) for one in (steps.sides[own], step))
+    side = 1 - held
+    number, other = (steps.number(one, side) for one in (steps.sides[side], step))
     is_later = number is not None and other is not None and other > number
-    mine = (pair.one, pair.other)[own]
-    thirds = (one for one in steps.others[own] if one is not step)
+    mine = (pair.first, pair.second)[side]
+    thirds = (one for one in steps.others[side] if one is not step)
     is_sure = mine is not None and any(stale.tensor_in(one, mine) is not None for one in thirds)
-    doubt = "" if is_sure else SIDES[own]
+    doubt = "" if is_sure else SIDES[side]
     cause = ValuesOfAnotherStep(step.path.name, is_later, doubt)
     return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause)
 
 
-def with_merged(found: Found, also: Sequence[Checkpoint]) -> Found:
+def with_merged(outcomes: Outcomes, also: Sequence[Checkpoint]) -> Outcomes:
     """Say of tensors that differ how often they have what lies between the other side and a third checkpoint."""
-    return [(_merged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in found]
+    return [(_merged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in outcomes]
 
 
 def _merged(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
-    for step in also if pair.one is not None and pair.other is not None else ():
-        assert pair.one is not None
-        assert pair.other is not None
-        third = tensor_in(step, pair.one)
-        if third is not None and (times := _times([pair.one, pair.other, third])) is not None:
+    for step in also if pair.first is not None and pair.second is not None else ():
+        assert pair.first is not None
+        assert pair.second is not None
+        third = tensor_in(step, pair.first)
+        if third is not None and (times := _times([pair.first, pair.second, third])) is not None:
             return _named_merged(outcome, times, printable(step.path.name))
     return outcome
 
@@ -166,26 +166,26 @@ def _named_merged(outcome: Outcome, times: float, third: str) -> Outcome:
 
 def _times(sides: list[Tensor]) -> float | None:
     """Return the t with which the second is the first + t * (third - first); None if there is none, or 0 or 1."""
-    one, other, _ = sides
+    start, middle, _ = sides
     types = {side.dtype for side in sides}
-    if len(types) > 1 or one.dtype not in FLOATS or one.shape != other.shape or math.prod(one.shape) < MANY:
+    if len(types) > 1 or start.dtype not in FLOATS or start.shape != middle.shape or math.prod(start.shape) < MANY:
         return None
     try:
         bits = [side.bits for side in sides]
     except DumpError:
         return None
-    first, second, last = (values_of(sampled(part), one.dtype) for part in bits)
+    first, second, last = (values_of(sampled(part), start.dtype) for part in bits)
     if is_alike(bits[0]) and is_alike(bits[2]):
         return None  # one number each: any third is on their line
-    change, room = last - first, SAFETY * EPSILON[one.dtype] * np.abs(first)
+    change, room = last - first, SAFETY * EPSILON[start.dtype] * np.abs(first)
     if not np.isfinite([first, second, last]).all() or np.median(np.abs(change) - room) <= 0:
         return None
     times = factor_at_largest(second - first, change)
     at = int(np.abs(change).argmax())
     largest = max(abs(values[at]) for values in (first, second, last))
-    rounding = (2 + 2 * abs(times)) * EPSILON[one.dtype]
+    rounding = (2 + 2 * abs(times)) * EPSILON[start.dtype]
     if min(abs(times), abs(times - 1)) <= LEAST_PART:
         return None
     sources, slack = [bits[0], bits[2]], rounding * float(largest / abs(change[at]))
-    fits = is_made(bits[1], sources, one.dtype, lambda base, end: base + times * (end - base), rounding, slack)
+    fits = is_made(bits[1], sources, start.dtype, lambda base, end: base + times * (end - base), rounding, slack)
     return times if fits else None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.tensor import Tensor
     from shardviz.explain.cause import Cause
 
-    Found = list[tuple[Outcome, Pair]]
+    Outcomes = list[tuple[Outcome, Pair]]
 
 MAX_NUMBERS = 8
 """Numbers of layers that are named."""
@@ -63,48 +63,53 @@ class _Whereabouts:
     kept: Container[int]
 
 
-def with_moved(found: Found) -> Found:
+def with_moved(outcomes: Outcomes) -> Outcomes:
     """Find tensors whose values another name has."""
-    if not any(outcome.verdict in ("other", "missing", "added") for outcome, _ in found):
-        return found
-    mine = Contents.of(_with_parts(pair.one for _, pair in found))
-    theirs = Contents.of(_with_parts(pair.other for _, pair in found))
+    if not any(outcome.verdict in ("other", "missing", "added") for outcome, _ in outcomes):
+        return outcomes
+    mine = Contents.of(_with_parts(pair.first for _, pair in outcomes))
+    theirs = Contents.of(_with_parts(pair.second for _, pair in outcomes))
     where = _Whereabouts(
         mine,
         theirs,
-        frozenset(id(pair.one) for outcome, pair in found if outcome.verdict == "missing"),
-        {id(side) for outcome, pair in found if outcome.verdict in (*KEPT, "tied") for side in (pair.one, pair.other)},
+        frozenset(id(pair.first) for outcome, pair in outcomes if outcome.verdict == "missing"),
+        {
+            id(side)
+            for outcome, pair in outcomes
+            if outcome.verdict in (*KEPT, "tied")
+            for side in (pair.first, pair.second)
+        },
     )
-    placed = [_placed(outcome, pair, where) for outcome, pair in found]
+    placed = [_placed(outcome, pair, where) for outcome, pair in outcomes]
     sources = {id(source) for _, source in placed if source is not None}
     left = [
         (outcome, pair)
-        for (outcome, source), (_, pair) in zip(placed, found, strict=True)
-        if outcome.verdict != "missing" or id(pair.one) not in sources
+        for (outcome, source), (_, pair) in zip(placed, outcomes, strict=True)
+        if outcome.verdict != "missing" or id(pair.first) not in sources
     ]
     return with_ties(_with_numbers(left, {one.name: source.name for one, source in placed if source is not None}))
 
 
-def _with_numbers(found: Found, sources: Mapping[str, str]) -> Found:
-    """Say that layers or experts are numbered otherwise, where all tensors of a number are another number's."""
-    kept = {outcome.name for outcome, _ in found if outcome.verdict in KEPT}
+def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
+    """Say that layers or experts are renumbered if all tensors of a number have the values of another number."""
+    kept = {outcome.name for outcome, _ in outcomes if outcome.verdict in KEPT}
     moved = {name: source for name, source in sources.items() if source != name}
     words = {name: _in_words(one) for one in renumbered(moved, kept) for name in one.names}
     return [
         (outcome.became("moved", *words[outcome.name]) if outcome.name in words else outcome, pair)
-        for outcome, pair in found
+        for outcome, pair in outcomes
     ]
 
 
-def _in_words(one: Renumbered) -> tuple[str, Cause]:
+def _in_words(renumbering: Renumbered) -> tuple[str, Cause]:
     """Return what became of layers or experts, and why."""
-    what, few = one.what, [*one.numbers.items()][:MAX_NUMBERS]
-    more = ", ..." if len(one.numbers) > len(few) else ""
+    what, few = renumbering.what, [*renumbering.numbers.items()][:MAX_NUMBERS]
+    more = ", ..." if len(renumbering.numbers) > len(few) else ""
     mine, theirs = (" ".join(str(pair[at]) for pair in few) for at in (0, 1))
     why = f"{what} {mine}{more} of the second are {what} {theirs}{more} of the first"
     if len(few) == 1:
         why = f"{what}.{mine} of the second is {what}.{theirs} of the first"
-    if one.is_again:
+    if renumbering.is_again:
         return f"{why}, which it has elsewhere, too", LocalNumbering(what, is_saved=True)
     return why, RenumberedLayers(what)
 
@@ -119,9 +124,9 @@ def _with_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
 
 def _placed(outcome: Outcome, pair: Pair, where: _Whereabouts) -> tuple[Outcome, Tensor | None]:
     """Return what became of a tensor, and the first's tensor that the second has in its place."""
-    if outcome.verdict not in ("other", "added") or pair.other is None:
+    if outcome.verdict not in ("other", "added") or pair.second is None:
         return outcome, None
-    sources = [one for one in where.mine.equal_to(pair.other) if one is not pair.one]
+    sources = [one for one in where.mine.equal_to(pair.second) if one is not pair.first]
     if outcome.verdict == "added":
         sources = [one for one in sources if id(one) not in where.kept]
     if sources:
@@ -133,7 +138,7 @@ def _placed(outcome: Outcome, pair: Pair, where: _Whereabouts) -> tuple[Outcome,
 
 def _gone(outcome: Outcome, pair: Pair, where: _Whereabouts) -> Outcome:
     """Say where the second has what the first has under a name: under another one, or in what was a copy of it."""
-    targets = [] if pair.one is None else [one for one in where.theirs.equal_to(pair.one) if one is not pair.other]
+    targets = [] if pair.first is None else [one for one in where.theirs.equal_to(pair.first) if one is not pair.second]
     if not targets:
         return outcome
     target = min(targets, key=lambda one: id(one) in where.kept)
@@ -144,48 +149,48 @@ def _gone(outcome: Outcome, pair: Pair, where: _Whereabouts) -> Outcome:
     return outcome.became("other", why, OneSidedTie())
 
 
-def with_ties(found: Found) -> Found:
+def with_ties(outcomes: Outcomes) -> Outcomes:
     """Find tensors that one side lacks and that are copies of what both have."""
-    kept = [pair for outcome, pair in found if outcome.verdict in KEPT]
-    if not any(outcome.verdict in ("missing", "added") for outcome, _ in found):
-        return found
+    kept = [pair for outcome, pair in outcomes if outcome.verdict in KEPT]
+    if not any(outcome.verdict in ("missing", "added") for outcome, _ in outcomes):
+        return outcomes
     sides = [
-        Contents.of(filter(None, (pair.one for pair in kept))),
-        Contents.of(filter(None, (pair.other for pair in kept))),
+        Contents.of(filter(None, (pair.first for pair in kept))),
+        Contents.of(filter(None, (pair.second for pair in kept))),
     ]
-    return [(_tied(outcome, pair, sides), pair) for outcome, pair in found]
+    return [(_tied(outcome, pair, sides), pair) for outcome, pair in outcomes]
 
 
 def _tied(outcome: Outcome, pair: Pair, sides: Sequence[Contents]) -> Outcome:
     if outcome.verdict not in ("missing", "added"):
         return outcome
     at = outcome.verdict == "added"
-    own = pair.other if at else pair.one
-    twins = (one for one in sides[at].equal_to(own) if one.dtype == own.dtype) if own is not None else iter(())
+    tensor = pair.second if at else pair.first
+    twins = (one for one in sides[at].equal_to(tensor) if one.dtype == tensor.dtype) if tensor is not None else iter(())
     if (twin := next(twins, None)) is None:  # a master is no copy of the weight that is rounded from it
-        return _untied(outcome, own, sides[at])
+        return _untied(outcome, tensor, sides[at])
     side = "second" if at else "first"
     return outcome.became("tied", f"{outcome.why}: a copy of the {side}'s {printable(twin.name)}", other=twin.name)
 
 
-def _untied(outcome: Outcome, own: Tensor | None, side: Contents) -> Outcome:
-    """Note that a lost matrix is not a copy of the one tensor that has its shape, as a head has its embedding's."""
-    like = side.by_shape.get(own.shape, []) if own is not None and len(own.shape) == 2 else []
-    if len(like) != 1 or own is None or own.dtype != like[0].dtype or outcome.verdict != "missing":
+def _untied(outcome: Outcome, tensor: Tensor | None, side: Contents) -> Outcome:
+    """Note that a lost matrix is not a copy of the one tensor that has its shape, such as a head of its embedding."""
+    like = side.by_shape.get(tensor.shape, []) if tensor is not None and len(tensor.shape) == 2 else []
+    if len(like) != 1 or tensor is None or tensor.dtype != like[0].dtype or outcome.verdict != "missing":
         return outcome
     words = f"{outcome.why}; it is not a copy of {printable(like[0].name)}, which has its shape"
     return outcome.became("missing", words, UnsavedHead())
 
 
-def with_fused(found: Found) -> Found:
-    """Put together tensors that only one checkpoint has, where the other has the same lines in one tensor."""
-    lost = [pair.one for outcome, pair in found if outcome.verdict == "missing" and isinstance(pair.one, Saved)]
-    new = [pair.other for outcome, pair in found if outcome.verdict == "added" and isinstance(pair.other, Saved)]
+def with_fused(outcomes: Outcomes) -> Outcomes:
+    """Put together tensors that only one checkpoint has if the other has the same lines in one tensor."""
+    lost = [pair.first for outcome, pair in outcomes if outcome.verdict == "missing" and isinstance(pair.first, Saved)]
+    new = [pair.second for outcome, pair in outcomes if outcome.verdict == "added" and isinstance(pair.second, Saved)]
     fused, split = find_fused(lost, new), find_fused(new, lost)
     parts = {("missing", name) for names in fused.values() for name in names}
     parts |= {("added", name) for names in split.values() for name in names}
-    left: Found = []
-    for outcome, pair in found:
+    left: Outcomes = []
+    for outcome, pair in outcomes:
         if outcome.verdict == "added" and outcome.name in fused:
             words = f"one after the other, the first's {_parts(fused[outcome.name])}"
             left.append((outcome.became("moved", words, other=outcome.name), pair))
@@ -202,19 +207,19 @@ def _parts(names: list[str]) -> str:
 
 
 def find_fused(parts: Iterable[Saved], wholes: Iterable[Saved]) -> dict[str, list[str]]:
-    """Return the tensors that are others one after the other, along their first dims, with those others in order."""
+    """Return the tensors that join others along their first dims, with the names of those others in order."""
     known: dict[_Key, list[Saved]] = {}
     for part in parts:
         if (key := next(_keys(part, 1), None)) is not None:
             known.setdefault(key, []).append(part)
-    found: dict[str, list[str]] = {}
+    fused: dict[str, list[str]] = {}
     taken: set[str] = set()
     for whole in wholes if known else ():
         names = _tiled(whole, known, taken)
         if len(names) > 1:
-            found[whole.name] = names
+            fused[whole.name] = names
             taken.update(names)
-    return found
+    return fused
 
 
 def _lines(tensor: Saved) -> NDArray[Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.tensor import Tensor
     from shardviz.layout.region import Region
 
-    Found = list[tuple[Outcome, Pair]]
+    Outcomes = list[tuple[Outcome, Pair]]
 
 SIDES = ("first", "second")
 
@@ -37,19 +37,19 @@ SAME = ("equal", "tied")
 LONE = ("missing", "added", "not-compared")
 
 
-def with_odd_file(found: Found, others: tuple[Sequence[Checkpoint], Sequence[Checkpoint]]) -> Found:
+def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequence[Checkpoint]]) -> Outcomes:
     """Say of tensors that differ that they do so in one file alone, and which step that file is of.
 
     Args:
-        found: What became of each tensor.
+        outcomes: What became of each tensor.
         others: Checkpoints of other steps, with the first's names and with the second's.
     """
-    if not any(is_open(outcome) for outcome, _ in found):
-        return found
-    odd = [one for at in (1, 0) if (one := find_odd_file(found, at)) is not None]
+    if not any(is_open(outcome) for outcome, _ in outcomes):
+        return outcomes
+    odd = [one for at in (1, 0) if (one := find_odd_file(outcomes, at)) is not None]
     if not odd:
-        return found
-    return [(_named(outcome, pair, odd, others) if is_open(outcome) else outcome, pair) for outcome, pair in found]
+        return outcomes
+    return [(_named(outcome, pair, odd, others) if is_open(outcome) else outcome, pair) for outcome, pair in outcomes]
 
 
 def is_open(outcome: Outcome) -> bool:
@@ -57,9 +57,9 @@ def is_open(outcome: Outcome) -> bool:
     return outcome.verdict == "other" and outcome.explanation is None
 
 
-def find_odd_file(found: Found, at: int) -> OddFile | None:
+def find_odd_file(outcomes: Outcomes, at: int) -> OddFile | None:
     """Return the only file of a side in which tensors differ, or the only one in which none does; None without one."""
-    return odd_file(at, (_files(outcome, pair, at) for outcome, pair in found if outcome.verdict not in LONE))
+    return odd_file(at, (_files(outcome, pair, at) for outcome, pair in outcomes if outcome.verdict not in LONE))
 
 
 def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | None:
@@ -89,25 +89,25 @@ def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
 
 def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
     """Return the files that have equal parts of a tensor, and those that have different ones."""
-    own, other = (pair.one, pair.other) if at == 0 else (pair.other, pair.one)
-    if not isinstance(own, Saved) or other is None:
+    tensor, other = (pair.first, pair.second) if at == 0 else (pair.second, pair.first)
+    if not isinstance(tensor, Saved) or other is None:
         return set(), set()
     if outcome.verdict in SAME:
-        return set(own.files), set()
-    if own.shape != other.shape:
-        return set(), set(own.files)
+        return set(tensor.files), set()
+    if tensor.shape != other.shape:
+        return set(), set(tensor.files)
     parts: dict[bool, set[str]] = {True: set(), False: set()}
-    for chunk in own.chunks:
+    for chunk in tensor.chunks:
         if chunk.place is not None:
-            parts[_is_same(own, other, chunk.region)].add(chunk.place.file)
+            parts[_is_same(tensor, other, chunk.region)].add(chunk.place.file)
     return parts[True], parts[False]
 
 
-def _is_same(own: Tensor, other: Tensor, region: Region) -> bool:
-    """Whether two tensors have the same values in one part, after a cast where their types differ."""
-    narrow = narrower(own.dtype, other.dtype)
+def _is_same(tensor: Tensor, other: Tensor, region: Region) -> bool:
+    """Whether two tensors have the same values in one part, after a cast if their types differ."""
+    narrow = narrower(tensor.dtype, other.dtype)
     try:
-        mine, theirs = (cast(one.read(region), one.dtype, narrow) for one in (own, other))
+        mine, theirs = (cast(one.read(region), one.dtype, narrow) for one in (tensor, other))
     except DumpError:
         return False
     return mine is not None and theirs is not None and equal(mine, theirs)
@@ -133,7 +133,7 @@ def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
 
 def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:
     """Whether another step, whose names are those of a side, has what the odd file has of a tensor."""
-    held, named = ((pair.one, pair.other)[one] for one in (odd.at, at))
+    held, named = ((pair.first, pair.second)[one] for one in (odd.at, at))
     there = None if named is None else tensor_in(step, named)
     if there is None or not isinstance(held, Saved) or there.shape != held.shape:
         return False
@@ -141,17 +141,17 @@ def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:
     return bool(regions) and all(_is_same(held, there, region) for region in regions)
 
 
-def with_whole_file(found: Found) -> Found:
+def with_whole_file(outcomes: Outcomes) -> Outcomes:
     """Say of tensors that differ that they are all those of one file."""
     for at in (1, 0):
-        name, small = _whole_file(found, at)
+        name, small = _whole_file(outcomes, at)
         if name:
             whole = WholeFileDiffers(printable(name), SIDES[at], small)
-            return [(_of_whole_file(outcome, whole), pair) for outcome, pair in found]
-    return found
+            return [(_of_whole_file(outcome, whole), pair) for outcome, pair in outcomes]
+    return outcomes
 
 
-def _whole_file(found: Found, at: int) -> tuple[str, int]:
+def _whole_file(outcomes: Outcomes, at: int) -> tuple[str, int]:
     """Return the file of a side that has all tensors that differ, and how many of it do not; empty without one.
 
     Equal scales and biases in it say nothing: they may be all ones or zeros in every save.
@@ -159,14 +159,14 @@ def _whole_file(found: Found, at: int) -> tuple[str, int]:
     same: Counter[str] = Counter()
     small: Counter[str] = Counter()
     odd: Counter[str] = Counter()
-    for outcome, pair in found:
-        own = (pair.one, pair.other)[at]
-        if outcome.verdict in LONE or not isinstance(own, Saved):
+    for outcome, pair in outcomes:
+        tensor = (pair.first, pair.second)[at]
+        if outcome.verdict in LONE or not isinstance(tensor, Saved):
             continue
-        if len(own.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):
+        if len(tensor.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):
             return "", 0
-        counts = odd if _differs(outcome) else same if len(own.shape) > 1 else small
-        counts[own.files[0]] += 1
+        counts = odd if _differs(outcome) else same if len(tensor.shape) > 1 else small
+        counts[tensor.files[0]] += 1
     name = next(iter(odd), "")
     is_whole = len(odd) == 1 and odd[name] >= FEWEST and not same[name] and same.total() >= FEWEST
     return (name, small[name]) if is_whole else ("", 0)

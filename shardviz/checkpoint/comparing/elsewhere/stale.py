@@ -67,30 +67,31 @@ def _others(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
 
 def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
     """Open what can be opened of some checkpoints, but for those that are compared."""
-    own = {path.absolute() for path in but}
-    found = []
+    compared = {path.absolute() for path in but}
+    checkpoints = []
     for path in paths:
-        if path.absolute() not in own:
+        if path.absolute() not in compared:
             try:
-                found.append(open_checkpoint(path))
+                checkpoints.append(open_checkpoint(path))
             except (DumpError, OSError):  # of another step; nothing depends on it
                 continue
-    return found
+    return checkpoints
 
 
-def number_of(path: Path, beside: Path) -> int | None:
-    """Return the step of a checkpoint, counted as another one's names count it; None if they differ otherwise.
+def number_of(path: Path, reference: Path) -> int | None:
+    """Return a checkpoint's step, counted at the level where its path differs from a reference; None if unknown.
 
     Example:
-        >>> number_of(Path("runs/checkpoint-100/model"), beside=Path("runs/checkpoint-200/model"))
+        >>> from pathlib import Path
+        >>> number_of(Path("runs/checkpoint-100/model"), reference=Path("runs/checkpoint-200/model"))
         100
     """
-    path, beside = path.absolute(), beside.absolute()
+    path, reference = path.absolute(), reference.absolute()
     for level in range(LEVELS):
-        own, other = (one if level == 0 else one.parents[level - 1] for one in (path, beside))
-        steps = [_STEP.fullmatch(one.name) for one in (own, other)]
+        folder, other = (one if level == 0 else one.parents[level - 1] for one in (path, reference))
+        steps = [_STEP.fullmatch(one.name) for one in (folder, other)]
         if steps[0] is not None and steps[1] is not None:
-            is_series = own.parent == other.parent and path.relative_to(own) == beside.relative_to(other)
+            is_series = folder.parent == other.parent and path.relative_to(folder) == reference.relative_to(other)
             return int(steps[0][2]) if is_series and steps[0].group(1, 3) == steps[1].group(1, 3) else None
     return None
 
@@ -105,18 +106,18 @@ def steps_with(
         of_first: Checkpoints of other steps with the first one's names.
         of_second: And with the second one's.
     """
-    if pair.one is None or pair.other is None or is_alike(pair.one.bits) or is_alike(pair.other.bits):
+    if pair.first is None or pair.second is None or is_alike(pair.first.bits) or is_alike(pair.second.bits):
         return None
-    for which, own, held, steps in ((1, pair.one, pair.other, of_first), (0, pair.other, pair.one, of_second)):
+    for which, own, held, steps in ((1, pair.first, pair.second, of_first), (0, pair.second, pair.first, of_second)):
         found = tuple(step for step in steps if has(step, own, held))
         if found:
             return which, found
     return None
 
 
-def has(step: Checkpoint, own: Tensor, held: Tensor) -> bool:
+def has(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
     """Whether another step has some values under the name of a tensor."""
-    there = tensor_in(step, own)
+    there = tensor_in(step, tensor)
     return there is not None and is_same(there, held)
 
 

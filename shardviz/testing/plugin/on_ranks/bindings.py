@@ -44,20 +44,20 @@ def collected(items: Iterable[pytest.Item]) -> Collected:
 def pack_bound(place: object, before: Collected) -> Bindings:
     """Pickle the names bound in a module or class since it was collected.
 
-    What cannot be sent is left out of a module, where other tests bind names too.
+    What cannot be sent is left out of a module, because other tests bind names there too.
 
     Raises:
         FixtureError: Something that was bound in a class cannot be sent.
     """
-    found: Bindings = {}
+    bindings: Bindings = {}
     for name, value in _bound_since(place, before):
         try:
-            found[name] = pickle.dumps(value)
+            bindings[name] = pickle.dumps(value)
         except Exception as error:
             if isinstance(place, type):
                 what = f"{place.__name__}.{name}, which is set before the test, cannot be sent to ranks: {error}"
                 raise FixtureError(what, "make it in the test itself, which runs on every rank") from None
-    return found
+    return bindings
 
 
 def bind(sent: Parcel, module: ModuleType) -> None:

@@ -112,15 +112,15 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
         if value is mesh:
             meshes.append(name)
             continue
-        own = compat.is_from_pytest(item, name)
-        if own and name in compat.HOMES:
+        is_pytest_fixture = compat.is_from_pytest(item, name)
+        if is_pytest_fixture and name in compat.HOMES:
             made.append(name)
             continue
         try:
             values[name] = pickle.dumps(value)
         except Exception as error:
             if name not in positions or name not in item.callspec.params:
-                raise (_stays(name) if own else _cannot_send(name, value, error)) from None
+                raise (_stays(name) if is_pytest_fixture else _cannot_send(name, value, error)) from None
             indices[name] = positions[name]
     return Arguments(values, indices, tuple(meshes), tuple(made))
 
