@@ -42,6 +42,6 @@ class Reason:
         )
         return named.because(self.explanation)
 
-    def finding(self, one: Compared, sentence: str) -> Finding:
+    def finding(self, result: Compared, sentence: str) -> Finding:
         """Return the finding that a result is wrong for this reason."""
-        return self.of(self.explanation.finding(one.name, one.wrong, sentence))
+        return self.of(self.explanation.finding(result.name, result.wrong, sentence))
