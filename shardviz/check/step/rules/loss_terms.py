@@ -59,13 +59,13 @@ def of_loss_terms(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Foun
     )
 
 
-def _terms(evidence: Evidence, one: Compared) -> list[NDArray[np.float64]]:
+def _terms(evidence: Evidence, result: Compared) -> list[NDArray[np.float64]]:
     """Return the unsharded model's gradient of each term of the loss."""
     found: list[NDArray[np.float64]] = []
-    while part := evidence.dump.find("reference", "activation", of_loss_term(one.name, len(found))):
-        values = evidence.dump.values(part.first, of_loss_term(one.name, len(found)))
-        found.append(values.reshape(one.wanted.shape))
-    return found if found and one.near(sum(found, np.zeros(one.wanted.shape)), one.wanted) else []
+    while part := evidence.dump.find("reference", "activation", of_loss_term(result.name, len(found))):
+        values = evidence.dump.values(part.first, of_loss_term(result.name, len(found)))
+        found.append(values.reshape(result.wanted.shape))
+    return found if found and result.near(sum(found, np.zeros(result.wanted.shape)), result.wanted) else []
 
 
 def _weights(evidence: Evidence, wrong: Sequence[Compared], terms: Terms, count: int) -> tuple[Fraction, ...]:

@@ -68,40 +68,40 @@ def _repeated(weights: Weights) -> tuple[int, ...]:
     return tuple(index for index, weight in enumerate(weights) if weight > 1)
 
 
-def _parts(evidence: Evidence, one: Compared) -> list[NDArray[np.float64]]:
+def _parts(evidence: Evidence, result: Compared) -> list[NDArray[np.float64]]:
     """Return the unsharded model's gradient of each micro-batch."""
     found: list[NDArray[np.float64]] = []
-    while part := evidence.dump.find("reference", "activation", of_micro_batch(one.name, len(found))):
-        found.append(evidence.dump.values(part.first, of_micro_batch(one.name, len(found))))
+    while part := evidence.dump.find("reference", "activation", of_micro_batch(result.name, len(found))):
+        found.append(evidence.dump.values(part.first, of_micro_batch(result.name, len(found))))
     return found
 
 
-def _tells(evidence: Evidence, one: Compared) -> bool:
-    parts = _parts(evidence, one)
+def _tells(evidence: Evidence, result: Compared) -> bool:
+    parts = _parts(evidence, result)
     sizes = [float(np.max(np.abs(part), initial=0.0)) for part in parts]
-    return bool(parts) and min(sizes) > TELLING * one.tolerance and one.wanted.size >= 2 * len(parts)
+    return bool(parts) and min(sizes) > TELLING * result.tolerance and result.wanted.size >= 2 * len(parts)
 
 
-def _weights(evidence: Evidence, one: Compared) -> Weights:
+def _weights(evidence: Evidence, result: Compared) -> Weights:
     """Return how often each micro-batch counts, the same on all ranks; empty if that does not explain a gradient."""
-    if not _tells(evidence, one) or len(one.wrong) < len(one.reduced):
+    if not _tells(evidence, result) or len(result.wrong) < len(result.reduced):
         return ()
-    parts = [part.reshape(one.wanted.shape) / len(_parts(evidence, one)) for part in _parts(evidence, one)]
-    if not one.near(sum(parts, np.zeros(one.wanted.shape)), one.wanted):
+    parts = [part.reshape(result.wanted.shape) / len(_parts(evidence, result)) for part in _parts(evidence, result)]
+    if not result.near(sum(parts, np.zeros(result.wanted.shape)), result.wanted):
         return ()
-    weights = {_fitted(one, rank, parts) for rank in one.reduced}
+    weights = {_fitted(result, rank, parts) for rank in result.reduced}
     return weights.pop() if len(weights) == 1 else ()
 
 
-def _fitted(one: Compared, rank: int, parts: Sequence[NDArray[np.float64]]) -> Weights:
-    at = one.regions[rank].flat_ids(one.wanted.shape).ravel()
+def _fitted(result: Compared, rank: int, parts: Sequence[NDArray[np.float64]]) -> Weights:
+    at = result.regions[rank].flat_ids(result.wanted.shape).ravel()
     columns = np.stack([part.ravel()[at] for part in parts], axis=1)
-    got = one.reduced[rank].ravel()
+    got = result.reduced[rank].ravel()
     if len(at) < 2 * len(parts) or not np.all(np.isfinite(got)):
         return ()
     solved, _, num_ranks, _ = np.linalg.lstsq(columns, got, rcond=1e-9)
     weights = tuple(round(float(weight), DIGITS) + 0.0 for weight in solved)
-    fits = one.near(columns @ np.array(weights), got, scale=max(map(abs, weights)))
+    fits = result.near(columns @ np.array(weights), got, scale=max(map(abs, weights)))
     return weights if fits and num_ranks == len(parts) and len(set(weights)) > 1 else ()
 
 

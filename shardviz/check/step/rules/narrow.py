@@ -51,8 +51,8 @@ def check_narrow_sums(evidence: Evidence) -> Iterator[Finding]:
             yield cause.finding(one.name, ranks, sentence, severity="warning", claimed=claimed_text(one)).seen_in(one)
 
 
-def _is_wider(evidence: Evidence, one: Compared, dtype: str) -> bool:
-    tensor = evidence.dump.find("step", "grad", one.name)
+def _is_wider(evidence: Evidence, result: Compared, dtype: str) -> bool:
+    tensor = evidence.dump.find("step", "grad", result.name)
     return tensor is not None and itemsize(tensor.dtype) > itemsize(dtype)
 
 
@@ -79,24 +79,24 @@ def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
             yield _finding(one, factor)
 
 
-def _is_known(evidence: Evidence, one: Compared) -> bool:
-    tensor = evidence.dump.find("reference", "activation", of_replay(one.name)) if evidence.is_narrow else None
-    return tensor is not None and tensor.shape == one.wanted.shape and one.wanted.size >= MANY
+def _is_known(evidence: Evidence, result: Compared) -> bool:
+    tensor = evidence.dump.find("reference", "activation", of_replay(result.name)) if evidence.is_narrow else None
+    return tensor is not None and tensor.shape == result.wanted.shape and result.wanted.size >= MANY
 
 
-def _finding(one: Compared, factor: float) -> Finding:
+def _finding(result: Compared, factor: float) -> Finding:
     sentence = f"the gradient is {number(factor)} times what its module's own input and output gradient make"
-    return SmallFactor().finding(one.name, tuple(sorted(one.reduced)), sentence, claimed=claimed_text(one))
+    return SmallFactor().finding(result.name, tuple(sorted(result.reduced)), sentence, claimed=claimed_text(result))
 
 
-def measured(evidence: Evidence, one: Compared) -> tuple[float, float, float]:
+def measured(evidence: Evidence, result: Compared) -> tuple[float, float, float]:
     """Return a gradient's factor to what its module's activations make, its standard error, and what it leaves."""
-    name = of_replay(one.name)
+    name = of_replay(result.name)
     tensor = evidence.dump.find("reference", "activation", name)
     assert tensor is not None
     whole = evidence.dump.values(tensor.first, name)
-    due = np.concatenate([one.part(whole, rank).ravel() for rank in one.reduced])
-    got = np.concatenate([values.ravel() for values in one.reduced.values()])
+    due = np.concatenate([result.part(whole, rank).ravel() for rank in result.reduced])
+    got = np.concatenate([values.ravel() for values in result.reduced.values()])
     square, factor = float(np.sum(due * due)), factor_of(got, due)
     if factor is None:
         return 1.0, 0.0, 0.0

@@ -56,9 +56,11 @@ def _why(clipped: Multiplied) -> str:
     )
 
 
-def _is_clipped(one: Compared, factor: float) -> bool:
+def _is_clipped(result: Compared, factor: float) -> bool:
     """Whether a logged value is the norm of clipped gradients, or another number that is off by their factor."""
-    return one.role == "scalar" and all(one.near(values, factor * one.wanted) for values in one.reduced.values())
+    return result.role == "scalar" and all(
+        result.near(values, factor * result.wanted) for values in result.reduced.values()
+    )
 
 
 def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:

@@ -77,10 +77,10 @@ def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:
     return known.pop() if len(known) == 1 else None
 
 
-def splits(one: Compared, axis: str) -> bool:
+def splits(result: Compared, axis: str) -> bool:
     """Whether ranks along an axis hold different parts of a tensor."""
-    groups = one.mesh.groups(axis) if axis in one.mesh.axes else []
-    return any(len({one.regions[rank] for rank in group if rank in one.regions}) > 1 for group in groups)
+    groups = result.mesh.groups(axis) if axis in result.mesh.axes else []
+    return any(len({result.regions[rank] for rank in group if rank in result.regions}) > 1 for group in groups)
 
 
 def cause_of_axes(ratio: Fraction, found: Sequence[Over], *, of_all: bool, or_else: Cause | None = None) -> Cause:
