@@ -83,9 +83,9 @@ def _given_out_of_order(first: Divergence) -> Finding | None:
     return JoinedOutOfOrder().finding(call.module, ranks, sentence)
 
 
-def _beside_a_vector(evidence: Evidence, one: Compared) -> Finding | None:
-    reason = check_sum_beside_a_vector(evidence, one) if one.role == "output" and one.wanted.ndim else None
-    return reason.finding(one, f"the output is not {one.whose}") if reason is not None else None
+def _beside_a_vector(evidence: Evidence, result: Compared) -> Finding | None:
+    reason = check_sum_beside_a_vector(evidence, result) if result.role == "output" and result.wanted.ndim else None
+    return reason.finding(result, f"the output is not {result.whose}") if reason is not None else None
 
 
 def compared_at(evidence: Evidence, calls: Calls, found: Divergence) -> Iterator[Compared]:

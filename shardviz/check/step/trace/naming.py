@@ -137,8 +137,8 @@ def _of_weights(first: Divergence, found: Sequence[Found]) -> Finding | None:
     return times_in_backward(first.module, ratio, "").finding(one.name, one.wrong, summary)
 
 
-def _is_weight_of(first: Divergence, one: Compared) -> bool:
-    return one.role == "grad" and one.name.rpartition(".")[0] == first.module
+def _is_weight_of(first: Divergence, result: Compared) -> bool:
+    return result.role == "grad" and result.name.rpartition(".")[0] == first.module
 
 
 def where(first: Divergence) -> str:
