@@ -271,11 +271,11 @@ class Compared:
         return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
 
 
-def ranks_by_part(one: Compared) -> list[tuple[int, ...]]:
+def ranks_by_part(result: Compared) -> list[tuple[int, ...]]:
     """Return the ranks that hold the same part of a tensor, a group a part."""
     groups: dict[object, list[int]] = {}
-    for rank in sorted(one.reduced):
-        groups.setdefault(one.regions[rank], []).append(rank)
+    for rank in sorted(result.reduced):
+        groups.setdefault(result.regions[rank], []).append(rank)
     return [tuple(ranks) for ranks in groups.values()]
 
 

@@ -140,25 +140,25 @@ def _has_reference(dump: Dump, role: str, name: str) -> bool:
     return role in ("param", "buffer", "activation", "optim") or dump.find("reference", role, name) is not None
 
 
-def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
+def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChecked]:
     """Yield what is said of a result by the first rule that explains it; nothing if it is right."""
-    if why := why_unplaced(evidence, one):
-        yield NotChecked(one.name, why, "step")
-    elif shape := check_result_shape(one):
-        yield with_parts_joined(evidence, one, shape)
-    elif why := of_another_stage(evidence, one):
-        yield NotChecked(one.name, why, "step")
-    elif one.incomparable:
-        yield NotChecked(one.name, f"its {one.role}: {one.incomparable}", "step")
-    elif one.wrong:
-        part = evidence.parts.part_with(one) if one.role == "grad" else None
-        scaled = check_scale(one, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, one))
-        found = _by_role(evidence, one) or scaled or check_terms(evidence, one)
-        named = with_reason(evidence, one, found)
-        is_first = one.role == "output" or (
-            evidence.outputs_are_right and (one.role != "grad" or _has_right_loss(evidence))
+    if why := why_unplaced(evidence, result):
+        yield NotChecked(result.name, why, "step")
+    elif shape := check_result_shape(result):
+        yield with_parts_joined(evidence, result, shape)
+    elif why := of_another_stage(evidence, result):
+        yield NotChecked(result.name, why, "step")
+    elif result.incomparable:
+        yield NotChecked(result.name, f"its {result.role}: {result.incomparable}", "step")
+    elif result.wrong:
+        part = evidence.parts.part_with(result) if result.role == "grad" else None
+        scaled = check_scale(result, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, result))
+        found = _by_role(evidence, result) or scaled or check_terms(evidence, result)
+        named = with_reason(evidence, result, found)
+        is_first = result.role == "output" or (
+            evidence.outputs_are_right and (result.role != "grad" or _has_right_loss(evidence))
         )
-        yield (check_related(one) if named.generic and is_first else None) or named
+        yield (check_related(result) if named.generic and is_first else None) or named
 
 
 def _has_right_loss(evidence: Evidence) -> bool:
@@ -167,11 +167,11 @@ def _has_right_loss(evidence: Evidence) -> bool:
     return all(not one.incomparable and not one.wrong for one in losses)
 
 
-def _by_role(evidence: Evidence, one: Compared) -> Finding | None:
+def _by_role(evidence: Evidence, result: Compared) -> Finding | None:
     """Return what rules of its role say of a wrong result."""
-    if one.role == "scalar":
-        return check_scalar(one) or check_norm(evidence, one) or check_function(evidence, one)
-    tied = check_tied(evidence, one) if one.role == "grad" else None
-    other = check_other_layers(evidence, one) if one.role == "grad" else None
-    lost = check_zero_slices(one) if one.role == "grad" else None
-    return tied or other or check_unreduced(one, batch_axes(evidence.dump)) or check_order(one) or lost
+    if result.role == "scalar":
+        return check_scalar(result) or check_norm(evidence, result) or check_function(evidence, result)
+    tied = check_tied(evidence, result) if result.role == "grad" else None
+    other = check_other_layers(evidence, result) if result.role == "grad" else None
+    lost = check_zero_slices(result) if result.role == "grad" else None
+    return tied or other or check_unreduced(result, batch_axes(evidence.dump)) or check_order(result) or lost
