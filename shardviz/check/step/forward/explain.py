@@ -34,18 +34,18 @@ RULES = (
 )
 
 
-def with_reason(evidence: Evidence, result: Compared, found: Finding) -> Finding:
+def with_reason(evidence: Evidence, result: Compared, finding: Finding) -> Finding:
     """Return the finding of an output that no other rule explains, with the first reason that its step bears out."""
-    if result.role != "output" or not found.generic:
-        return found
+    if result.role != "output" or not finding.generic:
+        return finding
     reason = next((reason for rule in RULES if (reason := rule(evidence, result)) is not None), None)
-    return reason.of(found) if reason is not None else found
+    return reason.of(finding) if reason is not None else finding
 
 
-def with_parts_joined(evidence: Evidence, result: Compared, found: Finding) -> Finding:
+def with_parts_joined(evidence: Evidence, result: Compared, finding: Finding) -> Finding:
     """Return the finding of an output of another shape, with what its parts are or add up to."""
     reason = check_label_of_output(result) or check_joined(evidence, result)
-    return replace(reason.of(found), claimed=found.claimed) if reason is not None else found
+    return replace(reason.of(finding), claimed=finding.claimed) if reason is not None else finding
 
 
 def check_label_of_output(result: Compared) -> Reason | None:

@@ -29,10 +29,10 @@ MAX_LISTED = 4
 def check_repeated(evidence: Evidence, result: Compared) -> Reason | None:
     """Return the reason if all slices of the output are the unsharded model's, and some stand there several times."""
     rank = result.wrong[0]
-    found = places_of(result.reduced[rank], result.wanted, result.tolerance)
-    if found is None or np.any(found[1] < 0):
+    location = places_of(result.reduced[rank], result.wanted, result.tolerance)
+    if location is None or np.any(location[1] < 0):
         return None
-    dim, places = found
+    dim, places = location
     distinct = len(set(places.tolist()))
     times, rest = divmod(len(places), distinct)
     if times < 2 or rest or not np.array_equal(places, np.tile(places[:distinct], times)):

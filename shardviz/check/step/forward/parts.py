@@ -165,12 +165,12 @@ def _of_experts(name: str, tensor: Tensor, mesh: Mesh, axis: str, rows: Rows) ->
     in_turn, in_chunks = _in_turn(parts), np.array_equal(np.concatenate(parts), np.arange(count))
     if count % size or not (in_turn or in_chunks):
         return None
-    own = count // size
-    alike = {expert for expert in range(count) if expert % size * own + expert // size == expert}
+    per_rank = count // size
+    alike = {expert for expert in range(count) if expert % size * per_rank + expert // size == expert}
     if not right or right != alike & seen:
         return None
     return Reason(
-        ExpertsSentElsewhere(name, axis, size, own, in_turn),
+        ExpertsSentElsewhere(name, axis, size, per_rank, in_turn),
         f"right are the rows of experts {listed(sorted(right), MAX_LISTED)} alone, which have one place in both "
         f"orders; {_shown(parts)} of {name} along {axis}",
         tensor=name,

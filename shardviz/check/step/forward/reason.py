@@ -29,14 +29,14 @@ class Reason:
     claimed: str = ""
     held: str = ""
 
-    def of(self, found: Finding) -> Finding:
+    def of(self, finding: Finding) -> Finding:
         """Return the finding of a wrong output with this reason."""
         named = replace(
-            found,
+            finding,
             kind=self.explanation.kinds[0],
-            tensor=self.tensor or found.tensor,
-            details=(*found.details, self.clause),
-            claimed=self.claimed or ("" if self.tensor else found.claimed),
+            tensor=self.tensor or finding.tensor,
+            details=(*finding.details, self.clause),
+            claimed=self.claimed or ("" if self.tensor else finding.claimed),
             held=self.held,
             generic=False,
         )

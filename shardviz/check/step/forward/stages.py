@@ -98,11 +98,11 @@ class Pipeline:
 def check_stages(evidence: Evidence, result: Compared) -> Reason | None:
     """Return the reason if a pipeline's layers are not on its stages in order, each on one."""
     for pipeline in _pipelines(evidence.dump, result):
-        found = _lost(pipeline) or _twice(pipeline, evidence) or _out_of_order(pipeline, evidence)
-        if found is None and pipeline.has_several:
-            found = _handed_on(pipeline, evidence)
-        if found is not None:
-            return found
+        reason = _lost(pipeline) or _twice(pipeline, evidence) or _out_of_order(pipeline, evidence)
+        if reason is None and pipeline.has_several:
+            reason = _handed_on(pipeline, evidence)
+        if reason is not None:
+            return reason
     return None
 
 
@@ -240,12 +240,12 @@ def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
 
 def _enters_odd(pipeline: Pipeline, evidence: Evidence) -> bool:
     """Whether the first wrong layer of every rank that has one follows a layer that another rank has."""
-    state = {name: one.state for name, one in evidence.activations.by_name.items()}
+    state = {name: activation.state for name, activation in evidence.activations.by_name.items()}
     within = False
-    for own in pipeline.layers.values():
-        ran = sorted(layer for layer in own if f"{pipeline.prefix}{layer}" in state)
+    for layers in pipeline.layers.values():
+        ran = sorted(layer for layer in layers if f"{pipeline.prefix}{layer}" in state)
         odd = [layer for layer in ran if state[f"{pipeline.prefix}{layer}"] in ("odd", "repeated")]
-        if odd and (odd[0] == 0 or odd[0] - 1 in own):
+        if odd and (odd[0] == 0 or odd[0] - 1 in layers):
             return False
         within |= bool(odd) and odd[0] != ran[0]
     return within

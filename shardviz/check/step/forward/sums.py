@@ -52,10 +52,10 @@ def check_joined(evidence: Evidence, result: Compared) -> Reason | None:
     whole = next(iter(result.values.values()))
     if result.role != "output" or whole.ndim != result.wanted.ndim or not np.all(np.isfinite(result.wanted)):
         return None
-    for dim, (own, due) in enumerate(zip(whole.shape, result.wanted.shape, strict=True)):
+    for dim, (length, due) in enumerate(zip(whole.shape, result.wanted.shape, strict=True)):
         for axis in result.mesh.axes:
             size = result.mesh.axis_size(axis)
-            if size > 1 and own == due * size:
+            if size > 1 and length == due * size:
                 for name, vector in [("", np.zeros(())), *_vectors(evidence, result.wanted.shape[-1:])]:
                     if all(_adds_up(result, values, dim, size, vector) for values in result.values.values()):
                         return _put_side_by_side(dim, axis, size, name)
