@@ -107,16 +107,21 @@ def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) 
     return ways[0]
 
 
-def _in_order_of(one: Way, parts: Mapping[int, Weight]) -> Way | None:
+def _in_order_of(way: Way, parts: Mapping[int, Weight]) -> Way | None:
     """Return a weight with its rows as a rank has them that has all of them: ranks may be given heads of each part."""
-    whole = one.weight.values
+    whole = way.weight.values
     for part in parts.values():
-        own = part.values
-        if whole is None or own is None or own.shape != whole.shape or not (whole.is_whole and own.is_whole):
+        copy = part.values
+        if whole is None or copy is None or copy.shape != whole.shape or not (whole.is_whole and copy.is_whole):
             continue
-        found = places_of(own.values, whole.values, _allowed(whole, own))
-        if found is not None and found[0] == 0 and len(set(found[1].tolist())) == len(found[1]) and found[1].min() >= 0:
-            return Way(one.placements, replace(one.weight, values=whole.reordered(found[1])), found[1])
+        location = places_of(copy.values, whole.values, _allowed(whole, copy))
+        if (
+            location is not None
+            and location[0] == 0
+            and len(set(location[1].tolist())) == len(location[1])
+            and location[1].min() >= 0
+        ):
+            return Way(way.placements, replace(way.weight, values=whole.reordered(location[1])), location[1])
     return None
 
 
@@ -132,10 +137,10 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
     for rank, part in parts.items():
         if whole.values is None or part.values is None or not (whole.values.is_whole and part.values.is_whole):
             return None
-        found = places_of(part.values.values, whole.values.values, _allowed(whole.values, part.values))
-        if found is None or np.any(found[1] < 0) or np.any(np.diff(found[1]) <= 0):
+        location = places_of(part.values.values, whole.values.values, _allowed(whole.values, part.values))
+        if location is None or np.any(location[1] < 0) or np.any(np.diff(location[1]) <= 0):
             return None  # slices that a rank has in another order are in no region
-        dim, at = found
+        dim, at = location
         spans = merged((row, row + 1) for row in at.tolist())
         around = Region.whole(whole.shape).dims
         regions[rank] = Region((*around[:dim], spans, *around[dim + 1 :]))
@@ -184,12 +189,12 @@ def _apart_as_laid_out(whole: Weight, part: Weight, belonging: Belonging | None,
     """Return how far a rank's part is off where it is claimed, or was found, to belong."""
     assert whole.values is not None
     assert part.values is not None
-    own = part.layout
-    if own is None:
+    layout = part.layout
+    if layout is None:
         region = belonging.regions[rank] if belonging is not None else Region.whole(whole.values.shape)
         return _apart(whole.values, part.values, region)
-    region = own.region(own.mesh.coord_of(rank))
-    return _apart(_flat(whole.values) if own.flat else whole.values, part.values, region)
+    region = layout.region(layout.mesh.coord_of(rank))
+    return _apart(_flat(whole.values) if layout.flat else whole.values, part.values, region)
 
 
 def _flat(whole: Kept) -> Kept:
@@ -218,11 +223,11 @@ def _allowed(whole: Kept, part: Kept) -> float:
 
 def by_name(ranks: Mapping[int, OfRank], role: str) -> dict[str, dict[int, Weight]]:
     """Return what ranks have of weights, or of their gradients, by name."""
-    found: dict[str, dict[int, Weight]] = {}
+    parts: dict[str, dict[int, Weight]] = {}
     for rank, own in ranks.items():
         for name, weight in own.weights(role):
-            found.setdefault(name, {})[rank] = weight
-    return found
+            parts.setdefault(name, {})[rank] = weight
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +269,13 @@ def rows_of(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) ->
     return Rows(np.array(every, np.int64))
 
 
-def _is_split(given: list[Kept], own: list[Kept], mesh: Mesh, rank: int) -> bool:
-    return len(given) == len(own) and all(
+def _is_split(given: list[Kept], batch: list[Kept], mesh: Mesh, rank: int) -> bool:
+    return len(given) == len(batch) and all(
         any(
             _apart(whole, part, region) <= _near(whole, part)
             for _, region in placements_of(whole.shape, part.shape, mesh, rank)
         )
-        for whole, part in zip(given, own, strict=True)
+        for whole, part in zip(given, batch, strict=True)
     )
 
 
@@ -284,19 +289,19 @@ def _agree(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> 
         fits = [
             {
                 placements
-                for placements, region in placements_of(whole.shape, own[index].shape, mesh, rank)
-                if _apart(whole, own[index], region) <= _near(whole, own[index])
+                for placements, region in placements_of(whole.shape, batch[index].shape, mesh, rank)
+                if _apart(whole, batch[index], region) <= _near(whole, batch[index])
             }
-            for rank, own in batches.items()
+            for rank, batch in batches.items()
         ]
         if not set.intersection(*fits):
             return False
     return True
 
 
-def _rows(given: list[Kept], own: list[Kept]) -> NDArray[np.int64] | None:
+def _rows(given: list[Kept], batch: list[Kept]) -> NDArray[np.int64] | None:
     """Return which rows of the whole batch a rank was given; None if one of them is in no place of it."""
-    whole, part = given[0], own[0]
+    whole, part = given[0], batch[0]
     if not (whole.is_whole and part.is_whole) or whole.shape[1:] != part.shape[1:] or not part.shape:
         return None
     used: set[int] = set()
@@ -312,6 +317,6 @@ def _rows(given: list[Kept], own: list[Kept]) -> NDArray[np.int64] | None:
     return np.array(at, np.int64)
 
 
-def _other_rows(rank: int, whole: Kept, own: list[Kept]) -> str:
-    shapes = f"{list(own[0].shape)} and {list(whole.shape)}"
+def _other_rows(rank: int, whole: Kept, batch: list[Kept]) -> str:
+    shapes = f"{list(batch[0].shape)} and {list(whole.shape)}"
     return f"rank {rank} of it was given rows that are not in the other job's batch ({shapes})"
