@@ -145,10 +145,12 @@ def check_function(evidence: Evidence, result: Compared) -> Finding | None:
     is_small = all(abs(value) < MAX_LOSS for value in (wanted, *losses.values()))
     for name, function in FUNCTIONS.items() if axes and is_small else ():
         if result.near(result.wanted, np.array(function(wanted))):
-            own = {rank: np.array(function(value)) for rank, value in losses.items()}
+            by_rank = {rank: np.array(function(value)) for rank, value in losses.items()}
             for axis in axes:
-                own = result.over(axis, "avg", own)
-            if set(own) == set(result.reduced) and all(result.near(result.reduced[rank], own[rank]) for rank in own):
+                by_rank = result.over(axis, "avg", by_rank)
+            if set(by_rank) == set(result.reduced) and all(
+                result.near(result.reduced[rank], by_rank[rank]) for rank in by_rank
+            ):
                 return _of_mean(result, name, " and ".join(axes))
     return None
 

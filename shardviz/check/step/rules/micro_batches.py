@@ -43,20 +43,20 @@ DIGITS = 3
 MAX_LISTED = 8
 
 
-def of_micro_batches(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
+def of_micro_batches(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
     """Return the findings left of a step, and one for micro-batches that count wrongly."""
-    unexplained = [one for one, finding in found if one.role == "grad" and finding.generic]
-    weights = {one.name: of for one in unexplained if (of := _weights(evidence, one))}
+    unexplained = [result for result, finding in pairs if result.role == "grad" and finding.generic]
+    weights = {result.name: of for result in unexplained if (of := _weights(evidence, result))}
     distinct = set(weights.values())
-    has_output = any(one.role == "output" for one, _ in found)
+    has_output = any(result.role == "output" for result, _ in pairs)
     if len(distinct) != 1 or (has_output and not _repeated(min(distinct))):
-        return list(found), []
-    covered = [one for one in unexplained if one.name in weights or not _tells(evidence, one)]
-    left = [(one, finding) for one, finding in found if one not in covered]
+        return list(pairs), []
+    covered = [result for result in unexplained if result.name in weights or not _tells(evidence, result)]
+    left = [(result, finding) for result, finding in pairs if result not in covered]
     if has_output:  # what was run is another batch, and its outputs and loss are right for that one
-        left = [(one, finding) for one, finding in left if one.role == "grad" or not finding.generic]
-    weighted = [one for one in unexplained if one.name in weights]
-    ranks = {rank for one in weighted for rank in one.wrong}
+        left = [(result, finding) for result, finding in left if result.role == "grad" or not finding.generic]
+    weighted = [result for result in unexplained if result.name in weights]
+    ranks = {rank for result in weighted for rank in result.wrong}
     return left, [_finding(evidence, list(weights), min(distinct), tuple(sorted(ranks))).seen_in(*weighted)]
 
 
@@ -70,10 +70,10 @@ def _repeated(weights: Weights) -> tuple[int, ...]:
 
 def _parts(evidence: Evidence, result: Compared) -> list[NDArray[np.float64]]:
     """Return the unsharded model's gradient of each micro-batch."""
-    found: list[NDArray[np.float64]] = []
-    while part := evidence.dump.find("reference", "activation", of_micro_batch(result.name, len(found))):
-        found.append(evidence.dump.values(part.first, of_micro_batch(result.name, len(found))))
-    return found
+    gradients: list[NDArray[np.float64]] = []
+    while part := evidence.dump.find("reference", "activation", of_micro_batch(result.name, len(gradients))):
+        gradients.append(evidence.dump.values(part.first, of_micro_batch(result.name, len(gradients))))
+    return gradients
 
 
 def _tells(evidence: Evidence, result: Compared) -> bool:

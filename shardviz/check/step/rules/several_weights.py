@@ -65,12 +65,12 @@ class WrongGradients:
         if rank is None or (mean := _mean(result.reduced[rank])) is None:
             return []
         allowed = result.tolerance + EXACT * float(np.max(np.abs(result.reduced[rank]), initial=0.0))
-        found: set[int] = set()
+        indices: set[int] = set()
         for at in result.mesh.group_of(rank, axis):
             if at not in result.reduced:
                 means, numbers = self._by_place.get((at, result.reduced[rank].shape), ([], []))
-                found.update(numbers[bisect_left(means, mean - allowed) : bisect_right(means, mean + allowed)])
-        return [self.gradients[number] for number in sorted(found) if rank not in self.gradients[number].reduced]
+                indices.update(numbers[bisect_left(means, mean - allowed) : bisect_right(means, mean + allowed)])
+        return [self.gradients[number] for number in sorted(indices) if rank not in self.gradients[number].reduced]
 
     @cached_property
     def _by_place(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
@@ -171,11 +171,11 @@ def _summed_as_they_lie(result: Compared, others: list[Compared]) -> Finding | N
 
 def _shared(result: Compared, rank: int, other: Compared) -> bool:
     """Whether another rank has a rank's gradient for another part of the other name."""
-    own = result.reduced[rank]
-    return bool(np.any(own)) and any(
-        values.size == own.size
+    gradient = result.reduced[rank]
+    return bool(np.any(gradient)) and any(
+        values.size == gradient.size
         and other.regions[at] != result.regions[rank]
-        and result.near(own.ravel(), values.ravel())
+        and result.near(gradient.ravel(), values.ravel())
         for at, values in other.reduced.items()
         if at != rank
     )

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     Found = tuple[Compared, Finding]
 
 
-def of_all_gradients(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding | NotChecked]]:
+def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding | NotChecked]]:
     """Return the findings left of a step, and one for all gradients together in place of the others."""
     all_alike = multiplied(evidence)
     if all_alike is None:
-        return list(found), []
-    rest = [(one, finding) for one, finding in found if one.role != "grad"]
+        return list(pairs), []
+    rest = [(result, finding) for result, finding in pairs if result.role != "grad"]
     if not all_alike.clipped_to:
         return rest, [_finding(evidence, all_alike.gradients, all_alike.factor)]
     return [pair for pair in rest if not _is_clipped(pair[0], all_alike.factor)], [
@@ -65,12 +65,12 @@ def _is_clipped(result: Compared, factor: float) -> bool:
 
 def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
     ratio = ratio_near(factor, gradients[0].mesh.size, near_ratio(gradients[0].rounding.epsilon))
-    found = overs(gradients, ratio, batch_axes(evidence.dump)) if ratio else []
-    size = " or ".join(over.text for over in found)
+    axes = overs(gradients, ratio, batch_axes(evidence.dump)) if ratio else []
+    size = " or ".join(over.text for over in axes)
     exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
     cause = _cause(gradients, factor, exact)
-    if ratio and found:
-        cause = cause_of_axes(ratio, found, of_all=True, or_else=cause)
+    if ratio and axes:
+        cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
     elif is_in_loss:
         cause = ScaledForward()
     first = gradients[0]

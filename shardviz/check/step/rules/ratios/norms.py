@@ -37,11 +37,11 @@ def check_norm(evidence: Evidence, result: Compared) -> Finding | None:
     whole = np.array(total(gradient.wanted for gradient in gradients))
     if result.wanted.ndim or not gradients or not result.near(result.wanted, whole):
         return None
-    own = {rank: _square(gradients, rank) for rank in result.reduced}
+    squares = {rank: _square(gradients, rank) for rank in result.reduced}
     for axes in _sets(result.mesh.axes):
-        if _is(result, _over(result, axes, "sum", own), root=True):
+        if _is(result, _over(result, axes, "sum", squares), root=True):
             return _finding(result, gradients, axes)
-    norms = {rank: np.sqrt(square) for rank, square in own.items()}
+    norms = {rank: np.sqrt(square) for rank, square in squares.items()}
     for axes in _sets(result.mesh.axes)[1:]:
         for op, name in (("avg", "mean"), ("sum", "sum")):
             if _is(result, _over(result, axes, op, norms)):
@@ -56,18 +56,18 @@ def total(parts: Iterable[NDArray[np.float64]]) -> float:
 
 def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
     """Yield norms that are not the whole's but equal on all ranks, as sentences call them."""
-    ranks = sorted({rank for one in gradients for rank in one.reduced})
-    one = gradients[0]
-    own = {rank: _square(gradients, rank) for rank in ranks}
-    roots = {rank: np.sqrt(square) for rank, square in own.items()}
-    for axes in _sets(one.mesh.axes)[1:]:
+    ranks = sorted({rank for gradient in gradients for rank in gradient.reduced})
+    first = gradients[0]
+    squares = {rank: _square(gradients, rank) for rank in ranks}
+    roots = {rank: np.sqrt(square) for rank, square in squares.items()}
+    for axes in _sets(first.mesh.axes)[1:]:
         over = " and ".join(axes)
-        ways = (("avg", "mean", roots), ("sum", "sum", roots), ("sum", "root of the sum of squares", own))
+        ways = (("avg", "mean", roots), ("sum", "sum", roots), ("sum", "root of the sum of squares", squares))
         for op, name, values in ways:
-            found = [float(value) for value in _over(one, axes, op, values).values()]
-            found = [math.sqrt(value) for value in found] if values is own else found
-            if found and max(found) - min(found) <= EXACT * max(found):
-                yield f"the {name} over {over} of each rank's own", found[0]
+            norms = [float(value) for value in _over(first, axes, op, values).values()]
+            norms = [math.sqrt(value) for value in norms] if values is squares else norms
+            if norms and max(norms) - min(norms) <= EXACT * max(norms):
+                yield f"the {name} over {over} of each rank's own", norms[0]
 
 
 def _over(result: Compared, axes: tuple[str, ...], op: str, values: Values) -> Values:

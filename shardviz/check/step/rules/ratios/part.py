@@ -59,15 +59,15 @@ class Part:
 
     def _traits(self) -> Iterator[tuple[str, Callable[[Compared], bool]]]:
         if inside := _module_of(self.have):
-            yield f"all those of {inside}", lambda one: one.name.startswith(f"{inside}.")
+            yield f"all those of {inside}", lambda result: result.name.startswith(f"{inside}.")
         last = self.have[0].name.rpartition(".")[2]
-        yield f"all those named {last}", lambda one: one.name.rpartition(".")[2] == last
+        yield f"all those named {last}", lambda result: result.name.rpartition(".")[2] == last
         for axis in self.have[0].mesh.axes:
-            split = {one.name for one in (*self.have, *self.others) if splits(one, axis)}
+            split = {result.name for result in (*self.have, *self.others) if splits(result, axis)}
             yield f"all that {axis} splits", partial(_is_among, split)
             yield f"all that are whole along {axis}", partial(_is_not_among, split)
-        yield "all plain tensors", lambda one: one.claimed is None
-        yield "all DTensors", lambda one: one.claimed is not None
+        yield "all plain tensors", lambda result: result.claimed is None
+        yield "all DTensors", lambda result: result.claimed is not None
 
 
 @dataclass(frozen=True)

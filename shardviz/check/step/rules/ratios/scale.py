@@ -64,13 +64,13 @@ def check_scale(
     ratio = ratio_to_wanted(result, result.reduced)
     if ratio is None or ratio == 1:
         return _by_numbers(result, part)
-    found = overs([result], ratio, batch)
-    size = " or ".join(over.text for over in found)
+    axes = overs([result], ratio, batch)
+    size = " or ".join(over.text for over in axes)
     of_all = part is not None and part.is_all
     cause = (
         _of_value(ratio, size, is_mean=is_mean)
         if result.role == "scalar"
-        else _of_shared(result, ratio) or _of_gradient(ratio, found, of_all=of_all)
+        else _of_shared(result, ratio) or _of_gradient(ratio, axes, of_all=of_all)
     )
     return cause.finding(
         result.name,
@@ -88,9 +88,9 @@ def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
     return DividedMean(axes, 1 / ratio) if is_mean else UnsummedValue(axes)
 
 
-def _of_gradient(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> Cause:
-    if found:
-        return cause_of_axes(ratio, found, of_all=of_all)
+def _of_gradient(ratio: Fraction, axes: Sequence[Over], *, of_all: bool) -> Cause:
+    if axes:
+        return cause_of_axes(ratio, axes, of_all=of_all)
     return SummedContributions(ratio, of_all) if ratio > 1 else LostContributions(ratio, 1 / ratio)
 
 
