@@ -61,17 +61,17 @@ def _goes_wrong(calls: Calls, call: Call) -> bool:
 
 def _descended(calls: Calls) -> Divergence | None:
     """Return the innermost call that goes wrong within the last one that does."""
-    found = next((call for call in reversed(calls.in_order) if _goes_wrong(calls, call)), None)
-    if found is None:
+    innermost = next((call for call in reversed(calls.in_order) if _goes_wrong(calls, call)), None)
+    if innermost is None:
         return None
-    while inner := _blamed(calls, calls.within(found)):
-        found = inner
-    if found.state(OUTPUT) == "pending":
-        around = list(calls.around(found))
-        pending = [found, *(outer for outer in around if outer.state(OUTPUT) == "pending")]
+    while inner := _blamed(calls, calls.within(innermost)):
+        innermost = inner
+    if innermost.state(OUTPUT) == "pending":
+        around = list(calls.around(innermost))
+        pending = [innermost, *(outer for outer in around if outer.state(OUTPUT) == "pending")]
         unsummed = next((place for outer in reversed(pending) if (place := _unsummed(calls, outer)) is not None), None)
-        return unsummed or _left_pending(calls, around[0] if around else found) or _within(calls, found)
-    return _left_pending(calls, found) or _within(calls, found)
+        return unsummed or _left_pending(calls, around[0] if around else innermost) or _within(calls, innermost)
+    return _left_pending(calls, innermost) or _within(calls, innermost)
 
 
 def _blamed(calls: Calls, inner: Sequence[Call]) -> Call | None:
