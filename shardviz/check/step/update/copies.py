@@ -56,16 +56,16 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         for name in tensor.names:
             before = dump.find("reference", "param", name)
             if before is not None:
-                one = laid_out(dump, tensor, name, dump.values(before.first, name), rounding)
-                idle = _not_stepped_by(dump, one)
-                if one.incomparable:
-                    yield NotChecked(name, f"its value after the optimizer's step: {one.incomparable}", "step")
-                elif idle and _is_meant_to_move(dump, one, idle):
-                    yield _left_out(one, idle) if _with_gradient(dump, one) else _not_written(one, idle)
-                elif one.copies_differ_along:
-                    yield with_copies(_differing(dump, one), dump, tensor)
-                elif len(idle) < len(one.values):  # else it is left alone on purpose
-                    seen.append(one)
+                result = laid_out(dump, tensor, name, dump.values(before.first, name), rounding)
+                idle = _not_stepped_by(dump, result)
+                if result.incomparable:
+                    yield NotChecked(name, f"its value after the optimizer's step: {result.incomparable}", "step")
+                elif idle and _is_meant_to_move(dump, result, idle):
+                    yield _left_out(result, idle) if _with_gradient(dump, result) else _not_written(result, idle)
+                elif result.copies_differ_along:
+                    yield with_copies(_differing(dump, result), dump, tensor)
+                elif len(idle) < len(result.values):  # else it is left alone on purpose
+                    seen.append(result)
     yield from _check_moved(dump, seen)
 
 
@@ -156,18 +156,18 @@ def _pairs(result: Compared) -> list[tuple[int, int, float]]:
 
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
     """Yield weights that are what they were, on ranks whose part of the gradient is not zero; in one where all are."""
-    found = [(one, still) for one in weights if (still := _still(dump, one))]
-    judged = [one for one in weights if _with_gradient(dump, one)]
-    whole = all(set(still) == set(_with_gradient(dump, one)) for one, still in found)
-    if found and whole and len(found) == len(judged) > 1:
-        text = f"the optimizer's step changed none of the {len(found)} weights, whose gradients are not zero"
-        ranks = tuple(sorted({rank for _, still in found for rank in still}))
+    unmoved_weights = [(result, still) for result in weights if (still := _still(dump, result))]
+    judged = [result for result in weights if _with_gradient(dump, result)]
+    whole = all(set(still) == set(_with_gradient(dump, result)) for result, still in unmoved_weights)
+    if unmoved_weights and whole and len(unmoved_weights) == len(judged) > 1:
+        text = f"the optimizer's step changed none of the {len(unmoved_weights)} weights, whose gradients are not zero"
+        ranks = tuple(sorted({rank for _, still in unmoved_weights for rank in still}))
         yield OptimizerOfOtherParameters().finding("", ranks, text)
         return
     is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
-    for one, still in found:
-        text = f"the optimizer's step did not change it{_where(one, still)}, though its gradient is not zero"
-        yield StepNotKept(is_sent).finding(one.name, still, text, claimed=claimed_text(one))
+    for result, still in unmoved_weights:
+        text = f"the optimizer's step did not change it{_where(result, still)}, though its gradient is not zero"
+        yield StepNotKept(is_sent).finding(result.name, still, text, claimed=claimed_text(result))
 
 
 def _still(dump: Dump, result: Compared) -> tuple[int, ...]:

@@ -76,10 +76,10 @@ def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]
     """Return that a step is scaled by the norm of a part where that of the whole is due, or by a norm of copies."""
     gradients = list(evidence.gradients.values())
     whole = total(gradient.wanted for gradient in gradients)
-    own = {rank: total(of.reduced[rank] for of in gradients if rank in of.reduced) for rank in factors}
+    norms = {rank: total(of.reduced[rank] for of in gradients if rank in of.reduced) for rank in factors}
     shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     steps = f"ranks step it by other multiples of the unsharded model's step: {shown}"
-    if all(own.values()) and all(is_equal(factor, whole / own[rank]) for rank, factor in factors.items()):
+    if all(norms.values()) and all(is_equal(factor, whole / norms[rank]) for rank, factor in factors.items()):
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     if not gradients or len(set(map(number, factors.values()))) == 1:
         return _by_norm_of_copies(gradients, factors)

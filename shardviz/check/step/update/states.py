@@ -57,13 +57,13 @@ def _are_multiples(result: Compared, parts: Mapping[int, NDArray[np.float64]]) -
 
 def _from_others(result: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
     """Return for each wrong rank the rank from whose part of the state it started; empty if one has none."""
-    found: dict[int, int] = {}
+    owners: dict[int, int] = {}
     for rank in result.wrong:
         owner = next((other for other in parts if _is_from(result, parts, rank, other)), None)
         if owner is None:
             return {}
-        found[rank] = owner
-    return found
+        owners[rank] = owner
+    return owners
 
 
 def _is_from(result: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, other: int) -> bool:

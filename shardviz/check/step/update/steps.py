@@ -41,20 +41,20 @@ def steps_of(dump: Dump, result: Compared) -> dict[int, tuple[NDArray[np.float64
     if before is None or after is None:
         return {}
     start, end = (dump.values(tensor.first, result.name) for tensor in (before, after))
-    found = {}
+    steps = {}
     for rank, values in result.reduced.items():
-        own = result.part(start, rank)
-        found[rank] = values - own, result.part(end, rank) - own
-    return found
+        initial = result.part(start, rank)
+        steps[rank] = values - initial, result.part(end, rank) - initial
+    return steps
 
 
 def factors_of(dump: Dump, result: Compared) -> dict[int, float]:
     """Return the number of unsharded steps that each rank's step is; empty if some rank's is not such a multiple."""
     steps = steps_of(dump, result)
-    found = {rank: factor_to(got, due) for rank, (got, due) in steps.items() if np.any(due)}
-    known = {rank: factor for rank, factor in found.items() if factor is not None}
+    factors = {rank: factor_to(got, due) for rank, (got, due) in steps.items() if np.any(due)}
+    known = {rank: factor for rank, factor in factors.items() if factor is not None}
     enough = sum(np.count_nonzero(due) for _, due in steps.values()) >= FEW
-    return known if enough and len(known) == len(found) else {}
+    return known if enough and len(known) == len(factors) else {}
 
 
 def factor_to(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
@@ -69,9 +69,9 @@ def is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return bool(np.max(np.abs(got - other), initial=0.0) <= EXPLAINED_UPDATE * size)
 
 
-def is_equal(one: float, other: float) -> bool:
+def is_equal(left: float, right: float) -> bool:
     """Whether two numbers are equal, as far as an update shows it."""
-    return math.isclose(one, other, rel_tol=EXPLAINED_UPDATE)
+    return math.isclose(left, right, rel_tol=EXPLAINED_UPDATE)
 
 
 def other_weights(dump: Dump, result: Compared) -> Iterator[Compared]:

@@ -78,12 +78,14 @@ def check_unsharded_update(
                     yield NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step")
             elif reference is not None and weight not in known:
                 wanted = dump.values(reference.first, name)
-                one = laid_out(dump, tensor, name, wanted, rounding)
-                found = list(_check(evidence, one, splitting))
-                yield from (result.seen_in(one) if isinstance(result, Finding) else result for result in found)
-                if not any(isinstance(result, NotChecked) for result in found):
-                    seen[Place("step", tensor.role, name)] = not found
-                known |= {weight} if found else set()
+                result = laid_out(dump, tensor, name, wanted, rounding)
+                findings = list(_check(evidence, result, splitting))
+                yield from (
+                    finding.seen_in(result) if isinstance(finding, Finding) else finding for finding in findings
+                )
+                if not any(isinstance(finding, NotChecked) for finding in findings):
+                    seen[Place("step", tensor.role, name)] = not findings
+                known |= {weight} if findings else set()
     yield from _not_kept(dump, known)
 
 
