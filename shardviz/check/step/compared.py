@@ -174,10 +174,10 @@ class Compared:
         allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(wanted))
         return _root(values - wanted) <= allowed
 
-    def near(self, one: NDArray[np.float64], other: NDArray[np.float64], scale: float = 1.0) -> bool:
+    def near(self, left: NDArray[np.float64], right: NDArray[np.float64], scale: float = 1.0) -> bool:
         """Whether two arrays are equal, rounding apart; NaN is near to nothing."""
         with np.errstate(invalid="ignore"):  # the difference of two infinities
-            return bool(np.all(np.abs(one - other) <= self.tolerance * max(1.0, scale)))
+            return bool(np.all(np.abs(left - right) <= self.tolerance * max(1.0, scale)))
 
     @cached_property
     def reduced(self) -> Mapping[int, NDArray[np.float64]]:
@@ -267,8 +267,8 @@ class Compared:
         alike = (pair for pair in pairs if self.regions[pair[0]] == self.regions[pair[1]])
         return [(low, high, farthest(held[low], held[high])) for low, high in alike]
 
-    def _equal(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-        return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
+    def _equal(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> bool:
+        return np.array_equal(left, right, equal_nan=True) or self.near(left, right)
 
 
 def ranks_by_part(result: Compared) -> list[tuple[int, ...]]:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
     """Yield what the sharded model raised where the unsharded one ran."""
-    found: dict[tuple[str, str], list[int]] = {}
+    ranks_by_error: dict[tuple[str, str], list[int]] = {}
     for rank, record in dump.files.ranks.items():
         for pair in record.raised:
-            found.setdefault(pair, []).append(rank)
-    for (what, error), ranks in found.items():
+            ranks_by_error.setdefault(pair, []).append(rank)
+    for (what, error), ranks in ranks_by_error.items():
         yield _cause_of(error).finding(
             "",
             tuple(ranks),
@@ -84,13 +84,13 @@ def _of_sizes(result: Compared, held: list[int], due: list[int]) -> Cause:
     if padding := _padding_of(result, held, due):
         return padding
     sizes = {axis: result.mesh.axis_size(axis) for axis in result.mesh.axes if result.mesh.axis_size(axis) > 1}
-    for dim, (own, wanted) in enumerate(zip(held, due, strict=False)):
-        larger = [axis for axis, size in sizes.items() if own == wanted * size and len(held) == len(due)]
-        smaller = [axis for axis, size in sizes.items() if own * size == wanted and len(held) == len(due)]
+    for dim, (length, wanted) in enumerate(zip(held, due, strict=False)):
+        larger = [axis for axis, size in sizes.items() if length == wanted * size and len(held) == len(due)]
+        smaller = [axis for axis, size in sizes.items() if length * size == wanted and len(held) == len(due)]
         if larger:
-            return CopiesSideBySide(dim, own, " or ".join(larger), sizes[larger[0]], wanted)
+            return CopiesSideBySide(dim, length, " or ".join(larger), sizes[larger[0]], wanted)
         if smaller:
-            return _of_parts(result, dim, smaller, own, wanted)
+            return _of_parts(result, dim, smaller, length, wanted)
     return DifferentOutput()
 
 
@@ -110,10 +110,10 @@ def _padding_of(result: Compared, held: list[int], due: list[int]) -> Cause | No
     return PaddingRead(dim, due[dim], held[dim], is_returned=True)
 
 
-def _of_parts(result: Compared, dim: int, axes: list[str], own: int, wanted: int) -> Cause:
+def _of_parts(result: Compared, dim: int, axes: list[str], length: int, wanted: int) -> Cause:
     """Return the cause of a result whose dim is as large as one part of it along some axis."""
     size = result.mesh.axis_size(axes[0])
     split = [axis for axis in axes if result.claimed is not None and axis in result.claimed.chains[dim]]
     if split:
-        return SplitTwice(dim, split[0], own, size, wanted)
-    return PartLabeledWhole(dim, own, " or ".join(axes), size, wanted)
+        return SplitTwice(dim, split[0], length, size, wanted)
+    return PartLabeledWhole(dim, length, " or ".join(axes), size, wanted)

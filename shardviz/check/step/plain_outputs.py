@@ -40,9 +40,9 @@ def laid_out_by_value(results: Sequence[Compared], dump: Dump | None = None) -> 
     return tuple(_by_value(one, loss, apart) if one.is_assumed else one for one in results)
 
 
-def _is_of_loss(one: CollectiveRecord) -> bool:
+def _is_of_loss(collective: CollectiveRecord) -> bool:
     """Whether a collective may be one of the loss function's: those of modules and of backward are not."""
-    return not one.module and not one.backward
+    return not collective.module and not collective.backward
 
 
 def _by_value(result: Compared, loss: Compared, apart: set[str]) -> Compared:

@@ -83,26 +83,30 @@ def check_step(
     yield from check_masks(dump)
     yield from check_small_factor(evidence)
     yield from check_narrow_sums(evidence)
-    yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
-    yield from _within_eight_bits([one for one in evidence.results if one.role == "output"])
-    results = [(one, _seen_in(one, result)) for one in evidence.results for result in explained(evidence, one)]
-    not_compared = {id(one) for one, result in results if isinstance(result, NotChecked)}
-    for one in evidence.results:
-        if id(one) not in not_compared:
-            seen[Place("step", one.role, one.name)] = one.is_told_right
-    yield from (result for _, result in results if isinstance(result, NotChecked))
-    found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
-    found, of_parts = of_micro_batches(evidence, found)
-    found, of_terms = of_loss_terms(evidence, found)
-    yield from (*said, *of_parts, *of_terms)
-    absent, found = with_cut(evidence, absent, placed(evidence, found))
+    yield from _lost_in_rounding([result for result in evidence.results if result.role == "grad"])
+    yield from _within_eight_bits([result for result in evidence.results if result.role == "output"])
+    results = [
+        (result, _seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
+    ]
+    not_compared = {id(result) for result, finding in results if isinstance(finding, NotChecked)}
+    for result in evidence.results:
+        if id(result) not in not_compared:
+            seen[Place("step", result.role, result.name)] = result.is_told_right
+    yield from (finding for _, finding in results if isinstance(finding, NotChecked))
+    pairs, of_all = of_all_gradients(
+        evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
+    )
+    pairs, of_parts = of_micro_batches(evidence, pairs)
+    pairs, of_terms = of_loss_terms(evidence, pairs)
+    yield from (*of_all, *of_parts, *of_terms)
+    absent, pairs = with_cut(evidence, absent, placed(evidence, pairs))
     yield from absent
-    yield from without_consequences(found)
+    yield from without_consequences(pairs)
 
 
-def _seen_in(one: Compared, result: Finding | NotChecked) -> Finding | NotChecked:
+def _seen_in(result: Compared, finding: Finding | NotChecked) -> Finding | NotChecked:
     """Give a finding the result that it is about, unless its rule knows more of it."""
-    return result.seen_in(one) if isinstance(result, Finding) and not result.pairs else result
+    return finding.seen_in(result) if isinstance(finding, Finding) and not finding.pairs else finding
 
 
 def _not_logged(dump: Dump) -> Iterator[NotChecked]:
@@ -127,13 +131,13 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
 def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
     """Say of outputs that differ, and not by more than rounding to eight bits allows, that a scale may be wrong."""
     coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
-    for one in outputs:
-        dtype = coarse.get(one.rounding.epsilon)
-        if dtype is not None and not one.incomparable and not one.wrong:
-            far = max(farthest(values, one.wanted_of(rank)) for rank, values in one.reduced.items())
-            if far > SINGLE * float(np.max(np.abs(one.wanted), initial=0.0)):
-                why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(one.tolerance)}"
-                yield NotChecked(one.name, f"the {one.role}: {why}: a wrong scale may be within that", "step")
+    for result in outputs:
+        dtype = coarse.get(result.rounding.epsilon)
+        if dtype is not None and not result.incomparable and not result.wrong:
+            far = max(farthest(values, result.wanted_of(rank)) for rank, values in result.reduced.items())
+            if far > SINGLE * float(np.max(np.abs(result.wanted), initial=0.0)):
+                why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(result.tolerance)}"
+                yield NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")
 
 
 def _has_reference(dump: Dump, role: str, name: str) -> bool:

@@ -129,19 +129,19 @@ def _are_equal(mesh: Mesh, row: Row, axis: str, *, again: bool = False) -> bool:
     return alike and all(_bits(group[0]) >= LEAST_BITS for group in groups)
 
 
-def _bits(one: MaskRecord) -> float:
+def _bits(mask: MaskRecord) -> float:
     """Return how unlikely it is that another mask drawn like this one is equal, as a power of 2."""
-    kept = one.num_kept / one.size
-    return -one.size * math.log2(kept**2 + (1 - kept) ** 2)
+    kept = mask.num_kept / mask.size
+    return -mask.size * math.log2(kept**2 + (1 - kept) ** 2)
 
 
 def _of_masks(dump: Dump, num_equal: int, count: int, seeded: list[tuple[Row, str]]) -> Finding:
     along = " and ".join(dict.fromkeys(axis for _, axis in seeded))
-    one = next(iter(seeded[0][0].values()))
+    mask = next(iter(seeded[0][0].values()))
     return IdenticalMasks(along).finding(
         "",
         tuple(dump.files.ranks),
         f"ranks along {along} drop the same elements of different parts of an activation, in {num_equal} of {count} "
-        f"dropout masks: {one.size - one.num_kept:,} of {one.size:,} elements on every rank",
+        f"dropout masks: {mask.size - mask.num_kept:,} of {mask.size:,} elements on every rank",
         held=f"equal masks along {along}",
     )
