@@ -44,7 +44,7 @@ STACK = 3
 
 
 def check_parts(evidence: Evidence, result: Compared) -> Reason | None:
-    """Return the reason if parts of a plain weight fall or start again along an axis where others rise."""
+    """Return the reason if parts of a plain weight fall or start again along an axis along which others rise."""
     cut = list(_cut(evidence, result.mesh))
     for name, tensor, axis, dim in cut:
         others = [_along(other, result.mesh, along, at) for _, other, along, at in cut if along == axis]

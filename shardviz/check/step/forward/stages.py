@@ -56,7 +56,7 @@ class Pipeline:
 
     @cached_property
     def stages(self) -> Mapping[int, list[int]]:
-        """The numbers of the stages that ran on every coordinate; the coordinate itself where nothing says so."""
+        """The numbers of the stages that ran on every coordinate; the coordinate itself if nothing says so."""
         ran: dict[int, set[int]] = {coord: set() for coord in self.layers}
         for rank, record in self.dump.files.ranks.items():
             ran[_coord(self.mesh, rank, self.axis)] |= {one.stage for one in record.schedule}
@@ -209,7 +209,7 @@ def _begins_there(pipeline: Pipeline, evidence: Evidence) -> bool:
 
 
 def _order_in_words(pipeline: Pipeline) -> str:
-    """Say how the layers run through the stages, where each rank has one."""
+    """Say how the layers run through the stages if each rank has one."""
     by_layer = [coord for layer in range(pipeline.size) for coord in pipeline.coords_of(layer)]
     count = len(pipeline.layers)
     if len(by_layer) > count and by_layer == [layer % count for layer in range(len(by_layer))]:
