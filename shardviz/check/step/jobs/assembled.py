@@ -179,7 +179,7 @@ class Weights:
     """The weights of both jobs.
 
     Attributes:
-        params: Those of the job that the other is laid beside, whole.
+        params: Those of the job that the other is compared with, whole.
         grads: Their gradients.
         belongings: Where those of the other job's belong that claim nothing.
     """
@@ -190,7 +190,7 @@ class Weights:
 
 
 def assembled(job: JobTrace, judging: Judging, weights: Weights) -> tuple[Dump, tuple[str, ...]]:
-    """Return a dump of a job beside another, and the gradients that are not there whole.
+    """Return a dump that compares a job with another, and the gradients that are not there whole.
 
     Args:
         job: The job.

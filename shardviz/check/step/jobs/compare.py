@@ -51,7 +51,7 @@ BAD = ("odd", "repeated", "cut", "none")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One job laid beside the other.
+    """One job compared with the other.
 
     Attributes:
         difference: How it differs.
@@ -99,7 +99,7 @@ def _not_compared(why: str) -> StepDifference:
 
 
 def _of_two_large(first: WholeJob, second: WholeJob) -> StepDifference:
-    """Lay either job beside the other: what one does wrong is seen from the one that does it right."""
+    """Compare each job with the other: what one does wrong is seen from the one that does it right."""
     if first.is_pipeline and second.is_pipeline:
         return _not_compared(TWO_PIPELINES)
     if first.is_pipeline or second.is_pipeline:
@@ -111,10 +111,10 @@ def _of_two_large(first: WholeJob, second: WholeJob) -> StepDifference:
 
 
 def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
-    """Lay a job beside another.
+    """Compare a job with another.
 
     Args:
-        reference: The other: what its ranks have together.
+        reference: The job compared with: what its ranks have together.
         job: The job that is looked at, rank by rank.
     """
     params, grads = reference.weights(job.job.ranks, job.mesh)
@@ -173,7 +173,7 @@ def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None
 def _reordered(
     point: Point, place: Place, ranks: Mapping[int, Mapping[Place, Point]], order: NDArray[np.int64]
 ) -> Point:
-    """Return a point with its rows as the ranks have them, where they share its rows."""
+    """Return a point with its rows as the ranks have them, if they share its rows."""
     whole = point.values
     parts = [own[place].values for own in ranks.values() if place in own]
     is_shared = any(part is not None and whole is not None and part.shape[:1] < whole.shape[:1] for part in parts)

@@ -91,7 +91,7 @@ def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belong
 
 
 def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
-    """Return the way to put a plain weight together that makes it the other job's; the first where none does.
+    """Return the way to put a plain weight together that makes it the other job's; the first way if none does.
 
     Args:
         ways: Every way to put it together.
@@ -108,20 +108,16 @@ def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) 
 
 
 def _in_order_of(way: Way, parts: Mapping[int, Weight]) -> Way | None:
-    """Return a weight with its rows as a rank has them that has all of them: ranks may be given heads of each part."""
+    """Return a weight with its rows in the order of a rank that has them all: ranks may be given heads of each part."""
     whole = way.weight.values
     for part in parts.values():
         copy = part.values
         if whole is None or copy is None or copy.shape != whole.shape or not (whole.is_whole and copy.is_whole):
             continue
         location = places_of(copy.values, whole.values, _allowed(whole, copy))
-        if (
-            location is not None
-            and location[0] == 0
-            and len(set(location[1].tolist())) == len(location[1])
-            and location[1].min() >= 0
-        ):
-            return Way(way.placements, replace(way.weight, values=whole.reordered(location[1])), location[1])
+        dim, rows = location if location is not None else (None, None)
+        if dim == 0 and rows is not None and len(set(rows.tolist())) == len(rows) and rows.min() >= 0:
+            return Way(way.placements, replace(way.weight, values=whole.reordered(rows)), rows)
     return None
 
 
@@ -180,7 +176,7 @@ def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Bel
 
 
 def _is_permuted(whole: Kept, parts: Iterable[Weight]) -> bool:
-    """Whether every rank has a weight's numbers and no others; a few ranks may where a seed drew them later."""
+    """Whether every rank has a weight's numbers and no others; a few ranks may if a seed drew them later."""
     kept = [part.values.values for part in parts if part.values is not None]
     return all(np.isin(one, whole.values).all() for one in kept) and any(one.size and np.ptp(one) > 0 for one in kept)
 
@@ -198,7 +194,7 @@ def _apart_as_laid_out(whole: Weight, part: Weight, belonging: Belonging | None,
 
 
 def _flat(whole: Kept) -> Kept:
-    """Return a tensor flattened, as FSDP1 has it; as it is where only a sample of it was kept."""
+    """Return a tensor flattened, as FSDP1 has it; as it is if only a sample of it was kept."""
     if not whole.is_whole:
         return whole
     flat = whole.values.ravel()
@@ -217,7 +213,7 @@ def _apart(whole: Kept, part: Kept, region: Region) -> float:
 
 
 def _allowed(whole: Kept, part: Kept) -> float:
-    """Return how far equal weights may be apart: by a rounding where their dtypes differ, else not at all."""
+    """Return how far equal weights may differ: by a rounding if their dtypes differ, else 0."""
     return 0.0 if whole.dtype == part.dtype else max(whole.tolerance, part.tolerance)
 
 

@@ -38,7 +38,7 @@ class Point:
     """What a rank has at a place.
 
     Attributes:
-        values: What was kept; None for a gradient that did not come, or where too much was kept before it.
+        values: What was kept; None for a gradient that did not come, or if too much was kept before it.
         needs_grad: Whether a gradient can flow back to the tensor.
         tensor: A number that points of one tensor share.
         order: When the call ended.

@@ -26,7 +26,7 @@ Choice = tuple["Placements", "Point"]
 
 @dataclass(frozen=True)
 class WholeJob:
-    """A job that another one is laid beside.
+    """A job that another one is compared with.
 
     Attributes:
         job: Its trace.
@@ -104,7 +104,7 @@ class WholeJob:
         """Return its weights before the step and their gradients.
 
         Args:
-            others: The ranks of the other job, beside whose weights plain tensors are put together.
+            others: The ranks of the other job; plain tensors are put together to match their weights.
             mesh: The other job's mesh.
         """
         other_params = by_name(others, "param")
