@@ -112,7 +112,7 @@ class Lines:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """The calls that all ranks make, in the first rank's order, paired where that is certain."""
+        """The calls that all ranks make, in the first rank's order, paired if that is certain."""
         keyed = {rank: dict(_keyed(lines.lines)) for rank, lines in self.sharded.items()}
         whole = dict(_keyed(self.unsharded.lines))
         counts = [Counter(key[:-1] for key in own) for own in (*keyed.values(), whole)]

@@ -204,7 +204,7 @@ class States:
         return State("right", layout) if layout is not None else state
 
     def terms_beside(self, value: Value, others: Sequence[Value]) -> str:
-        """Return the axis over which a tensor's gradient lacks a sum beside other gradients; empty if there is none.
+        """Return the axis over which a tensor's gradient lacks a sum next to other gradients; empty if there is none.
 
         Each rank has what other readers hand back, which is whole, and its own term of what is left. Readers hand back
         the gradient of what they make, as a residual does, or its sum, as the begin of another branch does.
