@@ -173,7 +173,7 @@ def _loss(evidence: Evidence) -> Compared | None:
 
 
 def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
-    """Yield a warning where the ranks' losses have the mean that they should, and the whole batch has another."""
+    """Yield a warning if the ranks' losses have the mean that they should, and the whole batch's mean differs."""
     whole = evidence.dump.find("reference", "scalar", WHOLE_LOSS)
     losses = [one for one in evidence.results if one.role == "scalar" and one.name == "loss"]
     if whole is None or not evidence.loss_is_right:

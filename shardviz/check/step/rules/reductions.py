@@ -105,7 +105,7 @@ def reduced_over(result: Compared, kind: Reduction, axes: tuple[str, ...]) -> Ma
 
 
 def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
-    """Say what ranks hold where a reduction over axes is missing, in the notation: `+tp`, or `+tp:avg` for a mean."""
+    """Say what ranks hold if a reduction over axes is missing, in the notation: `+tp`, or `+tp:avg` for a mean."""
     op = ":avg" if kind == "mean" else ""
     return f"each rank's own part ({', '.join(f'+{axis}{op}' for axis in axes)})"
 

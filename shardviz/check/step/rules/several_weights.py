@@ -57,9 +57,9 @@ class WrongGradients:
     gradients: Sequence[Compared]
 
     def near(self, result: Compared, axis: str) -> list[Compared]:
-        """Return the gradients that may be near to one's on a wrong rank, of ranks along an axis, in the step's order.
+        """Return the gradients of ranks along an axis that may be near the result on a wrong rank, in the step's order.
 
-        Near arrays have near means. So those that may be near are neighbors where the means are sorted.
+        Near arrays have near means. So those that may be near are neighbors among the sorted means.
         """
         rank = next((rank for rank in result.wrong if rank in result.mesh), None)
         if rank is None or (mean := _mean(result.reduced[rank])) is None:

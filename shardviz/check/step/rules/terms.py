@@ -110,7 +110,7 @@ def _candidates(result: Compared, excess: NDArray[np.float64], vectors: NDArray[
 
 
 def _not_finite(result: Compared, rank: int) -> str:
-    """Say how many values are NaN or infinite, where the wanted ones are finite, and which comes first."""
+    """Say how many values are NaN or infinite although the wanted ones are finite, and which comes first."""
     values, what = result.reduced[rank], WHAT[result.role]
     odd = np.flatnonzero(~np.isfinite(values.ravel()))
     if not values.ndim:
@@ -174,7 +174,7 @@ def _mixtures(
 ) -> Iterator[tuple[str, Values]]:
     """Yield what reductions over an axis make of its parts: of one a rank, or each counted once.
 
-    A part that several ranks share is counted once where each of them had its own contribution to it.
+    A part that several ranks share is counted once if each of them had its own contribution to it.
     """
     yield "mean", result.over(axis, "avg", wanted)
     yield "sum", result.over(axis, "sum", wanted)
@@ -197,7 +197,7 @@ def _of_mixed(result: Compared, axis: str, reduction: str) -> Finding:
 
 
 def _on_some_ranks(dump: Dump, result: Compared, right: list[int]) -> Cause:
-    """Return the cause where some ranks are right: what they have and the others lack, if there is any."""
+    """Return the cause if some ranks are right: what they have and the others lack, if there is any."""
     lacking = [
         name
         for tensor in dump.at("initial")

@@ -104,7 +104,7 @@ def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
 
 
 def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float) -> Cause:
-    """Return the cause where no axis tells what the factor comes of."""
+    """Return the cause if no axis tells what the factor comes of."""
     norm, left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
     return ClippedByParts(norm, left) if left else ScaledBackward(exact)
 

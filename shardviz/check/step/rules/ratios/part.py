@@ -27,7 +27,7 @@ MAX_LISTED = 4
 
 @dataclass(frozen=True)
 class Part:
-    """The gradients of a step that have a factor, beside the others.
+    """The gradients of a step that have a factor, and the others.
 
     Attributes:
         have: Those that have it.

@@ -108,7 +108,7 @@ def _of_shared(result: Compared, ratio: Fraction) -> Cause | None:
 def cause_of_ratio(result: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
     """Return the cause of a ratio that a gradient has besides its copies differing along some axes.
 
-    Nothing was reduced over these; where another axis has the size, it is the other.
+    Nothing was reduced over these; if another axis has the size, it is the other.
     """
     found = overs([result], ratio, batch)
     others = [over for over in found if not {*over.axes} & {*apart}]
