@@ -75,7 +75,7 @@ def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> l
 
 
 def _of_weights(weights: Mapping[Place, Pair]) -> list[Departure]:
-    """Return that the runs start from other weights, those apart that were drawn after sharding."""
+    """Return that the runs start from different weights; those drawn after sharding are reported separately."""
     differ = [(place[0], pair) for place, pair in weights.items() if pair.differs]
     drawn = [(name, pair) for name, pair in differ if pair.ours.is_drawn or pair.theirs.is_drawn]
     other = [(name, pair) for name, pair in differ if (name, pair) not in drawn]
@@ -135,7 +135,7 @@ def _of_parting(first: Parting) -> Departure:
 
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
-    """Return the first wrong module of one run's sharded step where the other's is right there."""
+    """Return the first wrong module of one run's sharded step if the other run is right there."""
     ours, theirs = (next((one for one in report.findings if one.module), None) for report in reports)
     departures = []
     for number_, finding, other, dump in ((0, ours, theirs, before), (1, theirs, ours, after)):
