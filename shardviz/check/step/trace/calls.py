@@ -71,7 +71,7 @@ class Call:
         return state is not None and BADNESS[state] <= WORST_GOOD
 
     def tensors(self, what: What, *states: State) -> set[tuple[int, int]]:
-        """Return the tensors of a side, by rank and number; those in some states alone where states are given."""
+        """Return the tensors of a side, by rank and number; only those in some states if states are given."""
         return {
             (rank, point.tensor)
             for rank, own in self.points.items()
@@ -80,7 +80,7 @@ class Call:
         }
 
     def point(self, what: What, *states: State) -> PointRecord | None:
-        """Return the first point of a side, in one of some states where these are given."""
+        """Return the first point of a side, in one of the states if these are given."""
         return next(
             (
                 point

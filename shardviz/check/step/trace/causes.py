@@ -89,7 +89,7 @@ def _beside_a_vector(evidence: Evidence, result: Compared) -> Finding | None:
 
 
 def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator[Compared]:
-    """Yield the first wrong values beside the unsharded model's, once for each layout that they may have."""
+    """Yield the first wrong values with the unsharded model's, once for each layout that they may have."""
     point = first.point
     if point is None:
         return

@@ -95,7 +95,7 @@ def _is_loss(pair: Found) -> bool:
 
 
 def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
-    """Return the finding of a wrong output with where it begins; with why, where no rule for outputs has said so."""
+    """Return the finding of a wrong output with where it begins, and the cause if no rule for outputs named one."""
     if not finding.generic:
         return (
             finding
@@ -121,14 +121,14 @@ def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findin
 
 
 def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = ()) -> Finding | None:
-    """Return what a rule says of the first wrong values, where they are not a sum that is pending."""
+    """Return what a rule says of the first wrong values, unless they are a sum that is pending."""
     if first.way in ("unsummed", "cut", "lost"):
         return None
     return cause_of(evidence, evidence.calls, first) or _of_weights(first, pairs)
 
 
 def _of_weights(first: Divergence, pairs: Sequence[Found]) -> Finding | None:
-    """Return that a module multiplies a gradient in backward, where its own weights' gradients say by what."""
+    """Return that a module multiplies a gradient in backward, if its own weights' gradients say by what."""
     factors = [(result, ratio_to_wanted(result, result.reduced)) for result, _ in pairs if _is_weight_of(first, result)]
     ratios = {ratio for _, ratio in factors}
     ratio = ratios.pop() if len(ratios) == 1 else None
