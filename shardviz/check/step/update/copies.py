@@ -38,7 +38,7 @@ MAX_LISTED = 8
 
 
 def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
-    """Yield what the weights show after the optimizer's step, where those that it started from are right.
+    """Yield what the weights show after the optimizer's step if those that it started from are right.
 
     Args:
         dump: The dump.
@@ -79,7 +79,7 @@ def _not_stepped_by(dump: Dump, result: Compared) -> tuple[int, ...]:
 
 
 def _is_meant_to_move(dump: Dump, result: Compared, idle: Sequence[int]) -> bool:
-    """Whether the unsharded model's optimizer moves it; where that did not run, whether other ranks' do."""
+    """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
     after = dump.find("updated", "param", result.name)
     if after is None:
         return any(result.name not in dump.files.ranks[rank].not_stepped for rank in result.values) and any(
@@ -155,7 +155,7 @@ def _pairs(result: Compared) -> list[tuple[int, int, float]]:
 
 
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
-    """Yield weights that are what they were, on ranks whose part of the gradient is not zero; in one where all are."""
+    """Yield weights that did not change on ranks whose part of the gradient is not zero; one finding if all are."""
     unmoved_weights = [(result, still) for result in weights if (still := _still(dump, result))]
     judged = [result for result in weights if _with_gradient(dump, result)]
     whole = all(set(still) == set(_with_gradient(dump, result)) for result, still in unmoved_weights)

@@ -55,7 +55,7 @@ def _scales_across(got: NDArray[np.float64], due: NDArray[np.float64], dim: int)
 
 
 def of_this_part(dump: Dump, result: Compared) -> Why | None:
-    """Return that a split matrix is stepped otherwise, where the optimizer's settings are right and another's step."""
+    """Return that a split matrix is stepped differently, if the settings and another matrix's step are right."""
     has_settings = any(record.other_settings for record in dump.files.ranks.values())
     is_trained = dump.find("reference", "grad", result.name) is not None
     if result.wanted.ndim < 2 or has_settings or not is_trained or not _steps_of_parts(dump, result):

@@ -56,7 +56,7 @@ MAX_LISTED = 4
 
 
 def why_weight(evidence: Evidence, result: Compared) -> Why | None:
-    """Return why a weight is another after the step, where its step shows that."""
+    """Return why a weight differs after the step, if its step shows that."""
     dump = evidence.dump
     if dump.find("reference", "grad", result.name) is None and dump.find("step", "grad", result.name) is not None:
         return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
@@ -73,7 +73,7 @@ def why_weight(evidence: Evidence, result: Compared) -> Why | None:
 
 
 def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]) -> Why | None:
-    """Return that a step is scaled by the norm of a part where that of the whole is due, or by a norm of copies."""
+    """Return that a step is scaled by the norm of a part instead of the whole, or by a norm of copies."""
     gradients = list(evidence.gradients.values())
     whole = total(gradient.wanted for gradient in gradients)
     norms = {rank: total(of.reduced[rank] for of in gradients if rank in of.reduced) for rank in factors}
@@ -164,7 +164,7 @@ def _times(factor: float) -> str:
 
 
 def _decayed(dump: Dump, result: Compared) -> Why | None:
-    """Return the explanation where a step differs from the unsharded model's by one multiple of the weight."""
+    """Return the explanation if a step differs from the unsharded model's by one multiple of the weight."""
     before = dump.find("reference", "param", result.name)
     assert before is not None, "it was compared with what it was before"
     start = dump.values(before.first, result.name)

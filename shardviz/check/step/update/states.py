@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def why_state(dump: Dump, result: Compared) -> Why | None:
-    """Return why an optimizer's state is another after the step, where it shows what it started from."""
+    """Return why an optimizer's state differs after the step, if it shows what it started from."""
     gradient = dump.find("reference", "grad", result.name.rpartition(".")[0])
     if gradient is None:
         return None

@@ -49,7 +49,7 @@ WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the 
 def check_unsharded_update(
     dump: Dump, judged: frozenset[str], seen: dict[Place, bool] | None = None
 ) -> Iterator[Finding | NotChecked]:
-    """Yield what is another after the optimizer's step than in the unsharded model.
+    """Yield what differs from the unsharded model after the optimizer's step.
 
     Args:
         dump: The dump.
@@ -219,7 +219,7 @@ def _beyond(dump: Dump, result: Compared, rank: int) -> NDArray[np.float64]:
 
 
 def _before(dump: Dump, result: Compared) -> NDArray[np.float64] | None:
-    """Return what a weight was before the step; None for all else, and where it was not captured."""
+    """Return what a weight was before the step; None for all else, and if it was not captured."""
     before = dump.find("reference", "param", result.name) if result.role == "param" else None
     return in_order(dump, "param", result.name, dump.values(before.first, result.name)) if before is not None else None
 
