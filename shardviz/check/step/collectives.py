@@ -43,7 +43,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class CallResults:
-    """What ranks have after a collective, beside what its definition gives them.
+    """What ranks have after a collective, compared with what its definition gives them.
 
     Attributes:
         wrong: The ranks that have something else.

@@ -84,7 +84,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class Compared:
-    """One tensor after a step, on every rank, beside its reference.
+    """One tensor after a step, on every rank, and its reference.
 
     Attributes:
         name: The tensor's name.
@@ -128,7 +128,7 @@ class Compared:
 
     @cached_property
     def incomparable(self) -> str:
-        """Why it cannot be laid beside its reference; empty if it can."""
+        """Why it cannot be compared with its reference; empty if it can."""
         if self.claimed is not None and not self.claimed.flat and self.claimed.shape != self.wanted.shape:
             return f"it is {list(self.claimed.shape)} over all ranks, the unsharded model has {list(self.wanted.shape)}"
         for rank, values in self.values.items():
@@ -163,7 +163,7 @@ class Compared:
         return whole.ravel()[region.flat_ids(self.wanted.shape)]
 
     def is_right(self, rank: int, values: NDArray[np.float64]) -> bool:
-        """Whether values are what a rank should hold, rounding apart."""
+        """Whether values are what a rank should hold, except for rounding."""
         wanted = self.wanted_of(rank)
         return self.near(values, wanted) and self._is_typical(values, wanted)
 
@@ -175,7 +175,7 @@ class Compared:
         return _root(values - wanted) <= allowed
 
     def near(self, left: NDArray[np.float64], right: NDArray[np.float64], scale: float = 1.0) -> bool:
-        """Whether two arrays are equal, rounding apart; NaN is near to nothing."""
+        """Whether two arrays are equal except for rounding; NaN is near to nothing."""
         with np.errstate(invalid="ignore"):  # the difference of two infinities
             return bool(np.all(np.abs(left - right) <= self.tolerance * max(1.0, scale)))
 
@@ -193,7 +193,7 @@ class Compared:
 
     @cached_property
     def related(self) -> Related | None:
-        """What each rank holds of the values wanted; None if it is too large or cannot be laid beside them."""
+        """What each rank holds of the values wanted; None if it is too large or cannot be compared with them."""
         num_elements = sum(values.size for values in self.values.values())
         if self.incomparable or num_elements > MAX_RELATED.get(self.role, 0):
             return None
@@ -309,7 +309,7 @@ def _largest(values: NDArray[np.float64]) -> float:
 
 
 def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
-    """Lay what every rank holds of a tensor beside the values that are wanted."""
+    """Pair what every rank holds of a tensor with the values that are wanted."""
     claimed, wanted = tensor.claimed, in_order(dump, tensor.role, name, wanted)
     if claimed is not None and not claimed.flat and tensor.role != "output":
         wanted = padded_to(wanted, claimed.shape)  # nothing reads padding: its gradient is zero, too

@@ -55,7 +55,7 @@ def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> I
 
 
 def _not_from_loss(pairs: Sequence[Found]) -> list[Found]:
-    """Return what is left beside a wrong loss of the gradients computed from it."""
+    """Return the pairs without the unexplained gradients that a wrong loss accounts for."""
     loss = [finding for result, finding in pairs if result.name == "loss"]
     left = unhidden([finding for result, finding in pairs if result.role == "grad"], loss, anywhere=True)
     return [pair for pair in pairs if pair[0].role != "grad" or pair[1] in left]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
-    """Yield what the sharded model raised where the unsharded one ran."""
+    """Yield the errors that only the sharded model raised."""
     ranks_by_error: dict[tuple[str, str], list[int]] = {}
     for rank, record in dump.files.ranks.items():
         for pair in record.raised:
@@ -61,7 +61,7 @@ def _cause_of(error: str) -> ShardedModelRaises:
 
 
 def check_result_shape(result: Compared) -> Finding | None:
-    """Return the finding where a result has another shape than the unsharded model's, or than its own label gives."""
+    """Return the finding if a result's shape differs from the unsharded model's, or from the one its label gives."""
     if result.claimed is None or result.claimed.flat:
         return None
     what, held, due = WHAT[result.role], list(result.claimed.shape), list(result.wanted.shape)

@@ -30,7 +30,7 @@ class Evidence:
 
     Attributes:
         dump: The dump.
-        results: Gradients, outputs and logged values beside their references.
+        results: Gradients, outputs and logged values, each with its reference.
     """
 
     dump: Dump

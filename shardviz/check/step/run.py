@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def check_step(
     dump: Dump, earlier: Sequence[Finding], seen: dict[Place, bool] | None = None
 ) -> Iterator[Finding | NotChecked]:
-    """Yield what a step shows, where the weights that it started from are right.
+    """Yield what a step shows if the weights that it started from are right.
 
     Args:
         dump: The dump.
@@ -120,7 +120,7 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 
 
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
-    """Say how many gradients are so small beside the others that in a narrow dtype a wrong factor would not show."""
+    """Say how many gradients are too small next to the others for a wrong factor to show in a narrow dtype."""
     narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
     lost = [one for one in gradients if one.is_lost and one.rounding.epsilon in narrow]
     if lost:
@@ -145,7 +145,7 @@ def _has_reference(dump: Dump, role: str, name: str) -> bool:
 
 
 def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChecked]:
-    """Yield what is said of a result by the first rule that explains it; nothing if it is right."""
+    """Yield the findings of the first rule that explains a result; nothing if it is right."""
     if why := why_unplaced(evidence, result):
         yield NotChecked(result.name, why, "step")
     elif shape := check_result_shape(result):
