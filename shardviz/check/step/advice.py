@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
 
 
-def where_to_look(evidence: Evidence, one: Compared) -> Cause:
+def where_to_look(evidence: Evidence, result: Compared) -> Cause:
     """Return the place of a wrong result that no rule explains, as its cause."""
-    if one.role == "output" or not evidence.outputs_are_right:
+    if result.role == "output" or not evidence.outputs_are_right:
         return UnexplainedForward()
-    if one.role == "scalar":
-        return unexplained_value(evidence, one)
+    if result.role == "scalar":
+        return unexplained_value(evidence, result)
     return _in_backward(evidence) if evidence.loss_is_right else _of_loss(evidence)
 
 
-def unexplained_value(evidence: Evidence, one: Compared) -> UnexplainedLoss | UnexplainedValue:
+def unexplained_value(evidence: Evidence, result: Compared) -> UnexplainedLoss | UnexplainedValue:
     """Return what is known of a logged value that is wrong although the outputs are right."""
-    return _of_loss(evidence) if one.name == "loss" else UnexplainedValue()
+    return _of_loss(evidence) if result.name == "loss" else UnexplainedValue()
 
 
 def _in_backward(evidence: Evidence) -> Cause:

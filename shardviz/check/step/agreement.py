@@ -55,8 +55,8 @@ def agreement(dump: Dump) -> Agreement | None:
     return Agreement(loss, odd_rank, wanted, len(right), near, len(wrong), far)
 
 
-def _farthest(one: Compared) -> float:
+def _farthest(result: Compared) -> float:
     return max(
-        (farthest(values, one.wanted_of(rank)) for rank, values in one.reduced.items()),
+        (farthest(values, result.wanted_of(rank)) for rank, values in result.reduced.items()),
         default=0.0,
     )

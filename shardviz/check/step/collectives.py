@@ -43,7 +43,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class CallResults:
-    """What ranks have after a collective, beside what its definition gives them.
+    """What ranks have after a collective, compared with what its definition gives them.
 
     Attributes:
         wrong: The ranks that have something else.
@@ -113,14 +113,14 @@ def wrong_after(dump: Dump, call: CallRecord) -> dict[int, Wrong]:
     if call.op not in DEFINITIONS:
         raise ValueError(f"shardviz has no definition of {call.op}")
     before = np.stack([values_of(dump, f"{call.module}.before", rank) for rank in call.ranks])
-    found = {}
+    wrong = {}
     for me, rank in enumerate(call.ranks):
         wanted = DEFINITIONS[call.op](before, me)
         if wanted is not None:
             after = values_of(dump, call.module, rank)
             if after.shape != wanted.shape or not np.allclose(after, wanted, rtol=SINGLE, atol=0):
-                found[rank] = Wrong(call, after, wanted)
-    return found
+                wrong[rank] = Wrong(call, after, wanted)
+    return wrong
 
 
 def values_of(dump: Dump, name: str, rank: int) -> Values:

@@ -84,7 +84,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class Compared:
-    """One tensor after a step, on every rank, beside its reference.
+    """One tensor after a step, on every rank, and its reference.
 
     Attributes:
         name: The tensor's name.
@@ -128,7 +128,7 @@ class Compared:
 
     @cached_property
     def incomparable(self) -> str:
-        """Why it cannot be laid beside its reference; empty if it can."""
+        """Why it cannot be compared with its reference; empty if it can."""
         if self.claimed is not None and not self.claimed.flat and self.claimed.shape != self.wanted.shape:
             return f"it is {list(self.claimed.shape)} over all ranks, the unsharded model has {list(self.wanted.shape)}"
         for rank, values in self.values.items():
@@ -163,7 +163,7 @@ class Compared:
         return whole.ravel()[region.flat_ids(self.wanted.shape)]
 
     def is_right(self, rank: int, values: NDArray[np.float64]) -> bool:
-        """Whether values are what a rank should hold, rounding apart."""
+        """Whether values are what a rank should hold, except for rounding."""
         wanted = self.wanted_of(rank)
         return self.near(values, wanted) and self._is_typical(values, wanted)
 
@@ -174,10 +174,10 @@ class Compared:
         allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(wanted))
         return _root(values - wanted) <= allowed
 
-    def near(self, one: NDArray[np.float64], other: NDArray[np.float64], scale: float = 1.0) -> bool:
-        """Whether two arrays are equal, rounding apart; NaN is near to nothing."""
+    def near(self, left: NDArray[np.float64], right: NDArray[np.float64], scale: float = 1.0) -> bool:
+        """Whether two arrays are equal except for rounding; NaN is near to nothing."""
         with np.errstate(invalid="ignore"):  # the difference of two infinities
-            return bool(np.all(np.abs(one - other) <= self.tolerance * max(1.0, scale)))
+            return bool(np.all(np.abs(left - right) <= self.tolerance * max(1.0, scale)))
 
     @cached_property
     def reduced(self) -> Mapping[int, NDArray[np.float64]]:
@@ -193,7 +193,7 @@ class Compared:
 
     @cached_property
     def related(self) -> Related | None:
-        """What each rank holds of the values wanted; None if it is too large or cannot be laid beside them."""
+        """What each rank holds of the values wanted; None if it is too large or cannot be compared with them."""
         num_elements = sum(values.size for values in self.values.values())
         if self.incomparable or num_elements > MAX_RELATED.get(self.role, 0):
             return None
@@ -267,15 +267,15 @@ class Compared:
         alike = (pair for pair in pairs if self.regions[pair[0]] == self.regions[pair[1]])
         return [(low, high, farthest(held[low], held[high])) for low, high in alike]
 
-    def _equal(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-        return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
+    def _equal(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> bool:
+        return np.array_equal(left, right, equal_nan=True) or self.near(left, right)
 
 
-def ranks_by_part(one: Compared) -> list[tuple[int, ...]]:
+def ranks_by_part(result: Compared) -> list[tuple[int, ...]]:
     """Return the ranks that hold the same part of a tensor, a group a part."""
     groups: dict[object, list[int]] = {}
-    for rank in sorted(one.reduced):
-        groups.setdefault(one.regions[rank], []).append(rank)
+    for rank in sorted(result.reduced):
+        groups.setdefault(result.regions[rank], []).append(rank)
     return [tuple(ranks) for ranks in groups.values()]
 
 
@@ -309,7 +309,7 @@ def _largest(values: NDArray[np.float64]) -> float:
 
 
 def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
-    """Lay what every rank holds of a tensor beside the values that are wanted."""
+    """Pair what every rank holds of a tensor with the values that are wanted."""
     claimed, wanted = tensor.claimed, in_order(dump, tensor.role, name, wanted)
     if claimed is not None and not claimed.flat and tensor.role != "output":
         wanted = padded_to(wanted, claimed.shape)  # nothing reads padding: its gradient is zero, too

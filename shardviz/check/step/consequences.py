@@ -24,19 +24,19 @@ Found = tuple["Compared", Finding]
 MAX_LISTED = 4
 
 
-def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecked]:
+def without_consequences(pairs: Sequence[Found]) -> Iterator[Finding | NotChecked]:
     """Yield the findings of a step that are not consequences of others among them."""
-    outputs = [pair for pair in found if pair[0].role == "output"]
+    outputs = [pair for pair in pairs if pair[0].role == "output"]
     if outputs:
-        if len(outputs) < len(found):
+        if len(outputs) < len(pairs):
             yield NotChecked("", "the step's loss and gradients: they are computed from a wrong output", "step")
         findings = [finding for _, finding in outputs]
         explained = [finding for finding in findings if not finding.generic]
         yield from explained
         yield from unhidden([finding for finding in findings if finding.generic], explained, anywhere=True)
         return
-    left = _not_from_loss(found)
-    left_out = len(found) - len(left)
+    left = _not_from_loss(pairs)
+    left_out = len(pairs) - len(left)
     if left_out:
         why = f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too"
         yield NotChecked("", why, "step")
@@ -54,21 +54,21 @@ def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> I
         yield NotChecked("", f"{why}: differences may follow from the findings about others", "step")
 
 
-def _not_from_loss(found: Sequence[Found]) -> list[Found]:
-    """Return what is left beside a wrong loss of the gradients computed from it."""
-    loss = [finding for one, finding in found if one.name == "loss"]
-    left = unhidden([finding for one, finding in found if one.role == "grad"], loss, anywhere=True)
-    return [pair for pair in found if pair[0].role != "grad" or pair[1] in left]
+def _not_from_loss(pairs: Sequence[Found]) -> list[Found]:
+    """Return the pairs without the unexplained gradients that a wrong loss accounts for."""
+    loss = [finding for result, finding in pairs if result.name == "loss"]
+    left = unhidden([finding for result, finding in pairs if result.role == "grad"], loss, anywhere=True)
+    return [pair for pair in pairs if pair[0].role != "grad" or pair[1] in left]
 
 
-def _with_loss_first(found: Sequence[Found]) -> Iterator[Finding]:
+def _with_loss_first(pairs: Sequence[Found]) -> Iterator[Finding]:
     """Report gradients that are off by the loss's own ratio with the loss."""
-    loss = next((pair for pair in found if pair[0].name == "loss" and pair[1].kind == "wrong-scale"), None)
+    loss = next((pair for pair in pairs if pair[0].name == "loss" and pair[1].kind == "wrong-scale"), None)
     ratio = ratio_to_wanted(loss[0], loss[0].reduced) if loss is not None else None
-    grads = [(one, finding) for one, finding in found if ratio and one.role == "grad"]
-    alike = {id(finding) for one, finding in grads if ratio_to_wanted(one, one.reduced) == ratio}
-    for one, finding in found:
-        if alike and one.name == "loss":
+    grads = [(result, finding) for result, finding in pairs if ratio and result.role == "grad"]
+    alike = {id(finding) for result, finding in grads if ratio_to_wanted(result, result.reduced) == ratio}
+    for result, finding in pairs:
+        if alike and result.name == "loss":
             gradients = "is one gradient" if len(alike) == 1 else f"are {len(alike):,} gradients"
             yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}")
         elif id(finding) not in alike:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
-    """Yield what the sharded model raised where the unsharded one ran."""
-    found: dict[tuple[str, str], list[int]] = {}
+    """Yield the errors that only the sharded model raised."""
+    ranks_by_error: dict[tuple[str, str], list[int]] = {}
     for rank, record in dump.files.ranks.items():
         for pair in record.raised:
-            found.setdefault(pair, []).append(rank)
-    for (what, error), ranks in found.items():
+            ranks_by_error.setdefault(pair, []).append(rank)
+    for (what, error), ranks in ranks_by_error.items():
         yield _cause_of(error).finding(
             "",
             tuple(ranks),
@@ -60,58 +60,60 @@ def _cause_of(error: str) -> ShardedModelRaises:
     return next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises())
 
 
-def check_result_shape(one: Compared) -> Finding | None:
-    """Return the finding where a result has another shape than the unsharded model's, or than its own label gives."""
-    if one.claimed is None or one.claimed.flat:
+def check_result_shape(result: Compared) -> Finding | None:
+    """Return the finding if a result's shape differs from the unsharded model's, or from the one its label gives."""
+    if result.claimed is None or result.claimed.flat:
         return None
-    what, held, due = WHAT[one.role], list(one.claimed.shape), list(one.wanted.shape)
+    what, held, due = WHAT[result.role], list(result.claimed.shape), list(result.wanted.shape)
     if held != due:
-        sentence = f"the {what} is {held} over all ranks, {one.whose} is {due}"
-        return _of_sizes(one, held, due).finding(
-            one.name, tuple(sorted(one.values)), sentence, claimed=claimed_text(one)
+        sentence = f"the {what} is {held} over all ranks, {result.whose} is {due}"
+        return _of_sizes(result, held, due).finding(
+            result.name, tuple(sorted(result.values)), sentence, claimed=claimed_text(result)
         )
-    wrong = [rank for rank, values in one.values.items() if values.shape != one.regions[rank].shape]
+    wrong = [rank for rank, values in result.values.items() if values.shape != result.regions[rank].shape]
     if not wrong:
         return None
     rank = min(wrong)
-    shapes = list(one.values[rank].shape), list(one.regions[rank].shape)
+    shapes = list(result.values[rank].shape), list(result.regions[rank].shape)
     sentence = f"the {what} is {shapes[0]} on rank {rank}; its placements give {shapes[1]}"
-    return UncheckedLabel().finding(one.name, tuple(sorted(wrong)), sentence, claimed=claimed_text(one))
+    return UncheckedLabel().finding(result.name, tuple(sorted(wrong)), sentence, claimed=claimed_text(result))
 
 
-def _of_sizes(one: Compared, held: list[int], due: list[int]) -> Cause:
+def _of_sizes(result: Compared, held: list[int], due: list[int]) -> Cause:
     """Return the cause of a result that is larger or smaller than the unsharded model's."""
-    if padding := _padding_of(one, held, due):
+    if padding := _padding_of(result, held, due):
         return padding
-    sizes = {axis: one.mesh.axis_size(axis) for axis in one.mesh.axes if one.mesh.axis_size(axis) > 1}
-    for dim, (own, wanted) in enumerate(zip(held, due, strict=False)):
-        larger = [axis for axis, size in sizes.items() if own == wanted * size and len(held) == len(due)]
-        smaller = [axis for axis, size in sizes.items() if own * size == wanted and len(held) == len(due)]
+    sizes = {axis: result.mesh.axis_size(axis) for axis in result.mesh.axes if result.mesh.axis_size(axis) > 1}
+    for dim, (length, wanted) in enumerate(zip(held, due, strict=False)):
+        larger = [axis for axis, size in sizes.items() if length == wanted * size and len(held) == len(due)]
+        smaller = [axis for axis, size in sizes.items() if length * size == wanted and len(held) == len(due)]
         if larger:
-            return CopiesSideBySide(dim, own, " or ".join(larger), sizes[larger[0]], wanted)
+            return CopiesSideBySide(dim, length, " or ".join(larger), sizes[larger[0]], wanted)
         if smaller:
-            return _of_parts(one, dim, smaller, own, wanted)
+            return _of_parts(result, dim, smaller, length, wanted)
     return DifferentOutput()
 
 
-def _padding_of(one: Compared, held: list[int], due: list[int]) -> Cause | None:
+def _padding_of(result: Compared, held: list[int], due: list[int]) -> Cause | None:
     """Return the cause of a result that is the unsharded model's and goes on behind it along one dim."""
     longer = [dim for dim, sizes in enumerate(zip(held, due, strict=False)) if sizes[0] > sizes[1]]
-    is_one = len(held) == len(due) and len(longer) == 1 and one.role == "output"
+    is_one = len(held) == len(due) and len(longer) == 1 and result.role == "output"
     if not is_one or any(own < wanted for own, wanted in zip(held, due, strict=True)):
         return None
-    cut = {rank: values[tuple(map(slice, due))] for rank, values in one.values.items()}
-    is_whole = all(values.shape == one.wanted.shape and one.near(values, one.wanted) for values in cut.values())
+    cut = {rank: values[tuple(map(slice, due))] for rank, values in result.values.items()}
+    is_whole = all(
+        values.shape == result.wanted.shape and result.near(values, result.wanted) for values in cut.values()
+    )
     dim = longer[0]
     if not is_whole or held[dim] % due[dim] == 0:  # copies side by side
         return None
     return PaddingRead(dim, due[dim], held[dim], is_returned=True)
 
 
-def _of_parts(one: Compared, dim: int, axes: list[str], own: int, wanted: int) -> Cause:
+def _of_parts(result: Compared, dim: int, axes: list[str], length: int, wanted: int) -> Cause:
     """Return the cause of a result whose dim is as large as one part of it along some axis."""
-    size = one.mesh.axis_size(axes[0])
-    split = [axis for axis in axes if one.claimed is not None and axis in one.claimed.chains[dim]]
+    size = result.mesh.axis_size(axes[0])
+    split = [axis for axis in axes if result.claimed is not None and axis in result.claimed.chains[dim]]
     if split:
-        return SplitTwice(dim, split[0], own, size, wanted)
-    return PartLabeledWhole(dim, own, " or ".join(axes), size, wanted)
+        return SplitTwice(dim, split[0], length, size, wanted)
+    return PartLabeledWhole(dim, length, " or ".join(axes), size, wanted)

@@ -30,7 +30,7 @@ class Evidence:
 
     Attributes:
         dump: The dump.
-        results: Gradients, outputs and logged values beside their references.
+        results: Gradients, outputs and logged values, each with its reference.
     """
 
     dump: Dump
@@ -114,6 +114,6 @@ class Evidence:
         return bool(self.dump.noises)
 
 
-def is_right(one: Compared) -> bool:
+def is_right(result: Compared) -> bool:
     """Whether a result was compared, and is the unsharded model's on every rank."""
-    return not one.incomparable and not one.wrong
+    return not result.incomparable and not result.wrong

@@ -124,13 +124,13 @@ def _cut(dump: Dump, names: Sequence[str]) -> Finding:
 
 def check_zero_gradients(dump: Dump, earlier: Sequence[Finding]) -> Iterator[NotChecked]:
     """Report once the parameters whose gradient shows nothing on several ranks, without those of earlier findings."""
-    found = {finding.tensor for finding in earlier}
+    earlier_names = {finding.tensor for finding in earlier}
     gradients = [tensor for tensor in dump.at("reference") if tensor.role == "grad"]
     names = [
         name
         for tensor in gradients
         for name in tensor.names
-        if name not in found and _on_several(dump, name) and not np.any(dump.values(tensor.first, name))
+        if name not in earlier_names and _on_several(dump, name) and not np.any(dump.values(tensor.first, name))
     ]
     if names:
         whose = folded_names(names, MOST_ZERO)

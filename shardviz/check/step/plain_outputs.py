@@ -40,71 +40,73 @@ def laid_out_by_value(results: Sequence[Compared], dump: Dump | None = None) -> 
     return tuple(_by_value(one, loss, apart) if one.is_assumed else one for one in results)
 
 
-def _is_of_loss(one: CollectiveRecord) -> bool:
+def _is_of_loss(collective: CollectiveRecord) -> bool:
     """Whether a collective may be one of the loss function's: those of modules and of backward are not."""
-    return not one.module and not one.backward
+    return not collective.module and not collective.backward
 
 
-def _by_value(one: Compared, loss: Compared, apart: set[str]) -> Compared:
-    if one.claimed is None or not (one.incomparable or one.wrong):
-        return one
-    layout = layout_of_values(one)
+def _by_value(result: Compared, loss: Compared, apart: set[str]) -> Compared:
+    if result.claimed is None or not (result.incomparable or result.wrong):
+        return result
+    layout = layout_of_values(result)
     if layout is not None:
-        return _laid_out(one, layout) if _is_read_so(one, layout, loss, apart) else one
-    if not one.incomparable and not any(values.shape != one.wanted.shape for values in one.values.values()):
-        return one
-    parts = [_laid_out(one, layout) for layout in _by_shape(one) if _is_read_so(one, layout, loss, apart)]
+        return _laid_out(result, layout) if _is_read_so(result, layout, loss, apart) else result
+    if not result.incomparable and not any(values.shape != result.wanted.shape for values in result.values.values()):
+        return result
+    parts = [_laid_out(result, layout) for layout in _by_shape(result) if _is_read_so(result, layout, loss, apart)]
     right = [part for part in parts if not part.wrong]
     if not right and not loss.wrong:
-        return one
-    return next(iter(right), parts[0] if len(parts) == 1 else one)
+        return result
+    return next(iter(right), parts[0] if len(parts) == 1 else result)
 
 
-def _is_read_so(one: Compared, layout: Layout, loss: Compared, apart: set[str]) -> bool:
+def _is_read_so(result: Compared, layout: Layout, loss: Compared, apart: set[str]) -> bool:
     """Whether the loss was computed from the parts of a layout: it is right, or put together over its axes."""
-    own = set(one.claimed.split_axes) if one.claimed is not None else set()
+    own = set(result.claimed.split_axes) if result.claimed is not None else set()
     return not loss.wrong or not (set(layout.split_axes) - own) & apart
 
 
-def _by_shape(one: Compared) -> Iterator[Layout]:
+def _by_shape(result: Compared) -> Iterator[Layout]:
     """Yield the layouts with one dim more split over one axis, of which ranks have a part each, padded to one size."""
-    placements = one.claimed.placements() if one.claimed is not None else None
-    if not placements or any(len(values.shape) != one.wanted.ndim for values in one.values.values()):
+    placements = result.claimed.placements() if result.claimed is not None else None
+    if not placements or any(len(values.shape) != result.wanted.ndim for values in result.values.values()):
         return
-    for at, axis in enumerate(one.mesh.axes):
-        for dim in range(one.wanted.ndim) if isinstance(placements[at], Replicate) else ():
+    for at, axis in enumerate(result.mesh.axes):
+        for dim in range(result.wanted.ndim) if isinstance(placements[at], Replicate) else ():
             split = (*placements[:at], Shard(dim), *placements[at + 1 :])
-            layout = Layout.from_placements(one.mesh, one.wanted.shape, split)
-            if one.mesh.axis_size(axis) > 1 and all(_holds_part(one, layout, dim, rank) for rank in one.values):
+            layout = Layout.from_placements(result.mesh, result.wanted.shape, split)
+            if result.mesh.axis_size(axis) > 1 and all(
+                _holds_part(result, layout, dim, rank) for rank in result.values
+            ):
                 yield layout
 
 
-def _holds_part(one: Compared, layout: Layout, dim: int, rank: int) -> bool:
-    held, due = one.values[rank].shape, layout.region(one.mesh.coord_of(rank)).shape
-    size = max(layout.region(one.mesh.coord_of(other)).shape[dim] for other in one.values)
+def _holds_part(result: Compared, layout: Layout, dim: int, rank: int) -> bool:
+    held, due = result.values[rank].shape, layout.region(result.mesh.coord_of(rank)).shape
+    size = max(layout.region(result.mesh.coord_of(other)).shape[dim] for other in result.values)
     return held in (due, (*due[:dim], size, *due[dim + 1 :]))
 
 
-def _laid_out(one: Compared, layout: Layout) -> Compared:
-    regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in one.values}
-    values = {rank: held[tuple(map(slice, regions[rank].shape))] for rank, held in one.values.items()}
-    sides = [zip(one.values[rank].shape, values[rank].shape, strict=True) for rank in values]
+def _laid_out(result: Compared, layout: Layout) -> Compared:
+    regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in result.values}
+    values = {rank: held[tuple(map(slice, regions[rank].shape))] for rank, held in result.values.items()}
+    sides = [zip(result.values[rank].shape, values[rank].shape, strict=True) for rank in values]
     cut = next(((dim, held) for shapes in sides for dim, (held, own) in enumerate(shapes) if held > own), None)
-    return replace(one, mesh=layout.mesh, claimed=layout, regions=regions, values=values, padded=cut)
+    return replace(result, mesh=layout.mesh, claimed=layout, regions=regions, values=values, padded=cut)
 
 
-def why_unplaced(evidence: Evidence, one: Compared) -> str:
+def why_unplaced(evidence: Evidence, result: Compared) -> str:
     """Return why a plain part of an output is not judged; empty if it is, or if something behind it is wrong."""
     gradients = evidence.gradients.values()
     is_right = evidence.loss_is_right and bool(gradients) and not any(gradient.wrong for gradient in gradients)
-    odd = [rank for rank, values in one.values.items() if values.shape != one.wanted.shape]
-    if not (one.is_assumed and one.incomparable and is_right and odd) or evidence.without_gradient:
+    odd = [rank for rank, values in result.values.items() if values.shape != result.wanted.shape]
+    if not (result.is_assumed and result.incomparable and is_right and odd) or evidence.without_gradient:
         return ""
-    if not all(_may_be_part(values.shape, one.wanted.shape) for values in one.values.values()):
+    if not all(_may_be_part(values.shape, result.wanted.shape) for values in result.values.values()):
         return ""  # larger than the whole, as copies side by side are
     rank = min(odd)
-    held, whole = list(one.values[rank].shape), list(one.wanted.shape)
-    return UNPLACED.format(rank=rank, held=held, whole=whole, whose=one.whose)
+    held, whole = list(result.values[rank].shape), list(result.wanted.shape)
+    return UNPLACED.format(rank=rank, held=held, whole=whole, whose=result.whose)
 
 
 def _may_be_part(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:

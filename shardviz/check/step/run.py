@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def check_step(
     dump: Dump, earlier: Sequence[Finding], seen: dict[Place, bool] | None = None
 ) -> Iterator[Finding | NotChecked]:
-    """Yield what a step shows, where the weights that it started from are right.
+    """Yield what a step shows if the weights that it started from are right.
 
     Args:
         dump: The dump.
@@ -83,26 +83,30 @@ def check_step(
     yield from check_masks(dump)
     yield from check_small_factor(evidence)
     yield from check_narrow_sums(evidence)
-    yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
-    yield from _within_eight_bits([one for one in evidence.results if one.role == "output"])
-    results = [(one, _seen_in(one, result)) for one in evidence.results for result in explained(evidence, one)]
-    not_compared = {id(one) for one, result in results if isinstance(result, NotChecked)}
-    for one in evidence.results:
-        if id(one) not in not_compared:
-            seen[Place("step", one.role, one.name)] = one.is_told_right
-    yield from (result for _, result in results if isinstance(result, NotChecked))
-    found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
-    found, of_parts = of_micro_batches(evidence, found)
-    found, of_terms = of_loss_terms(evidence, found)
-    yield from (*said, *of_parts, *of_terms)
-    absent, found = with_cut(evidence, absent, placed(evidence, found))
+    yield from _lost_in_rounding([result for result in evidence.results if result.role == "grad"])
+    yield from _within_eight_bits([result for result in evidence.results if result.role == "output"])
+    results = [
+        (result, _seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
+    ]
+    not_compared = {id(result) for result, finding in results if isinstance(finding, NotChecked)}
+    for result in evidence.results:
+        if id(result) not in not_compared:
+            seen[Place("step", result.role, result.name)] = result.is_told_right
+    yield from (finding for _, finding in results if isinstance(finding, NotChecked))
+    pairs, of_all = of_all_gradients(
+        evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
+    )
+    pairs, of_parts = of_micro_batches(evidence, pairs)
+    pairs, of_terms = of_loss_terms(evidence, pairs)
+    yield from (*of_all, *of_parts, *of_terms)
+    absent, pairs = with_cut(evidence, absent, placed(evidence, pairs))
     yield from absent
-    yield from without_consequences(found)
+    yield from without_consequences(pairs)
 
 
-def _seen_in(one: Compared, result: Finding | NotChecked) -> Finding | NotChecked:
+def _seen_in(result: Compared, finding: Finding | NotChecked) -> Finding | NotChecked:
     """Give a finding the result that it is about, unless its rule knows more of it."""
-    return result.seen_in(one) if isinstance(result, Finding) and not result.pairs else result
+    return finding.seen_in(result) if isinstance(finding, Finding) and not finding.pairs else finding
 
 
 def _not_logged(dump: Dump) -> Iterator[NotChecked]:
@@ -116,7 +120,7 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 
 
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
-    """Say how many gradients are so small beside the others that in a narrow dtype a wrong factor would not show."""
+    """Say how many gradients are too small next to the others for a wrong factor to show in a narrow dtype."""
     narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
     lost = [one for one in gradients if one.is_lost and one.rounding.epsilon in narrow]
     if lost:
@@ -127,38 +131,38 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
 def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
     """Say of outputs that differ, and not by more than rounding to eight bits allows, that a scale may be wrong."""
     coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
-    for one in outputs:
-        dtype = coarse.get(one.rounding.epsilon)
-        if dtype is not None and not one.incomparable and not one.wrong:
-            far = max(farthest(values, one.wanted_of(rank)) for rank, values in one.reduced.items())
-            if far > SINGLE * float(np.max(np.abs(one.wanted), initial=0.0)):
-                why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(one.tolerance)}"
-                yield NotChecked(one.name, f"the {one.role}: {why}: a wrong scale may be within that", "step")
+    for result in outputs:
+        dtype = coarse.get(result.rounding.epsilon)
+        if dtype is not None and not result.incomparable and not result.wrong:
+            far = max(farthest(values, result.wanted_of(rank)) for rank, values in result.reduced.items())
+            if far > SINGLE * float(np.max(np.abs(result.wanted), initial=0.0)):
+                why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(result.tolerance)}"
+                yield NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")
 
 
 def _has_reference(dump: Dump, role: str, name: str) -> bool:
     return role in ("param", "buffer", "activation", "optim") or dump.find("reference", role, name) is not None
 
 
-def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
-    """Yield what is said of a result by the first rule that explains it; nothing if it is right."""
-    if why := why_unplaced(evidence, one):
-        yield NotChecked(one.name, why, "step")
-    elif shape := check_result_shape(one):
-        yield with_parts_joined(evidence, one, shape)
-    elif why := of_another_stage(evidence, one):
-        yield NotChecked(one.name, why, "step")
-    elif one.incomparable:
-        yield NotChecked(one.name, f"its {one.role}: {one.incomparable}", "step")
-    elif one.wrong:
-        part = evidence.parts.part_with(one) if one.role == "grad" else None
-        scaled = check_scale(one, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, one))
-        found = _by_role(evidence, one) or scaled or check_terms(evidence, one)
-        named = with_reason(evidence, one, found)
-        is_first = one.role == "output" or (
-            evidence.outputs_are_right and (one.role != "grad" or _has_right_loss(evidence))
+def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChecked]:
+    """Yield the findings of the first rule that explains a result; nothing if it is right."""
+    if why := why_unplaced(evidence, result):
+        yield NotChecked(result.name, why, "step")
+    elif shape := check_result_shape(result):
+        yield with_parts_joined(evidence, result, shape)
+    elif why := of_another_stage(evidence, result):
+        yield NotChecked(result.name, why, "step")
+    elif result.incomparable:
+        yield NotChecked(result.name, f"its {result.role}: {result.incomparable}", "step")
+    elif result.wrong:
+        part = evidence.parts.part_with(result) if result.role == "grad" else None
+        scaled = check_scale(result, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, result))
+        found = _by_role(evidence, result) or scaled or check_terms(evidence, result)
+        named = with_reason(evidence, result, found)
+        is_first = result.role == "output" or (
+            evidence.outputs_are_right and (result.role != "grad" or _has_right_loss(evidence))
         )
-        yield (check_related(one) if named.generic and is_first else None) or named
+        yield (check_related(result) if named.generic and is_first else None) or named
 
 
 def _has_right_loss(evidence: Evidence) -> bool:
@@ -167,11 +171,11 @@ def _has_right_loss(evidence: Evidence) -> bool:
     return all(not one.incomparable and not one.wrong for one in losses)
 
 
-def _by_role(evidence: Evidence, one: Compared) -> Finding | None:
+def _by_role(evidence: Evidence, result: Compared) -> Finding | None:
     """Return what rules of its role say of a wrong result."""
-    if one.role == "scalar":
-        return check_scalar(one) or check_norm(evidence, one) or check_function(evidence, one)
-    tied = check_tied(evidence, one) if one.role == "grad" else None
-    other = check_other_layers(evidence, one) if one.role == "grad" else None
-    lost = check_zero_slices(one) if one.role == "grad" else None
-    return tied or other or check_unreduced(one, batch_axes(evidence.dump)) or check_order(one) or lost
+    if result.role == "scalar":
+        return check_scalar(result) or check_norm(evidence, result) or check_function(evidence, result)
+    tied = check_tied(evidence, result) if result.role == "grad" else None
+    other = check_other_layers(evidence, result) if result.role == "grad" else None
+    lost = check_zero_slices(result) if result.role == "grad" else None
+    return tied or other or check_unreduced(result, batch_axes(evidence.dump)) or check_order(result) or lost

@@ -50,9 +50,9 @@ def check_training(dump: Dump) -> Iterator[Finding]:
             return
 
 
-def _has_equal_copies(one: Compared | None) -> bool:
+def _has_equal_copies(result: Compared | None) -> bool:
     """Whether copies agreed in `eval()`: else another finding names the cause."""
-    return one is not None and not one.incomparable and not one.copies_differ_along
+    return result is not None and not result.incomparable and not result.copies_differ_along
 
 
 def _of_role(dump: Dump, role: str, moment: Moment) -> Iterator[Compared]:
@@ -64,17 +64,17 @@ def _of_role(dump: Dump, role: str, moment: Moment) -> Iterator[Compared]:
                 yield laid_out(dump, tensor, name, dump.values(reference.first, name), rounding)
 
 
-def _finding(one: Compared, others: int) -> Finding:
-    along = " and ".join(one.copies_differ_along)
-    groups = ((ranks[0], rank) for ranks in ranks_by_part(one) for rank in ranks[1:])
-    low, high, worst = max(one.neighbors_apart(groups), key=lambda pair: pair[2])
+def _finding(result: Compared, others: int) -> Finding:
+    along = " and ".join(result.copies_differ_along)
+    groups = ((ranks[0], rank) for ranks in ranks_by_part(result) for rank in ranks[1:])
+    low, high, worst = max(result.neighbors_apart(groups), key=lambda pair: pair[2])
     more = f"; so do those of {others} other{'s' * (others > 1)}" if others else ""
     return DifferentMasks(along).finding(
-        one.name,
-        tuple(sorted(one.values)),
-        f"copies of the {WHAT[one.role]} differ along {along} in training mode, which draws random numbers: "
+        result.name,
+        tuple(sorted(result.values)),
+        f"copies of the {WHAT[result.role]} differ along {along} in training mode, which draws random numbers: "
         f"{apart_text(low, high, worst)}; in eval() they are equal{more}",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
         held=f"different values along {along}",
     )
 
@@ -129,19 +129,19 @@ def _are_equal(mesh: Mesh, row: Row, axis: str, *, again: bool = False) -> bool:
     return alike and all(_bits(group[0]) >= LEAST_BITS for group in groups)
 
 
-def _bits(one: MaskRecord) -> float:
+def _bits(mask: MaskRecord) -> float:
     """Return how unlikely it is that another mask drawn like this one is equal, as a power of 2."""
-    kept = one.num_kept / one.size
-    return -one.size * math.log2(kept**2 + (1 - kept) ** 2)
+    kept = mask.num_kept / mask.size
+    return -mask.size * math.log2(kept**2 + (1 - kept) ** 2)
 
 
 def _of_masks(dump: Dump, num_equal: int, count: int, seeded: list[tuple[Row, str]]) -> Finding:
     along = " and ".join(dict.fromkeys(axis for _, axis in seeded))
-    one = next(iter(seeded[0][0].values()))
+    mask = next(iter(seeded[0][0].values()))
     return IdenticalMasks(along).finding(
         "",
         tuple(dump.files.ranks),
         f"ranks along {along} drop the same elements of different parts of an activation, in {num_equal} of {count} "
-        f"dropout masks: {one.size - one.num_kept:,} of {one.size:,} elements on every rank",
+        f"dropout masks: {mask.size - mask.num_kept:,} of {mask.size:,} elements on every rank",
         held=f"equal masks along {along}",
     )

@@ -33,9 +33,9 @@ def size_clause(ratio: Fraction | float, axes: str) -> str:
     return f", {'' if ratio > 1 else '1 over '}the size of {axes}" if axes else ""
 
 
-def claimed_text(one: Compared) -> str:
+def claimed_text(result: Compared) -> str:
     """Return what is claimed of a tensor, in the notation, with the axes along which copies are equal."""
-    return write(one.claimed, equal=True) if one.claimed else ""
+    return write(result.claimed, equal=True) if result.claimed else ""
 
 
 MAX_SPANS = 4

@@ -89,11 +89,11 @@ class Activations:
 
     def _is_odd(self, name: str, later: list[str]) -> bool:
         """Whether a module's output is wrong; of a module that runs on micro-batches only the first one is there."""
-        own = self.by_name[name]
-        if own.state != "repeated" or own.places is None:
-            return own.state in ("repeated", "odd")
+        activation = self.by_name[name]
+        if activation.state != "repeated" or activation.places is None:
+            return activation.state in ("repeated", "odd")
         return not self.in_micro_batches and not any(
-            other.state == "repeated" and other.places is not None and _alike(own.places, other.places)
+            other.state == "repeated" and other.places is not None and _alike(activation.places, other.places)
             for other in map(self.by_name.__getitem__, later)
         )
 
@@ -135,11 +135,11 @@ class Activations:
                 places[rank] = np.arange(len(values))
                 dims.add(0)
                 continue
-            found = places_of(values, wanted, near)
-            if found is None:
+            location = places_of(values, wanted, near)
+            if location is None:
                 return Activation(name, "odd")
-            dims.add(found[0])
-            places[rank] = found[1]
+            dims.add(location[0])
+            places[rank] = location[1]
         if len(dims) != 1:
             return Activation(name, "odd")
         dim = dims.pop()
@@ -157,8 +157,8 @@ class Activations:
         return whole[..., columns] if values.shape[-1] == len(columns) != whole.shape[-1] else whole
 
 
-def _alike(one: Mapping[int, NDArray[np.int64]], other: Mapping[int, NDArray[np.int64]]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[rank], other[rank]) for rank in one)
+def _alike(left: Mapping[int, NDArray[np.int64]], right: Mapping[int, NDArray[np.int64]]) -> bool:
+    return left.keys() == right.keys() and all(np.array_equal(left[rank], right[rank]) for rank in left)
 
 
 def _state(places: Mapping[int, NDArray[np.int64]], size: int, *, cut: bool) -> State:

@@ -34,43 +34,43 @@ RULES = (
 )
 
 
-def with_reason(evidence: Evidence, one: Compared, found: Finding) -> Finding:
+def with_reason(evidence: Evidence, result: Compared, finding: Finding) -> Finding:
     """Return the finding of an output that no other rule explains, with the first reason that its step bears out."""
-    if one.role != "output" or not found.generic:
-        return found
-    reason = next((reason for rule in RULES if (reason := rule(evidence, one)) is not None), None)
-    return reason.of(found) if reason is not None else found
+    if result.role != "output" or not finding.generic:
+        return finding
+    reason = next((reason for rule in RULES if (reason := rule(evidence, result)) is not None), None)
+    return reason.of(finding) if reason is not None else finding
 
 
-def with_parts_joined(evidence: Evidence, one: Compared, found: Finding) -> Finding:
+def with_parts_joined(evidence: Evidence, result: Compared, finding: Finding) -> Finding:
     """Return the finding of an output of another shape, with what its parts are or add up to."""
-    reason = check_label_of_output(one) or check_joined(evidence, one)
-    return replace(reason.of(found), claimed=found.claimed) if reason is not None else found
+    reason = check_label_of_output(result) or check_joined(evidence, result)
+    return replace(reason.of(finding), claimed=finding.claimed) if reason is not None else finding
 
 
-def check_label_of_output(one: Compared) -> Reason | None:
+def check_label_of_output(result: Compared) -> Reason | None:
     """Return the reason if the values that ranks hold are the unsharded model's under other placements."""
-    layout = layout_of_values(one)
-    return _of_label(one.claimed, layout) if one.claimed is not None and layout is not None else None
+    layout = layout_of_values(result)
+    return _of_label(result.claimed, layout) if result.claimed is not None and layout is not None else None
 
 
-def layout_of_values(one: Compared) -> Layout | None:
+def layout_of_values(result: Compared) -> Layout | None:
     """Return the layout under which an output's values are the unsharded model's on every rank; None if none is."""
-    if one.claimed is None or one.claimed.flat or one.role != "output":
+    if result.claimed is None or result.claimed.flat or result.role != "output":
         return None
-    first = next(iter(one.values))
-    for placements, _ in placements_of(one.wanted.shape, one.values[first].shape, one.mesh, first):
-        layout = Layout.from_placements(one.mesh, one.wanted.shape, placements)
-        if all(_fits(one, layout, rank) for rank in one.values):
+    first = next(iter(result.values))
+    for placements, _ in placements_of(result.wanted.shape, result.values[first].shape, result.mesh, first):
+        layout = Layout.from_placements(result.mesh, result.wanted.shape, placements)
+        if all(_fits(result, layout, rank) for rank in result.values):
             return layout
     return None
 
 
-def _fits(one: Compared, layout: Layout, rank: int) -> bool:
-    region = layout.region(one.mesh.coord_of(rank))
-    if region.shape != one.values[rank].shape:
+def _fits(result: Compared, layout: Layout, rank: int) -> bool:
+    region = layout.region(result.mesh.coord_of(rank))
+    if region.shape != result.values[rank].shape:
         return False
-    return one.near(one.values[rank], part_of(one.wanted, region))
+    return result.near(result.values[rank], part_of(result.wanted, region))
 
 
 def _of_label(claimed: Layout, layout: Layout) -> Reason:

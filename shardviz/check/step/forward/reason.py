@@ -29,19 +29,19 @@ class Reason:
     claimed: str = ""
     held: str = ""
 
-    def of(self, found: Finding) -> Finding:
+    def of(self, finding: Finding) -> Finding:
         """Return the finding of a wrong output with this reason."""
         named = replace(
-            found,
+            finding,
             kind=self.explanation.kinds[0],
-            tensor=self.tensor or found.tensor,
-            details=(*found.details, self.clause),
-            claimed=self.claimed or ("" if self.tensor else found.claimed),
+            tensor=self.tensor or finding.tensor,
+            details=(*finding.details, self.clause),
+            claimed=self.claimed or ("" if self.tensor else finding.claimed),
             held=self.held,
             generic=False,
         )
         return named.because(self.explanation)
 
-    def finding(self, one: Compared, sentence: str) -> Finding:
+    def finding(self, result: Compared, sentence: str) -> Finding:
         """Return the finding that a result is wrong for this reason."""
-        return self.of(self.explanation.finding(one.name, one.wrong, sentence))
+        return self.of(self.explanation.finding(result.name, result.wrong, sentence))

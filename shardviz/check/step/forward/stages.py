@@ -56,7 +56,7 @@ class Pipeline:
 
     @cached_property
     def stages(self) -> Mapping[int, list[int]]:
-        """The numbers of the stages that ran on every coordinate; the coordinate itself where nothing says so."""
+        """The numbers of the stages that ran on every coordinate; the coordinate itself if nothing says so."""
         ran: dict[int, set[int]] = {coord: set() for coord in self.layers}
         for rank, record in self.dump.files.ranks.items():
             ran[_coord(self.mesh, rank, self.axis)] |= {one.stage for one in record.schedule}
@@ -95,25 +95,25 @@ class Pipeline:
         return f"{self.who(coord)} {has} {listed((f'{self.prefix}{layer}' for layer in own), MAX_LISTED)}"
 
 
-def check_stages(evidence: Evidence, one: Compared) -> Reason | None:
+def check_stages(evidence: Evidence, result: Compared) -> Reason | None:
     """Return the reason if a pipeline's layers are not on its stages in order, each on one."""
-    for pipeline in _pipelines(evidence.dump, one):
-        found = _lost(pipeline) or _twice(pipeline, evidence) or _out_of_order(pipeline, evidence)
-        if found is None and pipeline.has_several:
-            found = _handed_on(pipeline, evidence)
-        if found is not None:
-            return found
+    for pipeline in _pipelines(evidence.dump, result):
+        reason = _lost(pipeline) or _twice(pipeline, evidence) or _out_of_order(pipeline, evidence)
+        if reason is None and pipeline.has_several:
+            reason = _handed_on(pipeline, evidence)
+        if reason is not None:
+            return reason
     return None
 
 
-def of_another_stage(evidence: Evidence, one: Compared) -> str:
+def of_another_stage(evidence: Evidence, result: Compared) -> str:
     """Return why an output cannot be the model's: only ranks without the last stage of the pipeline have it."""
     ran = {rank: {run.stage for run in record.schedule} for rank, record in evidence.dump.files.ranks.items()}
     last = max((stage for own in ran.values() for stage in own), default=0)
     holders = [rank for rank, own in ran.items() if last in own]
-    if one.role != "output" or not holders or set(holders) & one.values.keys():
+    if result.role != "output" or not holders or set(holders) & result.values.keys():
         return ""
-    where = listed(sorted(one.values), MAX_LISTED)
+    where = listed(sorted(result.values), MAX_LISTED)
     return f"the output: rank {where} has it, and stage {last}, the last, ran on rank {listed(holders, MAX_LISTED)}"
 
 
@@ -121,11 +121,11 @@ def _coord(mesh: Mesh, rank: int, axis: str) -> int:
     return mesh.coord_of(rank)[mesh.axis_index(axis)]
 
 
-def _pipelines(dump: Dump, one: Compared) -> Iterator[Pipeline]:
+def _pipelines(dump: Dump, result: Compared) -> Iterator[Pipeline]:
     """Yield every list of layers that an axis divides and whose output one coordinate alone has."""
-    mesh = one.mesh
+    mesh = result.mesh
     for axis in mesh.axes:
-        if mesh.axis_size(axis) < 2 or len({_coord(mesh, rank, axis) for rank in one.values}) != 1:
+        if mesh.axis_size(axis) < 2 or len({_coord(mesh, rank, axis) for rank in result.values}) != 1:
             continue
         everywhere: dict[str, set[int]] = {}
         for name in dump.stamps:
@@ -209,7 +209,7 @@ def _begins_there(pipeline: Pipeline, evidence: Evidence) -> bool:
 
 
 def _order_in_words(pipeline: Pipeline) -> str:
-    """Say how the layers run through the stages, where each rank has one."""
+    """Say how the layers run through the stages if each rank has one."""
     by_layer = [coord for layer in range(pipeline.size) for coord in pipeline.coords_of(layer)]
     count = len(pipeline.layers)
     if len(by_layer) > count and by_layer == [layer % count for layer in range(len(by_layer))]:
@@ -240,12 +240,12 @@ def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
 
 def _enters_odd(pipeline: Pipeline, evidence: Evidence) -> bool:
     """Whether the first wrong layer of every rank that has one follows a layer that another rank has."""
-    state = {name: one.state for name, one in evidence.activations.by_name.items()}
+    state = {name: activation.state for name, activation in evidence.activations.by_name.items()}
     within = False
-    for own in pipeline.layers.values():
-        ran = sorted(layer for layer in own if f"{pipeline.prefix}{layer}" in state)
+    for layers in pipeline.layers.values():
+        ran = sorted(layer for layer in layers if f"{pipeline.prefix}{layer}" in state)
         odd = [layer for layer in ran if state[f"{pipeline.prefix}{layer}"] in ("odd", "repeated")]
-        if odd and (odd[0] == 0 or odd[0] - 1 in own):
+        if odd and (odd[0] == 0 or odd[0] - 1 in layers):
             return False
         within |= bool(odd) and odd[0] != ran[0]
     return within

@@ -30,43 +30,43 @@ if TYPE_CHECKING:
     from shardviz.check.step.evidence import Evidence
 
 
-def check_sum_beside_a_vector(evidence: Evidence, one: Compared) -> Reason | None:
+def check_sum_beside_a_vector(evidence: Evidence, result: Compared) -> Reason | None:
     """Return the reason if the output less a vector of the model lacks a sum, or is some times too large or small."""
-    for name, vector in _vectors(evidence, one.wanted.shape[-1:]):
-        added = _of_ranks(one, np.broadcast_to(vector, one.wanted.shape))
-        terms = {rank: one.reduced[rank] - added[rank] for rank in one.reduced}
-        wanted = {rank: one.wanted_of(rank) - added[rank] for rank in one.reduced}
-        for axis in one.copies_differ_along:
+    for name, vector in _vectors(evidence, result.wanted.shape[-1:]):
+        added = _of_ranks(result, np.broadcast_to(vector, result.wanted.shape))
+        terms = {rank: result.reduced[rank] - added[rank] for rank in result.reduced}
+        wanted = {rank: result.wanted_of(rank) - added[rank] for rank in result.reduced}
+        for axis in result.copies_differ_along:
             for op in ("sum", "avg"):
-                total = one.over(axis, op, terms)
-                if total.keys() == wanted.keys() and all(one.near(total[rank], wanted[rank]) for rank in wanted):
+                total = result.over(axis, op, terms)
+                if total.keys() == wanted.keys() and all(result.near(total[rank], wanted[rank]) for rank in wanted):
                     return _not_reduced(name, axis, op)
-        for ratio in _ratios(one):
-            if all(one.near(terms[rank], wanted[rank] * float(ratio), float(ratio)) for rank in wanted):
-                return _scaled(one, name, ratio)
+        for ratio in _ratios(result):
+            if all(result.near(terms[rank], wanted[rank] * float(ratio), float(ratio)) for rank in wanted):
+                return _scaled(result, name, ratio)
     return None
 
 
-def check_joined(evidence: Evidence, one: Compared) -> Reason | None:
+def check_joined(evidence: Evidence, result: Compared) -> Reason | None:
     """Return the reason if an output is larger than the unsharded model's, and its parts along a dim add up to that."""
-    whole = next(iter(one.values.values()))
-    if one.role != "output" or whole.ndim != one.wanted.ndim or not np.all(np.isfinite(one.wanted)):
+    whole = next(iter(result.values.values()))
+    if result.role != "output" or whole.ndim != result.wanted.ndim or not np.all(np.isfinite(result.wanted)):
         return None
-    for dim, (own, due) in enumerate(zip(whole.shape, one.wanted.shape, strict=True)):
-        for axis in one.mesh.axes:
-            size = one.mesh.axis_size(axis)
-            if size > 1 and own == due * size:
-                for name, vector in [("", np.zeros(())), *_vectors(evidence, one.wanted.shape[-1:])]:
-                    if all(_adds_up(one, values, dim, size, vector) for values in one.values.values()):
+    for dim, (length, due) in enumerate(zip(whole.shape, result.wanted.shape, strict=True)):
+        for axis in result.mesh.axes:
+            size = result.mesh.axis_size(axis)
+            if size > 1 and length == due * size:
+                for name, vector in [("", np.zeros(())), *_vectors(evidence, result.wanted.shape[-1:])]:
+                    if all(_adds_up(result, values, dim, size, vector) for values in result.values.values()):
                         return _put_side_by_side(dim, axis, size, name)
     return None
 
 
-def _adds_up(one: Compared, values: NDArray[np.float64], dim: int, size: int, vector: NDArray[np.float64]) -> bool:
-    if values.shape[dim] != one.wanted.shape[dim] * size:
+def _adds_up(result: Compared, values: NDArray[np.float64], dim: int, size: int, vector: NDArray[np.float64]) -> bool:
+    if values.shape[dim] != result.wanted.shape[dim] * size:
         return False
     total = np.sum(np.split(values, size, dim), axis=0)
-    return total.shape == one.wanted.shape and one.near(total + vector, one.wanted)
+    return total.shape == result.wanted.shape and result.near(total + vector, result.wanted)
 
 
 def _vectors(evidence: Evidence, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[np.float64]]]:
@@ -74,15 +74,15 @@ def _vectors(evidence: Evidence, shape: tuple[int, ...]) -> Iterator[tuple[str, 
     return ((name, vector) for name, vector in zip(names, vectors, strict=True) if np.any(vector))
 
 
-def _of_ranks(one: Compared, whole: NDArray[np.float64]) -> Mapping[int, NDArray[np.float64]]:
-    return {rank: one.part(whole, rank) for rank in one.reduced}
+def _of_ranks(result: Compared, whole: NDArray[np.float64]) -> Mapping[int, NDArray[np.float64]]:
+    return {rank: result.part(whole, rank) for rank in result.reduced}
 
 
-def _ratios(one: Compared) -> list[Fraction]:
+def _ratios(result: Compared) -> list[Fraction]:
     """Return what an average in place of a sum, or a sum taken twice, may multiply by: sizes of sets of axes."""
     sizes = {1}
-    for axis in one.mesh.axes:
-        sizes |= {size * one.mesh.axis_size(axis) for size in sizes}
+    for axis in result.mesh.axes:
+        sizes |= {size * result.mesh.axis_size(axis) for size in sizes}
     return [ratio for size in sorted(sizes - {1}) for ratio in (Fraction(1, size), Fraction(size))]
 
 
@@ -95,10 +95,10 @@ def _not_reduced(name: str, axis: str, op: str) -> Reason:
     )
 
 
-def _scaled(one: Compared, name: str, ratio: Fraction) -> Reason:
+def _scaled(result: Compared, name: str, ratio: Fraction) -> Reason:
     cause = AveragedForward if ratio < 1 else RepeatedForwardSum
     return Reason(
-        cause("", size_in_words(one.mesh, ratio), name),
+        cause("", size_in_words(result.mesh, ratio), name),
         f"less {name}, it is {times_text(ratio)} the unsharded model's less {name}",
     )
 

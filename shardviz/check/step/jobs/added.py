@@ -34,7 +34,7 @@ def added_at(judging: Judging, place: Place, rank: int) -> tuple[str, int]:
         pair = in_both(whole, part, region)
         excess = pair[1] - pair[0] * judging.scale(place, rank) if pair is not None else None
         for name, term in terms:
-            times = whole_multiple(excess, term, judging.found[place].near) if excess is not None else 0
+            times = whole_multiple(excess, term, judging.judgments[place].near) if excess is not None else 0
             if times:
                 return name, times
     return "", 0
@@ -45,8 +45,8 @@ def _terms(
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     for other, point in judging.ranks[rank].items():
         name = _name_of_term(place, other)
-        found = judging.found.get(other)
-        is_right = name == "input" or (found is not None and found.state.get(rank) == "right")
+        judgment = judging.judgments.get(other)
+        is_right = name == "input" or (judgment is not None and judgment.state.get(rank) == "right")
         if name and is_right and point.values is not None and point.values.is_whole and point.values.shape == shape:
             yield name, point.values.values
 

@@ -98,34 +98,34 @@ class Assembling:
     ) -> None:
         """Add a tensor."""
         moment, role = place
-        own = self.ranks.setdefault(rank, _Rank())
-        index = None if layout is None else _layout(own, layout)
+        tables = self.ranks.setdefault(rank, _Rank())
+        index = None if layout is None else _layout(tables, layout)
         body = Body(role, moment, shape, values.shape, dtype, layout=index, dense=True, grad=None)
-        own.tensors.append(TensorRecord(name, len(own.bodies)))
-        own.bodies.append(body)
+        tables.tensors.append(TensorRecord(name, len(tables.bodies)))
+        tables.bodies.append(body)
         self.arrays[rank, f"{moment}/{role}/{name}"] = values
 
     def add_region(self, rank: int, name: str, shape: tuple[int, ...], region: Region, weight: Weight) -> None:
         """Add which elements of a weight a rank has."""
-        own = self.ranks.setdefault(rank, _Rank())
+        tables = self.ranks.setdefault(rank, _Rank())
         dtype = weight.values.dtype if weight.values is not None else "float32"
-        own.tensors.append(TensorRecord(name, len(own.bodies)))
-        own.bodies.append(Body("param", "stamped", shape, region.shape, dtype, held=region.dims))
+        tables.tensors.append(TensorRecord(name, len(tables.bodies)))
+        tables.bodies.append(Body("param", "stamped", shape, region.shape, dtype, held=region.dims))
 
     def dump(self, judging: Judging) -> Dump:
         """Return the dump, with what every rank has at every place."""
         records, odd = {}, _odd(judging)
         for rank, record in self.job.dump.files.ranks.items():
-            own = self.ranks.get(rank, _Rank())
+            tables = self.ranks.get(rank, _Rank())
             records[rank] = RankRecord(
                 record.schema,
                 rank,
                 record.num_ranks,
                 record.hostname,
-                meshes=tuple(own.meshes),
-                layouts=tuple(own.layouts),
-                bodies=tuple(own.bodies),
-                tensors=tuple(own.tensors),
+                meshes=tuple(tables.meshes),
+                layouts=tuple(tables.layouts),
+                bodies=tuple(tables.bodies),
+                tensors=tuple(tables.tensors),
                 trace=tuple(_with_added(judging, odd, rank)),
                 narrowed_to=self.narrowed_to,
             )
@@ -136,21 +136,21 @@ class Assembling:
 
 def _with_added(judging: Judging, odd: Sequence[Place], rank: int) -> Iterator[PointRecord]:
     """Yield what a rank has at every place; of the first wrong ones also the term that they have too often."""
-    for one in judging.records(rank):
-        place = Place(one.module, one.call, one.what, one.index)
-        name, times = added_at(judging, place, rank) if place in odd and one.state == "odd" else ("", 0)
-        yield structs.replace(one, added=name, times=times) if name else one
+    for point in judging.records(rank):
+        place = Place(point.module, point.call, point.what, point.index)
+        name, times = added_at(judging, place, rank) if place in odd and point.state == "odd" else ("", 0)
+        yield structs.replace(point, added=name, times=times) if name else point
 
 
-def _layout(own: _Rank, layout: Layout) -> int:
+def _layout(tables: _Rank, layout: Layout) -> int:
     """Return the index of a layout among a rank's."""
     placements = layout.placements()
     assert placements is not None, "it comes from placements"
     mesh = MeshRecord(layout.mesh.axes, layout.mesh.shape, layout.mesh.ranks)
-    number = own.meshes.setdefault(mesh, len(own.meshes))
+    number = tables.meshes.setdefault(mesh, len(tables.meshes))
     flat = FlatRecord(layout.flat.shape, layout.flat.offset) if layout.flat else None
     record = LayoutRecord(number, tuple(map(str, placements)), layout.shape, flat, layout.own_axes)
-    return own.layouts.setdefault(record, len(own.layouts))
+    return tables.layouts.setdefault(record, len(tables.layouts))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Weights:
     """The weights of both jobs.
 
     Attributes:
-        params: Those of the job that the other is laid beside, whole.
+        params: Those of the job that the other is compared with, whole.
         grads: Their gradients.
         belongings: Where those of the other job's belong that claim nothing.
     """
@@ -190,74 +190,80 @@ class Weights:
 
 
 def assembled(job: JobTrace, judging: Judging, weights: Weights) -> tuple[Dump, tuple[str, ...]]:
-    """Return a dump of a job beside another, and the gradients that are not there whole.
+    """Return a dump that compares a job with another, and the gradients that are not there whole.
 
     Args:
         job: The job.
         judging: What each of its ranks has at every place.
         weights: Both jobs' weights.
     """
-    found = Assembling(job, judging.mesh)
-    sampled = _add_gradients(found, job, weights)
-    _add_vectors(found, weights.params)
+    assembling = Assembling(job, judging.mesh)
+    sampled = _add_gradients(assembling, job, weights)
+    _add_vectors(assembling, weights.params)
     for place in _odd(judging):
-        _add_place(found, judging, place)
-    return found.dump(judging), sampled
+        _add_place(assembling, judging, place)
+    return assembling.dump(judging), sampled
 
 
-def _add_gradients(found: Assembling, job: JobTrace, weights: Weights) -> tuple[str, ...]:
+def _add_gradients(assembling: Assembling, job: JobTrace, weights: Weights) -> tuple[str, ...]:
     """Add the gradients of weights that are there whole."""
     first = min(job.ranks)
     parts = by_name(job.ranks, "grad")
     sampled = []
     for name, whole in weights.grads.items():
-        own = parts.get(name, {})
-        kept = [weight.values for weight in (whole, *own.values())]
+        by_rank = parts.get(name, {})
+        kept = [weight.values for weight in (whole, *by_rank.values())]
         if any(values is None or not values.is_whole for values in kept):
             sampled.append(name)
             continue
-        _add_weight(found, first, name, "reference", whole, None)
-        for rank, weight in own.items():
+        _add_weight(assembling, first, name, "reference", whole, None)
+        for rank, weight in by_rank.items():
             belonging = weights.belongings.get(name)
             layout = weight.layout or (belonging.layout if belonging is not None else None)
-            _add_weight(found, rank, name, "step", weight, layout)
+            _add_weight(assembling, rank, name, "step", weight, layout)
             if layout is None and belonging is not None:
-                found.add_region(rank, name, whole.shape, belonging.regions[rank], weight)
+                assembling.add_region(rank, name, whole.shape, belonging.regions[rank], weight)
     return tuple(sampled)
 
 
-def _add_vectors(found: Assembling, params: Mapping[str, Weight]) -> None:
+def _add_vectors(assembling: Assembling, params: Mapping[str, Weight]) -> None:
     """Add the weights that may be added to what a module returns: biases."""
     for name, whole in params.items():
         if whole.values is not None and whole.values.is_whole and len(whole.shape) == 1:
             values = whole.values
-            found.add(min(found.job.ranks), name, ("reference", "param"), whole.shape, values.values, values.dtype)
+            assembling.add(
+                min(assembling.job.ranks), name, ("reference", "param"), whole.shape, values.values, values.dtype
+            )
 
 
-def _add_weight(found: Assembling, rank: int, name: str, moment: Moment, weight: Weight, layout: Layout | None) -> None:
+def _add_weight(
+    assembling: Assembling, rank: int, name: str, moment: Moment, weight: Weight, layout: Layout | None
+) -> None:
     assert weight.values is not None
     if weight.values.tolerance == TENSOR_FLOAT:
-        found.narrowed_to = ("float16",)
+        assembling.narrowed_to = ("float16",)
     shape = weight.shape if layout is None or layout.flat else layout.shape
-    found.add(rank, name, (moment, "grad"), shape, weight.values.values, weight.values.dtype, layout)
+    assembling.add(rank, name, (moment, "grad"), shape, weight.values.values, weight.values.dtype, layout)
 
 
 def _odd(judging: Judging) -> list[Place]:
     """Return the first wrong places, forward and backward: behind them all is a consequence."""
-    odd = [place for place, one in judging.found.items() if any(state in BAD for state in one.state.values())]
+    odd = [
+        place for place, judgment in judging.judgments.items() if any(state in BAD for state in judgment.state.values())
+    ]
     forward = [place for place in odd if not place.what.startswith("gradient")]
     backward = [place for place in odd if place.what.startswith("gradient")]
     return [*forward[:MAX_ODD], *backward[:MAX_ODD]]
 
 
-def _add_place(found: Assembling, judging: Judging, place: Place) -> None:
+def _add_place(assembling: Assembling, judging: Judging, place: Place) -> None:
     whole = judging.whole[place].values
-    own = {rank: points[place].values for rank, points in judging.ranks.items() if place in points}
-    parts = {rank: values for rank, values in own.items() if values is not None}
+    by_rank = {rank: points[place].values for rank, points in judging.ranks.items() if place in points}
+    parts = {rank: values for rank, values in by_rank.items() if values is not None}
     if whole is None or not whole.is_whole or not all(part.is_whole for part in parts.values()):
         return
     name = of_point(place.module, place.what, place.call, place.tensor)
-    found.add(min(judging.ranks), name, ("reference", "activation"), whole.shape, whole.values, whole.dtype)
+    assembling.add(min(judging.ranks), name, ("reference", "activation"), whole.shape, whole.values, whole.dtype)
     for rank, part in parts.items():
         values = part.values / judging.scale(place, rank)
-        found.add(rank, name, ("step", "activation"), whole.shape, values, part.dtype)
+        assembling.add(rank, name, ("step", "activation"), whole.shape, values, part.dtype)

@@ -51,7 +51,7 @@ BAD = ("odd", "repeated", "cut", "none")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One job laid beside the other.
+    """One job compared with the other.
 
     Attributes:
         difference: How it differs.
@@ -99,44 +99,44 @@ def _not_compared(why: str) -> StepDifference:
 
 
 def _of_two_large(first: WholeJob, second: WholeJob) -> StepDifference:
-    """Lay either job beside the other: what one does wrong is seen from the one that does it right."""
+    """Compare each job with the other: what one does wrong is seen from the one that does it right."""
     if first.is_pipeline and second.is_pipeline:
         return _not_compared(TWO_PIPELINES)
     if first.is_pipeline or second.is_pipeline:
         return _compare(*((second, first) if first.is_pipeline else (first, second))).difference
-    one = _compare(first, second)
-    if one.worth == BEST or (one.is_complete and one.worth == AGREEING):
-        return one.difference
-    return max(one, _compare(second, first), key=lambda attempt: attempt.worth).difference
+    first_attempt = _compare(first, second)
+    if first_attempt.worth == BEST or (first_attempt.is_complete and first_attempt.worth == AGREEING):
+        return first_attempt.difference
+    return max(first_attempt, _compare(second, first), key=lambda attempt: attempt.worth).difference
 
 
-def _compare(one: WholeJob, job: WholeJob) -> Attempt:
-    """Lay a job beside another.
+def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
+    """Compare a job with another.
 
     Args:
-        one: The other: what its ranks have together.
+        reference: The job compared with: what its ranks have together.
         job: The job that is looked at, rank by rank.
     """
-    params, grads = one.weights(job.job.ranks, job.mesh)
+    params, grads = reference.weights(job.job.ranks, job.mesh)
     parts = by_name(job.job.ranks, "param")
     belongings = belongings_of(params, parts, job.mesh)
     others, num_weights = other_weights(params, parts, belongings)
     if others:
         departure = _of_weights(others, num_weights, job.name)
         return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS, is_of_jobs=True))
-    rows = _rows_of(one, job)
+    rows = _rows_of(reference, job)
     if rows.problem:
         departure = departure_for(DifferentBatch(of_jobs=True), "batch", "", f"{job.name}: {rows.problem}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
-    judging = _judging(one, job, rows.order)
-    return _beside(one, job, judging, Weights(params, grads, belongings))
+    judging = _judging(reference, job, rows.order)
+    return _beside(reference, job, judging, Weights(params, grads, belongings))
 
 
-def _rows_of(one: WholeJob, job: WholeJob) -> Rows:
+def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
     """Return how a job's ranks share the other's rows: of the ways to put those together, by the first that fits."""
-    ranks = with_first_module(one.first_module, job.job.ranks)
+    ranks = with_first_module(reference.first_module, job.job.ranks)
     batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
-    found = [rows_of(given, batches, job.mesh) for given in one.batches()]
+    found = [rows_of(given, batches, job.mesh) for given in reference.batches()]
     return next((rows for rows in found if not rows.problem), next(iter(found), Rows()))
 
 
@@ -156,12 +156,12 @@ def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Depart
     return departure_for(cause, "weights", first.name, sentence)
 
 
-def _judging(one: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> Judging:
-    counts = counts_per_forward(one.counts)
-    if one.is_pipeline or job.is_pipeline:
+def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> Judging:
+    counts = counts_per_forward(reference.counts)
+    if reference.is_pipeline or job.is_pipeline:
         counts = {name: count for name, count in counts.items() if name}  # a stage is called what the model is
     of_ranks = {rank: own.points(counts) for rank, own in job.job.ranks.items()}
-    choices = one.choices(counts)
+    choices = reference.choices(counts)
     if order is not None:
         choices = {
             place: [(way, _reordered(point, place, of_ranks, order)) for way, point in ways]
@@ -173,7 +173,7 @@ def _judging(one: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> J
 def _reordered(
     point: Point, place: Place, ranks: Mapping[int, Mapping[Place, Point]], order: NDArray[np.int64]
 ) -> Point:
-    """Return a point with its rows as the ranks have them, where they share its rows."""
+    """Return a point with its rows as the ranks have them, if they share its rows."""
     whole = point.values
     parts = [own[place].values for own in ranks.values() if place in own]
     is_shared = any(part is not None and whole is not None and part.shape[:1] < whole.shape[:1] for part in parts)
@@ -184,40 +184,49 @@ def _reordered(
     return type(point)(whole.reordered(rows), point.needs_grad, point.tensor, point.order, point.type, point.draws)
 
 
-def _beside(one: WholeJob, job: WholeJob, judging: Judging, weights: Weights) -> Attempt:
-    if not judging.found:
+def _beside(reference: WholeJob, job: WholeJob, judging: Judging, weights: Weights) -> Attempt:
+    if not judging.judgments:
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)
     dump, sampled = assembled(job.job, judging, weights)
-    other = "one process" if one.is_of_one else one.name
+    other = "one process" if reference.is_of_one else reference.name
     evidence = JobEvidence(dump, tuple(compared(dump)))
     results = list(findings_on(evidence, judging, other))
-    found = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
-    found = sorted(found, key=lambda finding: not finding.module)
+    findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
+    findings = sorted(findings, key=lambda finding: not finding.module)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
-    not_compared += [*_without_numbers(judging, one), *_apart(judging, one), *_left_out((one.job, job.job))]
-    right = [place for place, found in judging.found.items() if not any(state in BAD for state in found.state.values())]
+    not_compared += [
+        *_without_numbers(judging, reference),
+        *_apart(judging, reference),
+        *_left_out((reference.job, job.job)),
+    ]
+    right = [
+        place
+        for place, judgment in judging.judgments.items()
+        if not any(state in BAD for state in judgment.state.values())
+    ]
     dtypes = tuple(" and ".join(_dtypes(points)) for points in (judging.whole, *list(judging.ranks.values())[:1]))
     difference = StepDifference(
-        tuple(_departure(finding, judging, one, job) for finding in found),
+        tuple(_departure(finding, judging, reference, job) for finding in findings),
         len(weights.params) + len(right),
         judging.drift,
-        max((judging.found[place].near / (_size(judging, place) or 1.0) for place in right), default=0.0),
+        max((judging.judgments[place].near / (_size(judging, place) or 1.0) for place in right), default=0.0),
         dtypes,
         tuple(not_compared),
         "the jobs agree",
-        Beside(evidence, tuple(found), other),
+        Beside(evidence, tuple(findings), other),
         is_of_jobs=True,
     )
-    return Attempt(difference, bool(found) and not found[0].generic, not not_compared)
+    return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 
 
-def _apart(judging: Judging, one: WholeJob) -> Iterator[NotChecked]:
+def _apart(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:
     """Yield how many places have values that cannot be put together: copies that are not equal, for one."""
     lost = [place for place in judging.places if place not in judging.whole]
-    if lost and not one.is_of_one:
-        why = f"{counted(len(lost), 'place')} of the step: the parts that ranks of {one.name} have do not fit together"
+    if lost and not reference.is_of_one:
+        where = f"{counted(len(lost), 'place')} of the step"
+        why = f"{where}: the parts that ranks of {reference.name} have do not fit together"
         yield NotChecked("", why, "step")
 
 
@@ -230,9 +239,9 @@ def _dtypes(points: Mapping[Place, Point]) -> list[str]:
     return sorted({point.values.dtype for point in points.values() if point.values is not None})
 
 
-def _without_numbers(judging: Judging, one: WholeJob) -> Iterator[NotChecked]:
+def _without_numbers(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:
     if judging.num_not_finite:
-        who = "the job of one process" if one.is_of_one else one.name
+        who = "the job of one process" if reference.is_of_one else reference.name
         why = f"{counted(judging.num_not_finite, 'place')} of the step: {who} has NaN or infinity there"
         yield NotChecked("", why, "step")
 
@@ -242,17 +251,17 @@ def _left_out(jobs: Sequence[JobTrace]) -> list[NotChecked]:
     return [NotChecked("", why, "step") for why in dict.fromkeys(reasons)]
 
 
-def _departure(finding: Finding, judging: Judging, one: WholeJob, job: WholeJob) -> Departure:
+def _departure(finding: Finding, judging: Judging, reference: WholeJob, job: WholeJob) -> Departure:
     odd = {
         (place.module, place.call)
-        for place, found in judging.found.items()
-        if any(state in BAD for state in found.state.values())
+        for place, judgment in judging.judgments.items()
+        if any(state in BAD for state in judgment.state.values())
     }
     module = finding.module or finding.tensor
     first = f"{job.name}: {finding.summary}"
     why = finding.explanation.advice
     following = len(odd) - 1 if finding.module else 0
-    if not one.is_of_one:
-        first, why = (text.replace(UNSHARDED, one.name) for text in (first, why))
+    if not reference.is_of_one:
+        first, why = (text.replace(UNSHARDED, reference.name) for text in (first, why))
         why += f". {WHICH_IS_RIGHT}"
     return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation)

@@ -49,17 +49,19 @@ def findings_on(evidence: JobEvidence, judging: Judging, other: str) -> Iterator
     if first is not None and first.direction == "forward":
         yield _in_forward(evidence, judging, first, other)
         return
-    results = [(one, result) for one in evidence.results for result in explained(evidence, one)]
-    yield from (result for _, result in results if isinstance(result, NotChecked))
-    found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
-    unequal = _of_unequal_losses(judging) if first is None and (found or said) else None
+    results = [(result, finding) for result in evidence.results for finding in explained(evidence, result)]
+    yield from (finding for _, finding in results if isinstance(finding, NotChecked))
+    pairs, of_all = of_all_gradients(
+        evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
+    )
+    unequal = _of_unequal_losses(judging) if first is None and (pairs or of_all) else None
     if unequal is not None:
         yield unequal
         return
-    yield from said
-    absent, found = with_cut(evidence, list(check_no_gradient(evidence)), placed(evidence, found))
-    yield from (one for one in absent if isinstance(one, Finding))
-    yield from (finding for _, finding in found)
+    yield from of_all
+    absent, pairs = with_cut(evidence, list(check_no_gradient(evidence)), placed(evidence, pairs))
+    yield from (result for result in absent if isinstance(result, Finding))
+    yield from (finding for _, finding in pairs)
 
 
 def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence, other: str) -> Finding | NotChecked:
@@ -109,7 +111,7 @@ def draws(judging: Judging, module: str, call: int) -> bool:
 def check_masks(judging: Judging, module: str, call: int) -> Finding | None:
     """Return the finding if ranks drop different elements of the same values, or the same of different ones."""
     given, returned = Place(module, call, "input", 0), Place(module, call, "output", 0)
-    layout = judging.found[given].layout if given in judging.found else None
+    layout = judging.judgments[given].layout if given in judging.judgments else None
     masks = {rank: mask for rank in judging.ranks if (mask := _mask(judging, rank, given, returned)) is not None}
     if layout is None or len(masks) < len(judging.ranks):
         return None

@@ -73,12 +73,12 @@ class Judging:
     num_not_finite: int = field(default=0)
 
     @cached_property
-    def found(self) -> Mapping[Place, Found]:
+    def judgments(self) -> Mapping[Place, Found]:
         """What is at every place, in the order of the job of one process: forward, then backward."""
         places = [place for place in self.whole if any(place in own for own in self.ranks.values())]
         forward = sorted((one for one in places if not _is_gradient(one)), key=self._order)
         backward = sorted((one for one in places if _is_gradient(one)), key=self._order, reverse=True)
-        return {place: found for place in (*forward, *backward) if (found := self.judged(place)) is not None}
+        return {place: judgment for place in (*forward, *backward) if (judgment := self.judged(place)) is not None}
 
     @cached_property
     def places(self) -> list[Place]:
@@ -95,14 +95,14 @@ class Judging:
 
         The last gradient that is the other's times a number gives it; ranks that have no such place share the others'.
         """
-        found = {rank: self._scale_of(rank) for rank in self.ranks}
-        known = [one for one in found.values() if one is not None]
+        by_rank = {rank: self._scale_of(rank) for rank in self.ranks}
+        known = [pair for pair in by_rank.values() if pair is not None]
         last = max((order for order, _ in known), default=-1)
         at_end = {scale for order, scale in known if order == last}
         common = at_end.pop() if len(at_end) == 1 else None
         return {
-            rank: one[1] if one is not None and (one[0] == last or common is None) else common or 1.0
-            for rank, one in found.items()
+            rank: pair[1] if pair is not None and (pair[0] == last or common is None) else common or 1.0
+            for rank, pair in by_rank.items()
         }
 
     def _scale_of(self, rank: int) -> tuple[int, float] | None:
@@ -133,11 +133,11 @@ class Judging:
     def judged(self, place: Place) -> Found | None:
         """Return what the ranks have at a place; None if nothing can be judged."""
         whole = self.whole[place].values
-        own = {rank: points[place] for rank, points in self.ranks.items() if place in points}
-        values = {rank: point.values for rank, point in own.items() if point.values is not None}
+        by_rank = {rank: points[place] for rank, points in self.ranks.items() if place in points}
+        values = {rank: point.values for rank, point in by_rank.items() if point.values is not None}
         absent: dict[int, State] = {
             rank: "none" if point.needs_grad else "cut"
-            for rank, point in own.items()
+            for rank, point in by_rank.items()
             if point.values is None and self._is_known_to_be_absent(place, rank)
         }
         if whole is None or not (values or absent):
@@ -209,30 +209,30 @@ class Judging:
 
     def records(self, rank: int) -> list[PointRecord]:
         """Return what a rank has at every place, as a probe's step has it."""
-        found = []
-        for place, one in self.found.items():
+        records = []
+        for place, judgment in self.judgments.items():
             point = self.ranks[rank].get(place)
-            if point is not None and rank in one.state:
-                found.append(self._record(place, one, point, rank))
-        return found
+            if point is not None and rank in judgment.state:
+                records.append(self._record(place, judgment, point, rank))
+        return records
 
-    def _record(self, place: Place, found: Found, point: Point, rank: int) -> PointRecord:
+    def _record(self, place: Place, judgment: Found, point: Point, rank: int) -> PointRecord:
         whole = self.whole[place]
         is_narrow = whole.values is not None and whole.values.dtype in NARROW
         layout = ""
-        if found.layout is not None and point.values is not None and whole.values is not None:
-            layout = write(Layout.from_placements(self.mesh, whole.values.shape, found.layout))
+        if judgment.layout is not None and point.values is not None and whole.values is not None:
+            layout = write(Layout.from_placements(self.mesh, whole.values.shape, judgment.layout))
         return PointRecord(
             place.module,
             place.what,  # type: ignore[arg-type]
             whole.order,
-            found.state[rank],
+            judgment.state[rank],
             place.call,
             place.tensor,
             point.tensor,
             layout,
             whole.type,
-            found.near if is_narrow else 0.0,
+            judgment.near if is_narrow else 0.0,
             self.scale(place, rank),
         )
 

@@ -91,7 +91,7 @@ def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belong
 
 
 def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
-    """Return the way to put a plain weight together that makes it the other job's; the first where none does.
+    """Return the way to put a plain weight together that makes it the other job's; the first way if none does.
 
     Args:
         ways: Every way to put it together.
@@ -107,16 +107,17 @@ def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) 
     return ways[0]
 
 
-def _in_order_of(one: Way, parts: Mapping[int, Weight]) -> Way | None:
-    """Return a weight with its rows as a rank has them that has all of them: ranks may be given heads of each part."""
-    whole = one.weight.values
+def _in_order_of(way: Way, parts: Mapping[int, Weight]) -> Way | None:
+    """Return a weight with its rows in the order of a rank that has them all: ranks may be given heads of each part."""
+    whole = way.weight.values
     for part in parts.values():
-        own = part.values
-        if whole is None or own is None or own.shape != whole.shape or not (whole.is_whole and own.is_whole):
+        copy = part.values
+        if whole is None or copy is None or copy.shape != whole.shape or not (whole.is_whole and copy.is_whole):
             continue
-        found = places_of(own.values, whole.values, _allowed(whole, own))
-        if found is not None and found[0] == 0 and len(set(found[1].tolist())) == len(found[1]) and found[1].min() >= 0:
-            return Way(one.placements, replace(one.weight, values=whole.reordered(found[1])), found[1])
+        location = places_of(copy.values, whole.values, _allowed(whole, copy))
+        dim, rows = location if location is not None else (None, None)
+        if dim == 0 and rows is not None and len(set(rows.tolist())) == len(rows) and rows.min() >= 0:
+            return Way(way.placements, replace(way.weight, values=whole.reordered(rows)), rows)
     return None
 
 
@@ -132,10 +133,10 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
     for rank, part in parts.items():
         if whole.values is None or part.values is None or not (whole.values.is_whole and part.values.is_whole):
             return None
-        found = places_of(part.values.values, whole.values.values, _allowed(whole.values, part.values))
-        if found is None or np.any(found[1] < 0) or np.any(np.diff(found[1]) <= 0):
+        location = places_of(part.values.values, whole.values.values, _allowed(whole.values, part.values))
+        if location is None or np.any(location[1] < 0) or np.any(np.diff(location[1]) <= 0):
             return None  # slices that a rank has in another order are in no region
-        dim, at = found
+        dim, at = location
         spans = merged((row, row + 1) for row in at.tolist())
         around = Region.whole(whole.shape).dims
         regions[rank] = Region((*around[:dim], spans, *around[dim + 1 :]))
@@ -175,7 +176,7 @@ def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Bel
 
 
 def _is_permuted(whole: Kept, parts: Iterable[Weight]) -> bool:
-    """Whether every rank has a weight's numbers and no others; a few ranks may where a seed drew them later."""
+    """Whether every rank has a weight's numbers and no others; a few ranks may if a seed drew them later."""
     kept = [part.values.values for part in parts if part.values is not None]
     return all(np.isin(one, whole.values).all() for one in kept) and any(one.size and np.ptp(one) > 0 for one in kept)
 
@@ -184,16 +185,16 @@ def _apart_as_laid_out(whole: Weight, part: Weight, belonging: Belonging | None,
     """Return how far a rank's part is off where it is claimed, or was found, to belong."""
     assert whole.values is not None
     assert part.values is not None
-    own = part.layout
-    if own is None:
+    layout = part.layout
+    if layout is None:
         region = belonging.regions[rank] if belonging is not None else Region.whole(whole.values.shape)
         return _apart(whole.values, part.values, region)
-    region = own.region(own.mesh.coord_of(rank))
-    return _apart(_flat(whole.values) if own.flat else whole.values, part.values, region)
+    region = layout.region(layout.mesh.coord_of(rank))
+    return _apart(_flat(whole.values) if layout.flat else whole.values, part.values, region)
 
 
 def _flat(whole: Kept) -> Kept:
-    """Return a tensor flattened, as FSDP1 has it; as it is where only a sample of it was kept."""
+    """Return a tensor flattened, as FSDP1 has it; as it is if only a sample of it was kept."""
     if not whole.is_whole:
         return whole
     flat = whole.values.ravel()
@@ -212,17 +213,17 @@ def _apart(whole: Kept, part: Kept, region: Region) -> float:
 
 
 def _allowed(whole: Kept, part: Kept) -> float:
-    """Return how far equal weights may be apart: by a rounding where their dtypes differ, else not at all."""
+    """Return how far equal weights may differ: by a rounding if their dtypes differ, else 0."""
     return 0.0 if whole.dtype == part.dtype else max(whole.tolerance, part.tolerance)
 
 
 def by_name(ranks: Mapping[int, OfRank], role: str) -> dict[str, dict[int, Weight]]:
     """Return what ranks have of weights, or of their gradients, by name."""
-    found: dict[str, dict[int, Weight]] = {}
+    parts: dict[str, dict[int, Weight]] = {}
     for rank, own in ranks.items():
         for name, weight in own.weights(role):
-            found.setdefault(name, {})[rank] = weight
-    return found
+            parts.setdefault(name, {})[rank] = weight
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +265,13 @@ def rows_of(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) ->
     return Rows(np.array(every, np.int64))
 
 
-def _is_split(given: list[Kept], own: list[Kept], mesh: Mesh, rank: int) -> bool:
-    return len(given) == len(own) and all(
+def _is_split(given: list[Kept], batch: list[Kept], mesh: Mesh, rank: int) -> bool:
+    return len(given) == len(batch) and all(
         any(
             _apart(whole, part, region) <= _near(whole, part)
             for _, region in placements_of(whole.shape, part.shape, mesh, rank)
         )
-        for whole, part in zip(given, own, strict=True)
+        for whole, part in zip(given, batch, strict=True)
     )
 
 
@@ -284,19 +285,19 @@ def _agree(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> 
         fits = [
             {
                 placements
-                for placements, region in placements_of(whole.shape, own[index].shape, mesh, rank)
-                if _apart(whole, own[index], region) <= _near(whole, own[index])
+                for placements, region in placements_of(whole.shape, batch[index].shape, mesh, rank)
+                if _apart(whole, batch[index], region) <= _near(whole, batch[index])
             }
-            for rank, own in batches.items()
+            for rank, batch in batches.items()
         ]
         if not set.intersection(*fits):
             return False
     return True
 
 
-def _rows(given: list[Kept], own: list[Kept]) -> NDArray[np.int64] | None:
+def _rows(given: list[Kept], batch: list[Kept]) -> NDArray[np.int64] | None:
     """Return which rows of the whole batch a rank was given; None if one of them is in no place of it."""
-    whole, part = given[0], own[0]
+    whole, part = given[0], batch[0]
     if not (whole.is_whole and part.is_whole) or whole.shape[1:] != part.shape[1:] or not part.shape:
         return None
     used: set[int] = set()
@@ -312,6 +313,6 @@ def _rows(given: list[Kept], own: list[Kept]) -> NDArray[np.int64] | None:
     return np.array(at, np.int64)
 
 
-def _other_rows(rank: int, whole: Kept, own: list[Kept]) -> str:
-    shapes = f"{list(own[0].shape)} and {list(whole.shape)}"
+def _other_rows(rank: int, whole: Kept, batch: list[Kept]) -> str:
+    shapes = f"{list(batch[0].shape)} and {list(whole.shape)}"
     return f"rank {rank} of it was given rows that are not in the other job's batch ({shapes})"

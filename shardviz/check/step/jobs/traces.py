@@ -38,7 +38,7 @@ class Point:
     """What a rank has at a place.
 
     Attributes:
-        values: What was kept; None for a gradient that did not come, or where too much was kept before it.
+        values: What was kept; None for a gradient that did not come, or if too much was kept before it.
         needs_grad: Whether a gradient can flow back to the tensor.
         tensor: A number that points of one tensor share.
         order: When the call ended.
@@ -89,11 +89,11 @@ class OfRank:
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """How often each module was called."""
-        found: dict[str, int] = {}
-        for one in self.records:
-            if one.what != "batch":
-                found[one.module] = max(found.get(one.module, 0), one.call + 1)
-        return found
+        counts: dict[str, int] = {}
+        for record in self.records:
+            if record.what != "batch":
+                counts[record.module] = max(counts.get(record.module, 0), record.call + 1)
+        return counts
 
     @cached_property
     def batch(self) -> list[Kept]:
@@ -108,11 +108,11 @@ class OfRank:
     def points(self, counts: Mapping[str, int]) -> dict[Place, Point]:
         """Return what it has at every place, given how often each module is called in one forward of the batch."""
         by_place: dict[Place, list[KeptRecord]] = {}
-        for one in self.records:
-            count = counts.get(one.module, 0)
-            if one.what != "batch" and count and not self.counts[one.module] % count:
-                place = Place(one.module, one.call % count, one.what, one.index)
-                by_place.setdefault(place, []).append(one)
+        for record in self.records:
+            count = counts.get(record.module, 0)
+            if record.what != "batch" and count and not self.counts[record.module] % count:
+                place = Place(record.module, record.call % count, record.what, record.index)
+                by_place.setdefault(place, []).append(record)
         return {place: self._point(records) for place, records in by_place.items()}
 
     def _point(self, records: Sequence[KeptRecord]) -> Point:
@@ -122,8 +122,8 @@ class OfRank:
         needs_grad = any(one.needs_grad for one in records)
         return Point(values, needs_grad, first.tensor, first.order, first.type, draws)
 
-    def _values(self, one: KeptRecord) -> Kept | None:
-        name = one.same_as or of_point(one.module, one.what, one.call, one.index)
+    def _values(self, record: KeptRecord) -> Kept | None:
+        name = record.same_as or of_point(record.module, record.what, record.call, record.index)
         shard = self._shard("activation", name)
         return (
             Kept.of(shard.body.shape, self._numbers(shard, name), shard.body.dtype, shard.body.device)

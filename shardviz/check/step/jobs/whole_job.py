@@ -26,7 +26,7 @@ Choice = tuple["Placements", "Point"]
 
 @dataclass(frozen=True)
 class WholeJob:
-    """A job that another one is laid beside.
+    """A job that another one is compared with.
 
     Attributes:
         job: Its trace.
@@ -51,11 +51,11 @@ class WholeJob:
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """How often each module was called, on the rank that called it most often."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for own in self.job.ranks.values():
             for module, count in own.counts.items():
-                found[module] = max(found.get(module, 0), count)
-        return found
+                counts[module] = max(counts.get(module, 0), count)
+        return counts
 
     @cached_property
     def first_module(self) -> str:
@@ -82,11 +82,11 @@ class WholeJob:
         """Return the ways in which what ranks have at each place can be put together."""
         of_ranks = {rank: own.points(counts) for rank, own in self.job.ranks.items()}
         places = dict.fromkeys(place for own in of_ranks.values() for place in own)
-        found = {}
+        choices = {}
         for place in places:
             points = {rank: own[place] for rank, own in of_ranks.items() if place in own}
-            found[place] = self._ways(points)
-        return found
+            choices[place] = self._ways(points)
+        return choices
 
     def _ways(self, points: Mapping[int, Point]) -> list[Choice]:
         first = next(iter(points.values()))
@@ -104,26 +104,26 @@ class WholeJob:
         """Return its weights before the step and their gradients.
 
         Args:
-            others: The ranks of the other job, beside whose weights plain tensors are put together.
+            others: The ranks of the other job; plain tensors are put together to match their weights.
             mesh: The other job's mesh.
         """
-        beside = by_name(others, "param")
+        other_params = by_name(others, "param")
         gradients = by_name(self.job.ranks, "grad")
         params, grads = {}, {}
         for name, parts in by_name(self.job.ranks, "param").items():
-            way = self._weight(parts, beside.get(name, {}), mesh)
+            way = self._weight(parts, other_params.get(name, {}), mesh)
             params[name] = way.weight
             if name in gradients:
                 grads[name] = self._gradient(gradients[name], way)
         return params, grads
 
-    def _weight(self, parts: Mapping[int, Weight], beside: Mapping[int, Weight], mesh: Mesh) -> Way:
+    def _weight(self, parts: Mapping[int, Weight], others: Mapping[int, Weight], mesh: Mesh) -> Way:
         first, values = next(iter(parts.values())), _values(parts)
         if values is None or all(part.layout is not None for part in parts.values()):
             return Way((), Weight(first.shape, None, _as_claimed(parts)))
         found = together(values, self.mesh, is_exact=True)
         ways = [Way(one.way, Weight(one.values.shape, None, one.values)) for one in found]
-        return chosen_weight(ways, beside, mesh) if ways else Way((), Weight(first.shape, None, None))
+        return chosen_weight(ways, others, mesh) if ways else Way((), Weight(first.shape, None, None))
 
     def _gradient(self, parts: Mapping[int, Weight], way: Way) -> Weight:
         values, shape = _values(parts), way.weight.shape

@@ -112,18 +112,18 @@ class Lines:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """The calls that all ranks make, in the first rank's order, paired where that is certain."""
+        """The calls that all ranks make, in the first rank's order, paired if that is certain."""
         keyed = {rank: dict(_keyed(lines.lines)) for rank, lines in self.sharded.items()}
         whole = dict(_keyed(self.unsharded.lines))
         counts = [Counter(key[:-1] for key in own) for own in (*keyed.values(), whole)]
         first = next(iter(keyed.values()))
-        found: list[Call] = []
+        calls: list[Call] = []
         for key in first:
             if all(key in own for own in keyed.values()):
                 alike = len({count[key[:-1]] for count in counts}) == 1
                 records = {rank: own[key] for rank, own in keyed.items()}
-                found.append(Call(len(found), records, whole.get(key) if alike else None))
-        return found
+                calls.append(Call(len(calls), records, whole.get(key) if alike else None))
+        return calls
 
     @cached_property
     def records(self) -> Mapping[tuple[int, int], ValueRecord]:
@@ -148,14 +148,14 @@ class Lines:
     @cached_property
     def consumers(self) -> Mapping[tuple[int, int], list[Call]]:
         """The calls that read a tensor, by rank and number."""
-        found: dict[tuple[int, int], list[Call]] = {}
+        calls_by_tensor: dict[tuple[int, int], list[Call]] = {}
         for call in self.calls:
             for value in call.inputs:
                 for pair in value:
-                    readers = found.setdefault(pair, [])
+                    readers = calls_by_tensor.setdefault(pair, [])
                     if not readers or readers[-1] is not call:
                         readers.append(call)
-        return found
+        return calls_by_tensor
 
     def producer(self, value: Value) -> Call | None:
         """Return the call that makes a tensor on every rank; None if it comes from outside."""

@@ -75,11 +75,15 @@ def _not_read(dump: Dump) -> Iterator[NotChecked]:
 
 def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
-    told = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
+    line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
     is_open = isinstance(finding.explanation, OPEN)
     if fault.way == "between" and fault.before is not None:
-        return told.because(WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own)) if is_open else told
-    placed = replace(told, line=place_of(fault.line))
+        return (
+            line_finding.because(WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own))
+            if is_open
+            else line_finding
+        )
+    placed = replace(line_finding, line=place_of(fault.line))
     if not is_open:
         return placed
     cause = cause_of(fault)

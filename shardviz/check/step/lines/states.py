@@ -204,7 +204,7 @@ class States:
         return State("right", layout) if layout is not None else state
 
     def terms_beside(self, value: Value, others: Sequence[Value]) -> str:
-        """Return the axis over which a tensor's gradient lacks a sum beside other gradients; empty if there is none.
+        """Return the axis over which a tensor's gradient lacks a sum next to other gradients; empty if there is none.
 
         Each rank has what other readers hand back, which is whole, and its own term of what is left. Readers hand back
         the gradient of what they make, as a residual does, or its sum, as the begin of another branch does.
@@ -214,14 +214,14 @@ class States:
             return ""
         try:
             whole = self._array("reference", 0, wanted, gradient=True)
-            held, *beside = [self._gradients(one) for one in (value, *others)]
+            held, *gradients = [self._gradients(one) for one in (value, *others)]
         except (ShardvizError, KeyError):
             return ""
-        if any(array.shape != whole.shape for own in (held, *beside) for array in own.values()):
+        if any(array.shape != whole.shape for own in (held, *gradients) for array in own.values()):
             return ""
         near = ELEMENT.get(self._dtype(wanted), EXACT)
         for axis in (axis for axis in self.mesh.axes if self.mesh.axis_size(axis) > 1):
-            for ways in product(*((own, over(axis, "sum", own, self.mesh)) for own in beside)):
+            for ways in product(*((own, over(axis, "sum", own, self.mesh)) for own in gradients)):
                 given = {rank: sum((own[rank] for own in ways), np.zeros(whole.shape)) for rank in held}
                 left = over(axis, "sum", {rank: held[rank] - given[rank] for rank in held}, self.mesh)
                 if len(left) == len(held) and all(error_of(left[rank] + given[rank], whole) <= near for rank in left):

@@ -28,54 +28,54 @@ OPS = {"mean": "AVG", "sum": "SUM", "norm": "SUM"}
 """Reductions, as torch calls what is sent."""
 
 
-def check_unreduced(one: Compared, batch: Batch | None = None) -> Finding | None:
+def check_unreduced(result: Compared, batch: Batch | None = None) -> Finding | None:
     """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right.
 
     Args:
-        one: The result.
+        result: The result.
         batch: Whether each axis of the run splits the batch; None if that is not known.
     """
-    missing = missing_reduction(one) if one.copies_differ_along else None
+    missing = missing_reduction(result) if result.copies_differ_along else None
     if missing is None:
-        return _among_holders(one)
+        return _among_holders(result)
     reduction, over, ratio = missing
     axes = " and ".join(over)
-    low, high, worst = _farthest(one, one.mesh.groups(one.copies_differ_along[0]))
-    whole = one.whose if ratio == 1 else f"{times_text(ratio)} {one.whose}"
-    what = "gradient" if one.role == "grad" else "output"
+    low, high, worst = _farthest(result, result.mesh.groups(result.copies_differ_along[0]))
+    whole = result.whose if ratio == 1 else f"{times_text(ratio)} {result.whose}"
+    what = "gradient" if result.role == "grad" else "output"
     op = OPS[reduction]
-    cause: Cause = GradientNotReduced(over, op) if one.role == "grad" else OutputNotReduced(over, op)
-    if one.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
-        cause = GradientNotReduced(over, op, ratio=ratio, rest=cause_of_ratio(one, ratio, over, batch))
+    cause: Cause = GradientNotReduced(over, op) if result.role == "grad" else OutputNotReduced(over, op)
+    if result.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
+        cause = GradientNotReduced(over, op, ratio=ratio, rest=cause_of_ratio(result, ratio, over, batch))
     return cause.finding(
-        one.name,
-        one.wrong,
+        result.name,
+        result.wrong,
         f"the {what} differs along {axes}: {apart_text(low, high, worst)}",
         details=(f"their {reduction} over {axes} is {whole}",),
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
         held=own_part(reduction, over),
-    ).seen_in(Unreduced(one, reduction, over, ratio))
+    ).seen_in(Unreduced(result, reduction, over, ratio))
 
 
-def _among_holders(one: Compared) -> Finding | None:
+def _among_holders(result: Compared) -> Finding | None:
     """Return the finding if a reduction over the ranks that hold the same part, fewer than along any axis, is right."""
-    holders = ranks_by_part(one)
-    if one.role != "grad" or max(map(len, holders), default=0) < 2:
+    holders = ranks_by_part(result)
+    if result.role != "grad" or max(map(len, holders), default=0) < 2:
         return None
-    low, high, worst = _farthest(one, holders)
-    reduction = reduction_over(one, holders) if worst > one.tolerance else None
+    low, high, worst = _farthest(result, holders)
+    reduction = reduction_over(result, holders) if worst > result.tolerance else None
     if reduction is None:
         return None
-    return UnreducedSharedPart(len(holders), len(one.reduced), OPS[reduction], tuple(holders)).finding(
-        one.name,
-        one.wrong,
+    return UnreducedSharedPart(len(holders), len(result.reduced), OPS[reduction], tuple(holders)).finding(
+        result.name,
+        result.wrong,
         f"the gradient differs between ranks that hold the same part: {apart_text(low, high, worst)}",
-        details=(f"the {reduction} over those that do is {one.whose}",),
-        claimed=claimed_text(one),
+        details=(f"the {reduction} over those that do is {result.whose}",),
+        claimed=claimed_text(result),
         held="each rank's own contribution",
     )
 
 
-def _farthest(one: Compared, groups: Sequence[Sequence[int]]) -> tuple[int, int, float]:
+def _farthest(result: Compared, groups: Sequence[Sequence[int]]) -> tuple[int, int, float]:
     """Return the two neighbors within groups whose copies of one part are farthest apart, and how far."""
-    return max(one.neighbors_apart(groups), key=lambda pair: pair[2])
+    return max(result.neighbors_apart(groups), key=lambda pair: pair[2])

@@ -34,47 +34,42 @@ if TYPE_CHECKING:
 MAX_LISTED = 4
 
 
-def of_loss_terms(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
+def of_loss_terms(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
     """Return the findings left of a step, and one for a term of the loss that counts wrongly."""
-    terms = {name: _terms(evidence, one) for name, one in evidence.gradients.items()}
+    terms = {name: _terms(evidence, result) for name, result in evidence.gradients.items()}
     count = max(map(len, terms.values()), default=0)
-    is_output = any(one.role == "output" for one, _ in found)
-    open_ = [(one, finding) for one, finding in found if finding.generic or one.role == "grad"]
-    wrong = [one for one, _ in open_ if one.role == "grad"]
-    is_split = count > 1 and all(len(own) == count for own in terms.values())
-    if is_output or not wrong or not is_split or len(open_) != len(found):
-        return list(found), []
-    ranks = tuple(sorted({rank for one in wrong for rank in one.wrong}))
+    is_output = any(result.role == "output" for result, _ in pairs)
+    open_ = [(result, finding) for result, finding in pairs if finding.generic or result.role == "grad"]
+    wrong = [result for result, _ in open_ if result.role == "grad"]
+    is_split = count > 1 and all(len(gradients) == count for gradients in terms.values())
+    if is_output or not wrong or not is_split or len(open_) != len(pairs):
+        return list(pairs), []
+    ranks = tuple(sorted({rank for result in wrong for rank in result.wrong}))
     weights = _weights(evidence, wrong, terms, count)
     if weights:
-        return [], [_miscounted(evidence, weights, [one.name for one in wrong], ranks)]
+        return [], [_miscounted(evidence, weights, [result.name for result in wrong], ranks)]
     odd = _odd_term(evidence, wrong, terms, count) if not evidence.loss_is_right else None
-    return (
-        ([], [_of_part(evidence, odd, count, [one.name for one in wrong], ranks)])
-        if odd is not None
-        else (
-            list(found),
-            [],
-        )
-    )
+    if odd is None:
+        return list(pairs), []
+    return [], [_of_part(evidence, odd, count, [result.name for result in wrong], ranks)]
 
 
-def _terms(evidence: Evidence, one: Compared) -> list[NDArray[np.float64]]:
+def _terms(evidence: Evidence, result: Compared) -> list[NDArray[np.float64]]:
     """Return the unsharded model's gradient of each term of the loss."""
-    found: list[NDArray[np.float64]] = []
-    while part := evidence.dump.find("reference", "activation", of_loss_term(one.name, len(found))):
-        values = evidence.dump.values(part.first, of_loss_term(one.name, len(found)))
-        found.append(values.reshape(one.wanted.shape))
-    return found if found and one.near(sum(found, np.zeros(one.wanted.shape)), one.wanted) else []
+    gradients: list[NDArray[np.float64]] = []
+    while part := evidence.dump.find("reference", "activation", of_loss_term(result.name, len(gradients))):
+        values = evidence.dump.values(part.first, of_loss_term(result.name, len(gradients)))
+        gradients.append(values.reshape(result.wanted.shape))
+    return gradients if gradients and result.near(sum(gradients, np.zeros(result.wanted.shape)), result.wanted) else []
 
 
 def _weights(evidence: Evidence, wrong: Sequence[Compared], terms: Terms, count: int) -> tuple[Fraction, ...]:
     """Return how often each term counts in all gradients; empty if that explains none, or all count alike."""
     columns, got = [], []
-    for one in wrong:
-        for rank, values in one.reduced.items():
-            at = one.regions[rank].flat_ids(one.wanted.shape).ravel()
-            columns.append(np.stack([part.ravel()[at] for part in terms[one.name]], axis=1))
+    for result in wrong:
+        for rank, values in result.reduced.items():
+            at = result.regions[rank].flat_ids(result.wanted.shape).ravel()
+            columns.append(np.stack([part.ravel()[at] for part in terms[result.name]], axis=1))
             got.append(values.ravel())
     matrix, held = np.concatenate(columns), np.concatenate(got)
     if len(held) < 4 * count or not np.all(np.isfinite(held)):
@@ -85,12 +80,12 @@ def _weights(evidence: Evidence, wrong: Sequence[Compared], terms: Terms, count:
         near_ratio(wrong[0].rounding.epsilon),
     )
     sizes = [float(np.max(np.abs(matrix[:, at]), initial=0.0)) for at in range(count)]
-    if num_ranks < count or min(sizes) <= TELLING * max(one.tolerance for one in wrong):
+    if num_ranks < count or min(sizes) <= TELLING * max(result.tolerance for result in wrong):
         return ()
     weights = [_ratio(float(weight), most, near) for weight in solved]
     ratios = tuple(weight for weight in weights if weight is not None)
     made = matrix @ np.array([float(weight) for weight in ratios]) if len(ratios) == count else held + np.inf
-    allowed = max(one.tolerance for one in wrong) * max(map(float, map(abs, ratios)), default=1.0)
+    allowed = max(result.tolerance for result in wrong) * max(map(float, map(abs, ratios)), default=1.0)
     is_made = bool(np.all(np.abs(made - held) <= max(allowed, near * max(sizes))))
     return ratios if is_made and len(set(ratios)) > 1 else ()
 

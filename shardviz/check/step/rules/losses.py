@@ -65,21 +65,21 @@ SMALL = 0.01
 """A logarithm is recognized by a loss that rounding leaves this much nearer to it than it is large."""
 
 
-def is_loss(evidence: Evidence, one: Compared) -> bool:
+def is_loss(evidence: Evidence, result: Compared) -> bool:
     """Whether a logged value is meant to be the loss, which is a mean over the batch."""
     loss = _loss(evidence)
-    if loss is None or one.wanted.shape != loss.wanted.shape:
+    if loss is None or result.wanted.shape != loss.wanted.shape:
         return False
-    return one is loss or one.near(one.wanted, loss.wanted)
+    return result is loss or result.near(result.wanted, loss.wanted)
 
 
-def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
+def cause_of_value(evidence: Evidence, result: Compared) -> Cause | None:
     """Return what makes a logged value wrong, of right outputs; None if nothing is known of it."""
-    if one.role != "scalar" or not evidence.outputs_are_right:
+    if result.role != "scalar" or not evidence.outputs_are_right:
         return None
-    logarithm = _logarithm(one) if one.name == "loss" else None
+    logarithm = _logarithm(result) if result.name == "loss" else None
     padded = [output for output in evidence.results if output.role == "output" and output.padded is not None]
-    if logarithm is None and padded and one.name == "loss":
+    if logarithm is None and padded and result.name == "loss":
         return _of_padding(padded[0])
     batch = batch_axes(evidence.dump)
     gradients = list(evidence.gradients.values())
@@ -87,10 +87,10 @@ def cause_of_value(evidence: Evidence, one: Compared) -> Cause | None:
     others = [axis for axis in others if batch and not batch[axis] and _may_split_words(evidence, axis)]
     if logarithm or not batch or not others:
         return logarithm
-    axes, is_loss = " or ".join(others), one.name == "loss"
+    axes, is_loss = " or ".join(others), result.name == "loss"
     cause = PartialVocabularyLoss(axes) if is_loss else ScalarOfPart(axes, is_same_batch=True)
-    if any(one.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
-        return replace(unexplained_value(evidence, one), or_else=cause)
+    if any(result.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
+        return replace(unexplained_value(evidence, result), or_else=cause)
     return cause
 
 
@@ -110,16 +110,16 @@ def _may_split_words(evidence: Evidence, axis: str) -> bool:
     return not outputs or any(splits(one, axis) for one in (*outputs, *heads))
 
 
-def _logarithm(one: Compared) -> Cause | None:
+def _logarithm(result: Compared) -> Cause | None:
     """Return the cause of a loss that is off by the logarithm of a number of ranks."""
-    excess = [float(np.ravel(values - one.wanted)[0]) for values in one.reduced.values()]
-    return exponentials_of(one, max(excess)) if max(excess) - min(excess) <= one.tolerance else None
+    excess = [float(np.ravel(values - result.wanted)[0]) for values in result.reduced.values()]
+    return exponentials_of(result, max(excess)) if max(excess) - min(excess) <= result.tolerance else None
 
 
-def exponentials_of(one: Compared, excess: float) -> Cause | None:
+def exponentials_of(result: Compared, excess: float) -> Cause | None:
     """Return the cause of values that are all too large by the logarithm of a number of ranks, or too small by it."""
-    for size, axes in _sizes(one.mesh):
-        if one.tolerance < SMALL * math.log(size) and abs(abs(excess) - math.log(size)) <= one.tolerance:
+    for size, axes in _sizes(result.mesh):
+        if result.tolerance < SMALL * math.log(size) and abs(abs(excess) - math.log(size)) <= result.tolerance:
             return MiscountedExponentials(size, axes, is_repeated=excess > 0)
     return None
 
@@ -133,34 +133,36 @@ def _sizes(mesh: Mesh) -> Iterator[tuple[int, str]]:
                 yield size, " * ".join(axes)
 
 
-def check_function(evidence: Evidence, one: Compared) -> Finding | None:
+def check_function(evidence: Evidence, result: Compared) -> Finding | None:
     """Return the finding if a logged value is the mean of a function of each rank's loss, not of the mean loss."""
     loss = _loss(evidence)
     batch = batch_axes(evidence.dump)
-    if loss is None or one is loss or one.wanted.ndim or not batch:
+    if loss is None or result is loss or result.wanted.ndim or not batch:
         return None
     axes = [axis for axis in batch if batch[axis]]
     wanted = float(np.ravel(loss.wanted)[0])
     losses = {rank: float(np.ravel(values)[0]) for rank, values in loss.values.items()}
     is_small = all(abs(value) < MAX_LOSS for value in (wanted, *losses.values()))
     for name, function in FUNCTIONS.items() if axes and is_small else ():
-        if one.near(one.wanted, np.array(function(wanted))):
-            own = {rank: np.array(function(value)) for rank, value in losses.items()}
+        if result.near(result.wanted, np.array(function(wanted))):
+            by_rank = {rank: np.array(function(value)) for rank, value in losses.items()}
             for axis in axes:
-                own = one.over(axis, "avg", own)
-            if set(own) == set(one.reduced) and all(one.near(one.reduced[rank], own[rank]) for rank in own):
-                return _of_mean(one, name, " and ".join(axes))
+                by_rank = result.over(axis, "avg", by_rank)
+            if set(by_rank) == set(result.reduced) and all(
+                result.near(result.reduced[rank], by_rank[rank]) for rank in by_rank
+            ):
+                return _of_mean(result, name, " and ".join(axes))
     return None
 
 
-def _of_mean(one: Compared, name: str, over: str) -> Finding:
-    rank = one.wrong[0]
+def _of_mean(result: Compared, name: str, over: str) -> Finding:
+    rank = result.wrong[0]
     return FunctionBeforeMean(name, over).finding(
-        one.name,
-        one.wrong,
-        f"the value is the mean over {over} of {name} of each rank's loss, {number(float(one.reduced[rank]))}; "
-        f"{name} of the mean loss is {number(float(one.wanted))}",
-        claimed=claimed_text(one),
+        result.name,
+        result.wrong,
+        f"the value is the mean over {over} of {name} of each rank's loss, {number(float(result.reduced[rank]))}; "
+        f"{name} of the mean loss is {number(float(result.wanted))}",
+        claimed=claimed_text(result),
     )
 
 
@@ -171,7 +173,7 @@ def _loss(evidence: Evidence) -> Compared | None:
 
 
 def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
-    """Yield a warning where the ranks' losses have the mean that they should, and the whole batch has another."""
+    """Yield a warning if the ranks' losses have the mean that they should, and the whole batch's mean differs."""
     whole = evidence.dump.find("reference", "scalar", WHOLE_LOSS)
     losses = [one for one in evidence.results if one.role == "scalar" and one.name == "loss"]
     if whole is None or not evidence.loss_is_right:
@@ -187,22 +189,22 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def check_scalar(one: Compared) -> Finding | None:
+def check_scalar(result: Compared) -> Finding | None:
     """Return the finding if a scalar differs along an axis, and is not just wrong on some ranks."""
-    missing = missing_reduction(one)
-    if not one.copies_differ_along or (missing is None and len(one.wrong) < len(one.reduced)):
+    missing = missing_reduction(result)
+    if not result.copies_differ_along or (missing is None and len(result.wrong) < len(result.reduced)):
         return None
-    axes = " and ".join(missing[1] if missing else one.copies_differ_along)
-    shown = listed(dict.fromkeys(number(float(values.sum())) for values in one.reduced.values()), MAX_LISTED)
+    axes = " and ".join(missing[1] if missing else result.copies_differ_along)
+    shown = listed(dict.fromkeys(number(float(values.sum())) for values in result.reduced.values()), MAX_LISTED)
     finding = _cause(missing[0] if missing else None, axes).finding(
-        one.name,
-        one.wrong,
-        f"ranks log {shown}; the unsharded model logs {number(float(one.wanted.sum()))}",
+        result.name,
+        result.wrong,
+        f"ranks log {shown}; the unsharded model logs {number(float(result.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",
     )
-    return finding.seen_in(Unreduced(one, *missing[:2])) if missing else finding
+    return finding.seen_in(Unreduced(result, *missing[:2])) if missing else finding
 
 
 def _cause(missing: Reduction | None, axes: str) -> Cause:

@@ -43,20 +43,20 @@ DIGITS = 3
 MAX_LISTED = 8
 
 
-def of_micro_batches(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
+def of_micro_batches(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
     """Return the findings left of a step, and one for micro-batches that count wrongly."""
-    unexplained = [one for one, finding in found if one.role == "grad" and finding.generic]
-    weights = {one.name: of for one in unexplained if (of := _weights(evidence, one))}
+    unexplained = [result for result, finding in pairs if result.role == "grad" and finding.generic]
+    weights = {result.name: of for result in unexplained if (of := _weights(evidence, result))}
     distinct = set(weights.values())
-    has_output = any(one.role == "output" for one, _ in found)
+    has_output = any(result.role == "output" for result, _ in pairs)
     if len(distinct) != 1 or (has_output and not _repeated(min(distinct))):
-        return list(found), []
-    covered = [one for one in unexplained if one.name in weights or not _tells(evidence, one)]
-    left = [(one, finding) for one, finding in found if one not in covered]
+        return list(pairs), []
+    covered = [result for result in unexplained if result.name in weights or not _tells(evidence, result)]
+    left = [(result, finding) for result, finding in pairs if result not in covered]
     if has_output:  # what was run is another batch, and its outputs and loss are right for that one
-        left = [(one, finding) for one, finding in left if one.role == "grad" or not finding.generic]
-    weighted = [one for one in unexplained if one.name in weights]
-    ranks = {rank for one in weighted for rank in one.wrong}
+        left = [(result, finding) for result, finding in left if result.role == "grad" or not finding.generic]
+    weighted = [result for result in unexplained if result.name in weights]
+    ranks = {rank for result in weighted for rank in result.wrong}
     return left, [_finding(evidence, list(weights), min(distinct), tuple(sorted(ranks))).seen_in(*weighted)]
 
 
@@ -68,40 +68,40 @@ def _repeated(weights: Weights) -> tuple[int, ...]:
     return tuple(index for index, weight in enumerate(weights) if weight > 1)
 
 
-def _parts(evidence: Evidence, one: Compared) -> list[NDArray[np.float64]]:
+def _parts(evidence: Evidence, result: Compared) -> list[NDArray[np.float64]]:
     """Return the unsharded model's gradient of each micro-batch."""
-    found: list[NDArray[np.float64]] = []
-    while part := evidence.dump.find("reference", "activation", of_micro_batch(one.name, len(found))):
-        found.append(evidence.dump.values(part.first, of_micro_batch(one.name, len(found))))
-    return found
+    gradients: list[NDArray[np.float64]] = []
+    while part := evidence.dump.find("reference", "activation", of_micro_batch(result.name, len(gradients))):
+        gradients.append(evidence.dump.values(part.first, of_micro_batch(result.name, len(gradients))))
+    return gradients
 
 
-def _tells(evidence: Evidence, one: Compared) -> bool:
-    parts = _parts(evidence, one)
+def _tells(evidence: Evidence, result: Compared) -> bool:
+    parts = _parts(evidence, result)
     sizes = [float(np.max(np.abs(part), initial=0.0)) for part in parts]
-    return bool(parts) and min(sizes) > TELLING * one.tolerance and one.wanted.size >= 2 * len(parts)
+    return bool(parts) and min(sizes) > TELLING * result.tolerance and result.wanted.size >= 2 * len(parts)
 
 
-def _weights(evidence: Evidence, one: Compared) -> Weights:
+def _weights(evidence: Evidence, result: Compared) -> Weights:
     """Return how often each micro-batch counts, the same on all ranks; empty if that does not explain a gradient."""
-    if not _tells(evidence, one) or len(one.wrong) < len(one.reduced):
+    if not _tells(evidence, result) or len(result.wrong) < len(result.reduced):
         return ()
-    parts = [part.reshape(one.wanted.shape) / len(_parts(evidence, one)) for part in _parts(evidence, one)]
-    if not one.near(sum(parts, np.zeros(one.wanted.shape)), one.wanted):
+    parts = [part.reshape(result.wanted.shape) / len(_parts(evidence, result)) for part in _parts(evidence, result)]
+    if not result.near(sum(parts, np.zeros(result.wanted.shape)), result.wanted):
         return ()
-    weights = {_fitted(one, rank, parts) for rank in one.reduced}
+    weights = {_fitted(result, rank, parts) for rank in result.reduced}
     return weights.pop() if len(weights) == 1 else ()
 
 
-def _fitted(one: Compared, rank: int, parts: Sequence[NDArray[np.float64]]) -> Weights:
-    at = one.regions[rank].flat_ids(one.wanted.shape).ravel()
+def _fitted(result: Compared, rank: int, parts: Sequence[NDArray[np.float64]]) -> Weights:
+    at = result.regions[rank].flat_ids(result.wanted.shape).ravel()
     columns = np.stack([part.ravel()[at] for part in parts], axis=1)
-    got = one.reduced[rank].ravel()
+    got = result.reduced[rank].ravel()
     if len(at) < 2 * len(parts) or not np.all(np.isfinite(got)):
         return ()
     solved, _, num_ranks, _ = np.linalg.lstsq(columns, got, rcond=1e-9)
     weights = tuple(round(float(weight), DIGITS) + 0.0 for weight in solved)
-    fits = one.near(columns @ np.array(weights), got, scale=max(map(abs, weights)))
+    fits = result.near(columns @ np.array(weights), got, scale=max(map(abs, weights)))
     return weights if fits and num_ranks == len(parts) and len(set(weights)) > 1 else ()
 
 

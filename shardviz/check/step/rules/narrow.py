@@ -40,19 +40,23 @@ if TYPE_CHECKING:
 def check_narrow_sums(evidence: Evidence) -> Iterator[Finding]:
     """Yield the gradients that have numbers of a dtype in which the step summed against a policy."""
     for dtype in sorted({dtype for record in evidence.dump.files.ranks.values() for dtype in record.narrow_sums}):
-        dense = [one for one in evidence.gradients.values() if _is_dense(one.wanted) and not one.wrong]
-        found = [
-            one for one in dense if _is_wider(evidence, one, dtype) and _has_only(list(one.values.values()), dtype)
+        dense = [result for result in evidence.gradients.values() if _is_dense(result.wanted) and not result.wrong]
+        gradients = [
+            result
+            for result in dense
+            if _is_wider(evidence, result, dtype) and _has_only(list(result.values.values()), dtype)
         ]
-        cause = NarrowSum(dtype, of_all=len(found) == len(dense))
+        cause = NarrowSum(dtype, of_all=len(gradients) == len(dense))
         sentence = f"every number of the gradient is a {dtype} number: its terms were summed in {dtype}"
-        for one in found:
-            ranks = tuple(sorted(one.values))
-            yield cause.finding(one.name, ranks, sentence, severity="warning", claimed=claimed_text(one)).seen_in(one)
+        for result in gradients:
+            ranks = tuple(sorted(result.values))
+            yield cause.finding(result.name, ranks, sentence, severity="warning", claimed=claimed_text(result)).seen_in(
+                result
+            )
 
 
-def _is_wider(evidence: Evidence, one: Compared, dtype: str) -> bool:
-    tensor = evidence.dump.find("step", "grad", one.name)
+def _is_wider(evidence: Evidence, result: Compared, dtype: str) -> bool:
+    tensor = evidence.dump.find("step", "grad", result.name)
     return tensor is not None and itemsize(tensor.dtype) > itemsize(dtype)
 
 
@@ -71,32 +75,34 @@ FEWEST = 3
 
 def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
     """Yield the gradients of a step in narrow numbers that are off by a factor too small to show otherwise."""
-    found = [(one, measured(evidence, one)) for one in evidence.gradients.values() if _is_known(evidence, one)]
-    common = float(np.median([factor for _, (factor, _, _) in found])) if len(found) >= FEWEST else 1.0
-    for one, (factor, error, left) in found:
+    measurements = [
+        (result, measured(evidence, result)) for result in evidence.gradients.values() if _is_known(evidence, result)
+    ]
+    common = float(np.median([factor for _, (factor, _, _) in measurements])) if len(measurements) >= FEWEST else 1.0
+    for result, (factor, error, left) in measurements:
         off = min(abs(factor - common), abs(factor - 1))
-        if not one.wrong and left <= EXPLAINED_BY_LINE and off > max(one.rounding.epsilon, SURE * error):
-            yield _finding(one, factor)
+        if not result.wrong and left <= EXPLAINED_BY_LINE and off > max(result.rounding.epsilon, SURE * error):
+            yield _finding(result, factor)
 
 
-def _is_known(evidence: Evidence, one: Compared) -> bool:
-    tensor = evidence.dump.find("reference", "activation", of_replay(one.name)) if evidence.is_narrow else None
-    return tensor is not None and tensor.shape == one.wanted.shape and one.wanted.size >= MANY
+def _is_known(evidence: Evidence, result: Compared) -> bool:
+    tensor = evidence.dump.find("reference", "activation", of_replay(result.name)) if evidence.is_narrow else None
+    return tensor is not None and tensor.shape == result.wanted.shape and result.wanted.size >= MANY
 
 
-def _finding(one: Compared, factor: float) -> Finding:
+def _finding(result: Compared, factor: float) -> Finding:
     sentence = f"the gradient is {number(factor)} times what its module's own input and output gradient make"
-    return SmallFactor().finding(one.name, tuple(sorted(one.reduced)), sentence, claimed=claimed_text(one))
+    return SmallFactor().finding(result.name, tuple(sorted(result.reduced)), sentence, claimed=claimed_text(result))
 
 
-def measured(evidence: Evidence, one: Compared) -> tuple[float, float, float]:
+def measured(evidence: Evidence, result: Compared) -> tuple[float, float, float]:
     """Return a gradient's factor to what its module's activations make, its standard error, and what it leaves."""
-    name = of_replay(one.name)
+    name = of_replay(result.name)
     tensor = evidence.dump.find("reference", "activation", name)
     assert tensor is not None
     whole = evidence.dump.values(tensor.first, name)
-    due = np.concatenate([one.part(whole, rank).ravel() for rank in one.reduced])
-    got = np.concatenate([values.ravel() for values in one.reduced.values()])
+    due = np.concatenate([result.part(whole, rank).ravel() for rank in result.reduced])
+    got = np.concatenate([values.ravel() for values in result.reduced.values()])
     square, factor = float(np.sum(due * due)), factor_of(got, due)
     if factor is None:
         return 1.0, 0.0, 0.0

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
 
-def check_other_layers(evidence: Evidence, one: Compared) -> Finding | None:
+def check_other_layers(evidence: Evidence, result: Compared) -> Finding | None:
     """Return the finding if every wrong rank's gradient is that of another weight, which another rank has."""
-    tied = (one.name, *evidence.tied_to(one.name))
-    for axis in one.mesh.axes:
-        for other in evidence.wrong_gradients.near(one, axis):
-            if other.name not in tied and other.mesh == one.mesh and _is_shared(one, other, axis):
-                return _finding(one, other, axis)
+    tied = (result.name, *evidence.tied_to(result.name))
+    for axis in result.mesh.axes:
+        for other in evidence.wrong_gradients.near(result, axis):
+            if other.name not in tied and other.mesh == result.mesh and _is_shared(result, other, axis):
+                return _finding(result, other, axis)
     return None
 
 
@@ -56,21 +56,21 @@ class WrongGradients:
 
     gradients: Sequence[Compared]
 
-    def near(self, one: Compared, axis: str) -> list[Compared]:
-        """Return the gradients that may be near to one's on a wrong rank, of ranks along an axis, in the step's order.
+    def near(self, result: Compared, axis: str) -> list[Compared]:
+        """Return the gradients of ranks along an axis that may be near the result on a wrong rank, in the step's order.
 
-        Near arrays have near means. So those that may be near are neighbors where the means are sorted.
+        Near arrays have near means. So those that may be near are neighbors among the sorted means.
         """
-        rank = next((rank for rank in one.wrong if rank in one.mesh), None)
-        if rank is None or (mean := _mean(one.reduced[rank])) is None:
+        rank = next((rank for rank in result.wrong if rank in result.mesh), None)
+        if rank is None or (mean := _mean(result.reduced[rank])) is None:
             return []
-        allowed = one.tolerance + EXACT * float(np.max(np.abs(one.reduced[rank]), initial=0.0))
-        found: set[int] = set()
-        for at in one.mesh.group_of(rank, axis):
-            if at not in one.reduced:
-                means, numbers = self._by_place.get((at, one.reduced[rank].shape), ([], []))
-                found.update(numbers[bisect_left(means, mean - allowed) : bisect_right(means, mean + allowed)])
-        return [self.gradients[number] for number in sorted(found) if rank not in self.gradients[number].reduced]
+        allowed = result.tolerance + EXACT * float(np.max(np.abs(result.reduced[rank]), initial=0.0))
+        indices: set[int] = set()
+        for at in result.mesh.group_of(rank, axis):
+            if at not in result.reduced:
+                means, numbers = self._by_place.get((at, result.reduced[rank].shape), ([], []))
+                indices.update(numbers[bisect_left(means, mean - allowed) : bisect_right(means, mean + allowed)])
+        return [self.gradients[number] for number in sorted(indices) if rank not in self.gradients[number].reduced]
 
     @cached_property
     def _by_place(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
@@ -92,96 +92,101 @@ def _mean(values: NDArray[np.float64]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _is_shared(one: Compared, other: Compared, axis: str) -> bool:
+def _is_shared(result: Compared, other: Compared, axis: str) -> bool:
     """Whether along an axis ranks have one of two tensors each, and one gradient for both."""
-    for group in one.mesh.groups(axis):
-        for rank in set(group) & set(one.wrong):
+    for group in result.mesh.groups(axis):
+        for rank in set(group) & set(result.wrong):
             equal = any(
-                at != rank and at not in one.reduced and rank not in other.reduced and _equal(one, other, rank, at)
+                at != rank
+                and at not in result.reduced
+                and rank not in other.reduced
+                and _equal(result, other, rank, at)
                 for at in group
                 if at in other.reduced
             )
             if not equal:
                 return False
-    return bool(one.wrong)
+    return bool(result.wrong)
 
 
-def _equal(one: Compared, other: Compared, rank: int, at: int) -> bool:
-    own, values = one.reduced[rank], other.reduced[at]
-    return own.shape == values.shape and bool(np.any(own)) and one.near(own, values)
+def _equal(result: Compared, other: Compared, rank: int, at: int) -> bool:
+    own, values = result.reduced[rank], other.reduced[at]
+    return own.shape == values.shape and bool(np.any(own)) and result.near(own, values)
 
 
-def _finding(one: Compared, other: Compared, axis: str) -> Finding:
-    others = tuple(other for other in one.mesh.axes if other != axis and one.mesh.axis_size(other) > 1)
+def _finding(result: Compared, other: Compared, axis: str) -> Finding:
+    others = tuple(other for other in result.mesh.axes if other != axis and result.mesh.axis_size(other) > 1)
     return MixedLayers(axis, others).finding(
-        one.name,
-        one.wrong,
+        result.name,
+        result.wrong,
         f"the gradient is equal to that of {other.name}, another weight, which other ranks along {axis} have",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
     )
 
 
-def check_tied(evidence: Evidence, one: Compared) -> Finding | None:
+def check_tied(evidence: Evidence, result: Compared) -> Finding | None:
     """Return the finding if the gradients of names that were one tensor were not summed, or not rightly."""
-    names = evidence.tied_to(one.name)
+    names = evidence.tied_to(result.name)
     others = [evidence.gradients[name] for name in names if name in evidence.gradients]
     if not others:
         return None
-    if not all(_sum_is_right(one, rank, others) for rank in one.reduced):
-        return _summed_as_they_lie(one, others)
+    if not all(_sum_is_right(result, rank, others) for rank in result.reduced):
+        return _summed_as_they_lie(result, others)
     listed = " and ".join(other.name for other in others)
-    if ratio_to_wanted(one, one.reduced) == Fraction(1, 1 + len(others)):
-        return _averaged(one, listed, 1 + len(others))
+    if ratio_to_wanted(result, result.reduced) == Fraction(1, 1 + len(others)):
+        return _averaged(result, listed, 1 + len(others))
     return UnsummedTiedGradients().finding(
-        one.name,
-        one.wrong,
+        result.name,
+        result.wrong,
         f"the gradient is of this name's use only: it was one tensor with {listed}, which other ranks have, and the "
         "sum of their gradients is the unsharded model's",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
     )
 
 
-def _averaged(one: Compared, listed: str, uses: int) -> Finding:
+def _averaged(result: Compared, listed: str, uses: int) -> Finding:
     return UnsummedTiedGradients(uses).finding(
-        one.name,
-        one.wrong,
+        result.name,
+        result.wrong,
         f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
         kind="wrong-scale",
         details=(f"it was one tensor with {listed}, which other ranks have",),
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
     )
 
 
-def _summed_as_they_lie(one: Compared, others: list[Compared]) -> Finding | None:
+def _summed_as_they_lie(result: Compared, others: list[Compared]) -> Finding | None:
     """Return the finding if ranks have one gradient for local shards that are different parts of a tied weight."""
-    other = next((other for other in others if all(_shared(one, rank, other) for rank in one.wrong)), None)
+    other = next((other for other in others if all(_shared(result, rank, other) for rank in result.wrong)), None)
     if other is None:
         return None
     return TiedShardsMisaligned().finding(
-        one.name,
-        one.wrong,
+        result.name,
+        result.wrong,
         f"the gradient is equal to that of {other.name} on other ranks, with which it was one tensor: but the local "
         "shards are different parts of it",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
     )
 
 
-def _shared(one: Compared, rank: int, other: Compared) -> bool:
+def _shared(result: Compared, rank: int, other: Compared) -> bool:
     """Whether another rank has a rank's gradient for another part of the other name."""
-    own = one.reduced[rank]
-    return bool(np.any(own)) and any(
-        values.size == own.size and other.regions[at] != one.regions[rank] and one.near(own.ravel(), values.ravel())
+    gradient = result.reduced[rank]
+    return bool(np.any(gradient)) and any(
+        values.size == gradient.size
+        and other.regions[at] != result.regions[rank]
+        and result.near(gradient.ravel(), values.ravel())
         for at, values in other.reduced.items()
         if at != rank
     )
 
 
-def _sum_is_right(one: Compared, rank: int, others: list[Compared]) -> bool:
+def _sum_is_right(result: Compared, rank: int, others: list[Compared]) -> bool:
     """Whether a rank's gradient and those of the same part under the other names sum to what is wanted."""
-    total = one.reduced[rank]
+    total = result.reduced[rank]
     for other in others:
-        holder = next((at for at in other.reduced if other.regions[at] == one.regions[rank]), None)
+        holder = next((at for at in other.reduced if other.regions[at] == result.regions[rank]), None)
         if holder is None:
             return False
         total = total + other.reduced[holder]
-    return one.is_right(rank, total)
+    return result.is_right(rank, total)

@@ -51,49 +51,49 @@ class Added:
     times: int
 
 
-def check_terms(evidence: Evidence, one: Compared) -> Finding:
+def check_terms(evidence: Evidence, result: Compared) -> Finding:
     """Return the finding of a tensor that is off by no ratio."""
     dump = evidence.dump
-    rank = one.wrong[0]
-    excess = one.reduced[rank] - one.wanted_of(rank)
-    found = added_too_often(dump, one) or mixed_shards(one)
+    rank = result.wrong[0]
+    excess = result.reduced[rank] - result.wanted_of(rank)
+    found = added_too_often(dump, result) or mixed_shards(result)
     if found is not None:
         return found
-    cause = cause_of_value(evidence, one) or where_to_look(evidence, one)
-    right = [rank for rank in one.reduced if rank not in one.wrong]
-    is_on_some_ranks = bool(one.copies_differ_along and right)
+    cause = cause_of_value(evidence, result) or where_to_look(evidence, result)
+    right = [rank for rank in result.reduced if rank not in result.wrong]
+    is_on_some_ranks = bool(result.copies_differ_along and right)
     if is_on_some_ranks:
-        cause = _on_some_ranks(dump, one, right)
-    elif one.copies_differ_along:
-        cause = UnexplainedCopies(" and ".join(one.copies_differ_along), cause)
+        cause = _on_some_ranks(dump, result, right)
+    elif result.copies_differ_along:
+        cause = UnexplainedCopies(" and ".join(result.copies_differ_along), cause)
     return cause.finding(
-        one.name,
-        one.wrong,
-        _where(one, rank, excess),
+        result.name,
+        result.wrong,
+        _where(result, rank, excess),
         kind="wrong-value",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
         generic=not is_on_some_ranks,
     )
 
 
-def added_too_often(dump: Dump, one: Compared) -> Finding | None:
+def added_too_often(dump: Dump, result: Compared) -> Finding | None:
     """Return the finding if a vector of the model was added to every row too often, or not at all."""
-    added = vector_added(dump, one)
-    return _added_too_often(one, added.name, added.times) if added is not None else None
+    added = vector_added(dump, result)
+    return _added_too_often(result, added.name, added.times) if added is not None else None
 
 
-def vector_added(dump: Dump, one: Compared) -> Added | None:
+def vector_added(dump: Dump, result: Compared) -> Added | None:
     """Return the vector of the model that a wrong result has in every row too often, or not at all."""
-    rank = one.wrong[0]
-    excess = one.reduced[rank] - one.wanted_of(rank)
+    rank = result.wrong[0]
+    excess = result.reduced[rank] - result.wanted_of(rank)
     names, vectors = dump.vectors(excess.shape[-1:])
-    for index in _candidates(one, excess, vectors) if names else ():
-        if times := whole_multiple(excess, np.broadcast_to(vectors[index], excess.shape), one.tolerance):
+    for index in _candidates(result, excess, vectors) if names else ():
+        if times := whole_multiple(excess, np.broadcast_to(vectors[index], excess.shape), result.tolerance):
             return Added(names[index], vectors[index], times)
     return None
 
 
-def _candidates(one: Compared, excess: NDArray[np.float64], vectors: NDArray[np.float64]) -> list[int]:
+def _candidates(result: Compared, excess: NDArray[np.float64], vectors: NDArray[np.float64]) -> list[int]:
     """Return the rows of `vectors` that may have been added: the mean row of the excess is a whole number of times one.
 
     All are tried at once, since each result that is wrong tries all of the model's.
@@ -106,97 +106,102 @@ def _candidates(one: Compared, excess: NDArray[np.float64], vectors: NDArray[np.
     with np.errstate(invalid="ignore"):  # a vector with infinity
         off = np.max(np.abs(mean - times[:, None] * vectors), axis=1)
     # The rows are each as near as this, and the mean nearer still; twice as far for what rounding does to it.
-    return [int(index) for index in np.flatnonzero(times) if off[index] <= 2 * one.tolerance * abs(times[index])]
+    return [int(index) for index in np.flatnonzero(times) if off[index] <= 2 * result.tolerance * abs(times[index])]
 
 
-def _not_finite(one: Compared, rank: int) -> str:
-    """Say how many values are NaN or infinite, where the wanted ones are finite, and which comes first."""
-    values, what = one.reduced[rank], WHAT[one.role]
+def _not_finite(result: Compared, rank: int) -> str:
+    """Say how many values are NaN or infinite although the wanted ones are finite, and which comes first."""
+    values, what = result.reduced[rank], WHAT[result.role]
     odd = np.flatnonzero(~np.isfinite(values.ravel()))
     if not values.ndim:
-        return f"the {what} is {number(float(values))} on rank {rank}; {one.whose} is {number(float(one.wanted))}"
-    at = index_of(int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[odd[0]]), one.wanted.shape)
+        return f"the {what} is {number(float(values))} on rank {rank}; {result.whose} is {number(float(result.wanted))}"
+    at = index_of(int(result.regions[rank].flat_ids(result.wanted.shape).ravel()[odd[0]]), result.wanted.shape)
     count = f"{len(odd):,} of {values.size:,} elements"
-    return f"the {what} is NaN or infinite in {count} on rank {rank}, the first at {at}; {one.whose} are finite"
+    return f"the {what} is NaN or infinite in {count} on rank {rank}, the first at {at}; {result.whose} are finite"
 
 
-def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
+def _where(result: Compared, rank: int, excess: NDArray[np.float64]) -> str:
     """Say how far values are off, how many are, and which comes first."""
     if not np.all(np.isfinite(excess)):
-        return _not_finite(one, rank)
+        return _not_finite(result, rank)
     worst = float(np.max(np.abs(excess), initial=0.0))
-    size = float(np.max(np.abs(one.wanted), initial=0.0))
-    off = np.flatnonzero(~(np.abs(excess.ravel()) <= one.tolerance))
-    text = f"the {WHAT[one.role]} is off by up to {number(worst)} on rank {rank} (largest value {number(size)}, "
-    text += f"rounding allows {number(one.tolerance)})"
+    size = float(np.max(np.abs(result.wanted), initial=0.0))
+    off = np.flatnonzero(~(np.abs(excess.ravel()) <= result.tolerance))
+    text = f"the {WHAT[result.role]} is off by up to {number(worst)} on rank {rank} (largest value {number(size)}, "
+    text += f"rounding allows {number(result.tolerance)})"
     if excess.ndim and len(off):
-        at = int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[off[0]])
-        text += f": {len(off):,} of {excess.size:,} elements, the first at {index_of(at, one.wanted.shape)}"
+        at = int(result.regions[rank].flat_ids(result.wanted.shape).ravel()[off[0]])
+        text += f": {len(off):,} of {excess.size:,} elements, the first at {index_of(at, result.wanted.shape)}"
     return text
 
 
-def _added_too_often(one: Compared, name: str, times: int) -> Finding:
-    axes = size_in_words(one.mesh, Fraction(times + 1)) if times > 0 else ""
+def _added_too_often(result: Compared, name: str, times: int) -> Finding:
+    axes = size_in_words(result.mesh, Fraction(times + 1)) if times > 0 else ""
     over = f", once on every rank of {axes}" if axes else ""
     cause: Cause = RepeatedTerm(name, axes) if times > 0 else TermLeftOut(name)
     return cause.finding(
         name,
-        one.wrong,
-        f"the {WHAT[one.role]} has {name} added {times + 1} times{over}",
-        claimed=claimed_text(one),
+        result.wrong,
+        f"the {WHAT[result.role]} has {name} added {times + 1} times{over}",
+        claimed=claimed_text(result),
     )
 
 
-def mixed_shards(one: Compared) -> Finding | None:
+def mixed_shards(result: Compared) -> Finding | None:
     """Return the finding if each rank has the sum or mean of parts that are different parts of the tensor."""
-    wanted = {rank: one.wanted_of(rank) for rank in one.reduced}
-    for axis in one.mesh.axes:
-        groups = [group for group in one.mesh.groups(axis) if all(rank in wanted for rank in group)]
+    wanted = {rank: result.wanted_of(rank) for rank in result.reduced}
+    for axis in result.mesh.axes:
+        groups = [group for group in result.mesh.groups(axis) if all(rank in wanted for rank in group)]
         alike = all(len({wanted[rank].shape for rank in group}) == 1 for group in groups)
-        if not groups or not alike or not splits(one, axis):
+        if not groups or not alike or not splits(result, axis):
             continue
-        for name, mixed in _mixtures(one, axis, wanted, groups):
-            if set(mixed) == set(one.reduced) and all(_is_nearer(one, rank, mixed[rank]) for rank in mixed):
-                return _of_mixed(one, axis, name)
+        for name, mixed in _mixtures(result, axis, wanted, groups):
+            if set(mixed) == set(result.reduced) and all(_is_nearer(result, rank, mixed[rank]) for rank in mixed):
+                return _of_mixed(result, axis, name)
     return None
 
 
-def _is_nearer(one: Compared, rank: int, mixed: NDArray[np.float64]) -> bool:
+def _is_nearer(result: Compared, rank: int, mixed: NDArray[np.float64]) -> bool:
     """Whether a rank has this, and is not merely as near to it as to what is wanted."""
-    apart, off = (float(np.max(np.abs(one.reduced[rank] - due), initial=0.0)) for due in (mixed, one.wanted_of(rank)))
-    return one.near(one.reduced[rank], mixed) and (rank not in one.wrong or apart <= off / 4)
+    apart, off = (
+        float(np.max(np.abs(result.reduced[rank] - due), initial=0.0)) for due in (mixed, result.wanted_of(rank))
+    )
+    return result.near(result.reduced[rank], mixed) and (rank not in result.wrong or apart <= off / 4)
 
 
-def _mixtures(one: Compared, axis: str, wanted: Values, groups: list[tuple[int, ...]]) -> Iterator[tuple[str, Values]]:
+def _mixtures(
+    result: Compared, axis: str, wanted: Values, groups: list[tuple[int, ...]]
+) -> Iterator[tuple[str, Values]]:
     """Yield what reductions over an axis make of its parts: of one a rank, or each counted once.
 
-    A part that several ranks share is counted once where each of them had its own contribution to it.
+    A part that several ranks share is counted once if each of them had its own contribution to it.
     """
-    yield "mean", one.over(axis, "avg", wanted)
-    yield "sum", one.over(axis, "sum", wanted)
+    yield "mean", result.over(axis, "avg", wanted)
+    yield "sum", result.over(axis, "sum", wanted)
     once: Values = {}
     for group in groups:
-        parts = {one.regions[rank]: wanted[rank] for rank in group}
+        parts = {result.regions[rank]: wanted[rank] for rank in group}
         once |= dict.fromkeys(group, np.sum(list(parts.values()), axis=0))
     yield "sum", once
     yield "mean", {rank: values / len(group) for group in groups for rank, values in once.items() if rank in group}
 
 
-def _of_mixed(one: Compared, axis: str, reduction: str) -> Finding:
+def _of_mixed(result: Compared, axis: str, reduction: str) -> Finding:
     return MixedShards(axis).finding(
-        one.name,
-        one.wrong,
-        f"every rank has the {reduction} over {axis} of all parts of the {WHAT[one.role]}, which are different parts",
-        claimed=claimed_text(one),
+        result.name,
+        result.wrong,
+        f"every rank has the {reduction} over {axis} of all parts of the {WHAT[result.role]}, "
+        "which are different parts",
+        claimed=claimed_text(result),
     )
 
 
-def _on_some_ranks(dump: Dump, one: Compared, right: list[int]) -> Cause:
-    """Return the cause where some ranks are right: what they have and the others lack, if there is any."""
+def _on_some_ranks(dump: Dump, result: Compared, right: list[int]) -> Cause:
+    """Return the cause if some ranks are right: what they have and the others lack, if there is any."""
     lacking = [
         name
         for tensor in dump.at("initial")
-        if tensor.role in WEIGHTS and set(right) <= set(tensor.shards) and not set(one.wrong) & set(tensor.shards)
+        if tensor.role in WEIGHTS and set(right) <= set(tensor.shards) and not set(result.wrong) & set(tensor.shards)
         for name in tensor.names
     ]
-    return WeightOnSomeRanks(one.wrong, lacking[0]) if lacking else RankDependentCode(one.wrong)
+    return WeightOnSomeRanks(result.wrong, lacking[0]) if lacking else RankDependentCode(result.wrong)

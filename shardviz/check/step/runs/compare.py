@@ -75,16 +75,16 @@ def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> l
 
 
 def _of_weights(weights: Mapping[Place, Pair]) -> list[Departure]:
-    """Return that the runs start from other weights, those apart that were drawn after sharding."""
+    """Return that the runs start from different weights; those drawn after sharding are reported separately."""
     differ = [(place[0], pair) for place, pair in weights.items() if pair.differs]
     drawn = [(name, pair) for name, pair in differ if pair.ours.is_drawn or pair.theirs.is_drawn]
     other = [(name, pair) for name, pair in differ if (name, pair) not in drawn]
-    found = []
+    departures = []
     if other:
-        found.append(_weights("weights", other, len(weights), DifferentWeights()))
+        departures.append(_weights("weights", other, len(weights), DifferentWeights()))
     if drawn:
-        found.append(_weights("drawn", drawn, len(weights), WeightsDrawnAfterSharding()))
-    return found
+        departures.append(_weights("drawn", drawn, len(weights), WeightsDrawnAfterSharding()))
+    return departures
 
 
 def _of_batch(points: Mapping[Place, Pair]) -> list[Departure]:
@@ -135,17 +135,17 @@ def _of_parting(first: Parting) -> Departure:
 
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
-    """Return the first wrong module of one run's sharded step where the other's is right there."""
+    """Return the first wrong module of one run's sharded step if the other run is right there."""
     ours, theirs = (next((one for one in report.findings if one.module), None) for report in reports)
-    found = []
-    for number_, own, other, dump in ((0, ours, theirs, before), (1, theirs, ours, after)):
-        if own is not None and (other is None or other.module != own.module):
+    departures = []
+    for number_, finding, other, dump in ((0, ours, theirs, before), (1, theirs, ours, after)):
+        if finding is not None and (other is None or other.module != finding.module):
             run = ("first", "second")[number_]
-            where = f"only in the {run} run, on {dump.files.mesh}: {own.summary}"
-            found.append(_departure(own, where, dump))
+            where = f"only in the {run} run, on {dump.files.mesh}: {finding.summary}"
+            departures.append(_departure(finding, where, dump))
     if ours is not None and theirs is not None and ours.module == theirs.module:
-        found.append(_departure(ours, f"in both runs: {ours.summary}", before))
-    return found
+        departures.append(_departure(ours, f"in both runs: {ours.summary}", before))
+    return departures
 
 
 def _departure(finding: Finding, sentence: str, dump: Dump) -> Departure:

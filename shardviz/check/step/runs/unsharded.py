@@ -123,11 +123,11 @@ Call = tuple[str, dict[str, list[Pair]]]
 
 def _calls(pairs: Mapping[Place, Pair]) -> list[Call]:
     """Return the calls of modules as they ended in the first run, each with its sides."""
-    found: dict[tuple[int, str, int], dict[str, list[Pair]]] = {}
+    sides_by_call: dict[tuple[int, str, int], dict[str, list[Pair]]] = {}
     for (name, what, call, _), pair in pairs.items():
         if what != "weight":
-            found.setdefault((pair.ours.order, name, call), {}).setdefault(what, []).append(pair)
-    return [(name, sides) for (_, name, _), sides in sorted(found.items(), key=lambda item: item[0])]
+            sides_by_call.setdefault((pair.ours.order, name, call), {}).setdefault(what, []).append(pair)
+    return [(name, sides) for (_, name, _), sides in sorted(sides_by_call.items(), key=lambda item: item[0])]
 
 
 def _first(calls: Sequence[Call], sides: tuple[What, What], direction: Direction) -> Parting | None:
@@ -136,14 +136,16 @@ def _first(calls: Sequence[Call], sides: tuple[What, What], direction: Direction
     differing = [at for at, (_, own) in enumerate(calls) if any(_differing(own, side) for side in sides)]
     if not differing:
         return None
-    own = [at for at in differing if not _differing(calls[at][1], given)]
+    origins = [at for at in differing if not _differing(calls[at][1], given)]
     if direction == "backward":
-        at = _innermost(calls, own) if own else differing[0]
+        at = _innermost(calls, origins) if origins else differing[0]
     else:
-        earlier = [one for one in differing if own and one < own[0] and not is_within(calls[one][0], calls[own[0]][0])]
-        at = own[0] if own and not earlier else differing[0]
+        earlier = [
+            at for at in differing if origins and at < origins[0] and not is_within(calls[at][0], calls[origins[0]][0])
+        ]
+        at = origins[0] if origins and not earlier else differing[0]
     name, sides_of = calls[at]
-    what = returned if at in own else given
+    what = returned if at in origins else given
     return Parting(direction, name, what, _differing(sides_of, what)[0], len(differing) - 1)
 
 

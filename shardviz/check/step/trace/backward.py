@@ -61,17 +61,17 @@ def _goes_wrong(calls: Calls, call: Call) -> bool:
 
 def _descended(calls: Calls) -> Divergence | None:
     """Return the innermost call that goes wrong within the last one that does."""
-    found = next((call for call in reversed(calls.in_order) if _goes_wrong(calls, call)), None)
-    if found is None:
+    innermost = next((call for call in reversed(calls.in_order) if _goes_wrong(calls, call)), None)
+    if innermost is None:
         return None
-    while inner := _blamed(calls, calls.within(found)):
-        found = inner
-    if found.state(OUTPUT) == "pending":
-        around = list(calls.around(found))
-        pending = [found, *(outer for outer in around if outer.state(OUTPUT) == "pending")]
+    while inner := _blamed(calls, calls.within(innermost)):
+        innermost = inner
+    if innermost.state(OUTPUT) == "pending":
+        around = list(calls.around(innermost))
+        pending = [innermost, *(outer for outer in around if outer.state(OUTPUT) == "pending")]
         unsummed = next((place for outer in reversed(pending) if (place := _unsummed(calls, outer)) is not None), None)
-        return unsummed or _left_pending(calls, around[0] if around else found) or _within(calls, found)
-    return _left_pending(calls, found) or _within(calls, found)
+        return unsummed or _left_pending(calls, around[0] if around else innermost) or _within(calls, innermost)
+    return _left_pending(calls, innermost) or _within(calls, innermost)
 
 
 def _blamed(calls: Calls, inner: Sequence[Call]) -> Call | None:
@@ -100,7 +100,7 @@ def _is_explained(calls: Calls, call: Call, others: Sequence[Call]) -> bool:
 
 
 def _left_pending(calls: Calls, call: Call) -> Divergence | None:
-    """Return what a call leaves a sum of, of the gradients of what it makes, where other layers sum it."""
+    """Return what a call leaves a sum of, of the gradients of what it makes, if other layers sum it."""
     inner = [one for one in reversed(calls.within(call)) if is_left_pending(calls, one)]
     if not inner:
         return None
@@ -124,7 +124,7 @@ def _within(calls: Calls, call: Call) -> Divergence:
 
 
 def _unsummed(calls: Calls, call: Call) -> Divergence | None:
-    """Blame the outermost reader of a call's output, where what it sends back is summed in other layers.
+    """Blame the outermost reader of a call's output if what it sends back is summed in other layers.
 
     A reader that is given terms itself passes them on: its own reader sends them back, or the one behind that.
     """
@@ -166,7 +166,7 @@ def _next_with_terms(calls: Calls, call: Call, axis: str) -> list[Call]:
 
 
 def _between_calls(calls: Calls) -> Divergence | None:
-    """Return the last call that is given a wrong gradient, where no call gives one: it went wrong on the way."""
+    """Return the last call that is given a wrong gradient if no call gives one: it went wrong on the way."""
     for call in reversed(calls.in_order):
         if call.is_bad(OUTPUT) and not _is_expected(calls, call, OUTPUT):
             state = call.state(OUTPUT)
@@ -183,7 +183,7 @@ def _right_after(calls: Calls, call: Call) -> str:
 
 
 def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping[str, Compared]) -> Divergence | None:
-    """Return a divergence in backward with the reader that is to blame, where weights' gradients say so."""
+    """Return a divergence in backward with the reader that is to blame, if weights' gradients say so."""
     if first is None or (first.direction, first.way) != ("backward", "within") or first.before:
         return first
     if not _has_right_weights(first.call, gradients):
@@ -195,7 +195,7 @@ def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping
 
 
 def _around(calls: Calls, first: Divergence) -> Divergence:
-    """Return the divergence of the call around one, where a residual around the inner call has no backward."""
+    """Return the divergence of the surrounding call if a residual around the inner call has no backward."""
     point = first.point
     outer = next((one for one in calls.around(first.call) if one.is_bad(INPUT)), None)
     if outer is None or point is None or not point.added or not outer.tensors(INPUT) & first.call.tensors(INPUT):

@@ -50,10 +50,10 @@ class Call:
 
     @cached_property
     def _states(self) -> Mapping[What, State]:
-        found: dict[What, State] = {}
+        states: dict[What, State] = {}
         for what, state in {(point.what, point.state) for own in self.points.values() for point in own}:
-            found[what] = max(found.get(what, state), state, key=BADNESS.__getitem__)
-        return found
+            states[what] = max(states.get(what, state), state, key=BADNESS.__getitem__)
+        return states
 
     @cached_property
     def type(self) -> str:
@@ -71,7 +71,7 @@ class Call:
         return state is not None and BADNESS[state] <= WORST_GOOD
 
     def tensors(self, what: What, *states: State) -> set[tuple[int, int]]:
-        """Return the tensors of a side, by rank and number; those in some states alone where states are given."""
+        """Return the tensors of a side, by rank and number; only those in some states if states are given."""
         return {
             (rank, point.tensor)
             for rank, own in self.points.items()
@@ -80,7 +80,7 @@ class Call:
         }
 
     def point(self, what: What, *states: State) -> PointRecord | None:
-        """Return the first point of a side, in one of some states where these are given."""
+        """Return the first point of a side, in one of the states if these are given."""
         return next(
             (
                 point
@@ -105,21 +105,21 @@ class Calls:
     @staticmethod
     def of(dump: Dump) -> Calls:
         """Read what the ranks of a dump wrote."""
-        found: dict[tuple[str, int], Call] = {}
+        calls: dict[tuple[str, int], Call] = {}
         for record, ranks in dump.files.alike():
             for point in record.trace:
-                call = found.setdefault((point.module, point.call), Call(point.module, point.call, point.order))
+                call = calls.setdefault((point.module, point.call), Call(point.module, point.call, point.order))
                 for rank in ranks:
                     call.points.setdefault(rank, []).append(point)
-        return Calls(tuple(sorted(found.values(), key=lambda call: call.order)))
+        return Calls(tuple(sorted(calls.values(), key=lambda call: call.order)))
 
     @cached_property
     def by_module(self) -> Mapping[str, Sequence[Call]]:
         """The calls of every module."""
-        found: dict[str, list[Call]] = {}
+        calls: dict[str, list[Call]] = {}
         for call in self.in_order:
-            found.setdefault(call.module, []).append(call)
-        return found
+            calls.setdefault(call.module, []).append(call)
+        return calls
 
     def around(self, call: Call) -> Iterator[Call]:
         """Yield the calls that a call is made in, innermost first, as far as anything is known of them."""
@@ -146,10 +146,10 @@ class Calls:
     @cached_property
     def _layers(self) -> Mapping[tuple[str, int, str], Sequence[Call]]:
         """The calls of modules of one class whose names differ in numbers only."""
-        found: dict[tuple[str, int, str], list[Call]] = {}
+        layers: dict[tuple[str, int, str], list[Call]] = {}
         for call in self.in_order:
-            found.setdefault((NUMBER.sub("*", call.module), call.number, call.type), []).append(call)
-        return found
+            layers.setdefault((NUMBER.sub("*", call.module), call.number, call.type), []).append(call)
+        return layers
 
     def is_habit(self, call: Call, what: What) -> bool:
         """Whether another layer has the same side in the same bad state, and nothing comes of it there."""

@@ -49,24 +49,24 @@ MAX_CANDIDATES = 1 << 10
 """A tensor that could be split over the mesh in more ways than this is not looked at."""
 
 
-def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | None:
+def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | None:
     """Return what a rule says of the first wrong values; None if none explains them."""
-    for one in compared_at(evidence, calls, found):
-        if one.incomparable or not one.wrong:
+    for result in compared_at(evidence, calls, first):
+        if result.incomparable or not result.wrong:
             continue
         explained = (
-            check_unreduced(one)
-            or check_times(evidence, one, found)
-            or added_too_often(evidence.dump, one)
-            or check_order(one)
-            or mixed_shards(one)
-            or _beside_a_vector(evidence, one)
-            or check_own_statistics(one)
-            or check_related(one)
+            check_unreduced(result)
+            or check_times(evidence, result, first)
+            or added_too_often(evidence.dump, result)
+            or check_order(result)
+            or mixed_shards(result)
+            or _beside_a_vector(evidence, result)
+            or check_own_statistics(result)
+            or check_related(result)
         )
         if explained is not None:
             return explained
-    return check_added(evidence, found) or check_order_of_weights(evidence, found) or _given_out_of_order(found)
+    return check_added(evidence, first) or check_order_of_weights(evidence, first) or _given_out_of_order(first)
 
 
 def _given_out_of_order(first: Divergence) -> Finding | None:
@@ -83,14 +83,14 @@ def _given_out_of_order(first: Divergence) -> Finding | None:
     return JoinedOutOfOrder().finding(call.module, ranks, sentence)
 
 
-def _beside_a_vector(evidence: Evidence, one: Compared) -> Finding | None:
-    reason = check_sum_beside_a_vector(evidence, one) if one.role == "output" and one.wanted.ndim else None
-    return reason.finding(one, f"the output is not {one.whose}") if reason is not None else None
+def _beside_a_vector(evidence: Evidence, result: Compared) -> Finding | None:
+    reason = check_sum_beside_a_vector(evidence, result) if result.role == "output" and result.wanted.ndim else None
+    return reason.finding(result, f"the output is not {result.whose}") if reason is not None else None
 
 
-def compared_at(evidence: Evidence, calls: Calls, found: Divergence) -> Iterator[Compared]:
-    """Yield the first wrong values beside the unsharded model's, once for each layout that they may have."""
-    point = found.point
+def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator[Compared]:
+    """Yield the first wrong values with the unsharded model's, once for each layout that they may have."""
+    point = first.point
     if point is None:
         return
     dump, name = evidence.dump, of_point(point.module, point.what, point.call, point.index)
@@ -101,7 +101,7 @@ def compared_at(evidence: Evidence, calls: Calls, found: Divergence) -> Iterator
     rounding, noise = _rounding(evidence), point.near / NOISE / (abs(point.scale) or 1.0)
     role: Role = "grad" if point.what.startswith("gradient") else "output"
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
-    for layout in _layouts(dump, calls, found, tensor, wanted.shape):
+    for layout in _layouts(dump, calls, first, tensor, wanted.shape):
         regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
         yield Compared(point.module, role, layout.mesh, layout, wanted, values, regions, rounding, noise=noise)
 
@@ -111,24 +111,24 @@ def _rounding(evidence: Evidence) -> Rounding:
     return Rounding(min(of_step.epsilon, POINT_EPSILON), of_step.terms, 0.0)
 
 
-def _layouts(dump: Dump, calls: Calls, found: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
+def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
     """Yield the layouts that give every rank the shape it has, first what other layers have there."""
     mesh = dump.files.mesh
     local = {rank: shard.body.local_shape for rank, shard in tensor.shards.items()}
     seen: list[Layout] = []
-    for layout in (*_of_others(dump, calls, found, shape), *_candidates(dump, shape)):
+    for layout in (*_of_others(dump, calls, first, shape), *_candidates(dump, shape)):
         fits = all(rank in mesh and layout.region(mesh.coord_of(rank)).shape == local[rank] for rank in local)
         if fits and not layout.partial and layout not in seen:
             seen.append(layout)
             yield layout
 
 
-def _of_others(dump: Dump, calls: Calls, found: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
-    point = found.point
-    own = next(
-        (one for one in calls.in_order if point and (one.module, one.number) == (point.module, point.call)), None
+def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
+    point = first.point
+    call = next(
+        (call for call in calls.in_order if point and (call.module, call.number) == (point.module, point.call)), None
     )
-    for other in calls.alike(own) if own is not None and point is not None else ():
+    for other in calls.alike(call) if call is not None and point is not None else ():
         right = other.point(point.what, "right")  # type: ignore[union-attr]
         if right is not None and right.layout:
             try:
@@ -157,17 +157,17 @@ def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
     point = first.point
     if point is None or point.what not in ("output", "gradient of input"):
         return None
-    call = next(one for one in evidence.calls.by_module[point.module] if one.number == point.call)
-    own = {
-        rank: one
-        for rank, points in call.points.items()
-        for one in points
-        if (one.what, one.index) == (point.what, point.index) and one.state not in ("right", "pending")
+    call = next(call for call in evidence.calls.by_module[point.module] if call.number == point.call)
+    wrong_points = {
+        rank: record
+        for rank, records in call.points.items()
+        for record in records
+        if (record.what, record.index) == (point.what, point.index) and record.state not in ("right", "pending")
     }
-    terms = {(one.added, one.times) for one in own.values()}
+    terms = {(record.added, record.times) for record in wrong_points.values()}
     if len(terms) != 1 or not point.added:
         return None
-    ranks = tuple(sorted(own))
+    ranks = tuple(sorted(wrong_points))
     if point.what == "output":
         return _of_term(evidence, first, point.added, point.times, ranks)
     return _around(first, point.added, ranks) if point.times == -1 else None
@@ -208,22 +208,23 @@ def check_order_of_weights(evidence: Evidence, first: Divergence) -> Finding | N
     weights = evidence.dump.by_name("stamped", "param")
     others = [call.module for call in evidence.calls.alike(first.call)]
     for name, tensor in weights.items():
-        module, _, own = name.rpartition(".")
-        found = _out_of_order(tensor) if module == first.module else {}
-        alike = [weights[f"{other}.{own}"] for other in others if f"{other}.{own}" in weights] if found else []
+        module, _, parameter = name.rpartition(".")
+        first_dims = _out_of_order(tensor) if module == first.module else {}
+        names = [f"{other}.{parameter}" for other in others] if first_dims else []
+        alike = [weights[of_layer] for of_layer in names if of_layer in weights]
         if alike and not any(map(_out_of_order, alike)):
-            return _of_unlike_layers(name, found)
+            return _of_unlike_layers(name, first_dims)
     return None
 
 
 def _out_of_order(tensor: Tensor) -> Mapping[int, int]:
     """Return the first dim along which each rank has what it holds in another order; ranks in order are left out."""
-    found = {}
+    first_dims = {}
     for rank, shard in tensor.shards.items():
         dims = [dim for dim, spans in enumerate(shard.body.held or ()) if not _is_rising(spans)]
         if dims:
-            found[rank] = dims[0]
-    return found
+            first_dims[rank] = dims[0]
+    return first_dims
 
 
 def _is_rising(spans: Ranges) -> bool:

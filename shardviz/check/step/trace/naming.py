@@ -38,62 +38,64 @@ if TYPE_CHECKING:
     Found = tuple[Compared, Finding]
 
 
-def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
+def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
     """Return a step's findings with the first wrong module named in them."""
-    first = (evidence.divergence or _pending_behind(evidence, found)) if found else None
+    first = (evidence.divergence or _pending_behind(evidence, pairs)) if pairs else None
     if first is None:
-        return list(found)
-    results = [one for one, _ in found if one.role == "output"]
-    if first.direction == "forward" and (results or any(map(_is_loss, found))):
+        return list(pairs)
+    results = [result for result, _ in pairs if result.role == "output"]
+    if first.direction == "forward" and (results or any(map(_is_loss, pairs))):
         return [
-            (one, of_output(evidence, first, finding))
-            if one in results or (not results and _is_loss((one, finding)))
-            else (one, finding)
-            for one, finding in found
+            (result, of_output(evidence, first, finding))
+            if result in results or (not results and _is_loss((result, finding)))
+            else (result, finding)
+            for result, finding in pairs
         ]
-    return _of_gradients(evidence, first, found)
+    return _of_gradients(evidence, first, pairs)
 
 
-def _pending_behind(evidence: Evidence, found: Sequence[Found]) -> Divergence | None:
+def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | None:
     """Return where the terms come from that gradients are which nothing reduced: they came back so to the module.
 
     Weights whose gradients are summed after backward are right, so that these are not all the weights of their modules.
     """
-    unreduced = {one.name: finding for one, finding in found if isinstance(finding.explanation, GradientNotReduced)}
+    unreduced = {
+        result.name: finding for result, finding in pairs if isinstance(finding.explanation, GradientNotReduced)
+    }
     causes = {finding.explanation for finding in unreduced.values()}
     cause = next(iter(causes)) if len(causes) == 1 and evidence.loss_is_right else None
     if not isinstance(cause, GradientNotReduced) or cause.op != "SUM" or len(cause.axes) != 1 or cause.rest:
         return None
     modules = {name.rpartition(".")[0] for name in unreduced}
     calls = [call for call in evidence.calls.in_order if call.module in modules]
-    own = {name for name in evidence.gradients if name.rpartition(".")[0] in modules}
-    if own != set(unreduced) or {call.module for call in calls} != modules:
+    names = {name for name in evidence.gradients if name.rpartition(".")[0] in modules}
+    if names != set(unreduced) or {call.module for call in calls} != modules:
         return None
     places = [unsummed_behind(evidence.calls, call, cause.axes[0]) for call in calls]
     return places[-1] if all(places) else None
 
 
 def with_cut(
-    evidence: Evidence, absent: Sequence[Finding | NotChecked], found: Sequence[Found]
+    evidence: Evidence, absent: Sequence[Finding | NotChecked], pairs: Sequence[Found]
 ) -> tuple[list[Finding | NotChecked], list[Found]]:
     """Return findings about absent gradients with the place where the graph is cut, and those left of the others."""
     first = evidence.divergence
     cut = next((one for one in absent if isinstance(one, Finding) and one.kind == "wrong-value"), None)
     if first is None or cut is None or first.way not in ("cut", "lost"):
-        return list(absent), list(found)
-    own = [pair for pair in found if pair[1].module == first.module and pair[0].role == "grad"]
-    left = [pair for pair in found if pair not in own]
-    details = (*cut.details, where(first), *(detail for _, finding in own for detail in finding.details))
+        return list(absent), list(pairs)
+    of_module = [pair for pair in pairs if pair[1].module == first.module and pair[0].role == "grad"]
+    left = [pair for pair in pairs if pair not in of_module]
+    details = (*cut.details, where(first), *(detail for _, finding in of_module for detail in finding.details))
     named = replace(cut, details=details, module=first.module).because(cause_at(evidence, first))
     return [named if one is cut else one for one in absent], left
 
 
-def _is_loss(found: Found) -> bool:
-    return found[0].role == "scalar" and found[0].name == "loss" and found[1].generic
+def _is_loss(pair: Found) -> bool:
+    return pair[0].role == "scalar" and pair[0].name == "loss" and pair[1].generic
 
 
 def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
-    """Return the finding of a wrong output with where it begins; with why, where no rule for outputs has said so."""
+    """Return the finding of a wrong output with where it begins, and the cause if no rule for outputs named one."""
     if not finding.generic:
         return (
             finding
@@ -118,27 +120,27 @@ def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findin
     )
 
 
-def _explained(evidence: Evidence, first: Divergence, found: Sequence[Found] = ()) -> Finding | None:
-    """Return what a rule says of the first wrong values, where they are not a sum that is pending."""
+def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = ()) -> Finding | None:
+    """Return what a rule says of the first wrong values, unless they are a sum that is pending."""
     if first.way in ("unsummed", "cut", "lost"):
         return None
-    return cause_of(evidence, evidence.calls, first) or _of_weights(first, found)
+    return cause_of(evidence, evidence.calls, first) or _of_weights(first, pairs)
 
 
-def _of_weights(first: Divergence, found: Sequence[Found]) -> Finding | None:
-    """Return that a module multiplies a gradient in backward, where its own weights' gradients say by what."""
-    own = [(one, ratio_to_wanted(one, one.reduced)) for one, _ in found if _is_weight_of(first, one)]
-    ratios = {ratio for _, ratio in own}
+def _of_weights(first: Divergence, pairs: Sequence[Found]) -> Finding | None:
+    """Return that a module multiplies a gradient in backward, if its own weights' gradients say by what."""
+    factors = [(result, ratio_to_wanted(result, result.reduced)) for result, _ in pairs if _is_weight_of(first, result)]
+    ratios = {ratio for _, ratio in factors}
     ratio = ratios.pop() if len(ratios) == 1 else None
     if first.direction != "backward" or ratio is None or ratio == 1:
         return None
-    one = own[0][0]
-    summary = f"the gradient of {one.name} is {times_text(ratio)} {one.whose}"
-    return times_in_backward(first.module, ratio, "").finding(one.name, one.wrong, summary)
+    result = factors[0][0]
+    summary = f"the gradient of {result.name} is {times_text(ratio)} {result.whose}"
+    return times_in_backward(first.module, ratio, "").finding(result.name, result.wrong, summary)
 
 
-def _is_weight_of(first: Divergence, one: Compared) -> bool:
-    return one.role == "grad" and one.name.rpartition(".")[0] == first.module
+def _is_weight_of(first: Divergence, result: Compared) -> bool:
+    return result.role == "grad" and result.name.rpartition(".")[0] == first.module
 
 
 def where(first: Divergence) -> str:
@@ -178,20 +180,20 @@ def _in_backward(first: Divergence, name: str) -> str:
     )
 
 
-def _of_gradients(evidence: Evidence, first: Divergence, found: Sequence[Found]) -> list[Found]:
+def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found]) -> list[Found]:
     """Return one finding of the first wrong module in backward, and those gradients that do not follow from it."""
-    is_proven = first.way in ("unsummed", "cut", "lost") or _explained(evidence, first, found) is not None
+    is_proven = first.way in ("unsummed", "cut", "lost") or _explained(evidence, first, pairs) is not None
     follow = [
-        (one, finding)
-        for one, finding in found
-        if one.role == "grad" and (finding.generic or is_proven) and _follows(evidence, first, one.name)
+        (result, finding)
+        for result, finding in pairs
+        if result.role == "grad" and (finding.generic or is_proven) and _follows(evidence, first, result.name)
     ]
     if not follow:
-        return list(found)
+        return list(pairs)
     ids = {id(finding) for _, finding in follow}
-    rest = [(one, finding) for one, finding in found if id(finding) not in ids]
-    one, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
-    return [*rest, (one, _folded(evidence, first, nearest, found, len(follow) - 1))]
+    rest = [(result, finding) for result, finding in pairs if id(finding) not in ids]
+    result, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
+    return [*rest, (result, _folded(evidence, first, nearest, pairs, len(follow) - 1))]
 
 
 def _order_of(evidence: Evidence, weight: str) -> int:
@@ -213,8 +215,8 @@ def _follows(evidence: Evidence, first: Divergence, weight: str) -> bool:
     return _order_of(evidence, weight) <= first.call.order
 
 
-def _folded(evidence: Evidence, first: Divergence, nearest: Finding, found: Sequence[Found], others: int) -> Finding:
-    cause = _explained(evidence, first, found)
+def _folded(evidence: Evidence, first: Divergence, nearest: Finding, pairs: Sequence[Found], others: int) -> Finding:
+    cause = _explained(evidence, first, pairs)
     sentence = where(first)
     also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {counted(others, 'other')}" if others else "")
     if cause is None:

@@ -25,38 +25,40 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
 
-def check_times(evidence: Evidence, one: Compared, first: Divergence) -> Finding | None:
+def check_times(evidence: Evidence, result: Compared, first: Divergence) -> Finding | None:
     """Return the finding if every rank has the unsharded model's values times one number."""
-    factor = _factor(one)
+    factor = _factor(result)
     if factor is None or abs(factor - 1) < LEAST_FACTOR_OF_MODULE:
         return None
-    ratio = ratio_near(factor, MOST_RATIO, near_ratio(one.rounding.epsilon)) or Fraction(0)
-    size = " or ".join(_axes(one, ratio))
+    ratio = ratio_near(factor, MOST_RATIO, near_ratio(result.rounding.epsilon)) or Fraction(0)
+    size = " or ".join(_axes(result, ratio))
     cause = _cause(evidence, first, ratio, size)
     times = times_text(ratio or factor)
     return cause.finding(
-        one.name,
-        one.wrong,
-        f"the {WHAT[one.role]} is {times} {one.whose}{size_clause(ratio, size)}",
-        claimed=claimed_text(one),
+        result.name,
+        result.wrong,
+        f"the {WHAT[result.role]} is {times} {result.whose}{size_clause(ratio, size)}",
+        claimed=claimed_text(result),
     )
 
 
-def _factor(one: Compared) -> float | None:
+def _factor(result: Compared) -> float | None:
     """Return the one number by which every rank's values are those wanted; None if there is none."""
-    pairs = [(values, one.wanted_of(rank)) for rank, values in one.reduced.items()]
+    pairs = [(values, result.wanted_of(rank)) for rank, values in result.reduced.items()]
     factor = common_factor(pairs)
-    if not factor or not all(one.near(got, due * factor, scale=abs(factor)) for got, due in pairs):
+    if not factor or not all(result.near(got, due * factor, scale=abs(factor)) for got, due in pairs):
         return None
     return factor
 
 
-def _axes(one: Compared, ratio: Fraction) -> list[str]:
+def _axes(result: Compared, ratio: Fraction) -> list[str]:
     """Return the axes, or sets of them, of this size over which the tensor may have been reduced: it is not split."""
     if not ratio or ratio == 1:
         return []
-    named = size_in_words(one.mesh, ratio)
-    return [text for text in named.split(" or ") if text and not any(splits(one, axis) for axis in text.split(" * "))]
+    named = size_in_words(result.mesh, ratio)
+    return [
+        text for text in named.split(" or ") if text and not any(splits(result, axis) for axis in text.split(" * "))
+    ]
 
 
 def _cause(evidence: Evidence, first: Divergence, ratio: Fraction, axes: str) -> Cause:

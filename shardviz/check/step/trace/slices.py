@@ -23,17 +23,17 @@ FEWEST = 6
 """Numbers that share a factor and an offset: any three are near to a line through two."""
 
 
-def check_own_statistics(one: Compared) -> Finding | None:
+def check_own_statistics(result: Compared) -> Finding | None:
     """Return the finding if values are the unsharded model's times a number plus a number, those of each slice."""
-    if one.role != "output":
+    if result.role != "output":
         return None
-    for dims in _kept(one.wanted.ndim):
-        axes = [axis for axis in one.mesh.axes if _splits(one, axis, dims)]
-        factors = [_factors(one, rank, dims) for rank in one.wrong] if axes else []
+    for dims in _kept(result.wanted.ndim):
+        axes = [axis for axis in result.mesh.axes if _splits(result, axis, dims)]
+        factors = [_factors(result, rank, dims) for rank in result.wrong] if axes else []
         if factors and all(own is not None for own in factors):
             joined = np.concatenate([own for own in factors if own is not None])
             if float(joined.max() - joined.min()) > LEAST_STATISTIC:
-                return _of_statistics(one, dims, " and ".join(axes))
+                return _of_statistics(result, dims, " and ".join(axes))
     return None
 
 
@@ -45,9 +45,9 @@ def _kept(ndim: int) -> Iterator[tuple[int, ...]]:
         yield (ndim - 1,)
 
 
-def _factors(one: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.float64] | None:
+def _factors(result: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.float64] | None:
     """Return the factor of each slice; None if slices are not those wanted times a number plus a number."""
-    got, due = (_grouped(values, dims) for values in (one.reduced[rank], one.wanted_of(rank)))
+    got, due = (_grouped(values, dims) for values in (result.reduced[rank], result.wanted_of(rank)))
     if got.shape != due.shape or got.shape[1] < FEWEST or not np.all(np.isfinite(got)):
         return None
     centered, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
@@ -56,7 +56,7 @@ def _factors(one: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.floa
         return None
     left = float(np.abs(centered - factors * other).max())
     apart = float(np.abs(got - due).max())
-    fits = left <= min(4 * one.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)
+    fits = left <= min(4 * result.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)
     return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST_STATISTIC) else None
 
 
@@ -66,17 +66,18 @@ def _grouped(values: NDArray[np.float64], dims: tuple[int, ...]) -> NDArray[np.f
     return moved.reshape(int(np.prod(moved.shape[: len(dims)])), -1)
 
 
-def _of_statistics(one: Compared, dims: tuple[int, ...], axes: str) -> Finding:
+def _of_statistics(result: Compared, dims: tuple[int, ...], axes: str) -> Finding:
     per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
     return StatisticsOfPart(axes).finding(
-        one.name,
-        one.wrong,
-        f"on each rank every {per} of the {WHAT[one.role]} is the unsharded model's with a different factor and offset",
-        claimed=claimed_text(one),
+        result.name,
+        result.wrong,
+        f"on each rank every {per} of the {WHAT[result.role]} is the unsharded model's with a different "
+        "factor and offset",
+        claimed=claimed_text(result),
     )
 
 
-def _splits(one: Compared, axis: str, kept: tuple[int, ...]) -> bool:
+def _splits(result: Compared, axis: str, kept: tuple[int, ...]) -> bool:
     """Whether an axis splits a dim that the numbers are taken over."""
-    chains = one.claimed.chains if one.claimed is not None else ()
+    chains = result.claimed.chains if result.claimed is not None else ()
     return any(axis in chain for dim, chain in enumerate(chains) if dim not in kept)

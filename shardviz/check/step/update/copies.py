@@ -38,7 +38,7 @@ MAX_LISTED = 8
 
 
 def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
-    """Yield what the weights show after the optimizer's step, where those that it started from are right.
+    """Yield what the weights show after the optimizer's step if those that it started from are right.
 
     Args:
         dump: The dump.
@@ -56,133 +56,135 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         for name in tensor.names:
             before = dump.find("reference", "param", name)
             if before is not None:
-                one = laid_out(dump, tensor, name, dump.values(before.first, name), rounding)
-                idle = _not_stepped_by(dump, one)
-                if one.incomparable:
-                    yield NotChecked(name, f"its value after the optimizer's step: {one.incomparable}", "step")
-                elif idle and _is_meant_to_move(dump, one, idle):
-                    yield _left_out(one, idle) if _with_gradient(dump, one) else _not_written(one, idle)
-                elif one.copies_differ_along:
-                    yield with_copies(_differing(dump, one), dump, tensor)
-                elif len(idle) < len(one.values):  # else it is left alone on purpose
-                    seen.append(one)
+                result = laid_out(dump, tensor, name, dump.values(before.first, name), rounding)
+                idle = _not_stepped_by(dump, result)
+                if result.incomparable:
+                    yield NotChecked(name, f"its value after the optimizer's step: {result.incomparable}", "step")
+                elif idle and _is_meant_to_move(dump, result, idle):
+                    yield _left_out(result, idle) if _with_gradient(dump, result) else _not_written(result, idle)
+                elif result.copies_differ_along:
+                    yield with_copies(_differing(dump, result), dump, tensor)
+                elif len(idle) < len(result.values):  # else it is left alone on purpose
+                    seen.append(result)
     yield from _check_moved(dump, seen)
 
 
-def _not_stepped_by(dump: Dump, one: Compared) -> tuple[int, ...]:
+def _not_stepped_by(dump: Dump, result: Compared) -> tuple[int, ...]:
     """Return the ranks whose optimizer has no group with a weight and on which it is what it was."""
     return tuple(
         rank
-        for rank, values in one.values.items()
-        if one.name in dump.files.ranks[rank].not_stepped and np.array_equal(values, one.wanted_of(rank))
+        for rank, values in result.values.items()
+        if result.name in dump.files.ranks[rank].not_stepped and np.array_equal(values, result.wanted_of(rank))
     )
 
 
-def _is_meant_to_move(dump: Dump, one: Compared, idle: Sequence[int]) -> bool:
-    """Whether the unsharded model's optimizer moves it; where that did not run, whether other ranks' do."""
-    after = dump.find("updated", "param", one.name)
+def _is_meant_to_move(dump: Dump, result: Compared, idle: Sequence[int]) -> bool:
+    """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
+    after = dump.find("updated", "param", result.name)
     if after is None:
-        return any(one.name not in dump.files.ranks[rank].not_stepped for rank in one.values) and any(
-            one.values[rank].size for rank in idle
+        return any(result.name not in dump.files.ranks[rank].not_stepped for rank in result.values) and any(
+            result.values[rank].size for rank in idle
         )
-    moved = dump.values(after.first, one.name).ravel() != one.wanted.ravel()
-    return any(np.any(one.part(moved, rank)) for rank in idle)
+    moved = dump.values(after.first, result.name).ravel() != result.wanted.ravel()
+    return any(np.any(result.part(moved, rank)) for rank in idle)
 
 
-def _left_out(one: Compared, idle: tuple[int, ...]) -> Finding:
-    everywhere = len(idle) == len(one.values)
-    whose = "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(one, idle)}"
+def _left_out(result: Compared, idle: tuple[int, ...]) -> Finding:
+    everywhere = len(idle) == len(result.values)
+    whose = "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(result, idle)}"
     others = "the unsharded model's steps it" if everywhere else "the others step it"
     return LeftOutOfOptimizer().finding(
-        one.name,
+        result.name,
         idle,
         f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
     )
 
 
-def _not_written(one: Compared, idle: tuple[int, ...]) -> Finding:
+def _not_written(result: Compared, idle: tuple[int, ...]) -> Finding:
     """Return the finding of a weight without a gradient, which something else than the optimizer's groups writes."""
-    return AverageNotWritten(on_some=len(idle) < len(one.values)).finding(
-        one.name,
+    return AverageNotWritten(on_some=len(idle) < len(result.values)).finding(
+        result.name,
         idle,
-        f"it is as it was before the step{_where(one, idle)}, and the unsharded model's is not; it has no gradient and "
-        "is in none of the optimizer's param_groups",
-        claimed=claimed_text(one),
+        f"it is as it was before the step{_where(result, idle)}, and the unsharded model's is not; "
+        "it has no gradient and is in none of the optimizer's param_groups",
+        claimed=claimed_text(result),
     )
 
 
-def _differing(dump: Dump, one: Compared) -> Finding:
-    axes = " and ".join(one.copies_differ_along)
-    factors = factors_of(dump, one)
+def _differing(dump: Dump, result: Compared) -> Finding:
+    axes = " and ".join(result.copies_differ_along)
+    factors = factors_of(dump, result)
     if factors and max(factors.values()) - min(factors.values()) > EXPLAINED_UPDATE * max(map(abs, factors.values())):
         why = scaled(factors)
-        return _apart(one, why.cause, f": {why.sentence}")
-    return _apart(one, CopiesSteppedApart(axes, listed(_differing_states(dump, one), MAX_LISTED)))
+        return _apart(result, why.cause, f": {why.sentence}")
+    return _apart(result, CopiesSteppedApart(axes, listed(_differing_states(dump, result), MAX_LISTED)))
 
 
-def _differing_states(dump: Dump, one: Compared) -> list[str]:
+def _differing_states(dump: Dump, result: Compared) -> list[str]:
     """Return the kinds of state of a weight whose copies differ along the axes along which the weight's do."""
-    rounding, kinds = one.rounding, []
+    rounding, kinds = result.rounding, []
     for tensor in dump.at("step"):
         for name in tensor.names if tensor.role == "optim" else ():
             weight, _, kind = name.rpartition(".")
-            updated = dump.find("updated", "optim", name) if weight == one.name else None
+            updated = dump.find("updated", "optim", name) if weight == result.name else None
             if updated is not None:
                 state = laid_out(dump, tensor, name, dump.values(updated.first, name), rounding)
-                if not state.incomparable and set(state.copies_differ_along) & set(one.copies_differ_along):
+                if not state.incomparable and set(state.copies_differ_along) & set(result.copies_differ_along):
                     kinds.append(kind)
     return kinds
 
 
-def _apart(one: Compared, cause: Cause, clause: str = "") -> Finding:
-    axes = " and ".join(one.copies_differ_along)
-    low, high, worst = max(_pairs(one), key=lambda pair: pair[2])
+def _apart(result: Compared, cause: Cause, clause: str = "") -> Finding:
+    axes = " and ".join(result.copies_differ_along)
+    low, high, worst = max(_pairs(result), key=lambda pair: pair[2])
     return cause.finding(
-        one.name,
-        tuple(sorted({rank for pair in _pairs(one) if not pair[2] <= one.tolerance / 2 for rank in pair[:2]})),
+        result.name,
+        tuple(sorted({rank for pair in _pairs(result) if not pair[2] <= result.tolerance / 2 for rank in pair[:2]})),
         f"copies differ along {axes} after the optimizer's step: {apart_text(low, high, worst)}, "
         f"although their weights and gradients are equal{clause}",
         kind="unreplicated",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
         held=f"different values along {axes}",
     )
 
 
-def _pairs(one: Compared) -> list[tuple[int, int, float]]:
+def _pairs(result: Compared) -> list[tuple[int, int, float]]:
     """Return how far each rank is from the first that holds the same part."""
-    return one.neighbors_apart((ranks[0], rank) for ranks in ranks_by_part(one) for rank in ranks[1:])
+    return result.neighbors_apart((ranks[0], rank) for ranks in ranks_by_part(result) for rank in ranks[1:])
 
 
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
-    """Yield weights that are what they were, on ranks whose part of the gradient is not zero; in one where all are."""
-    found = [(one, still) for one in weights if (still := _still(dump, one))]
-    judged = [one for one in weights if _with_gradient(dump, one)]
-    whole = all(set(still) == set(_with_gradient(dump, one)) for one, still in found)
-    if found and whole and len(found) == len(judged) > 1:
-        text = f"the optimizer's step changed none of the {len(found)} weights, whose gradients are not zero"
-        ranks = tuple(sorted({rank for _, still in found for rank in still}))
+    """Yield weights that did not change on ranks whose part of the gradient is not zero; one finding if all are."""
+    unmoved_weights = [(result, still) for result in weights if (still := _still(dump, result))]
+    judged = [result for result in weights if _with_gradient(dump, result)]
+    whole = all(set(still) == set(_with_gradient(dump, result)) for result, still in unmoved_weights)
+    if unmoved_weights and whole and len(unmoved_weights) == len(judged) > 1:
+        text = f"the optimizer's step changed none of the {len(unmoved_weights)} weights, whose gradients are not zero"
+        ranks = tuple(sorted({rank for _, still in unmoved_weights for rank in still}))
         yield OptimizerOfOtherParameters().finding("", ranks, text)
         return
     is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
-    for one, still in found:
-        text = f"the optimizer's step did not change it{_where(one, still)}, though its gradient is not zero"
-        yield StepNotKept(is_sent).finding(one.name, still, text, claimed=claimed_text(one))
+    for result, still in unmoved_weights:
+        text = f"the optimizer's step did not change it{_where(result, still)}, though its gradient is not zero"
+        yield StepNotKept(is_sent).finding(result.name, still, text, claimed=claimed_text(result))
 
 
-def _still(dump: Dump, one: Compared) -> tuple[int, ...]:
+def _still(dump: Dump, result: Compared) -> tuple[int, ...]:
     """Return the ranks with a gradient on which a weight is what it was."""
-    return tuple(rank for rank in _with_gradient(dump, one) if np.array_equal(one.values[rank], one.wanted_of(rank)))
+    return tuple(
+        rank for rank in _with_gradient(dump, result) if np.array_equal(result.values[rank], result.wanted_of(rank))
+    )
 
 
-def _with_gradient(dump: Dump, one: Compared) -> tuple[int, ...]:
-    gradient = dump.find("reference", "grad", one.name)
+def _with_gradient(dump: Dump, result: Compared) -> tuple[int, ...]:
+    gradient = dump.find("reference", "grad", result.name)
     if gradient is None:
         return ()
-    sizes = np.abs(dump.values(gradient.first, one.name))
-    least = SINGLE * one.rounding.size
-    return tuple(rank for rank in one.values if np.max(one.part(sizes, rank), initial=0.0) > least)
+    sizes = np.abs(dump.values(gradient.first, result.name))
+    least = SINGLE * result.rounding.size
+    return tuple(rank for rank in result.values if np.max(result.part(sizes, rank), initial=0.0) > least)
 
 
-def _where(one: Compared, ranks: Sequence[int]) -> str:
-    return "" if len(ranks) == len(one.values) else f" on {named_ranks(ranks, MAX_LISTED)}"
+def _where(result: Compared, ranks: Sequence[int]) -> str:
+    return "" if len(ranks) == len(result.values) else f" on {named_ranks(ranks, MAX_LISTED)}"

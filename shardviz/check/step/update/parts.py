@@ -24,9 +24,9 @@ MAX_MATRIX = 1 << 10
 """Rows and columns of a matrix whose singular values are looked at."""
 
 
-def of_orthogonal_parts(dump: Dump, one: Compared) -> Why | None:
+def of_orthogonal_parts(dump: Dump, result: Compared) -> Why | None:
     """Return that each rank's step is an orthogonal matrix of its own, which only the whole step should be."""
-    whole, steps = _whole_step(dump, one), _steps_of_parts(dump, one)
+    whole, steps = _whole_step(dump, result), _steps_of_parts(dump, result)
     if whole is None or not steps or not _is_orthogonal(whole):
         return None
     if not all(_is_orthogonal(got) for got, _ in steps):
@@ -34,10 +34,10 @@ def of_orthogonal_parts(dump: Dump, one: Compared) -> Why | None:
     return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
 
 
-def by_own_statistics(dump: Dump, one: Compared) -> Why | None:
+def by_own_statistics(dump: Dump, result: Compared) -> Why | None:
     """Return that a rank's step is scaled by numbers of its own, alike all along a split dim: means over its part."""
-    steps = _steps_of_parts(dump, one)
-    for dim, size in enumerate(one.wanted.shape if one.wanted.ndim > 1 else ()):
+    steps = _steps_of_parts(dump, result)
+    for dim, size in enumerate(result.wanted.shape if result.wanted.ndim > 1 else ()):
         if steps and all(1 < got.shape[dim] < size for got, _ in steps):
             first, *others = [_scales_across(got, due, dim) for got, due in steps]
             is_own = first is not None and any(scales is not None and not is_near(first, scales) for scales in others)
@@ -54,21 +54,21 @@ def _scales_across(got: NDArray[np.float64], due: NDArray[np.float64], dim: int)
     return scales if is_near(got, due * scales) else None
 
 
-def of_this_part(dump: Dump, one: Compared) -> Why | None:
-    """Return that a split matrix is stepped otherwise, where the optimizer's settings are right and another's step."""
+def of_this_part(dump: Dump, result: Compared) -> Why | None:
+    """Return that a split matrix is stepped differently, if the settings and another matrix's step are right."""
     has_settings = any(record.other_settings for record in dump.files.ranks.values())
-    is_trained = dump.find("reference", "grad", one.name) is not None
-    if one.wanted.ndim < 2 or has_settings or not is_trained or not _steps_of_parts(dump, one):
+    is_trained = dump.find("reference", "grad", result.name) is not None
+    if result.wanted.ndim < 2 or has_settings or not is_trained or not _steps_of_parts(dump, result):
         return None
-    right = next((other.name for other in other_weights(dump, one) if is_stepped_once(dump, other)), None)
+    right = next((other.name for other in other_weights(dump, result) if is_stepped_once(dump, other)), None)
     if right is None:
         return None
     return Why(f"its step is no multiple of the unsharded model's, and the step of {right} is right", StepOfPart())
 
 
-def of_normed_parts(dump: Dump, one: Compared) -> Why | None:
+def of_normed_parts(dump: Dump, result: Compared) -> Why | None:
     """Return that each rank's step has the norm that the whole step should have."""
-    whole, steps = _whole_step(dump, one), _steps_of_parts(dump, one)
+    whole, steps = _whole_step(dump, result), _steps_of_parts(dump, result)
     norm = float(np.linalg.norm(whole)) if whole is not None else 0.0
     norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in steps]
     if not norm or not norms or not all(is_equal(held, norm) and not is_equal(due, norm) for held, due in norms):
@@ -76,16 +76,16 @@ def of_normed_parts(dump: Dump, one: Compared) -> Why | None:
     return Why(f"each rank's step has the norm {number(norm)}, which the whole one should have", StepOfPart())
 
 
-def _whole_step(dump: Dump, one: Compared) -> NDArray[np.float64] | None:
-    before, after = dump.find("reference", "param", one.name), dump.find("updated", "param", one.name)
+def _whole_step(dump: Dump, result: Compared) -> NDArray[np.float64] | None:
+    before, after = dump.find("reference", "param", result.name), dump.find("updated", "param", result.name)
     if before is None or after is None:
         return None
-    return dump.values(after.first, one.name) - dump.values(before.first, one.name)
+    return dump.values(after.first, result.name) - dump.values(before.first, result.name)
 
 
-def _steps_of_parts(dump: Dump, one: Compared) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def _steps_of_parts(dump: Dump, result: Compared) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Return the step of each rank's part and the due one, of parts that are neither empty nor the whole."""
-    return [pair for pair in steps_of(dump, one).values() if 0 < pair[0].size < one.wanted.size]
+    return [pair for pair in steps_of(dump, result).values() if 0 < pair[0].size < result.wanted.size]
 
 
 def _is_orthogonal(step: NDArray[np.float64]) -> bool:

@@ -55,37 +55,40 @@ if TYPE_CHECKING:
 MAX_LISTED = 4
 
 
-def why_weight(evidence: Evidence, one: Compared) -> Why | None:
-    """Return why a weight is another after the step, where its step shows that."""
+def why_weight(evidence: Evidence, result: Compared) -> Why | None:
+    """Return why a weight differs after the step, if its step shows that."""
     dump = evidence.dump
-    if dump.find("reference", "grad", one.name) is None and dump.find("step", "grad", one.name) is not None:
+    if dump.find("reference", "grad", result.name) is None and dump.find("step", "grad", result.name) is not None:
         return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
-    factors = factors_of(dump, one)
+    factors = factors_of(dump, result)
     apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > EXPLAINED_UPDATE}
     if apart:
-        return of_normed_parts(dump, one) or _by_norms(evidence, one, factors) or _scaled(dump, one, factors)
+        return of_normed_parts(dump, result) or _by_norms(evidence, result, factors) or _scaled(dump, result, factors)
     return (
-        _decayed(dump, one) or of_orthogonal_parts(dump, one) or by_own_statistics(dump, one) or of_this_part(dump, one)
+        _decayed(dump, result)
+        or of_orthogonal_parts(dump, result)
+        or by_own_statistics(dump, result)
+        or of_this_part(dump, result)
     )
 
 
-def _by_norms(evidence: Evidence, one: Compared, factors: Mapping[int, float]) -> Why | None:
-    """Return that a step is scaled by the norm of a part where that of the whole is due, or by a norm of copies."""
+def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]) -> Why | None:
+    """Return that a step is scaled by the norm of a part instead of the whole, or by a norm of copies."""
     gradients = list(evidence.gradients.values())
     whole = total(gradient.wanted for gradient in gradients)
-    own = {rank: total(of.reduced[rank] for of in gradients if rank in of.reduced) for rank in factors}
+    norms = {rank: total(of.reduced[rank] for of in gradients if rank in of.reduced) for rank in factors}
     shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     steps = f"ranks step it by other multiples of the unsharded model's step: {shown}"
-    if all(own.values()) and all(is_equal(factor, whole / own[rank]) for rank, factor in factors.items()):
+    if all(norms.values()) and all(is_equal(factor, whole / norms[rank]) for rank, factor in factors.items()):
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     if not gradients or len(set(map(number, factors.values()))) == 1:
         return _by_norm_of_copies(gradients, factors)
-    gradient, before = (evidence.dump.find("reference", role, one.name) for role in ("grad", "param"))
+    gradient, before = (evidence.dump.find("reference", role, result.name) for role in ("grad", "param"))
     assert before is not None, "it was compared with what it was before"
     if gradient is None:
         return None
-    sizes = [evidence.dump.values(tensor.first, one.name) for tensor in (gradient, before)]
-    of_gradient, of_weight = (_shares(one, size.reshape(one.wanted.shape), factors) for size in sizes)
+    sizes = [evidence.dump.values(tensor.first, result.name) for tensor in (gradient, before)]
+    of_gradient, of_weight = (_shares(result, size.reshape(result.wanted.shape), factors) for size in sizes)
     ways = {
         "its gradient's norm": {rank: 1 / of_gradient[rank] for rank in of_gradient if of_gradient[rank]},
         "its own norm": of_weight,
@@ -99,10 +102,10 @@ def _by_norms(evidence: Evidence, one: Compared, factors: Mapping[int, float]) -
     return None
 
 
-def _shares(one: Compared, whole: NDArray[np.float64], factors: Mapping[int, float]) -> dict[int, float]:
+def _shares(result: Compared, whole: NDArray[np.float64], factors: Mapping[int, float]) -> dict[int, float]:
     """Return the norm of each rank's part of an array, relative to that of the whole."""
     size = float(np.linalg.norm(whole)) or 1.0
-    return {rank: float(np.linalg.norm(one.part(whole, rank))) / size for rank in factors}
+    return {rank: float(np.linalg.norm(result.part(whole, rank))) / size for rank in factors}
 
 
 def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float]) -> Why | None:
@@ -121,14 +124,16 @@ def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, floa
     return None
 
 
-def _scaled(dump: Dump, one: Compared, factors: Mapping[int, float]) -> Why:
+def _scaled(dump: Dump, result: Compared, factors: Mapping[int, float]) -> Why:
     """Return why every rank's step is a multiple of the unsharded model's, as other weights' steps say."""
     why = scaled(factors)
     settings = {setting for record in dump.files.ranks.values() for setting in record.other_settings}
     if isinstance(why.cause, AnotherLearningRate):
         is_seen = any(setting.startswith("lr of group") for setting in settings)
         return replace(why, cause=AnotherLearningRate(is_seen))
-    if isinstance(why.cause, RepeatedStep) and any(is_stepped_once(dump, other) for other in other_weights(dump, one)):
+    if isinstance(why.cause, RepeatedStep) and any(
+        is_stepped_once(dump, other) for other in other_weights(dump, result)
+    ):
         return replace(why, cause=replace(why.cause, of_all=False))
     return why
 
@@ -158,14 +163,14 @@ def _times(factor: float) -> str:
     return "once" if number(factor) == "1" else f"{number(factor)} times"
 
 
-def _decayed(dump: Dump, one: Compared) -> Why | None:
-    """Return the explanation where a step differs from the unsharded model's by one multiple of the weight."""
-    before = dump.find("reference", "param", one.name)
+def _decayed(dump: Dump, result: Compared) -> Why | None:
+    """Return the explanation if a step differs from the unsharded model's by one multiple of the weight."""
+    before = dump.find("reference", "param", result.name)
     assert before is not None, "it was compared with what it was before"
-    start = dump.values(before.first, one.name)
-    pairs = [(got - due, rank) for rank, (got, due) in steps_of(dump, one).items() if rank in one.wrong]
+    start = dump.values(before.first, result.name)
+    pairs = [(got - due, rank) for rank, (got, due) in steps_of(dump, result).items() if rank in result.wrong]
     off = np.concatenate([difference.ravel() for difference, _ in pairs]) if pairs else np.zeros(0)
-    own = [one.part(start, rank).ravel() for _, rank in pairs]
+    own = [result.part(start, rank).ravel() for _, rank in pairs]
     weights = np.concatenate(own) if own else np.zeros(0)
     if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
         return None
@@ -173,8 +178,8 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
     if not factor:
         return None
     more = "decayed more" if factor < 0 else "decayed less"
-    if len(one.wrong) < len(one.values):
-        ranks = named_ranks(one.wrong, MAX_LISTED)
+    if len(result.wrong) < len(result.values):
+        ranks = named_ranks(result.wrong, MAX_LISTED)
         return Why(
             f"on {ranks} its step differs from the unsharded model's by {number(factor)} times the weight itself: "
             f"it is {more} there, and as it should be elsewhere",

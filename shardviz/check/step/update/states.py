@@ -24,64 +24,64 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
 
 
-def why_state(dump: Dump, one: Compared) -> Why | None:
-    """Return why an optimizer's state is another after the step, where it shows what it started from."""
-    gradient = dump.find("reference", "grad", one.name.rpartition(".")[0])
+def why_state(dump: Dump, result: Compared) -> Why | None:
+    """Return why an optimizer's state differs after the step, if it shows what it started from."""
+    gradient = dump.find("reference", "grad", result.name.rpartition(".")[0])
     if gradient is None:
         return None
-    whole = dump.values(gradient.first, one.name.rpartition(".")[0])
-    if whole.size != one.wanted.size:
+    whole = dump.values(gradient.first, result.name.rpartition(".")[0])
+    if whole.size != result.wanted.size:
         return None
     for added in (whole, whole**2):
-        parts = {rank: one.part(added, rank) for rank in one.reduced}
-        if _are_multiples(one, parts):
+        parts = {rank: result.part(added, rank) for rank in result.reduced}
+        if _are_multiples(result, parts):
             return Why(
                 "the optimizer's state is what the first step leaves that starts from zeros; the unsharded model's is "
                 "not",
                 StateNotLoaded(),
             )
-        if others := _from_others(one, parts):
+        if others := _from_others(result, parts):
             return of_others(others)
     return None
 
 
-def _are_multiples(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
+def _are_multiples(result: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
     """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
-    got = np.concatenate([one.reduced[rank].ravel() for rank in parts])
-    due = np.concatenate([one.wanted_of(rank).ravel() for rank in parts])
+    got = np.concatenate([result.reduced[rank].ravel() for rank in parts])
+    due = np.concatenate([result.wanted_of(rank).ravel() for rank in parts])
     added = np.concatenate([part.ravel() for part in parts.values()])
     if np.count_nonzero(added) < FEW or not np.any(got):
         return False
     return factor_to(got, added) is not None and factor_to(due, added) is None
 
 
-def _from_others(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
+def _from_others(result: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
     """Return for each wrong rank the rank from whose part of the state it started; empty if one has none."""
-    found: dict[int, int] = {}
-    for rank in one.wrong:
-        owner = next((other for other in parts if _is_from(one, parts, rank, other)), None)
+    owners: dict[int, int] = {}
+    for rank in result.wrong:
+        owner = next((other for other in parts if _is_from(result, parts, rank, other)), None)
         if owner is None:
             return {}
-        found[rank] = owner
-    return found
+        owners[rank] = owner
+    return owners
 
 
-def _is_from(one: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, other: int) -> bool:
+def _is_from(result: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, other: int) -> bool:
     """Whether a rank's state is another's, but for what the two ranks' own gradients add to it."""
-    got, due = one.reduced[rank], one.wanted_of(other)
-    if one.regions[rank] == one.regions[other] or got.shape != due.shape or got.size < FEW:
+    got, due = result.reduced[rank], result.wanted_of(other)
+    if result.regions[rank] == result.regions[other] or got.shape != due.shape or got.size < FEW:
         return False
     off, added = got - due, parts[rank] - parts[other]
     return bool(np.any(added)) and factor_to(off, added) is not None
 
 
-def of_another_order(one: Compared, ranks: Sequence[int]) -> Why | None:
+def of_another_order(result: Compared, ranks: Sequence[int]) -> Why | None:
     """Return why ranks have the numbers of their own part of a state at other places; None if they have not."""
-    parts = [(one.reduced[rank].ravel(), one.wanted_of(rank).ravel()) for rank in ranks]
-    if any(got.size < 2 or not one.near(np.sort(got), np.sort(due)) for got, due in parts):
+    parts = [(result.reduced[rank].ravel(), result.wanted_of(rank).ravel()) for rank in ranks]
+    if any(got.size < 2 or not result.near(np.sort(got), np.sort(due)) for got, due in parts):
         return None
     got, due = parts[0]
-    moved = int(np.count_nonzero(np.abs(got - due) > one.tolerance))
+    moved = int(np.count_nonzero(np.abs(got - due) > result.tolerance))
     return Why(
         f"the optimizer's state is in another order within its part: {moved:,} of {got.size:,} elements of rank "
         f"{ranks[0]} are out of place",

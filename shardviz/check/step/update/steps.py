@@ -35,26 +35,26 @@ class Why:
     cause: Cause
 
 
-def steps_of(dump: Dump, one: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def steps_of(dump: Dump, result: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Return for each rank the step of a weight and the unsharded model's step of the same elements."""
-    before, after = dump.find("reference", "param", one.name), dump.find("updated", "param", one.name)
+    before, after = dump.find("reference", "param", result.name), dump.find("updated", "param", result.name)
     if before is None or after is None:
         return {}
-    start, end = (dump.values(tensor.first, one.name) for tensor in (before, after))
-    found = {}
-    for rank, values in one.reduced.items():
-        own = one.part(start, rank)
-        found[rank] = values - own, one.part(end, rank) - own
-    return found
+    start, end = (dump.values(tensor.first, result.name) for tensor in (before, after))
+    steps = {}
+    for rank, values in result.reduced.items():
+        initial = result.part(start, rank)
+        steps[rank] = values - initial, result.part(end, rank) - initial
+    return steps
 
 
-def factors_of(dump: Dump, one: Compared) -> dict[int, float]:
+def factors_of(dump: Dump, result: Compared) -> dict[int, float]:
     """Return the number of unsharded steps that each rank's step is; empty if some rank's is not such a multiple."""
-    steps = steps_of(dump, one)
-    found = {rank: factor_to(got, due) for rank, (got, due) in steps.items() if np.any(due)}
-    known = {rank: factor for rank, factor in found.items() if factor is not None}
+    steps = steps_of(dump, result)
+    factors = {rank: factor_to(got, due) for rank, (got, due) in steps.items() if np.any(due)}
+    known = {rank: factor for rank, factor in factors.items() if factor is not None}
     enough = sum(np.count_nonzero(due) for _, due in steps.values()) >= FEW
-    return known if enough and len(known) == len(found) else {}
+    return known if enough and len(known) == len(factors) else {}
 
 
 def factor_to(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
@@ -69,21 +69,21 @@ def is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return bool(np.max(np.abs(got - other), initial=0.0) <= EXPLAINED_UPDATE * size)
 
 
-def is_equal(one: float, other: float) -> bool:
+def is_equal(left: float, right: float) -> bool:
     """Whether two numbers are equal, as far as an update shows it."""
-    return math.isclose(one, other, rel_tol=EXPLAINED_UPDATE)
+    return math.isclose(left, right, rel_tol=EXPLAINED_UPDATE)
 
 
-def other_weights(dump: Dump, one: Compared) -> Iterator[Compared]:
+def other_weights(dump: Dump, result: Compared) -> Iterator[Compared]:
     """Yield the other weights of which both models' steps are known."""
     for tensor in dump.at("step"):
         for name in tensor.names if tensor.role == "param" else ():
             after = dump.find("updated", "param", name)
-            if name != one.name and after is not None:
-                yield laid_out(dump, tensor, name, dump.values(after.first, name), one.rounding)
+            if name != result.name and after is not None:
+                yield laid_out(dump, tensor, name, dump.values(after.first, name), result.rounding)
 
 
-def is_stepped_once(dump: Dump, one: Compared) -> bool:
+def is_stepped_once(dump: Dump, result: Compared) -> bool:
     """Whether every rank steps a weight as the unsharded model does."""
-    factors = {} if one.incomparable else factors_of(dump, one)
+    factors = {} if result.incomparable else factors_of(dump, result)
     return bool(factors) and all(is_equal(factor, 1.0) for factor in factors.values())

@@ -49,7 +49,7 @@ WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the 
 def check_unsharded_update(
     dump: Dump, judged: frozenset[str], seen: dict[Place, bool] | None = None
 ) -> Iterator[Finding | NotChecked]:
-    """Yield what is another after the optimizer's step than in the unsharded model.
+    """Yield what differs from the unsharded model after the optimizer's step.
 
     Args:
         dump: The dump.
@@ -78,12 +78,14 @@ def check_unsharded_update(
                     yield NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step")
             elif reference is not None and weight not in known:
                 wanted = dump.values(reference.first, name)
-                one = laid_out(dump, tensor, name, wanted, rounding)
-                found = list(_check(evidence, one, splitting))
-                yield from (result.seen_in(one) if isinstance(result, Finding) else result for result in found)
-                if not any(isinstance(result, NotChecked) for result in found):
-                    seen[Place("step", tensor.role, name)] = not found
-                known |= {weight} if found else set()
+                result = laid_out(dump, tensor, name, wanted, rounding)
+                findings = list(_check(evidence, result, splitting))
+                yield from (
+                    finding.seen_in(result) if isinstance(finding, Finding) else finding for finding in findings
+                )
+                if not any(isinstance(finding, NotChecked) for finding in findings):
+                    seen[Place("step", tensor.role, name)] = not findings
+                known |= {weight} if findings else set()
     yield from _not_kept(dump, known)
 
 
@@ -121,178 +123,177 @@ def _batch_axes(dump: Dump) -> tuple[str, ...]:
     return tuple(axis for axis, _ in claimed.partial) if claimed is not None else ()
 
 
-def _check(evidence: Evidence, one: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
-    dump, what = evidence.dump, WHAT[one.role]
-    if one.incomparable:
-        yield NotChecked(one.name, f"{what} after the step: {one.incomparable}", "step")
+def _check(evidence: Evidence, result: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
+    dump, what = evidence.dump, WHAT[result.role]
+    if result.incomparable:
+        yield NotChecked(result.name, f"{what} after the step: {result.incomparable}", "step")
         return
-    if one.role == "param" and _before(dump, one) is None:
-        yield NotChecked(one.name, f"{what} after the step: its value before the step was not captured", "step")
+    if result.role == "param" and _before(dump, result) is None:
+        yield NotChecked(result.name, f"{what} after the step: its value before the step was not captured", "step")
         return
-    wrong = {rank: far for rank in one.reduced if (far := _distance(dump, one, rank)) is not None}
+    wrong = {rank: far for rank in result.reduced if (far := _distance(dump, result, rank)) is not None}
     if not wrong:
-        if _is_lost(dump, one):
+        if _is_lost(dump, result):
             why = "it differs, and its gradient is so small compared with others that it may be rounding alone"
-            yield NotChecked(one.name, f"{what} after the step: {why}", "step")
+            yield NotChecked(result.name, f"{what} after the step: {why}", "step")
         return
-    if one.role == "buffer" and splitting and not _times_counted(one):
-        own = [axis for axis in one.copies_differ_along if axis not in splitting]
+    if result.role == "buffer" and splitting and not _times_counted(result):
+        own = [axis for axis in result.copies_differ_along if axis not in splitting]
         if own:
-            yield _copies_of_buffer(one, own)
+            yield _copies_of_buffer(result, own)
             return
-        is_saved = not any(one.name in record.not_saved for record in dump.files.ranks.values())
-        if is_saved and (reduction := _reduction(one, splitting)):
-            yield _not_reduced(one, *reduction)
+        is_saved = not any(result.name in record.not_saved for record in dump.files.ranks.values())
+        if is_saved and (reduction := _reduction(result, splitting)):
+            yield _not_reduced(result, *reduction)
             return
         parts = f"each rank's is of its own part of the batch, which {', '.join(splitting)} splits"
         why = parts if is_saved else f"{parts}, and no checkpoint has it"
-        yield NotChecked(one.name, f"{what} after the step: {why}", "step")
+        yield NotChecked(result.name, f"{what} after the step: {why}", "step")
         return
-    yield _finding(evidence, one, wrong)
+    yield _finding(evidence, result, wrong)
 
 
-def _copies_of_buffer(one: Compared, axes: Sequence[str]) -> Finding:
+def _copies_of_buffer(result: Compared, axes: Sequence[str]) -> Finding:
     along = " and ".join(axes)
     sentence = f"copies of the buffer differ along {along} after the step, and all ranks see the same rows"
     return BufferOfParts(along).finding(
-        one.name,
-        tuple(sorted(one.reduced)),
+        result.name,
+        tuple(sorted(result.reduced)),
         sentence,
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
         held=f"different values along {along}",
     )
 
 
-def _reduction(one: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+def _reduction(result: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return the reduction over axes of the batch that makes all buffers right; unnamed if that may be chance."""
-    axes = tuple(axis for axis in splitting if axis in one.copies_differ_along)
-    first, *others = one.reduced.values()
+    axes = tuple(axis for axis in splitting if axis in result.copies_differ_along)
+    first, *others = result.reduced.values()
     num_apart = max((np.count_nonzero(other != first) for other in others if other.shape == first.shape), default=0)
     for op in ("max", "min", "avg", "sum") if axes else ():
-        values = one.reduced
+        values = result.reduced
         for axis in axes:
-            values = one.over(axis, op, values)
-        if values and all(one.is_right(rank, value) for rank, value in values.items()):
-            is_chance = op in ("max", "min") and num_apart <= FEW and one.wanted.size > 1
+            values = result.over(axis, op, values)
+        if values and all(result.is_right(rank, value) for rank, value in values.items()):
+            is_chance = op in ("max", "min") and num_apart <= FEW and result.wanted.size > 1
             return "" if is_chance else op, axes
     return None
 
 
-def _not_reduced(one: Compared, op: str, axes: Sequence[str]) -> Finding:
+def _not_reduced(result: Compared, op: str, axes: Sequence[str]) -> Finding:
     along = " and ".join(axes)
     sentence = f"each rank along {along} has its own value after the step"
     if op:
         sentence += f"; the {op} over {along} is the unsharded model's"
     return UnreducedStatistics(along, op).finding(
-        one.name,
-        tuple(sorted(one.reduced)),
+        result.name,
+        tuple(sorted(result.reduced)),
         sentence,
         severity="warning",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
         held=f"different values along {along}",
     )
 
 
-def _distance(dump: Dump, one: Compared, rank: int) -> tuple[float, float] | None:
+def _distance(dump: Dump, result: Compared, rank: int) -> tuple[float, float] | None:
     """Return the element of a rank that is farthest off, and what it should be; None if all are right."""
-    values, wanted, off = one.reduced[rank], one.wanted_of(rank), _beyond(dump, one, rank)
-    if one.role != "buffer":
-        off = np.where(_telling(dump, one, rank), off, -1.0)
+    values, wanted, off = result.reduced[rank], result.wanted_of(rank), _beyond(dump, result, rank)
+    if result.role != "buffer":
+        off = np.where(_telling(dump, result, rank), off, -1.0)
     if not (off > 0).any():
         return None
     at = np.unravel_index(np.argmax(off), off.shape)
     return float(values[at]), float(wanted[at])
 
 
-def _beyond(dump: Dump, one: Compared, rank: int) -> NDArray[np.float64]:
+def _beyond(dump: Dump, result: Compared, rank: int) -> NDArray[np.float64]:
     """Return how far each element of a rank is off; -1 for those within what rounding allows, infinity for NaN."""
-    wanted = one.wanted_of(rank)
-    allowed = one.rounding.tolerance(one.wanted, gradient=one.role == "optim")
-    before = _before(dump, one)
+    wanted = result.wanted_of(rank)
+    allowed = result.rounding.tolerance(result.wanted, gradient=result.role == "optim")
+    before = _before(dump, result)
     if before is not None:
-        moved = float(np.max(np.abs(wanted - one.part(before, rank)), initial=0.0))
-        allowed += max(STEP, ROUNDINGS_OF_STEP * one.rounding.epsilon) * moved
-    off = np.abs(one.reduced[rank] - wanted)
+        moved = float(np.max(np.abs(wanted - result.part(before, rank)), initial=0.0))
+        allowed += max(STEP, ROUNDINGS_OF_STEP * result.rounding.epsilon) * moved
+    off = np.abs(result.reduced[rank] - wanted)
     return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
 
 
-def _before(dump: Dump, one: Compared) -> NDArray[np.float64] | None:
-    """Return what a weight was before the step; None for all else, and where it was not captured."""
-    before = dump.find("reference", "param", one.name) if one.role == "param" else None
-    return in_order(dump, "param", one.name, dump.values(before.first, one.name)) if before is not None else None
+def _before(dump: Dump, result: Compared) -> NDArray[np.float64] | None:
+    """Return what a weight was before the step; None for all else, and if it was not captured."""
+    before = dump.find("reference", "param", result.name) if result.role == "param" else None
+    return in_order(dump, "param", result.name, dump.values(before.first, result.name)) if before is not None else None
 
 
-def _is_lost(dump: Dump, one: Compared) -> bool:
+def _is_lost(dump: Dump, result: Compared) -> bool:
     """Whether a weight or state is another, and every element that is has a gradient that may be rounding alone."""
-    return one.role != "buffer" and any(
-        (_beyond(dump, one, rank) > 0).any() and not _telling(dump, one, rank).any() for rank in one.reduced
+    return result.role != "buffer" and any(
+        (_beyond(dump, result, rank) > 0).any() and not _telling(dump, result, rank).any() for rank in result.reduced
     )
 
 
-def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
+def _telling(dump: Dump, result: Compared, rank: int) -> NDArray[np.bool_]:
     """Return which elements have a gradient that is not lost in rounding, or one that is exactly zero."""
-    name = _weight(one.role, one.name)
+    name = _weight(result.role, result.name)
     gradient = dump.find("reference", "grad", name)
     if gradient is None:
-        return np.ones(one.reduced[rank].shape, bool)
+        return np.ones(result.reduced[rank].shape, bool)
     whole = in_order(dump, "grad", name, dump.values(gradient.first, name))
-    if whole.size != one.wanted.size:
-        return np.ones(one.reduced[rank].shape, bool)
-    sizes = np.abs(one.part(whole, rank))
-    telling: NDArray[np.bool_] = (sizes > TELLING * one.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
+    if whole.size != result.wanted.size:
+        return np.ones(result.reduced[rank].shape, bool)
+    sizes = np.abs(result.part(whole, rank))
+    telling: NDArray[np.bool_] = (sizes > TELLING * result.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
     return telling
 
 
-def _finding(evidence: Evidence, one: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
+def _finding(evidence: Evidence, result: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
     ranks = tuple(sorted(wrong))
     held, due = wrong[ranks[0]]
     texts = (number(held), number(due)) if number(held) != number(due) else (f"{held:.9g}", f"{due:.9g}")
     off = f"rank {ranks[0]} has {texts[0]} instead of {texts[1]}"
-    why = _why(evidence, one, ranks)
-    cause = why.cause if why else UnexplainedState() if one.role == "optim" else UnexplainedWeight()
-    text = (
-        f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks):,} of {len(one.reduced):,} ranks"
-    )
+    why = _why(evidence, result, ranks)
+    cause = why.cause if why else UnexplainedState() if result.role == "optim" else UnexplainedWeight()
+    where = f"on {len(ranks):,} of {len(result.reduced):,} ranks"
+    text = f"{WHAT[result.role]} is not the unsharded model's after the step {where}"
     return cause.finding(
-        one.name,
+        result.name,
         ranks,
         f"{why.sentence}; {off}" if why else f"{text}: {off}",
         kind="wrong-value",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
         generic=why is None,
     )
 
 
-def _why(evidence: Evidence, one: Compared, ranks: tuple[int, ...]) -> Why | None:
+def _why(evidence: Evidence, result: Compared, ranks: tuple[int, ...]) -> Why | None:
     """Return the most likely cause, by what ranks hold instead; None if nothing fits."""
-    if one.role == "buffer":
-        times = _times_counted(one)
+    if result.role == "buffer":
+        times = _times_counted(result)
         if times:
             return Why(f"the buffer is {times} times the unsharded model's after the step", RepeatedCount(times))
         return Why("the buffer is not the unsharded model's after the step", UnexplainedBuffer())
-    others = {rank: _owner(one, rank) for rank in ranks}
+    others = {rank: _owner(result, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
         return of_others({rank: other for rank, other in others.items() if other is not None})
-    if one.role != "optim":
-        return why_weight(evidence, one)
-    return of_another_order(one, ranks) or why_state(evidence.dump, one)
+    if result.role != "optim":
+        return why_weight(evidence, result)
+    return of_another_order(result, ranks) or why_state(evidence.dump, result)
 
 
-def _times_counted(one: Compared) -> int:
+def _times_counted(result: Compared) -> int:
     """Return what whole number of times every rank's buffer is the unsharded model's; 0 if it is no such multiple."""
-    ratio = ratio_to_wanted(one, one.reduced) if one.wanted.size and np.ptp(one.wanted) else None
+    ratio = ratio_to_wanted(result, result.reduced) if result.wanted.size and np.ptp(result.wanted) else None
     return ratio.numerator if ratio is not None and ratio > 1 and ratio.denominator == 1 else 0
 
 
-def _owner(one: Compared, rank: int) -> int | None:
+def _owner(result: Compared, rank: int) -> int | None:
     """Return the other rank whose part a rank holds."""
     return next(
         (
             other
-            for other in one.reduced
-            if one.regions[other] != one.regions[rank]
-            and one.reduced[rank].shape == one.wanted_of(other).shape
-            and one.near(one.reduced[rank], one.wanted_of(other))
+            for other in result.reduced
+            if result.regions[other] != result.regions[rank]
+            and result.reduced[rank].shape == result.wanted_of(other).shape
+            and result.near(result.reduced[rank], result.wanted_of(other))
         ),
         None,
     )

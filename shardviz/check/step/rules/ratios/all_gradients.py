@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     Found = tuple[Compared, Finding]
 
 
-def of_all_gradients(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding | NotChecked]]:
+def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding | NotChecked]]:
     """Return the findings left of a step, and one for all gradients together in place of the others."""
     all_alike = multiplied(evidence)
     if all_alike is None:
-        return list(found), []
-    rest = [(one, finding) for one, finding in found if one.role != "grad"]
+        return list(pairs), []
+    rest = [(result, finding) for result, finding in pairs if result.role != "grad"]
     if not all_alike.clipped_to:
         return rest, [_finding(evidence, all_alike.gradients, all_alike.factor)]
     return [pair for pair in rest if not _is_clipped(pair[0], all_alike.factor)], [
@@ -56,19 +56,21 @@ def _why(clipped: Multiplied) -> str:
     )
 
 
-def _is_clipped(one: Compared, factor: float) -> bool:
+def _is_clipped(result: Compared, factor: float) -> bool:
     """Whether a logged value is the norm of clipped gradients, or another number that is off by their factor."""
-    return one.role == "scalar" and all(one.near(values, factor * one.wanted) for values in one.reduced.values())
+    return result.role == "scalar" and all(
+        result.near(values, factor * result.wanted) for values in result.reduced.values()
+    )
 
 
 def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
     ratio = ratio_near(factor, gradients[0].mesh.size, near_ratio(gradients[0].rounding.epsilon))
-    found = overs(gradients, ratio, batch_axes(evidence.dump)) if ratio else []
-    size = " or ".join(over.text for over in found)
+    axes = overs(gradients, ratio, batch_axes(evidence.dump)) if ratio else []
+    size = " or ".join(over.text for over in axes)
     exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
     cause = _cause(gradients, factor, exact)
-    if ratio and found:
-        cause = cause_of_axes(ratio, found, of_all=True, or_else=cause)
+    if ratio and axes:
+        cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
     elif is_in_loss:
         cause = ScaledForward()
     first = gradients[0]
@@ -102,7 +104,7 @@ def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
 
 
 def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float) -> Cause:
-    """Return the cause where no axis tells what the factor comes of."""
+    """Return the cause if no axis tells what the factor comes of."""
     norm, left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
     return ClippedByParts(norm, left) if left else ScaledBackward(exact)
 

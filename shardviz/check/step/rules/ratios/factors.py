@@ -77,22 +77,22 @@ def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:
     return known.pop() if len(known) == 1 else None
 
 
-def splits(one: Compared, axis: str) -> bool:
+def splits(result: Compared, axis: str) -> bool:
     """Whether ranks along an axis hold different parts of a tensor."""
-    groups = one.mesh.groups(axis) if axis in one.mesh.axes else []
-    return any(len({one.regions[rank] for rank in group if rank in one.regions}) > 1 for group in groups)
+    groups = result.mesh.groups(axis) if axis in result.mesh.axes else []
+    return any(len({result.regions[rank] for rank in group if rank in result.regions}) > 1 for group in groups)
 
 
-def cause_of_axes(ratio: Fraction, found: Sequence[Over], *, of_all: bool, or_else: Cause | None = None) -> Cause:
+def cause_of_axes(ratio: Fraction, axes: Sequence[Over], *, of_all: bool, or_else: Cause | None = None) -> Cause:
     """Return the cause of gradients that have a factor, with all axes that it may come of.
 
     Args:
         ratio: The factor.
-        found: The axes.
+        axes: The axes.
         of_all: Whether all gradients of the step have it; what all come from, as the loss, cannot be off by it else.
         or_else: What else it may come of.
     """
-    first, *others = ((_too_large if ratio > 1 else _too_small)(over, of_all=of_all) for over in found)
+    first, *others = ((_too_large if ratio > 1 else _too_small)(over, of_all=of_all) for over in axes)
     return replace(first, or_over=tuple(others), or_else=or_else)
 
 

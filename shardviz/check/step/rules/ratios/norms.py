@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     Values = Mapping[int, NDArray[np.float64]]
 
 
-def check_norm(evidence: Evidence, one: Compared) -> Finding | None:
+def check_norm(evidence: Evidence, result: Compared) -> Finding | None:
     """Return the finding if a value should be the norm of all gradients, and is put together in another way."""
     gradients = list(evidence.gradients.values())
     whole = np.array(total(gradient.wanted for gradient in gradients))
-    if one.wanted.ndim or not gradients or not one.near(one.wanted, whole):
+    if result.wanted.ndim or not gradients or not result.near(result.wanted, whole):
         return None
-    own = {rank: _square(gradients, rank) for rank in one.reduced}
-    for axes in _sets(one.mesh.axes):
-        if _is(one, _over(one, axes, "sum", own), root=True):
-            return _finding(one, gradients, axes)
-    norms = {rank: np.sqrt(square) for rank, square in own.items()}
-    for axes in _sets(one.mesh.axes)[1:]:
+    squares = {rank: _square(gradients, rank) for rank in result.reduced}
+    for axes in _sets(result.mesh.axes):
+        if _is(result, _over(result, axes, "sum", squares), root=True):
+            return _finding(result, gradients, axes)
+    norms = {rank: np.sqrt(square) for rank, square in squares.items()}
+    for axes in _sets(result.mesh.axes)[1:]:
         for op, name in (("avg", "mean"), ("sum", "sum")):
-            if _is(one, _over(one, axes, op, norms)):
-                return _of_norms(one, f"the {name} over {' and '.join(axes)} of each rank's own norm", axes)
+            if _is(result, _over(result, axes, op, norms)):
+                return _of_norms(result, f"the {name} over {' and '.join(axes)} of each rank's own norm", axes)
     return None
 
 
@@ -56,39 +56,39 @@ def total(parts: Iterable[NDArray[np.float64]]) -> float:
 
 def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
     """Yield norms that are not the whole's but equal on all ranks, as sentences call them."""
-    ranks = sorted({rank for one in gradients for rank in one.reduced})
-    one = gradients[0]
-    own = {rank: _square(gradients, rank) for rank in ranks}
-    roots = {rank: np.sqrt(square) for rank, square in own.items()}
-    for axes in _sets(one.mesh.axes)[1:]:
+    ranks = sorted({rank for gradient in gradients for rank in gradient.reduced})
+    first = gradients[0]
+    squares = {rank: _square(gradients, rank) for rank in ranks}
+    roots = {rank: np.sqrt(square) for rank, square in squares.items()}
+    for axes in _sets(first.mesh.axes)[1:]:
         over = " and ".join(axes)
-        ways = (("avg", "mean", roots), ("sum", "sum", roots), ("sum", "root of the sum of squares", own))
+        ways = (("avg", "mean", roots), ("sum", "sum", roots), ("sum", "root of the sum of squares", squares))
         for op, name, values in ways:
-            found = [float(value) for value in _over(one, axes, op, values).values()]
-            found = [math.sqrt(value) for value in found] if values is own else found
-            if found and max(found) - min(found) <= EXACT * max(found):
-                yield f"the {name} over {over} of each rank's own", found[0]
+            norms = [float(value) for value in _over(first, axes, op, values).values()]
+            norms = [math.sqrt(value) for value in norms] if values is squares else norms
+            if norms and max(norms) - min(norms) <= EXACT * max(norms):
+                yield f"the {name} over {over} of each rank's own", norms[0]
 
 
-def _over(one: Compared, axes: tuple[str, ...], op: str, values: Values) -> Values:
+def _over(result: Compared, axes: tuple[str, ...], op: str, values: Values) -> Values:
     for axis in axes:
-        values = one.over(axis, op, values)
+        values = result.over(axis, op, values)
     return values
 
 
-def _is(one: Compared, values: Values, *, root: bool = False) -> bool:
+def _is(result: Compared, values: Values, *, root: bool = False) -> bool:
     """Whether every rank has logged such a value."""
     found = {rank: np.sqrt(value) for rank, value in values.items()} if root else values
-    return set(found) == set(one.reduced) and all(one.near(one.reduced[rank], found[rank]) for rank in found)
+    return set(found) == set(result.reduced) and all(result.near(result.reduced[rank], found[rank]) for rank in found)
 
 
-def _of_norms(one: Compared, what: str, axes: tuple[str, ...]) -> Finding:
+def _of_norms(result: Compared, what: str, axes: tuple[str, ...]) -> Finding:
     return NormOfPart(" and ".join(axes), is_reduced=True).finding(
-        one.name,
-        one.wrong,
+        result.name,
+        result.wrong,
         f"the value is {what}; the norm of all gradients is the root of the sum of all squares",
         kind="wrong-scale",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
     )
 
 
@@ -102,16 +102,16 @@ def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
     return np.array(sum(squares))
 
 
-def _finding(one: Compared, gradients: list[Compared], axes: tuple[str, ...]) -> Finding:
+def _finding(result: Compared, gradients: list[Compared], axes: tuple[str, ...]) -> Finding:
     copied = next(((name, axis) for axis in axes for name in _names(gradients, axis, split=False)), ("", ""))
-    others = [axis for axis in one.mesh.axes if axis not in axes]
+    others = [axis for axis in result.mesh.axes if axis not in axes]
     left = next(((name, axis) for axis in others for name in _names(gradients, axis)), ("", ""))
     over = f"summed over {' and '.join(axes)}" if axes else "not summed over any axis"
     return NormOverWrongAxes(*copied, *left).finding(
-        one.name,
-        one.wrong,
+        result.name,
+        result.wrong,
         f"the value is the norm of all gradients with the squares of each rank's {over}",
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
     )
 
 

@@ -27,7 +27,7 @@ MAX_LISTED = 4
 
 @dataclass(frozen=True)
 class Part:
-    """The gradients of a step that have a factor, beside the others.
+    """The gradients of a step that have a factor, and the others.
 
     Attributes:
         have: Those that have it.
@@ -59,15 +59,15 @@ class Part:
 
     def _traits(self) -> Iterator[tuple[str, Callable[[Compared], bool]]]:
         if inside := _module_of(self.have):
-            yield f"all those of {inside}", lambda one: one.name.startswith(f"{inside}.")
+            yield f"all those of {inside}", lambda result: result.name.startswith(f"{inside}.")
         last = self.have[0].name.rpartition(".")[2]
-        yield f"all those named {last}", lambda one: one.name.rpartition(".")[2] == last
+        yield f"all those named {last}", lambda result: result.name.rpartition(".")[2] == last
         for axis in self.have[0].mesh.axes:
-            split = {one.name for one in (*self.have, *self.others) if splits(one, axis)}
+            split = {result.name for result in (*self.have, *self.others) if splits(result, axis)}
             yield f"all that {axis} splits", partial(_is_among, split)
             yield f"all that are whole along {axis}", partial(_is_not_among, split)
-        yield "all plain tensors", lambda one: one.claimed is None
-        yield "all DTensors", lambda one: one.claimed is not None
+        yield "all plain tensors", lambda result: result.claimed is None
+        yield "all DTensors", lambda result: result.claimed is not None
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class Parts:
     gradients: Sequence[Compared]
     ratios: Mapping[str, Fraction | None]
 
-    def part_with(self, one: Compared) -> Part:
+    def part_with(self, result: Compared) -> Part:
         """Return the gradients that have the factor that one of them has."""
-        ratio = self.ratios.get(one.name)
-        return self._by_ratio[ratio] if ratio in self._by_ratio else self._alone(one)
+        ratio = self.ratios.get(result.name)
+        return self._by_ratio[ratio] if ratio in self._by_ratio else self._alone(result)
 
     @cached_property
     def _known(self) -> tuple[Compared, ...]:
@@ -102,22 +102,22 @@ class Parts:
             for ratio in ratios
         }
 
-    def _alone(self, one: Compared) -> Part:
+    def _alone(self, result: Compared) -> Part:
         """Return the part of a gradient that has no factor, or none that another one has."""
-        at = self._positions.get(one.name, len(self._known))
-        return Part((one,), self._known[:at] + self._known[at + 1 :])
+        at = self._positions.get(result.name, len(self._known))
+        return Part((result,), self._known[:at] + self._known[at + 1 :])
 
     @cached_property
     def _positions(self) -> Mapping[str, int]:
         return {one.name: position for position, one in enumerate(self._known)}
 
 
-def _is_among(names: set[str], one: Compared) -> bool:
-    return one.name in names
+def _is_among(names: set[str], result: Compared) -> bool:
+    return result.name in names
 
 
-def _is_not_among(names: set[str], one: Compared) -> bool:
-    return one.name not in names
+def _is_not_among(names: set[str], result: Compared) -> bool:
+    return result.name not in names
 
 
 def _module_of(have: Sequence[Compared]) -> str:

@@ -51,33 +51,33 @@ LOSS_SCALE = 16
 
 
 def check_scale(
-    one: Compared, batch: Batch | None = None, part: Part | None = None, *, is_mean: bool = False
+    result: Compared, batch: Batch | None = None, part: Part | None = None, *, is_mean: bool = False
 ) -> Finding | None:
     """Return the finding if every rank is off by the same ratio, or by a number of its own.
 
     Args:
-        one: The result.
+        result: The result.
         batch: Whether each axis of the run splits the batch; None if that is not known.
         part: The gradients that have the same factor; None if the others are not known.
         is_mean: Whether the value is known to be a mean over the batch, as the loss is.
     """
-    ratio = ratio_to_wanted(one, one.reduced)
+    ratio = ratio_to_wanted(result, result.reduced)
     if ratio is None or ratio == 1:
-        return _by_numbers(one, part)
-    found = overs([one], ratio, batch)
-    size = " or ".join(over.text for over in found)
+        return _by_numbers(result, part)
+    axes = overs([result], ratio, batch)
+    size = " or ".join(over.text for over in axes)
     of_all = part is not None and part.is_all
     cause = (
         _of_value(ratio, size, is_mean=is_mean)
-        if one.role == "scalar"
-        else _of_shared(one, ratio) or _of_gradient(ratio, found, of_all=of_all)
+        if result.role == "scalar"
+        else _of_shared(result, ratio) or _of_gradient(ratio, axes, of_all=of_all)
     )
     return cause.finding(
-        one.name,
-        one.wrong,
-        f"the {WHAT[one.role]} is {times_text(ratio)} {one.whose}{size_clause(ratio, size)}",
+        result.name,
+        result.wrong,
+        f"the {WHAT[result.role]} is {times_text(ratio)} {result.whose}{size_clause(ratio, size)}",
         details=(part.text,) if part is not None and part.text else (),
-        claimed=claimed_text(one),
+        claimed=claimed_text(result),
     )
 
 
@@ -88,29 +88,29 @@ def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
     return DividedMean(axes, 1 / ratio) if is_mean else UnsummedValue(axes)
 
 
-def _of_gradient(ratio: Fraction, found: Sequence[Over], *, of_all: bool) -> Cause:
-    if found:
-        return cause_of_axes(ratio, found, of_all=of_all)
+def _of_gradient(ratio: Fraction, axes: Sequence[Over], *, of_all: bool) -> Cause:
+    if axes:
+        return cause_of_axes(ratio, axes, of_all=of_all)
     return SummedContributions(ratio, of_all) if ratio > 1 else LostContributions(ratio, 1 / ratio)
 
 
-def _of_shared(one: Compared, ratio: Fraction) -> Cause | None:
+def _of_shared(result: Compared, ratio: Fraction) -> Cause | None:
     """Return the cause if the factor is the number of ranks that hold each part, and these are those of no axis."""
-    holders = ranks_by_part(one)
+    holders = ranks_by_part(result)
     count = len(holders[0]) if holders else 0
     is_shared = count > 1 and all(len(ranks) == count for ranks in holders) and len(holders) > 1
-    axes = [group for axis in one.mesh.axes for group in one.mesh.groups(axis)]
+    axes = [group for axis in result.mesh.axes for group in result.mesh.groups(axis)]
     if not is_shared or ratio not in (count, Fraction(1, count)) or holders[0] in axes:
         return None
-    return ScaledSharedPart(len(holders), len(one.reduced), count, tuple(holders), is_sum=ratio > 1)
+    return ScaledSharedPart(len(holders), len(result.reduced), count, tuple(holders), is_sum=ratio > 1)
 
 
-def cause_of_ratio(one: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
+def cause_of_ratio(result: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
     """Return the cause of a ratio that a gradient has besides its copies differing along some axes.
 
-    Nothing was reduced over these; where another axis has the size, it is the other.
+    Nothing was reduced over these; if another axis has the size, it is the other.
     """
-    found = overs([one], ratio, batch)
+    found = overs([result], ratio, batch)
     others = [over for over in found if not {*over.axes} & {*apart}]
     return _of_gradient(ratio, others or found, of_all=False)
 
@@ -135,61 +135,63 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
     ]
 
 
-def _spread(one: Compared, axis: str) -> bool:
-    return axis in one.mesh.axes and any(all(rank in one.reduced for rank in group) for group in one.mesh.groups(axis))
+def _spread(result: Compared, axis: str) -> bool:
+    return axis in result.mesh.axes and any(
+        all(rank in result.reduced for rank in group) for group in result.mesh.groups(axis)
+    )
 
 
-def ratio_to_wanted(one: Compared, values: Mapping[int, NDArray[np.float64]]) -> Fraction | None:
+def ratio_to_wanted(result: Compared, values: Mapping[int, NDArray[np.float64]]) -> Fraction | None:
     """Return the one ratio of small numbers of every rank's values to those wanted; None if there is none."""
-    ratios = {_small(one, rank, got) for rank, got in values.items() if not _are_zeros(one, rank, got)}
+    ratios = {_small(result, rank, got) for rank, got in values.items() if not _are_zeros(result, rank, got)}
     return ratios.pop() if len(ratios) == 1 else None
 
 
-def _are_zeros(one: Compared, rank: int, got: NDArray[np.float64]) -> bool:
+def _are_zeros(result: Compared, rank: int, got: NDArray[np.float64]) -> bool:
     """Whether zeros are wanted and there, which any ratio gives."""
-    wanted = one.wanted_of(rank)
-    return not np.any(wanted) and one.near(got, wanted)
+    wanted = result.wanted_of(rank)
+    return not np.any(wanted) and result.near(got, wanted)
 
 
-def _small(one: Compared, rank: int, got: NDArray[np.float64]) -> Fraction | None:
-    wanted = one.wanted_of(rank)
+def _small(result: Compared, rank: int, got: NDArray[np.float64]) -> Fraction | None:
+    wanted = result.wanted_of(rank)
     factor = factor_of(got, wanted)
-    ratio = ratio_near(factor, one.mesh.size, near_ratio(one.rounding.epsilon)) if factor is not None else None
-    return ratio if ratio is not None and one.near(got, wanted * float(ratio), scale=float(ratio)) else None
+    ratio = ratio_near(factor, result.mesh.size, near_ratio(result.rounding.epsilon)) if factor is not None else None
+    return ratio if ratio is not None and result.near(got, wanted * float(ratio), scale=float(ratio)) else None
 
 
-def _by_numbers(one: Compared, part: Part | None) -> Finding | None:
+def _by_numbers(result: Compared, part: Part | None) -> Finding | None:
     """Return the finding if every rank's values are those wanted, times any number."""
     factors: dict[int, float] = {}
-    for rank, got in one.reduced.items():
-        wanted = one.wanted_of(rank)
+    for rank, got in result.reduced.items():
+        wanted = result.wanted_of(rank)
         factor = factor_of(got, wanted)
         if np.count_nonzero(wanted) < 2:  # any number is some other times a factor
             continue
-        if not factor or not one.near(got, wanted * factor, scale=abs(factor)):
+        if not factor or not result.near(got, wanted * factor, scale=abs(factor)):
             return None
         factors[rank] = factor
-    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < least_factor(one.rounding.epsilon):
+    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < least_factor(result.rounding.epsilon):
         return None
-    if not _explains(one, factors):
+    if not _explains(result, factors):
         return None
     low, high = min(factors.values()), max(factors.values())
-    alike = high - low <= near_ratio(one.rounding.epsilon) * abs(high)
+    alike = high - low <= near_ratio(result.rounding.epsilon) * abs(high)
     shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
-    times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
-    cause: Cause = ClippedByParts() if one.role == "grad" else ScaledByOwnCount()
+    times = f"{number(high)} times {result.whose} on every rank" if alike else f"scaled by {shown}"
+    cause: Cause = ClippedByParts() if result.role == "grad" else ScaledByOwnCount()
     if _is_loss_scale(factors.values()):
         cause = LossScaleLeft()
     if alike:
         of_all = part is None or not part.is_beside_right
-        cause = ScaledForward() if one.role == "output" else ScaledInStep(of_all)
-    summary = f"the {WHAT[one.role]} is {times}"
-    return cause.finding(one.name, one.wrong, summary, claimed=claimed_text(one))
+        cause = ScaledForward() if result.role == "output" else ScaledInStep(of_all)
+    summary = f"the {WHAT[result.role]} is {times}"
+    return cause.finding(result.name, result.wrong, summary, claimed=claimed_text(result))
 
 
-def _explains(one: Compared, factors: Mapping[int, float]) -> bool:
+def _explains(result: Compared, factors: Mapping[int, float]) -> bool:
     """Whether factors leave little of the differences, and of what is there: rounding alone has some factor, too."""
-    pairs = [(one.reduced[rank], one.wanted_of(rank), factor) for rank, factor in factors.items()]
+    pairs = [(result.reduced[rank], result.wanted_of(rank), factor) for rank, factor in factors.items()]
     off = sum(float(np.sum(np.square(got - wanted))) for got, wanted, _ in pairs)
     left = sum(float(np.sum(np.square(got - factor * wanted))) for got, wanted, factor in pairs)
     there = sum(float(np.sum(np.square(got))) for got, _, _ in pairs)
