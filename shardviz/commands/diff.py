@@ -88,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
     from shardviz.commands.common.drawing import FORMATS, refuse_picture
-    from shardviz.commands.common.dumps import format_of, refuse_pixels
+    from shardviz.commands.common.dumps import format_of, refuse_other_files
 
-    refuse_pixels(args.output)
+    refuse_other_files(args.output)
     kinds = kinds_of(args.before, args.after, args.map)
     is_json = args.output is not None and args.output.suffix == ".json"
     style = args.format or ("json" if is_json else format_of(args.output))

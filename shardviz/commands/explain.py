@@ -61,12 +61,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: The layout, the mesh or the shape cannot be read, or they do not fit; or nothing has that name.
     """
-    from shardviz.commands.common.dumps import refuse_pixels, terminal_for, write_answer, write_markup
+    from shardviz.commands.common.dumps import refuse_other_files, terminal_for, write_answer, write_markup
     from shardviz.explain.pages import is_name
     from shardviz.layout.mesh import parse_mesh
     from shardviz.picture.model.subjects.subject import MAX_DRAWN_RANKS, of_layout
 
-    refuse_pixels(args.output)
+    refuse_other_files(args.output)
     if is_name(args.layout):
         return _print_page(args)
     if args.mesh is None:

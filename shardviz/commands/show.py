@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.checkpoint.open import is_checkpoint
     from shardviz.commands.common.checkpoints import draw_checkpoint
-    from shardviz.commands.common.dumps import format_of, refuse_pixels
+    from shardviz.commands.common.dumps import format_of, refuse_other_files
 
-    refuse_pixels(args.output)
+    refuse_other_files(args.output)
     if args.memory or args.comms or args.schedule:
         _show_table(args)
         return EXIT_CLEAN

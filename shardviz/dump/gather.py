@@ -1,7 +1,8 @@
-"""Put the parts of one dump together, which machines without a shared disk have kept: read as one, or copied to one."""
+"""The parts of one dump, which machines without a shared disk have kept, put together in memory or in one folder."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -41,12 +42,13 @@ def read_parts(
     folder_of: dict[int, Path] = {}
     for part in (first, *others):
         _refuse_plan(part)
-        _refuse_stranger(part, first)
+        _refuse_different_run(part, first)
         for rank in (*part.ranks, *part.damaged):
             if rank in folder_of:
-                one, other = _named(folder_of[rank]), _named(part.path)
-                where = f"in {one}, which is given twice" if one == other else f"both in {one} and in {other}"
-                raise DumpError(f"rank {rank} is {where}", "give each machine's folder once")
+                first_part, second_part = _named(folder_of[rank]), _named(part.path)
+                is_twice = first_part == second_part
+                where = f"{first_part}, which is given twice" if is_twice else f"both {first_part} and {second_part}"
+                raise DumpError(f"rank {rank} is in {where}", "give each machine's folder once")
             folder_of[rank] = part.path
     parts = sorted((first, *others), key=lambda part: min((*part.ranks, *part.damaged), default=part.run.num_ranks))
     return replace(
@@ -71,13 +73,15 @@ def gather(folders: Sequence[Path], output: Path, *, force: bool = False) -> Dum
     Raises:
         DumpError: As `read_parts`; a rank is in none of the parts, or the folder may not be replaced.
     """
+    if output.resolve() in [folder.resolve() for folder in folders]:
+        raise DumpError(f"{_named(output)} is one of the parts", "give another folder with -o")
     files = _whole(folders)
     with replacing_folder(output, force=force) as unfinished:
         _copy(files, unfinished)
         traces = [folder / TRACE_FOLDER for folder in folders if _has_trace(folder)]
         if traces:
             (unfinished / TRACE_FOLDER).mkdir()
-            _copy(_whole(traces), unfinished / TRACE_FOLDER)
+            _copy(read_parts(traces), unfinished / TRACE_FOLDER)
     return files
 
 
@@ -86,7 +90,7 @@ def _refuse_plan(files: DumpFiles) -> None:
         raise DumpError(f"{_named(files.path)} is a plan, which has no parts", "give what the machines of a job wrote")
 
 
-def _refuse_stranger(part: DumpFiles, first: DumpFiles) -> None:
+def _refuse_different_run(part: DumpFiles, first: DumpFiles) -> None:
     """Raise unless both are parts of one run.
 
     Raises:
@@ -112,11 +116,12 @@ def _whole(folders: Sequence[Path]) -> DumpFiles:
     files = read_parts(folders)
     _refuse_plan(files)
     if missing := files.missing_ranks:
-        there = ", ".join(map(_named, folders))
+        verb = "is" if len(missing) == 1 else "are"
         raise DumpError(
-            f"{len(missing):,} of {files.run.num_ranks:,} ranks are missing: {named_ranks(missing, MOST_RANKS)} "
-            f"{'is' if len(missing) == 1 else 'are'} not in {there}",
-            f"give the folders of their machines, too; shardviz check {there.replace(', ', ' ')} reports without them",
+            f"{len(missing):,} of {files.run.num_ranks:,} ranks {verb} missing: {named_ranks(missing, MOST_RANKS)} "
+            f"{verb} not in {', '.join(map(_named, folders))}",
+            "give the folders of their machines, too; without them: "
+            f"shardviz check {printable(shlex.join(map(str, folders)))}",
         )
     return files
 

@@ -49,3 +49,18 @@ def values_and_places(dump: Dump, tensor: Tensor, name: str) -> tuple[NDArray[np
         places = region.flat_ids(shape)
         whole.ravel()[places], has.ravel()[places] = values, True
     return whole, has
+
+
+def shape_before(dump: Dump, tensor: Tensor, name: str) -> tuple[int, ...]:
+    """Return the global shape of a tensor; of a plain one that of its weight before sharding, if it is as large.
+
+    Args:
+        dump: The dump.
+        tensor: The tensor, or the fold that it is in.
+        name: Its name; that of an optimizer's state begins with its weight's.
+    """
+    weight = name.rpartition(".")[0] if tensor.role == "optim" else name
+    stamp = dump.stamps.get(weight)
+    stamped = dump.stamped.get(weight) if tensor.claimed is None else None
+    is_alike = stamped is not None and stamped.first.body.local_shape == tensor.first.body.local_shape
+    return stamp.shape if stamp is not None and is_alike else tensor.shape

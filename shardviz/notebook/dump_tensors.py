@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardviz.dump.records.base import WEIGHTS
+from shardviz.dump.whole import shape_before
 from shardviz.errors import DumpError
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
@@ -71,11 +72,7 @@ class TensorOfRun(Drawn):
     @property
     def shape(self) -> tuple[int, ...]:
         """The global shape; of a plain tensor that of its weight before sharding, if ranks have as much as of it."""
-        stamp, local = self._dump.stamps.get(self._weight), self._record.first.body.local_shape
-        weight = self._dump.stamped.get(self._weight) if self._record.claimed is None else None
-        if stamp is None or weight is None or weight.first.body.local_shape != local:
-            return self._record.shape
-        return stamp.shape
+        return shape_before(self._dump, self._record, self.name)
 
     @property
     def _weight(self) -> str:

@@ -118,6 +118,11 @@ def test_a_picture_of_pixels_is_refused_rather_than_text_written_under_its_name(
     how = f"Hint: write it with -o {vectors}, then convert it: rsvg-convert {vectors} -o {drawn}, or open it"
     assert f"{drawn}: pictures are written as SVG, not as PNG\n{how}" in capsys.readouterr().err
     assert not drawn.exists()
+    source = tmp_path / "mine.py"
+    source.write_text("a user's own")
+    assert main(["explain", "[24/3/tp, 8]", "--mesh", "tp=2", "-o", str(source)]) == 2
+    assert "mine.py exists, and shardviz writes no .py files" in capsys.readouterr().err
+    assert source.read_text() == "a user's own"
 
 
 def test_the_way_between_two_layouts_is_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,8 @@ def test_parts_that_are_read_as_one_have_their_arrays(parts):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("node_0",), "1 of 2 ranks are missing: rank 1 is not in node_0"),
-        (("node_0", "node_1", "again"), "rank 1 is both in node_1 and in again"),
+        (("node_0",), "1 of 2 ranks is missing: rank 1 is not in node_0"),
+        (("node_0", "node_1", "again"), "rank 1 is in both node_1 and again"),
         (("node_0", "node_0"), "rank 0 is in node_0, which is given twice"),
         (("node_0", "other"), "node_0 and other are of two different runs: 0123456789abcdef and ba9876543210fedc"),
         (("node_0", "nameless"), "node_0 and nameless are of two different runs: 0123456789abcdef and no id"),
@@ -114,6 +115,10 @@ def test_an_output_that_exists_is_replaced_only_when_asked(parts, capsys):
     assert main([*arguments, "--force"]) == 0
     assert main([*arguments[:-1], str(parts[0].parent)]) == 2
     assert "is not a dump" in capsys.readouterr().err
+    assert main([*arguments[:-1], str(parts[0]), "--force"]) == 2
+    assert "is one of the parts" in capsys.readouterr().err
+    shutil.rmtree(parts[0] / TRACE_FOLDER)
+    assert main([*arguments, "--force"]) == 0
 
 
 def test_check_takes_parts_and_names_the_ranks_of_a_missing_one(parts, capsys):

@@ -34,6 +34,9 @@ MOST_WARNINGS = 8
 
 _NOT_WRITTEN = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
 
+_SOURCES = frozenset({".py", ".ipynb", ".md", ".toml", ".yaml", ".yml", ".sh", ".pt", ".pth", ".bin", ".safetensors"})
+"""Files of a user's own, which an answer never replaces."""
+
 
 def read_dump(*folders: Path) -> Dump:
     """Read a dump, or its parts as one; warn about damaged files on stderr, and read the rest.
@@ -106,8 +109,8 @@ def format_of(output: Path | None) -> str:
     return {"svg": "svg", "html": "html", "htm": "html"}.get(ending, "text")
 
 
-def refuse_pixels(output: Path | None) -> None:
-    """Refuse to write text or SVG into a file that is to be made of pixels or pages, and say how to get one.
+def refuse_other_files(output: Path | None) -> None:
+    """Refuse to write text or SVG into a file that is made of pixels or is of the user's own, and say what to do.
 
     Raises:
         ShardvizError: It does.
@@ -118,6 +121,11 @@ def refuse_pixels(output: Path | None) -> None:
         raise ShardvizError(
             f"{output}: pictures are written as SVG, not as {output.suffix[1:].upper()}",
             f"write it with -o {vectors}, then convert it: {how}, or open it in a browser or Inkscape",
+        )
+    if output is not None and output.suffix.lower() in _SOURCES and output.exists():
+        raise ShardvizError(
+            f"{output} exists, and shardviz writes no {output.suffix} files",
+            f"name a file that ends in .txt, .svg, .html or .json: -o {output.with_suffix('.txt')}",
         )
 
 

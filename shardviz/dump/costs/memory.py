@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardviz.dump.records.trace import is_point
+from shardviz.dump.whole import shape_before
 from shardviz.errors import NotationError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.notation import parse
@@ -152,7 +153,7 @@ def _whole_shape(dump: Dump, tensor: Tensor, name: str, traced: Mapping[str, tup
     knows its own micro-batch, or its own share of the batch, only.
     """
     if tensor.role != "activation":
-        return tensor.shape
+        return shape_before(dump, tensor, name)
     whole = dump.find("reference", "activation", name)
     return whole.shape if whole is not None else traced.get(name, tensor.shape)
 

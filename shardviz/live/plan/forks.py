@@ -188,7 +188,7 @@ def _answer_of(rank: int, pid: int, pipe: Connection) -> Any:
     """Return what a rank has answered or raised; a `RankError` if it died, a `KilledError` if the system killed it."""
     try:
         answer, fakes = pickle.loads(pipe.recv_bytes())
-    except EOFError:
+    except (EOFError, OSError):  # it died before its answer, or within it
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         kind = KilledError if code == -signal.SIGKILL else RankError
         return kind(f"the process that planned rank {rank} died, exit code {code}", HINTS.get(code, DIED))

@@ -91,6 +91,6 @@ def places_read(mesh: Mesh) -> Iterator[dict[str, str]]:
         replaced(DeviceMesh, "get_coordinate", noted_coordinate),
     ):
         yield lines
-    for name in OF_RANK & read.keys():
+    for name in sorted(OF_RANK & read.keys()):
         for axis in mesh.axes:
             lines.setdefault(axis, read[name])

@@ -56,11 +56,7 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
     lines: list[Text] = []
     for departure in step.departures:
         sign = (terminal.glyphs.unknown, WARNING) if departure.is_expected else (terminal.glyphs.differs, BAD)
-        where = (
-            f"{departure.direction}, {departure.module}"
-            if departure.direction
-            else departure.module or "the model itself"
-        )
+        where = ", ".join(filter(None, (departure.direction, departure.module or "the model itself")))
         lines.append(line((f"{sign[0]} step", sign[1]), (f"  {printable(where)}", "bold")))
         lines += wrapped(printable(departure.sentence), terminal.width, line(("  differs ", DIM)), 10)
         lines += wrapped(printable(departure.why), terminal.width, line(("  why     ", DIM)), 10)

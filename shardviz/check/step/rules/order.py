@@ -19,11 +19,12 @@ from shardviz.relate.relations import Permuted
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardviz.check.step.compared import Compared
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Ranges
 
     Slices = Mapping[int, int]
     """The index of the slice that stands at each index along a dim."""
@@ -47,7 +48,9 @@ def check_zero_slices(result: Compared) -> Finding | None:
     regions = _regions(result)
     for dim in range(result.wanted.ndim if regions.keys() == result.regions.keys() and result.wanted.ndim > 1 else 0):
         lost = {rank: _lost(result, rank, dim) for rank in result.wrong}
-        if not all(lost.values()):
+        if not all(lost.values()) or not _are_lost_everywhere(
+            lost, {rank: regions[rank].dims[dim] for rank in regions}
+        ):
             continue
         slices = sorted({at for places in lost.values() for at in places})
         word = "slice" if len(slices) == 1 else "slices"
@@ -58,6 +61,12 @@ def check_zero_slices(result: Compared) -> Finding | None:
         )
         return replace(finding, module=result.name.rpartition(".")[0])
     return None
+
+
+def _are_lost_everywhere(lost: Mapping[int, Sequence[int]], held: Mapping[int, Ranges]) -> bool:
+    """Whether every rank that has one of the lost slices has lost it."""
+    slices = {at for places in lost.values() for at in places}
+    return all(slices & {*indices(ranges).tolist()} == {*lost.get(rank, ())} for rank, ranges in held.items())
 
 
 def _lost(result: Compared, rank: int, dim: int) -> list[int]:

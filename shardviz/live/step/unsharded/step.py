@@ -246,7 +246,7 @@ def _in_parts(
         return replace(reference, is_mean_of_means=True)
     note = (
         f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
-        f"{mean:.6g} ({why_apart(found.model, independent)}); compared over the parts"
+        f"{mean:.6g} ({why_apart(reference.model, independent)}); compared over the parts"
     )
     if any(True for _ in reference.model.buffers()):
         note += ", without the buffers after the step: each rank's are of its own part"
