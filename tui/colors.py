@@ -20,15 +20,15 @@ from shardviz.picture.model.palette import (
     BLUE,
     GREEN,
     GREY,
-    HEAT_COLOURS,
-    HEAT_COLOURS_16,
-    HEAT_COLOURS_256,
+    HEAT_COLORS,
+    HEAT_COLORS_16,
+    HEAT_COLORS_256,
     INK_ON_16,
     INK_ON_HEAT_16,
     ORANGE,
-    RANK_COLOURS,
-    RANK_COLOURS_16,
-    RANK_COLOURS_256,
+    RANK_COLORS,
+    RANK_COLORS_16,
+    RANK_COLORS_256,
     SHADES,
     SKY,
     VERMILLION,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shardviz.picture.text.paint import Tone
 
 
-VERDICT_COLOURS: dict[Verdict, str] = {
+VERDICT_COLORS: dict[Verdict, str] = {
     "error": VERMILLION,
     "warning": ORANGE,
     "unknown": GREY,
@@ -85,8 +85,8 @@ def rank_style(color: int, colors: str = "truecolor") -> Style:
     """
     if colors == "standard":
         hue, shade = divmod(color, SHADES)
-        return _filled(ANSI[RANK_COLOURS_16[hue]], ANSI[INK_ON_16[hue]]) + Style(underline=bool(shade))
-    fill = (RANK_COLOURS_256 if colors == "256" else RANK_COLOURS)[color]
+        return _filled(ANSI[RANK_COLORS_16[hue]], ANSI[INK_ON_16[hue]]) + Style(underline=bool(shade))
+    fill = (RANK_COLORS_256 if colors == "256" else RANK_COLORS)[color]
     return _filled(fill, ink_on(fill))
 
 
@@ -96,8 +96,8 @@ def heat_style(level: int, colors: str = "truecolor") -> Style:
     if level < 0:
         return Style()
     if colors == "standard":
-        return _filled(ANSI[HEAT_COLOURS_16[level]], ANSI[INK_ON_HEAT_16[level]])
-    fill = (HEAT_COLOURS_256 if colors == "256" else HEAT_COLOURS)[level]
+        return _filled(ANSI[HEAT_COLORS_16[level]], ANSI[INK_ON_HEAT_16[level]])
+    fill = (HEAT_COLORS_256 if colors == "256" else HEAT_COLORS)[level]
     return _filled(fill, ink_on(fill))
 
 
@@ -150,7 +150,7 @@ class Inks(LineFilter):
 
 def verdict_style(verdict: Verdict) -> Style:
     """Return the style of a verdict's glyph."""
-    return ink(VERDICT_COLOURS[verdict], bold=verdict in ("error", "warning"))
+    return ink(VERDICT_COLORS[verdict], bold=verdict in ("error", "warning"))
 
 
 _DARK = Theme(

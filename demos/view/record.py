@@ -37,7 +37,7 @@ CAPTION = 44
 VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 
 
-IN_COLOUR = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+IN_COLOR = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
 """What the viewer is to find, so that the recording has all colors, wherever it is made."""
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("dump", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
-    os.environ.update(IN_COLOUR)
+    os.environ.update(IN_COLOR)
     os.environ.pop("NO_COLOR", None)
     pictures = asyncio.run(frames(args.dump))
     args.output.write_text(animated(pictures), encoding="utf-8")

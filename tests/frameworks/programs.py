@@ -106,7 +106,7 @@ def lora_on_tensor_parallel():
     train(get_peft_model(model, LoraConfig(r=4, target_modules=["lm_head"])))
 
 
-def quantised_base():
+def quantized_base():
     """Frozen int8 weights that FSDP2 is to leave alone."""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
@@ -135,7 +135,7 @@ def sent_to_all_before():
 
 PROGRAMS = (
     checkpointed_and_tied, mixed_precision, frozen_layers, offloaded, split_by_columns, sent_by_rank_0,
-    rotary_scaled_afterwards, compiled, lora_on_tensor_parallel, quantised_base, teacher_and_student,
+    rotary_scaled_afterwards, compiled, lora_on_tensor_parallel, quantized_base, teacher_and_student,
     sent_to_all_before,
 )  # fmt: skip
 

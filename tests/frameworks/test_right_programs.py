@@ -22,12 +22,12 @@ REASONS = {
     "lora_on_tensor_parallel": {
         "its values before sharding were not seen, and no checkpoint that was loaded afterwards has it"
     },
-    "quantised_base": {ALIKE, "it is a torchao.Int8Tensor, which keeps them in qdata, scale, zero_point"},
+    "quantized_base": {ALIKE, "it is a torchao.Int8Tensor, which keeps them in qdata, scale, zero_point"},
     "teacher_and_student": {ALIKE},
     "sent_to_all_before": {ALIKE},
 }
 """What is said of the tensors that are not checked: norms of ones, above all."""
-NEEDS = {"lora_on_tensor_parallel": "peft", "quantised_base": "torchao"}
+NEEDS = {"lora_on_tensor_parallel": "peft", "quantized_base": "torchao"}
 
 
 @pytest.mark.parametrize("name", REASONS)

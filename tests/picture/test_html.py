@@ -275,7 +275,7 @@ def test_a_schedule_is_drawn_with_its_bubble(stepped: Path) -> None:
 
 def test_a_run_without_a_step_says_why_there_is_no_traffic(tmp_path: Path) -> None:
     text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
-    assert "No collectives ran in a step: only a probe with a batch() runs a step" in text
+    assert "no step was captured: only a probe with a batch() runs a step" in text
     assert 'id="schedule"' not in text
 
 

@@ -16,7 +16,7 @@ from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.mesh.heat import Heat, bytes_held, findings_on, heats_of
 from shardviz.picture.model.mesh.rank_grid import grids_of, kept
-from shardviz.picture.model.palette import HEAT_COLOURS, HEAT_COLOURS_256, HEAT_SIGNS, ink_on
+from shardviz.picture.model.palette import HEAT_COLORS, HEAT_COLORS_256, HEAT_SIGNS, ink_on
 from shardviz.picture.svg.page import mesh_figure
 from shardviz.picture.text.meshes import heat_lines, mesh_lines
 from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
@@ -116,7 +116,7 @@ def test_the_same_number_on_every_rank_is_one_line_and_no_picture() -> None:
 
 
 def test_heat_gets_brighter_level_by_level_and_can_be_written_on() -> None:
-    for colors in (HEAT_COLOURS, HEAT_COLOURS_256):
+    for colors in (HEAT_COLORS, HEAT_COLORS_256):
         brightness = [luminance(color) for color in colors]
         assert brightness == sorted(brightness)
         assert min(contrast(color, ink_on(color)) for color in colors) >= 4.5

@@ -19,9 +19,9 @@ from shardviz.picture.model.palette import (
     HUES,
     INK_ON_16,
     ORANGE,
-    RANK_COLOURS,
-    RANK_COLOURS_16,
-    RANK_COLOURS_256,
+    RANK_COLORS,
+    RANK_COLORS_16,
+    RANK_COLORS_256,
     SHADES,
     VERMILLION,
     Coloring,
@@ -71,7 +71,7 @@ TO_OKLAB = np.array(
 )
 """Oklab (Ottosson, 2020), in which distances are about as people see them; 0.02 is one that is just noticed."""
 
-PALETTES = {"true color": (RANK_COLOURS, 0.075), "256 colors": (RANK_COLOURS_256, 0.06)}
+PALETTES = {"true color": (RANK_COLORS, 0.075), "256 colors": (RANK_COLORS_256, 0.06)}
 
 
 def seen(colors: tuple[str, ...], eyes: str) -> np.ndarray:
@@ -128,24 +128,24 @@ WINDOWS = (
 
 @pytest.mark.parametrize("theme", [XTERM, WINDOWS], ids=["xterm", "Windows"])
 def test_text_can_be_read_on_each_of_16_colors(theme: tuple[str, ...]) -> None:
-    for fill, own in zip(RANK_COLOURS_16, INK_ON_16, strict=True):
+    for fill, own in zip(RANK_COLORS_16, INK_ON_16, strict=True):
         assert contrast(theme[fill], theme[own]) >= 4.5, (fill, own)
 
 
 def test_16_colors_have_eight_hues_without_grey_and_without_red() -> None:
-    assert len(set(RANK_COLOURS_16)) == HUES
-    assert not {0, 7, 8, 15, 1, 9} & set(RANK_COLOURS_16)
+    assert len(set(RANK_COLORS_16)) == HUES
+    assert not {0, 7, 8, 15, 1, 9} & set(RANK_COLORS_16)
 
 
 @pytest.mark.parametrize("system", [ColorSystem.EIGHT_BIT, ColorSystem.STANDARD])
 def test_no_color_is_rounded_to_another_on_its_way_to_the_terminal(system: ColorSystem) -> None:
     name = {ColorSystem.EIGHT_BIT: "256", ColorSystem.STANDARD: "standard"}[system]
-    fills = [rank_style(color, name).bgcolor for color in range(len(RANK_COLOURS))]
+    fills = [rank_style(color, name).bgcolor for color in range(len(RANK_COLORS))]
     rounded = [fill.downgrade(system) for fill in fills if fill is not None]
     if system is ColorSystem.STANDARD:
-        assert [color.number for color in rounded] == [number for number in RANK_COLOURS_16 for _ in range(SHADES)]
+        assert [color.number for color in rounded] == [number for number in RANK_COLORS_16 for _ in range(SHADES)]
     else:
-        assert [color.get_truecolor().hex for color in rounded] == list(RANK_COLOURS_256)
+        assert [color.get_truecolor().hex for color in rounded] == list(RANK_COLORS_256)
 
 
 def test_the_viewer_names_16_colors_as_rich_rounds_them() -> None:
@@ -153,8 +153,8 @@ def test_the_viewer_names_16_colors_as_rich_rounds_them() -> None:
 
 
 def test_the_viewer_has_the_same_palette() -> None:
-    fills = [rank_style(color).bgcolor for color in range(len(RANK_COLOURS))]
-    assert [fill.name.lower() for fill in fills if fill is not None] == list(RANK_COLOURS)
+    fills = [rank_style(color).bgcolor for color in range(len(RANK_COLORS))]
+    assert [fill.name.lower() for fill in fills if fill is not None] == list(RANK_COLORS)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -13,7 +13,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
-from shardviz.picture.model.palette import RANK_COLOURS, ink_on
+from shardviz.picture.model.palette import RANK_COLORS, ink_on
 from shardviz.picture.model.subjects.subject import of_layout, of_tensor
 from shardviz.picture.svg.page import svg
 from tests.dumps import Made, make_dump
@@ -152,7 +152,7 @@ def test_text_can_be_read_in_light_in_dark_and_on_every_rank(tmp_path: Path) -> 
     assert len(found) == 2
     for theme in found:
         assert min(contrast(theme[name], theme["paper"]) for name in ("ink", "soft", "bad", "good")) >= 4.5
-    assert min(contrast(color, ink_on(color)) for color in RANK_COLOURS) >= 4.5
+    assert min(contrast(color, ink_on(color)) for color in RANK_COLORS) >= 4.5
 
 
 def test_colors_need_no_browser(tmp_path: Path) -> None:

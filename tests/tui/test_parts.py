@@ -96,6 +96,17 @@ def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:
     ]
 
 
+def test_tensors_of_which_a_rank_was_not_read_are_not_called_the_same(tmp_path: Path) -> None:
+    here = document(tmp_path / "a.shardviz", "tp=2", {"w": "[4/tp]"})
+    make_dump(tmp_path / "b.shardviz", parse_mesh("tp=2"), {"w": "[4/tp]"})
+    (tmp_path / "b.shardviz" / "rank_00001.json").unlink()
+    there = checked(Document(tmp_path / "b.shardviz", dump_of(read_files(tmp_path / "b.shardviz"))))
+    found = pairs(here, there, compare(here.dump, there.dump))
+    assert [(pair.title, pair.sign, pair.what) for pair in found] == [
+        ("w", "?", "the same on all ranks that were read")
+    ]
+
+
 def test_a_layer_that_differs_in_one_of_two_dumps_stands_apart_from_the_others(tmp_path: Path) -> None:
     names = [f"layers.{layer}.weight" for layer in range(4)]
     here = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))

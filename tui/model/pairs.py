@@ -134,6 +134,7 @@ def pairs(here: Document, there: Document, difference: Difference) -> tuple[Pair
     changes: dict[str, list[Change]] = {}
     for change in (*difference.changes, *difference.relaid):
         changes.setdefault(change.tensor, []).append(change)
+    unchecked = {result.tensor for result in difference.not_compared}
     ours, theirs = _entries(here), _entries(there)
     named = []
     for key in dict.fromkeys([*ours, *theirs]):
@@ -145,6 +146,8 @@ def pairs(here: Document, there: Document, difference: Difference) -> tuple[Pair
             sign = "?"
         elif name in changes:
             sign, what = "≠", _words(changes[name])
+        elif name in unchecked or difference.unread:
+            sign, what = "?", "the same on all ranks that were read" if difference.unread else ""
         named.append((name, (sign, what or RELATIONS[sign], here_at, there_at)))
     return _sorted(Pair(printable(str(names)), *both) for names, both in fold(named))
 

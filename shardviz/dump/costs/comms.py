@@ -49,6 +49,13 @@ def received(record: CollectiveRecord) -> int:
     return 0 if record.op in ("send", "barrier") else record.bytes
 
 
+def why_no_traffic(dump: Dump) -> str:
+    """Say in a line why a dump has no collectives."""
+    if dump.at("step"):
+        return "a step ran, and no rank sent anything to another rank"
+    return "no step was captured: only a probe with a batch() runs a step"
+
+
 def traffic(dump: Dump) -> list[Traffic]:
     """Return the step's collectives, with one entry for those that are alike on all ranks."""
     groups: dict[tuple[object, ...], list[tuple[CollectiveRecord, tuple[int, ...]]]] = {}

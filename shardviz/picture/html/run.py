@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from shardviz.dump.costs.comms import groups_text, received, received_by_axes, traffic
+from shardviz.dump.costs.comms import groups_text, received, received_by_axes, traffic, why_no_traffic
 from shardviz.dump.costs.memory import memory_table
 from shardviz.errors import ShardvizError
 from shardviz.picture.html.parts import bar, bytes_cell, ranks_cell, section, table
@@ -107,8 +107,7 @@ def comms_section(dump: Dump) -> str:
     """Write the collectives of a step, axis by axis."""
     collectives = traffic(dump)
     if not collectives:
-        why = "No collectives ran in a step: only a probe with a batch() runs a step."
-        return section("comms", "Communication", element("p", why))
+        return section("comms", "Communication", element("p", why_no_traffic(dump)))
     by_axes = received_by_axes(dump)
     rows = [
         [words(groups_text(axes)), bytes_cell(most), bar([("this", most, "")], max(by_axes.values()))]

@@ -31,7 +31,7 @@ from shardviz.picture.html.parts import (
 from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
 from shardviz.picture.html.tree import sign
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.palette import RANK_COLOURS, rank_color
+from shardviz.picture.model.palette import RANK_COLORS, rank_color
 from shardviz.picture.model.subjects.beside import beside
 from shardviz.picture.model.subjects.stored import numbered, stored
 from shardviz.picture.svg.stored import beside_figure, stored_figure
@@ -73,7 +73,7 @@ def stored_html(checkpoint: Checkpoint, report: Report) -> str:
     """Write the page of a checkpoint."""
     numbers = numbered(checkpoint)
     parts = _findings(report), _files(checkpoint, numbers), _tensors(checkpoint, numbers)
-    colors = "".join(f".file{at}{{background:{color}}}" for at, color in enumerate(RANK_COLOURS))
+    colors = "".join(f".file{at}{{background:{color}}}" for at, color in enumerate(RANK_COLORS))
     style = style_sheet(range(len(numbers))) + colors
     header = _header(checkpoint, report)
     return full_page(checkpoint.path.name, style, "findings", header, top(TITLES, tools(ORDERS)), *parts)

@@ -34,23 +34,23 @@ SKY, GREY, VERMILLION = "#56b4e9", "#999999", "#d55e00"
 
 HUES = 8
 SHADES = 2
-RANK_COLOURS = (
+RANK_COLORS = (
     *("#348ddd", "#56acff", "#0c6544", "#34835f", "#dbcb02", "#fcec48", "#898c13", "#a7ab3e"),
     *("#91027f", "#b2339e", "#c2709d", "#e48ebc", "#86ddab", "#a6fecb", "#6b01db", "#863efe"),
 )
 """The shades of each hue, hue after hue; hues that follow each other are as unlike as can be."""
 
-RANK_COLOURS_256 = (
+RANK_COLORS_256 = (
     *("#5f87ff", "#87afd7", "#5f5f00", "#00875f", "#ffd75f", "#ffff00", "#878700", "#d7af00"),
     *("#87005f", "#af0087", "#af5faf", "#ff8787", "#87d7d7", "#87ffaf", "#5f00d7", "#8700ff"),
 )
 """The same where a terminal has 256 colors: of its cube, so that none is rounded to another one's."""
 
-RANK_COLOURS_16 = (4, 11, 5, 10, 6, 3, 14, 2)
+RANK_COLORS_16 = (4, 11, 5, 10, 6, 3, 14, 2)
 """The hues where a terminal has 16 colors, by their ANSI numbers; the second shade of each is underlined."""
 
 INK_ON_16 = (15, 0, 15, 0, 0, 0, 0, 0)
-"""White or black, whichever can be read on each of `RANK_COLOURS_16`."""
+"""White or black, whichever can be read on each of `RANK_COLORS_16`."""
 
 RIGHT, WRONG = "✓", "✗"
 """Before what is right and what is wrong, in every format. `≠` would be read as "not" before what was found."""
@@ -58,11 +58,11 @@ RIGHT, WRONG = "✓", "✗"
 HEAT_SIGNS = "▁▂▃▄▅▆▇█"
 """How much, from the least to the most: the sign of each level of heat, so that color is not the only one."""
 
-HEAT_COLOURS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
+HEAT_COLORS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
 """Viridis, whose brightness rises evenly: it is read in the same order by all eyes."""
 
-HEAT_COLOURS_256 = ("#5f005f", "#5f00af", "#005f87", "#008787", "#00af87", "#5fd75f", "#afd700", "#ffff00")
-HEAT_COLOURS_16 = (4, 4, 6, 6, 2, 2, 11, 11)
+HEAT_COLORS_256 = ("#5f005f", "#5f00af", "#005f87", "#008787", "#00af87", "#5fd75f", "#afd700", "#ffff00")
+HEAT_COLORS_16 = (4, 4, 6, 6, 2, 2, 11, 11)
 INK_ON_HEAT_16 = (15, 15, 0, 0, 0, 0, 0, 0)
 
 BLACK, WHITE = "#000000", "#ffffff"

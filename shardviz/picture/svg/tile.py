@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.palette import HEAT_COLOURS, RANK_COLOURS, ink_on
+from shardviz.picture.model.palette import HEAT_COLORS, RANK_COLORS, ink_on
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import printable
 
@@ -136,7 +136,7 @@ STYLE = (
     + ".sv .sv-band{opacity:.75;stroke:#9da7b1}.sv .sv-still{opacity:.4}}"
     + "".join(
         f".sv .sv-f{at}{{fill:{color}}}.sv .sv-t{at}{{fill:{ink_on(color)}}}"
-        for at, color in (*enumerate(RANK_COLOURS), *((f"h{at}", color) for at, color in enumerate(HEAT_COLOURS)))
+        for at, color in (*enumerate(RANK_COLORS), *((f"h{at}", color) for at, color in enumerate(HEAT_COLORS)))
     )
 )
 

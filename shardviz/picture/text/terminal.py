@@ -18,16 +18,16 @@ from rich.theme import Theme
 
 from shardviz.picture.model.palette import (
     GREEN,
-    HEAT_COLOURS,
-    HEAT_COLOURS_16,
-    HEAT_COLOURS_256,
+    HEAT_COLORS,
+    HEAT_COLORS_16,
+    HEAT_COLORS_256,
     HEAT_SIGNS,
     INK_ON_16,
     INK_ON_HEAT_16,
     ORANGE,
-    RANK_COLOURS,
-    RANK_COLOURS_16,
-    RANK_COLOURS_256,
+    RANK_COLORS,
+    RANK_COLORS_16,
+    RANK_COLORS_256,
     RIGHT,
     SHADES,
     VERMILLION,
@@ -185,13 +185,13 @@ def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
 def _theme(color_system: str | None) -> Theme:
     """Return what the styles of ranks and of heat look like in so many colors: filled, with ink that can be read."""
     if color_system == "standard":
-        hues, heat = _ansi(INK_ON_16, RANK_COLOURS_16), _ansi(INK_ON_HEAT_16, HEAT_COLOURS_16)
+        hues, heat = _ansi(INK_ON_16, RANK_COLORS_16), _ansi(INK_ON_HEAT_16, HEAT_COLORS_16)
         ranks = [hue + Style(underline=bool(shade)) for hue in hues for shade in range(SHADES)]
         plain = {BAD: "bold red", WARNING: "yellow", GOOD: "green"}
     else:
         is_256, plain = color_system == "256", {}
-        ranks = _filled(RANK_COLOURS_256 if is_256 else RANK_COLOURS)
-        heat = _filled(HEAT_COLOURS_256 if is_256 else HEAT_COLOURS)
+        ranks = _filled(RANK_COLORS_256 if is_256 else RANK_COLORS)
+        heat = _filled(HEAT_COLORS_256 if is_256 else HEAT_COLORS)
     lines = [Style(color=style.bgcolor) for style in ranks]
     families = (("rank", ranks), ("heat", heat), ("line", lines))
     named = {f"{name}.{at}": style for name, own in families for at, style in enumerate(own)}

@@ -85,7 +85,7 @@ def test_a_sparse_buffer_is_named(mesh, shard_dump):
 @nightly
 @pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
 @spmd(mesh=TP)
-def test_weights_that_torchao_quantised_are_named_by_their_class(mesh, shard_dump, config):
+def test_weights_that_torchao_quantized_are_named_by_their_class(mesh, shard_dump, config):
     quantization = pytest.importorskip("torchao.quantization", reason="needs torchao: pip install -e '.[frameworks]'")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))

@@ -135,7 +135,7 @@ class _Forward:
     def _given(self, call: Call) -> tuple[list[Value], list[Call]]:
         """Return the comparable tensors that a call is made of, and the calls in between whose results are not.
 
-        What a rank makes something of its own of may be right whatever it is, so it is in between, too.
+        A result that depends on the rank's own numbers may be right whatever it holds, so it counts as in between.
         """
         given: list[Value] = []
         through: list[Call] = []

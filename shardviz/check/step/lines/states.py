@@ -40,7 +40,7 @@ MOVED: Mapping[Moved, str] = {
 }
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
-WHOLE = ("int", "uint")
+INTEGERS = ("int", "uint")
 MAX_BESIDE = 4
 """A tensor that more readers hand back gradients of is not looked at."""
 MAX_SIZE = 1 << 20
@@ -262,7 +262,7 @@ class States:
 
     def is_index(self, value: Value) -> bool:
         """Whether a tensor holds whole numbers, as indices do."""
-        return self.held_dtype(value).startswith(WHOLE)
+        return self.held_dtype(value).startswith(INTEGERS)
 
     def held_dtype(self, value: Value) -> str:
         """Return the element type of what the first rank has; empty if it is not there."""

@@ -4,10 +4,10 @@ A sum in a narrow dtype, where a policy of the model asks for a wider one, has n
 its mean over a power of two of ranks. A weight whose gradient one rank alone computes, as a row of an embedding, may
 have them in a wide sum, too, so that rows of zeros leave a gradient out.
 
-A small factor does not show beside the unsharded model's gradient: two right steps are further apart. Beside what the
-sharded step's own activations make of the weight it does: there only the rounding of the gradient itself is left, which
-is unbiased, and of many elements leaves a factor of nearly 1. A factor within one unit of rounding may be rounding:
-that of one third is, in bfloat16, for all gradients alike.
+A small factor does not show in a comparison with the unsharded model's gradient: two right steps are further apart.
+It does in one with the gradient that the sharded step's own activations give: there only the rounding of the gradient
+itself is left, which is unbiased, and of many elements leaves a factor of nearly 1. A factor within one unit of
+rounding may be rounding: that of one third is, in bfloat16, for all gradients alike.
 """
 
 from __future__ import annotations

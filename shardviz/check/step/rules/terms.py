@@ -1,5 +1,5 @@
-"""What no ratio explains: a parameter added too often, shards that were summed as if they were copies, ranks that are
-right beside ranks that are not; and `wrong-value`, with where it is off, where none of these fits.
+"""What no ratio explains: a parameter added too often, shards that were summed as if they were copies, and ranks of
+which only some are right. If none of these fits, it is a `wrong-value`, with the place at which it is off.
 """
 
 from __future__ import annotations

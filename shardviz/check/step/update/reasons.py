@@ -1,4 +1,4 @@
-"""Why a weight is another after the step: what its step is beside the unsharded model's own.
+"""Why a weight differs after the step: how its step relates to the unsharded model's.
 
 A weight's step is what the optimizer added to it. Every rank's step may be the unsharded one times a number, or differ
 from it by a part of the weight itself, as weight decay does.

@@ -1,6 +1,6 @@
-"""Why an optimizer's state is another after the step: what it started from, or whose it is.
+"""Why an optimizer's state differs after the step: it started from zeros, or belongs to another rank.
 
-It may have started from zeros, or from the part of another rank: what the gradient added to it is the same in all.
+What the gradient adds in the step is the same in both cases, so what is left says what the state started from.
 """
 
 from __future__ import annotations

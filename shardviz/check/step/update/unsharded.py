@@ -225,7 +225,7 @@ def _before(dump: Dump, result: Compared) -> NDArray[np.float64] | None:
 
 
 def _is_lost(dump: Dump, result: Compared) -> bool:
-    """Whether a weight or state is another, and every element that is has a gradient that may be rounding alone."""
+    """Whether a rank has elements that are off, and all gradients of its part may be rounding alone."""
     return result.role != "buffer" and any(
         (_beyond(dump, result, rank) > 0).any() and not _telling(dump, result, rank).any() for rank in result.reduced
     )

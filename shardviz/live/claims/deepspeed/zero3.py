@@ -100,7 +100,7 @@ def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
 def _reason(held: Any) -> str:
     """Return why a partition cannot be read; empty if it can."""
     if hasattr(held, "ds_quant_scale"):
-        return "its elements: DeepSpeed ZeRO-3 holds them quantised"
+        return "its elements: DeepSpeed ZeRO-3 holds them quantized"
     if not held.numel() or held.ndim != 1:
         return "its elements: DeepSpeed ZeRO-3 has moved them to a disk"
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.costs.comms import groups_text, received_by_axes, traffic
+from shardviz.dump.costs.comms import groups_text, received_by_axes, traffic, why_no_traffic
 from shardviz.dump.costs.memory import memory_table
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line
@@ -98,7 +98,7 @@ def comms_lines(dump: Dump) -> list[Text]:
     """Return the table of a step's collectives, axis by axis."""
     collectives = traffic(dump)
     if not collectives:
-        return [line("no collectives ran in a step"), line("only a probe with a batch() runs a step")]
+        return [line(why_no_traffic(dump))]
     lines: list[Text] = []
     for axes, most in received_by_axes(dump).items():
         heading = f"{groups_text(axes)}: each rank receives up to {most:,} bytes"

@@ -84,7 +84,7 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
 
 
 def _is_in_loss(evidence: Evidence, factor: float) -> bool:
-    """Whether the loss is off by this factor, in numbers so narrow that it may be rounding by itself."""
+    """Whether the loss is off by this factor, too, by no more than rounding allows: it was not called wrong."""
     losses = [one for one in evidence.results if (one.role, one.name) == ("scalar", "loss") and not one.incomparable]
     factors = [float(held) / float(one.wanted) for one in losses if one.wanted for held in one.reduced.values()]
     return bool(factors) and all(abs(own - factor) <= EXPLAINED * abs(factor - 1) for own in factors)
