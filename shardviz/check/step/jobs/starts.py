@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.jobs.traces import float_of
-from shardviz.check.step.jobs.values import Kept, in_both
+from shardviz.check.step.trace.traces import float_of
+from shardviz.check.step.trace.values import Kept, in_both
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merged
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.traces import OfRank, Weight
+    from shardviz.check.step.trace.traces import OfRank, Weight
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
 

@@ -69,12 +69,12 @@ class Kept:
         return replace(self, at=(at[by], *self.at[1:]), values=self.values[by])
 
 
-def joined(parts: Sequence[Kept | None]) -> Kept | None:
+def joined(parts: Sequence[Kept | None], dim: int = 0) -> Kept | None:
     """Return micro-batches as one tensor, one behind the other; None if one is missing or they do not fit."""
     present = [part for part in parts if part is not None]
     if len(present) < len(parts) or len(parts) < 2:
         return present[0] if present and len(parts) == 1 else None
-    return joined_along(0, present)
+    return joined_along(dim, present)
 
 
 def joined_along(dim: int, parts: Sequence[Kept]) -> Kept | None:

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.jobs.values import Kept, joined
+from shardviz.check.step.trace.values import Kept, joined
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import arrays_of, read_files
-from shardviz.dump.records.trace import of_point
+from shardviz.dump.records.trace import Place, of_point
 from shardviz.dump.write import TRACE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records.trace import KeptRecord
     from shardviz.layout.layout import Layout
-
-
-class Place(NamedTuple):
-    """A place in a step: what went in or out of one call of a module, or came back."""
-
-    module: str
-    call: int
-    what: str
-    tensor: int
 
 
 @dataclass(frozen=True)
@@ -105,19 +97,24 @@ class OfRank:
         found = (joined([self._values(one) for one in own]) for own in by_tensor.values())
         return [one for one in found if one is not None]
 
-    def points(self, counts: Mapping[str, int]) -> dict[Place, Point]:
-        """Return what it has at every place, given how often each module is called in one forward of the batch."""
+    def points(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, Point]:
+        """Return what it has at every place.
+
+        Args:
+            counts: How often each module is called in one forward of the batch.
+            dim: The dim along which parts of the batch are joined.
+        """
         by_place: dict[Place, list[KeptRecord]] = {}
         for record in self.records:
             count = counts.get(record.module, 0)
             if record.what != "batch" and count and not self.counts[record.module] % count:
                 place = Place(record.module, record.call % count, record.what, record.index)
                 by_place.setdefault(place, []).append(record)
-        return {place: self._point(records) for place, records in by_place.items()}
+        return {place: self._point(records, dim) for place, records in by_place.items()}
 
-    def _point(self, records: Sequence[KeptRecord]) -> Point:
+    def _point(self, records: Sequence[KeptRecord], dim: int) -> Point:
         first = records[0]
-        values = joined([self._values(one) for one in records])
+        values = joined([self._values(one) for one in records], dim)
         draws = any(one.draws for one in records)
         needs_grad = any(one.needs_grad for one in records)
         return Point(values, needs_grad, first.tensor, first.order, first.type, draws)
@@ -185,8 +182,15 @@ def trace_of(dump: Dump) -> JobTrace | None:
         DumpError: It is damaged.
     """
     folder = dump.files.path / TRACE_FOLDER
-    if folder.is_symlink() or not folder.is_dir():
-        return None
+    return None if folder.is_symlink() or not folder.is_dir() else read_trace(folder)
+
+
+def read_trace(folder: Path) -> JobTrace:
+    """Read the trace of a step.
+
+    Raises:
+        DumpError: It is damaged.
+    """
     traced = dump_of(read_files(folder))
     return JobTrace(traced, {rank: OfRank(rank, traced) for rank in sorted(traced.files.ranks)})
 
