@@ -4,7 +4,3 @@
 `norms`, `scale` and `terms` each hold rules, `advice` says where to look for what none explains, and `run` goes through
 them; `consequences` leaves out what follows from another finding.
 """
-
-from shardviz.check.step.run import check_step
-
-__all__ = ["check_step"]
