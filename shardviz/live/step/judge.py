@@ -152,28 +152,39 @@ class Judge:
         Rank 0 also records the unsharded model's of those that no placements fit, the first of them.
         """
         own, points, elements = [], self._points(answer), 0
-        for name, local in self.step.seen.activations.items():
-            place, whole = Place(name, 0, "output", 0), reference.step.seen.activations.get(name)
+        for local in outputs_in(self.step.seen.trace):
+            place, count = Place(local.name, 0, "output", 0), reference.num_calls(local.name)
+            whole = values_at(reference.step.seen.trace, place, count, reference.dim) if count else None
             if whole is None or (local.claim is not None and local.shape == whole.shape):
                 own.append(local)
                 continue
-            is_first_part = len(self.step.seen.trace.calls.get(name, ())) != reference.num_calls(name)
+            is_first_part = len(self.step.seen.trace.calls[local.name]) != count
             placements = None if is_first_part else answer.layouts.get(place)
             if placements is not None:
-                own.append(replace(local, shape=whole.shape, claim=(self.on.job.mesh, placements)))
+                own.append(replace(local, shape=tuple(whole.shape), claim=(self.on.job.mesh, placements)))
             elif local.claim is not None:
                 own.append(local)
             elif place in points:
-                own.append(replace(local, shape=whole.shape))
-                elements += whole.values.numel()
+                own.append(replace(local, shape=tuple(whole.shape)))
+                elements += whole.numel()
                 if self.on.capture.rank == 0 and elements <= MAX_WHOLE:
-                    self.on.capture.add_values(replace(whole, claim=None, grad=None), "reference")
+                    unsharded = Local(local.name, "activation", tuple(whole.shape), whole)
+                    self.on.capture.add_values(unsharded, "reference")
         for local in self.on.part.own(own):
             self.on.capture.add_values(local, "step")
 
     def _points(self, answer: StepAnswer) -> dict[Place, PointRecord]:
         of_rank = answer.points.get(self.on.capture.rank, ())
         return {Place(point.module, point.call, point.what, point.index): point for point in of_rank}
+
+
+def outputs_in(trace: Trace) -> Iterator[Local]:
+    """Yield what each module returned in its first call, if that is one tensor, with the placements that it claims."""
+    for name in (name for name in dict.fromkeys(trace.order) if name):
+        call = trace.calls[name][0]
+        output = call.outputs[0] if call.is_tensor and call.outputs else None
+        if output is not None and output.local is not None:
+            yield replace(output.local, name=name)
 
 
 def values_at(trace: Trace, place: Place, count: int, dim: int = 0) -> torch.Tensor | None:

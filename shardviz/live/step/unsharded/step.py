@@ -231,7 +231,6 @@ def _in_parts(
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
     reference = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.seen.trace.followed)
-    reference.step.seen.activations.clear()  # of one part only
     reference = replace(reference, training=whole.training, notes=whole.notes, whole=whole)
     if (
         independent
