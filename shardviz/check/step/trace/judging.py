@@ -22,7 +22,7 @@ from shardviz.check.step.trace.calls import NUMBER, is_within
 from shardviz.check.step.trace.traces import float_of
 from shardviz.check.step.trace.values import in_both
 from shardviz.dump.records.trace import PointRecord
-from shardviz.layout.candidates import placements_of
+from shardviz.layout.candidates import placements_of, shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
@@ -303,25 +303,18 @@ class _Place:
 
     def split(self) -> Placements | None:
         """Return the placements that give every rank the values that it has, with the fewest splits."""
-        if not self.parts:
-            return None
-        first, *others = self.parts
-        regions = {rank: self._regions(rank) for rank in self.parts}
-        for placements in regions[first]:
-            off: list[float] = []
-            for rank in (first, *others):
-                region = regions[rank].get(placements)
-                apart = self._apart(rank, self.parts[rank], region) if region is not None else None
-                if apart is None:
-                    break
-                off.append(apart)
-            if len(off) == len(self.parts):
-                self.farthest = max(off) / (float_of(self.whole) or 1.0)
-                return placements
-        return None
+        off: dict[int, float] = {}
 
-    def _regions(self, rank: int) -> dict[Placements, Region]:
-        return dict(placements_of(self.whole.shape, self.parts[rank].shape, self.judging.mesh, rank))
+        def fits(rank: int, region: Region) -> bool:
+            apart = self._apart(rank, self.parts[rank], region)
+            off[rank] = apart or 0.0
+            return apart is not None
+
+        shapes = {rank: part.shape for rank, part in self.parts.items()}
+        placements = shared_placements(self.whole.shape, shapes, self.judging.mesh, fits)
+        if placements is not None:
+            self.farthest = max(off.values()) / (float_of(self.whole) or 1.0)
+        return placements
 
     def _apart(self, rank: int, part: Kept, region: Region, *, is_sum: bool = False) -> float | None:
         """Return how far a part is from a region of the whole; None if that is too far, or nothing is kept of both."""
@@ -355,9 +348,8 @@ class _Place:
 
         def fits(rank: int, total: NDArray[np.float64]) -> Iterator[Placements]:
             part = replace(self.parts[rank], values=total)
-            for placements, region in self._regions(rank).items():
-                apart = self._apart(rank, part, region, is_sum=True)
-                if apart is not None:
+            for placements, region in placements_of(self.whole.shape, part.shape, self.judging.mesh, rank):
+                if self._apart(rank, part, region, is_sum=True) is not None:
                     yield placements
 
         terms = {rank: part.values for rank, part in self.parts.items()}
