@@ -20,7 +20,15 @@ from shardviz.dump.arrays.sketch import sketch
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.trace import Place, PointRecord, SketchRecord, StepAnswer
-from shardviz.dump.write import TRACE_FOLDER, dense_file, rank_file, write_rank, write_run
+from shardviz.dump.write import (
+    MOVED_FOLDER,
+    TRACE_FOLDER,
+    UNSHARDED_FOLDER,
+    dense_file,
+    rank_file,
+    write_rank,
+    write_run,
+)
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors
@@ -41,8 +49,6 @@ if TYPE_CHECKING:
 
 JUDGE = "shardviz.check.step.trace.for_ranks:judge"
 """The judge: it imports no torch, and is not imported here."""
-
-UNSHARDED, MOVED = "unsharded", "moved"
 
 MAX_WHOLE = 1 << 20
 """Of the unsharded model's activations that no placements fit, as many as these elements are written down."""
@@ -72,7 +78,7 @@ def judging(
     finally:
         if not on.job.keeps_evidence:
             shutil.rmtree(folder / TRACE_FOLDER, ignore_errors=True)
-            shutil.rmtree(folder / UNSHARDED, ignore_errors=True)
+            shutil.rmtree(folder / UNSHARDED_FOLDER, ignore_errors=True)
 
 
 @dataclass
@@ -103,7 +109,7 @@ class Judge:
         """Ask the judge, on rank 0."""
         if self.on.capture.rank:
             return None
-        whole = self.on.job.folder / UNSHARDED
+        whole = self.on.job.folder / UNSHARDED_FOLDER
         shutil.rmtree(whole, ignore_errors=True)
         self._write_unsharded(whole, reference)
         module, _, name = JUDGE.partition(":")
@@ -129,7 +135,7 @@ class Judge:
         write_run(folder, _run(job))
         write_rank(folder, job.record(), job.dense)
         if reference.moved is not None:
-            _write(folder / MOVED, Capture(0, 1, run_id=run_id), reference.moved.step.seen.trace)
+            _write(folder / MOVED_FOLDER, Capture(0, 1, run_id=run_id), reference.moved.step.seen.trace)
 
     def add_answer(self, answer: StepAnswer, reference: UnshardedStep) -> None:
         """Record what this rank has at every place, with the values of the first wrong ones."""

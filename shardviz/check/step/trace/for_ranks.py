@@ -12,7 +12,7 @@ from shardviz.check.step.trace.judging import Judging, Noise
 from shardviz.check.step.trace.traces import read_trace
 from shardviz.dump.arrays.sketch import apart, sketch
 from shardviz.dump.records.trace import Place, SketchRecord, StepAnswer
-from shardviz.dump.write import TRACE_FOLDER
+from shardviz.dump.write import MOVED_FOLDER, TRACE_FOLDER
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import EPSILON
 
@@ -42,8 +42,8 @@ def judge(
 
     Args:
         folder: Where each rank wrote what it had.
-        whole: Where rank 0 wrote what the unsharded model had, and beside it, in a folder of its own, what it had from
-            weights and batch that were moved by a rounding.
+        whole: Where rank 0 wrote what the unsharded model had; in a folder in it what that had from weights and batch
+            that were moved by a rounding, if the step is in narrow numbers.
         mesh: The ranks' mesh.
         parts: The number of parts of the batch on which the unsharded model ran, one after the other.
         dim: The dim of the batch that was parted.
@@ -60,17 +60,13 @@ def judge(
         return {place: point for place, point in every.items() if not (is_forward and place.is_gradient)}
 
     noise = None
-    moved = whole / MOVED / TRACE_FOLDER
+    moved = whole / MOVED_FOLDER / TRACE_FOLDER
     if moved.exists():
         records = (*sharded.dump.files.ranks.values(), *unsharded.dump.files.ranks.values())
         dtypes = {dtype for record in records for dtype in record.narrowed_to}
         noise = Noise(points(read_trace(moved)), max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0))
     ranks = {rank: own.points(of_stages) for rank, own in sharded.ranks.items()}
     return StepJudge(Judging(points(unsharded), ranks, mesh, noise), counts)
-
-
-MOVED = "moved"
-"""The folder of the unsharded step whose weights and batch were moved by a rounding."""
 
 
 @dataclass(frozen=True)
