@@ -105,7 +105,7 @@ def judge(case: Case, inputs: Sequence[Path]) -> Rows:
 
 def judge_and_print(case: Case, inputs: Sequence[Path]) -> tuple[Rows, str]:
     """Return the verdict on a case whose inputs are in place, and all that was printed, sentences and all."""
-    command = [_with_inputs(text, inputs) for text in case.command]
+    command = [with_inputs(text, inputs) for text in case.command]
     out, talk = io.StringIO(), io.StringIO()
     quiet = contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk)
     with quiet[0], quiet[1], _own_environment(), patch.object(Finding, "to_json", _with_fields):
@@ -152,7 +152,8 @@ def _own_environment() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _with_inputs(text: str, inputs: Sequence[Path]) -> str:
+def with_inputs(text: str, inputs: Sequence[Path]) -> str:
+    """Return a word of a case's command with the path of the input that it names."""
     for number, path in enumerate(inputs):
         mark = f"{{{number}}}"
         if text.startswith(mark):
