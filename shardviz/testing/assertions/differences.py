@@ -10,9 +10,9 @@ import numpy as np
 
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.ids.places import check_places
-from shardviz.check.step.rules.gradients import check_unreduced
+from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.ratios.scale import check_scale
+from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.errors import ShardvizError
 from shardviz.explain.assertions import (
     AllRanksDiffer,

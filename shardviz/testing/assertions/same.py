@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import distributed
 
-from shardviz.check.step.compared import Rounding, laid_out
+from shardviz.check.step.compared import laid_out
 from shardviz.dump.whole import whole_values
 from shardviz.explain.finding import MOST_NAMES
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import dtype_name
+from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import ASSERT_CLOSE, ROUNDINGS_OF_ROLE, SAFETY
 from shardviz.testing.assertions.differences import explained, misshapen
 from shardviz.testing.assertions.gathering import gather

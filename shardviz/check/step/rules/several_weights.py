@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
-from shardviz.check.step.words import claimed_text
 from shardviz.explain.gradients import TiedShardsMisaligned, UnsummedTiedGradients
 from shardviz.explain.sums import MixedLayers
+from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
@@ -116,12 +115,8 @@ def _equal(result: Compared, other: Compared, rank: int, at: int) -> bool:
 
 def _finding(result: Compared, other: Compared, axis: str) -> Finding:
     others = tuple(other for other in result.mesh.axes if other != axis and result.mesh.axis_size(other) > 1)
-    return MixedLayers(axis, others).finding(
-        result.name,
-        result.wrong,
-        f"the gradient is equal to that of {other.name}, another weight, which other ranks along {axis} have",
-        claimed=claimed_text(result),
-    )
+    sentence = f"the gradient is equal to that of {other.name}, another weight, which other ranks along {axis} have"
+    return result.finding(MixedLayers(axis, others), sentence)
 
 
 def check_tied(evidence: Evidence, result: Compared) -> Finding | None:
@@ -133,25 +128,18 @@ def check_tied(evidence: Evidence, result: Compared) -> Finding | None:
     if not all(_sum_is_right(result, rank, others) for rank in result.reduced):
         return _summed_as_they_lie(result, others)
     listed = " and ".join(other.name for other in others)
-    if ratio_to_wanted(result, result.reduced) == Fraction(1, 1 + len(others)):
-        return _averaged(result, listed, 1 + len(others))
-    return UnsummedTiedGradients().finding(
-        result.name,
-        result.wrong,
+    if ratio_of(result) == Fraction(1, 1 + len(others)):
+        uses = 1 + len(others)
+        return result.finding(
+            UnsummedTiedGradients(uses),
+            f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
+            kind="wrong-scale",
+            details=(f"it was one tensor with {listed}, which other ranks have",),
+        )
+    return result.finding(
+        UnsummedTiedGradients(),
         f"the gradient is of this name's use only: it was one tensor with {listed}, which other ranks have, and the "
         "sum of their gradients is the unsharded model's",
-        claimed=claimed_text(result),
-    )
-
-
-def _averaged(result: Compared, listed: str, uses: int) -> Finding:
-    return UnsummedTiedGradients(uses).finding(
-        result.name,
-        result.wrong,
-        f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
-        kind="wrong-scale",
-        details=(f"it was one tensor with {listed}, which other ranks have",),
-        claimed=claimed_text(result),
     )
 
 
@@ -160,12 +148,10 @@ def _summed_as_they_lie(result: Compared, others: list[Compared]) -> Finding | N
     other = next((other for other in others if all(_shared(result, rank, other) for rank in result.wrong)), None)
     if other is None:
         return None
-    return TiedShardsMisaligned().finding(
-        result.name,
-        result.wrong,
+    return result.finding(
+        TiedShardsMisaligned(),
         f"the gradient is equal to that of {other.name} on other ranks, with which it was one tensor: but the local "
         "shards are different parts of it",
-        claimed=claimed_text(result),
     )
 
 
