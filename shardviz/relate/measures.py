@@ -223,12 +223,12 @@ def vector_added(sides: Sides, vectors: Values) -> tuple[int, int] | None:
 def owner_of(sides: Sides, rank: int) -> int | None:
     """Return the rank that should hold what another one holds, of a different part; None if there is none."""
     held = sides.reduced[rank]
-    others = (other for other in sides.reduced if sides.regions[other] != sides.regions[rank])
-    return next((at for at in others if _is_as(sides, held, sides.wanted_of(at))), None)
-
-
-def _is_as(sides: Sides, held: Values, due: Values) -> bool:
-    return held.shape == due.shape and sides.near(held, due)
+    for other in sides.reduced:
+        if sides.regions[other] != sides.regions[rank]:
+            due = sides.wanted_of(other)
+            if held.shape == due.shape and sides.near(held, due):
+                return other
+    return None
 
 
 def columns_of(sides: Sides, parts: Sequence[NDArray[Any]], rank: int) -> Values:
@@ -240,9 +240,8 @@ def weights_between(columns: Values, held: Values) -> Values | None:
     """Return how often each column counts in values, by least squares; None if they do not tell."""
     if not np.all(np.isfinite(held)):
         return None
-    weights: Values
     weights, _, num_known, _ = np.linalg.lstsq(columns, held, rcond=1e-9)
-    return weights if num_known == columns.shape[1] else None
+    return np.asarray(weights, np.float64) if num_known == columns.shape[1] else None
 
 
 def moved_slices(sides: Sides, rank: int, dim: int) -> Slices:

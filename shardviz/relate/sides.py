@@ -221,6 +221,11 @@ class Sides:
         return 0.0 < float(np.max(np.abs(self.wanted), initial=0.0)) <= self.tolerance
 
     @cached_property
+    def farthest(self) -> float:
+        """How far the element that is farthest off on any rank is from what it should be."""
+        return max((farthest(held, self.wanted_of(rank)) for rank, held in self.reduced.items()), default=0.0)
+
+    @cached_property
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that hold the same part, a group a part."""
         groups: dict[object, list[int]] = {}
@@ -232,6 +237,11 @@ class Sides:
         """Whether ranks along an axis hold different parts."""
         groups = self.mesh.groups(axis) if axis in self.mesh.axes else []
         return any(len({self.regions[rank] for rank in group if rank in self.regions}) > 1 for group in groups)
+
+    def has_group(self, axis: str) -> bool:
+        """Whether all ranks of some group along an axis have the tensor."""
+        groups = self.mesh.groups(axis) if axis in self.mesh.axes else []
+        return any(all(rank in self.reduced for rank in group) for group in groups)
 
     @cached_property
     def copies_differ_along(self) -> tuple[str, ...]:

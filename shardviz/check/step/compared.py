@@ -16,7 +16,7 @@ from shardviz.layout.region import Region
 from shardviz.relate.sides import Elements, Rounding, Sides
 from shardviz.relate.sums import REDUCTIONS
 from shardviz.relate.tolerance import EPSILON
-from shardviz.relate.values import farthest, padded_to
+from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,12 +214,5 @@ def agreement(dump: Dump) -> Agreement | None:
     odd_rank = odd[0] if 0 < len(odd) < len(of_rank) else None
     wanted = float(losses[0].wanted) if losses else math.nan
     right, wrong = ([one for one in gradients if bool(one.wrong) == is_wrong] for is_wrong in (False, True))
-    near, far = (max(map(_farthest, ones), default=0.0) for ones in (right, wrong))
+    near, far = (max((one.farthest for one in ones), default=0.0) for ones in (right, wrong))
     return Agreement(loss, odd_rank, wanted, len(right), near, len(wrong), far)
-
-
-def _farthest(result: Compared) -> float:
-    return max(
-        (farthest(values, result.wanted_of(rank)) for rank, values in result.reduced.items()),
-        default=0.0,
-    )

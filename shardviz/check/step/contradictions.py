@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
@@ -167,7 +167,8 @@ def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
     gradients = [tensor for tensor in dump.at("step") if tensor.role == "grad"]
     pairs = [(tensor, name) for tensor in gradients for name in tensor.names]
     for tensor, name in pairs:
-        absent = _without(dump, tensor, name)
+        holders = _holders(dump, name)
+        absent = tuple(rank for rank in holders if rank not in tensor.shards and rank in dump.files.ranks)
         if absent and _is_due(dump, name):
             yield GradientOnSomeRanks().finding(
                 name,
@@ -175,11 +176,6 @@ def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
                 f"{len(absent):,} of {len(absent) + len(tensor.shards):,} ranks that hold it have no gradient after "
                 f"the step (.grad is None): {named_ranks(absent, MAX_LISTED)}",
             )
-
-
-def _without(dump: Dump, gradient: Tensor, name: str) -> tuple[int, ...]:
-    """Return the ranks that hold elements of a weight and have no gradient of it."""
-    return tuple(rank for rank in _holders(dump, name) if rank not in gradient.shards and rank in dump.files.ranks)
 
 
 def _holders(dump: Dump, name: str) -> tuple[int, ...]:

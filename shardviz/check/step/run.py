@@ -35,7 +35,6 @@ from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import EPSILON, SINGLE
-from shardviz.relate.values import farthest
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
     for result in outputs:
         dtype = coarse.get(result.rounding.epsilon)
         if dtype is not None and not result.incomparable and not result.wrong:
-            far = max(farthest(values, result.wanted_of(rank)) for rank, values in result.reduced.items())
+            far = result.farthest
             if far > SINGLE * float(np.max(np.abs(result.wanted), initial=0.0)):
                 why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(result.tolerance)}"
                 yield NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")

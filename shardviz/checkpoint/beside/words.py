@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.case import Case
-from shardviz.check.order.rules.ids.places import check_places
+from shardviz.check.order.rules.places import check_places
 from shardviz.errors import ShardvizError
 from shardviz.text import listed, named_ranks
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.case import Case
-from shardviz.check.order.rules.ids.places import check_places
+from shardviz.check.order.rules.places import check_places
 from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.reductions import check_unreduced

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from shardviz.relate.tolerance import EXACT, EXPLAINED, SAFETY, SINGLE, least_fa
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -221,22 +221,24 @@ class Part:
         """How many have it, and what only they have in common; empty if all do."""
         if self.is_all:
             return ""
-        common = [text for text, has in self._traits() if all(map(has, self.have)) and not any(map(has, self.others))]
+        names = {one.name for one in self.have}
+        common = [text for text, those in self._traits() if {one.name for one in those} == names]
         which = " and ".join(common) or listed((one.name for one in self.have), MAX_LISTED)
         have = "has" if len(self.have) == 1 else "have"
         return f"{len(self.have):,} of {len(self.have) + len(self.others):,} gradients {have} this factor: {which}"
 
-    def _traits(self) -> Iterator[tuple[str, Callable[[Compared], bool]]]:
+    def _traits(self) -> Iterator[tuple[str, list[Compared]]]:
+        """Yield what gradients may have in common, each with all that have it."""
+        every = (*self.have, *self.others)
         if inside := _module_of(self.have):
-            yield f"all those of {inside}", lambda result: result.name.startswith(f"{inside}.")
+            yield f"all those of {inside}", [one for one in every if one.name.startswith(f"{inside}.")]
         last = self.have[0].name.rpartition(".")[2]
-        yield f"all those named {last}", lambda result: result.name.rpartition(".")[2] == last
+        yield f"all those named {last}", [one for one in every if one.name.rpartition(".")[2] == last]
         for axis in self.have[0].mesh.axes:
-            split = {result.name for result in (*self.have, *self.others) if result.is_split(axis)}
-            yield f"all that {axis} splits", partial(_is_among, split)
-            yield f"all that are whole along {axis}", partial(_is_not_among, split)
-        yield "all plain tensors", lambda result: result.claimed is None
-        yield "all DTensors", lambda result: result.claimed is not None
+            yield f"all that {axis} splits", [one for one in every if one.is_split(axis)]
+            yield f"all that are whole along {axis}", [one for one in every if not one.is_split(axis)]
+        yield "all plain tensors", [one for one in every if one.claimed is None]
+        yield "all DTensors", [one for one in every if one.claimed is not None]
 
 
 @dataclass(frozen=True)
@@ -279,14 +281,6 @@ class Parts:
     @cached_property
     def _positions(self) -> Mapping[str, int]:
         return {one.name: position for position, one in enumerate(self._known)}
-
-
-def _is_among(names: set[str], result: Compared) -> bool:
-    return result.name in names
-
-
-def _is_not_among(names: set[str], result: Compared) -> bool:
-    return result.name not in names
 
 
 def _module_of(have: Sequence[Compared]) -> str:

@@ -165,8 +165,8 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
 
     Axes along which some ranks have no such gradient, as stages of a pipeline, are left out: nothing reduces over them.
     """
-    first = gradients[0]
-    spread = [axis for axis in first.mesh.axes if any(_spread(one, axis) for one in gradients)]
+    mesh = gradients[0].mesh
+    spread = {axis for axis in mesh.axes for one in gradients if one.has_group(axis)}
     return [
         Over(
             axes,
@@ -175,15 +175,9 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
             any(one.is_split(axis) for one in gradients for axis in axes),
             any(one.claimed is not None and any(one.is_split(axis) for axis in axes) for one in gradients),
         )
-        for axes in _products(first.mesh, ratio)
-        if set(axes) <= set(spread)
+        for axes in _products(mesh, ratio)
+        if set(axes) <= spread
     ]
-
-
-def _spread(result: Compared, axis: str) -> bool:
-    return axis in result.mesh.axes and any(
-        all(rank in result.reduced for rank in group) for group in result.mesh.groups(axis)
-    )
 
 
 def cause_of_axes(ratio: Fraction, axes: Sequence[Over], *, of_all: bool, or_else: Cause | None = None) -> Cause:

@@ -196,16 +196,13 @@ def _weights_of_terms(
         return ()
     most = wrong[0].mesh.size * max(evidence.activations.num_micro_batches, 1)
     near = near_ratio(wrong[0].rounding.epsilon)
-    ratios = tuple(ratio for weight in solved.tolist() if (ratio := _ratio(weight, most, near)) is not None)
+    weights = (Fraction(0) if abs(weight) <= near else ratio_near(weight, most, near) for weight in solved.tolist())
+    ratios = tuple(weight for weight in weights if weight is not None)
     if len(ratios) < count or len(set(ratios)) == 1:
         return ()
     allowed = tolerance * max(map(float, map(abs, ratios)))
     made = columns @ np.array([float(ratio) for ratio in ratios])
     return ratios if bool(np.all(np.abs(made - held) <= max(allowed, near * max(sizes)))) else ()
-
-
-def _ratio(weight: float, most: int, near: float) -> Fraction | None:
-    return Fraction(0) if abs(weight) <= near else ratio_near(weight, most, near)
 
 
 def _odd_term(evidence: Evidence, wrong: Sequence[Compared], terms: Mapping[str, Parts], count: int) -> int | None:

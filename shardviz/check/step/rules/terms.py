@@ -72,12 +72,8 @@ def _where_to_look(evidence: Evidence, result: Compared) -> Cause:
 
 def _in_backward(evidence: Evidence) -> Cause:
     cut = evidence.without_gradient
-    return CutGraph(cut) if cut else UnexplainedBackward(_is_of_loss(evidence))
-
-
-def _is_of_loss(evidence: Evidence) -> bool:
-    """Whether what comes back to the model's own output is wrong already."""
-    return any(call.is_bad(OUTPUT) for call in evidence.calls.by_module.get("", ()))
+    is_of_loss = any(call.is_bad(OUTPUT) for call in evidence.calls.by_module.get("", ()))
+    return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss)
 
 
 def added_too_often(dump: Dump, result: Compared) -> Finding | None:
