@@ -273,7 +273,7 @@ def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
         lost = {rank: _lost(sides, rank, dim, regions[rank]) for rank in sides.wrong}
         slices = {at for places in lost.values() for at in places}
         held = {rank: {*indices(region.dims[dim]).tolist()} for rank, region in regions.items()}
-        if all(lost.values()) and all(slices & held[rank] == {*lost.get(rank, ())} for rank in held):
+        if slices and all(lost.values()) and all(slices & held[rank] == {*lost.get(rank, ())} for rank in held):
             return dim, sorted(slices)
     return None
 
