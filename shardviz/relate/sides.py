@@ -255,6 +255,11 @@ class Sides:
             for one, other in pairwise(present)
         )
 
+    @property
+    def pairs_of_copies(self) -> list[tuple[int, int, float]]:
+        """The first rank that holds each part with each other one that holds it, and how far apart they are."""
+        return self.neighbors_apart((ranks[0], rank) for ranks in self.holders for rank in ranks[1:])
+
     def neighbors_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:
         """Return neighbors within groups of ranks that have copies of one part, and how far apart they are."""
         held = self.reduced

@@ -55,16 +55,13 @@ class LaidOut:
         key = (tensor.role, name, claims)
         if key not in self._cases:
             cases = tuple(cases_of(self.dump, tensor, name, claims=claims))
-            size = sum(map(_size, cases))
+            num_ids = sum(ids.size for case in cases for ids in case.ids.values())
+            size = num_ids + KEPT_PER_SHARD * sum(len(case.shards) for case in cases)
             if size > self._room:
                 return cases
             self._room -= size
             self._cases[key] = cases
         return self._cases[key]
-
-
-def _size(case: Case) -> int:
-    return len(case.shards) * KEPT_PER_SHARD + sum(ids.size for ids in case.ids.values())
 
 
 @dataclass(frozen=True)

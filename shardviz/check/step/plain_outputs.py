@@ -99,12 +99,10 @@ def why_unplaced(evidence: Evidence, result: Compared) -> str:
     odd = [rank for rank, values in result.values.items() if values.shape != result.wanted.shape]
     if not (result.is_assumed and result.incomparable and is_right and odd) or evidence.without_gradient:
         return ""
-    if not all(_may_be_part(values.shape, result.wanted.shape) for values in result.values.values()):
-        return ""  # larger than the whole, as copies side by side are
+    whole = result.wanted.shape
+    for shape in (values.shape for values in result.values.values()):
+        if len(shape) != len(whole) or any(own > size for own, size in zip(shape, whole, strict=True)):
+            return ""  # larger than the whole, as copies side by side are
     rank = min(odd)
-    held, whole = list(result.values[rank].shape), list(result.wanted.shape)
-    return UNPLACED.format(rank=rank, held=held, whole=whole, whose=result.whose)
-
-
-def _may_be_part(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    return len(shape) == len(whole) and all(own <= size for own, size in zip(shape, whole, strict=True))
+    held = list(result.values[rank].shape)
+    return UNPLACED.format(rank=rank, held=held, whole=list(whole), whose=result.whose)

@@ -76,7 +76,9 @@ def check_step(
     if dump.find("reference", "scalar", "loss") is None:  # the step's loss is its own: only copies can be compared
         yield from copies_apart(dump, ("grad", "scalar"))
     else:
-        missing = [name for tensor in steps for name in tensor.names if not _has_reference(dump, tensor.role, name)]
+        roles = ("grad", "output", "scalar")
+        compared_names = [(tensor.role, name) for tensor in steps for name in tensor.names if tensor.role in roles]
+        missing = [name for role, name in compared_names if dump.find("reference", role, name) is None]
         why = "the unsharded model's step has no tensor of this name"
         yield from (NotChecked(name, why, "step") for name in missing)
     yield from _not_logged(dump)
@@ -142,10 +144,6 @@ def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
             if far > SINGLE * float(np.max(np.abs(result.wanted), initial=0.0)):
                 why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(result.tolerance)}"
                 yield NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")
-
-
-def _has_reference(dump: Dump, role: str, name: str) -> bool:
-    return role in ("param", "buffer", "activation", "optim") or dump.find("reference", role, name) is not None
 
 
 def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChecked]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.contradictions import check_absent_gradients
@@ -114,7 +115,10 @@ def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Find
 def _differing(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tuple[int, int]) -> Finding:
     low, high = pair
     apart = apart_text(low, high, farthest(values[low], values[high]))
-    differing = tuple(_axes(dump, values))
+    mesh = dump.files.mesh
+    differing = tuple(
+        axes_of_change(mesh, {mesh.coord_of(at): own.tobytes() for at, own in values.items() if at in mesh})
+    )
     axes = _joined(differing)
     summary = f"copies of its {tensor.role} differ along {axes}: {apart}"
     if tensor.role == "scalar":
@@ -133,21 +137,6 @@ def _differing(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tupl
 
 def _joined(axes: tuple[str, ...]) -> str:
     return " and ".join(axes) or "the ranks"
-
-
-def _axes(dump: Dump, values: Values) -> list[str]:
-    """Return the axes of the run's mesh along which neighbors differ."""
-    mesh = dump.files.mesh
-    return [
-        axis
-        for axis in mesh.axes
-        if any(
-            not np.array_equal(values[group[0]], values[rank])
-            for group in mesh.groups(axis)
-            for rank in group
-            if group[0] in values and rank in values
-        )
-    ]
 
 
 ROLES = ("output", "scalar", "grad")
@@ -185,8 +174,7 @@ def _of_role(dump: Dump, role: str, moment: Moment) -> Iterator[Compared]:
 
 def _in_training(result: Compared, others: int) -> Finding:
     along = " and ".join(result.copies_differ_along)
-    groups = ((ranks[0], rank) for ranks in result.holders for rank in ranks[1:])
-    low, high, worst = max(result.neighbors_apart(groups), key=lambda pair: pair[2])
+    low, high, worst = max(result.pairs_of_copies, key=lambda pair: pair[2])
     more = f"; so do those of {others} other{'s' * (others > 1)}" if others else ""
     return result.finding(
         DifferentMasks(along),

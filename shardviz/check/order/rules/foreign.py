@@ -157,21 +157,17 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
         return shifted.cause, shifted.clause
     if case.dump.files.run.reference and (none or _is_of_another(case.dump)):
         ranks = sorted(case.rank(coord) for coord, ids in case.ids.items() if np.mean(ids > 0) <= CHANCE)
-        not_loaded = _not_loaded(case, ranks) if any(_is_right(case, coord) for coord in case.regions) else None
+        claimed = case.claimed
+        is_some_right = claimed is not None and any(
+            region.size and region == claimed.region(coord) for coord, region in case.regions.items()
+        )
+        not_loaded = _not_loaded(case, ranks) if is_some_right else None
         return not_loaded or AnotherCheckpoint(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return _rewritten(case), ""
     if none:
         return RewrittenAfterStamping(), ""
     return cause_of_zeros(case) if zeros else OtherTensor(), ""
-
-
-def _is_right(case: Case, coord: Coord) -> bool:
-    return (
-        bool(case.regions[coord].size)
-        and case.claimed is not None
-        and case.regions[coord] == case.claimed.region(coord)
-    )
 
 
 def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:

@@ -125,16 +125,12 @@ def _overlap(case: Case) -> str:
     dims = [dim for dim in range(len(case.shape)) if len({region.dims[dim] for region in regions}) > 1]
     if len(dims) != 1 or any(len(region.dims[dims[0]]) != 1 for region in regions):
         return ""
-    starts, lengths = _starts(regions, dims[0])
-    steps = {after - before for before, after in pairwise(starts)}
-    if len(steps) != 1 or not 0 < min(steps) < lengths[0]:
+    spans = sorted(region.dims[dims[0]][0] for region in regions)
+    length = spans[0][1] - spans[0][0]
+    steps = {after - before for (before, _), (after, _) in pairwise(spans)}
+    if len(steps) != 1 or not 0 < min(steps) < length:
         return ""
-    return f"parts of {lengths[0]} along dim {dims[0]} begin {min(steps)} apart"
-
-
-def _starts(regions: list[Region], dim: int) -> tuple[list[int], list[int]]:
-    spans = sorted(region.dims[dim][0] for region in regions)
-    return [start for start, _ in spans], [stop - start for start, stop in spans]
+    return f"parts of {length} along dim {dims[0]} begin {min(steps)} apart"
 
 
 MAX_RANKS = 8

@@ -304,7 +304,10 @@ def check_norm(evidence: Evidence, result: Compared) -> Finding | None:
     for axes in axis_sets(result.mesh.axes):
         for op, name in (("avg", "mean"), ("sum", "sum")):
             if _is(result, result.over(axes, op, norms)):
-                return _of_norms(result, f"the {name} over {' and '.join(axes)} of each rank's own norm", axes)
+                over = " and ".join(axes)
+                what = f"the {name} over {over} of each rank's own norm"
+                sentence = f"the value is {what}; the norm of all gradients is the root of the sum of all squares"
+                return result.finding(NormOfPart(over, is_reduced=True), sentence, kind="wrong-scale")
     return None
 
 
@@ -333,11 +336,6 @@ def _is(result: Compared, values: Values, *, root: bool = False) -> bool:
     """Whether every rank has logged such a value."""
     found = {rank: np.sqrt(value) for rank, value in values.items()} if root else values
     return set(found) == set(result.reduced) and all(result.near(result.reduced[rank], found[rank]) for rank in found)
-
-
-def _of_norms(result: Compared, what: str, axes: tuple[str, ...]) -> Finding:
-    sentence = f"the value is {what}; the norm of all gradients is the root of the sum of all squares"
-    return result.finding(NormOfPart(" and ".join(axes), is_reduced=True), sentence, kind="wrong-scale")
 
 
 def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:

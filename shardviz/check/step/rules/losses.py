@@ -157,17 +157,11 @@ def check_function(evidence: Evidence, result: Compared) -> Finding | None:
             if set(by_rank) == set(result.reduced) and all(
                 result.near(result.reduced[rank], by_rank[rank]) for rank in by_rank
             ):
-                return _of_mean(result, name, " and ".join(axes))
+                over, value = " and ".join(axes), float(result.reduced[result.wrong[0]])
+                mean = f"the mean over {over} of {name} of each rank's loss, {number(value)}"
+                sentence = f"the value is {mean}; {name} of the mean loss is {number(float(result.wanted))}"
+                return result.finding(FunctionBeforeMean(name, over), sentence)
     return None
-
-
-def _of_mean(result: Compared, name: str, over: str) -> Finding:
-    rank = result.wrong[0]
-    return result.finding(
-        FunctionBeforeMean(name, over),
-        f"the value is the mean over {over} of {name} of each rank's loss, {number(float(result.reduced[rank]))}; "
-        f"{name} of the mean loss is {number(float(result.wanted))}",
-    )
 
 
 def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:

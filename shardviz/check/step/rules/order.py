@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.explain.finding import Finding
-    from shardviz.layout.mesh import Mesh
     from shardviz.relate.measures import Slices
 
 
@@ -32,7 +31,7 @@ def check_order(result: Compared) -> Finding | None:
             return (
                 _repeated(result, dim, moved)
                 or _of_another_rank(result)
-                or _finding(result, dim, moved[result.wrong[0]])
+                or _in_another_order(result, dim, moved[result.wrong[0]])
             )
     return _of_another_rank(result)
 
@@ -75,12 +74,15 @@ def _repeated(result: Compared, dim: int, moved: Mapping[int, Slices]) -> Findin
     regions = {rank: region for rank, region in result.regions.items() if isinstance(region, Region)}
     due = {rank: {at: at for at in indices(region.dims[dim]).tolist()} for rank, region in regions.items()}
     places: dict[int, Slices] = {**due, **moved}
-    lost = {at for slices in due.values() for at in slices} - {at for own in places.values() for at in own.values()}
+    lost = {at for slices in due.values() for at in slices} - {at for held in places.values() for at in held.values()}
     wrong = result.wrong[0]
-    other = next((rank for rank in places if rank != wrong and _share_slices(result, places, rank, wrong)), None)
+    own = set(places[wrong].values())
+    others = (rank for rank in places if result.regions[rank] != result.regions[wrong])
+    other = next((rank for rank in others if own & set(places[rank].values())), None)
     if not lost or other is None:
         return None
-    axes = " and ".join(axis for axis in result.mesh.axes if _apart_on(result.mesh, axis, other, wrong))
+    coords = zip(result.mesh.axes, result.mesh.coord_of(other), result.mesh.coord_of(wrong), strict=True)
+    axes = " and ".join(axis for axis, here, there in coords if here != there)
     cause = RepeatedParts(axes, is_batch=(result.role, dim) == ("output", 0))
     return result.finding(
         cause,
@@ -89,17 +91,7 @@ def _repeated(result: Compared, dim: int, moved: Mapping[int, Slices]) -> Findin
     )
 
 
-def _apart_on(mesh: Mesh, axis: str, rank: int, other: int) -> bool:
-    index = mesh.axis_index(axis)
-    return mesh.coord_of(rank)[index] != mesh.coord_of(other)[index]
-
-
-def _share_slices(result: Compared, places: Mapping[int, Slices], rank: int, other: int) -> bool:
-    apart = result.regions[rank] != result.regions[other]
-    return apart and bool(set(places[rank].values()) & set(places[other].values()))
-
-
-def _finding(result: Compared, dim: int, moved: Slices) -> Finding:
+def _in_another_order(result: Compared, dim: int, moved: Slices) -> Finding:
     first, there = next((at, index) for at, index in moved.items() if at != index)
     return result.finding(
         JoinedOutOfOrder(),

@@ -41,7 +41,9 @@ def check_other_layers(evidence: Evidence, result: Compared) -> Finding | None:
     for axis in result.mesh.axes:
         for other in evidence.wrong_gradients.near(result, axis):
             if other.name not in tied and other.mesh == result.mesh and _is_shared(result, other, axis):
-                return _finding(result, other, axis)
+                others = tuple(name for name in result.mesh.axes if name != axis and result.mesh.axis_size(name) > 1)
+                which = f"that of {other.name}, another weight, which other ranks along {axis} have"
+                return result.finding(MixedLayers(axis, others), f"the gradient is equal to {which}")
     return None
 
 
@@ -95,28 +97,12 @@ def _is_shared(result: Compared, other: Compared, axis: str) -> bool:
     """Whether along an axis ranks have one of two tensors each, and one gradient for both."""
     for group in result.mesh.groups(axis):
         for rank in set(group) & set(result.wrong):
-            equal = any(
-                at != rank
-                and at not in result.reduced
-                and rank not in other.reduced
-                and _equal(result, other, rank, at)
-                for at in group
-                if at in other.reduced
-            )
-            if not equal:
+            own = result.reduced[rank]
+            elsewhere = [other.reduced[at] for at in group if at in other.reduced and at not in result.reduced]
+            equal = any(own.shape == values.shape and result.near(own, values) for values in elsewhere)
+            if not equal or not np.any(own) or rank in other.reduced:
                 return False
     return bool(result.wrong)
-
-
-def _equal(result: Compared, other: Compared, rank: int, at: int) -> bool:
-    own, values = result.reduced[rank], other.reduced[at]
-    return own.shape == values.shape and bool(np.any(own)) and result.near(own, values)
-
-
-def _finding(result: Compared, other: Compared, axis: str) -> Finding:
-    others = tuple(other for other in result.mesh.axes if other != axis and result.mesh.axis_size(other) > 1)
-    sentence = f"the gradient is equal to that of {other.name}, another weight, which other ranks along {axis} have"
-    return result.finding(MixedLayers(axis, others), sentence)
 
 
 def check_tied(evidence: Evidence, result: Compared) -> Finding | None:

@@ -173,7 +173,10 @@ def of_loss_terms(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Foun
     odd = _odd_term(evidence, wrong, terms, count) if not evidence.loss_is_right else None
     if odd is None:
         return list(pairs), []
-    return [], [_of_part(evidence, odd, count, [result.name for result in wrong], ranks)]
+    names = listed([result.name for result in wrong], MAX_TERMS)
+    which = f"{_named(evidence, odd)} in the unsharded model"
+    sentence = f"{which}, is wrong: only gradients that the term reaches are wrong, {names}"
+    return [], [TermOfPart(odd + 1, count).finding("loss", ranks, sentence)]
 
 
 def _terms(evidence: Evidence, result: Compared) -> Parts:
@@ -235,13 +238,4 @@ def _miscounted(evidence: Evidence, weights: Sequence[Fraction], names: list[str
         ranks,
         f"in all wrong gradients {times} in the unsharded model",
         details=(f"these are {listed(names, MAX_TERMS)}",),
-    )
-
-
-def _of_part(evidence: Evidence, odd: int, count: int, names: list[str], ranks: tuple[int, ...]) -> Finding:
-    return TermOfPart(odd + 1, count).finding(
-        "loss",
-        ranks,
-        f"{_named(evidence, odd)} in the unsharded model, is wrong: only gradients that the term reaches are wrong, "
-        f"{listed(names, MAX_TERMS)}",
     )

@@ -131,7 +131,7 @@ def _differing_states(dump: Dump, result: Compared) -> list[str]:
 
 def _apart(result: Compared, cause: Cause, clause: str = "") -> Finding:
     axes = " and ".join(result.copies_differ_along)
-    pairs = result.neighbors_apart((ranks[0], rank) for ranks in result.holders for rank in ranks[1:])
+    pairs = result.pairs_of_copies
     low, high, worst = max(pairs, key=lambda pair: pair[2])
     return result.finding(
         cause,
