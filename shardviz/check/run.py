@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.hiding import is_of_places, unhidden
-from shardviz.check.order.as_claimed import is_as_claimed
 from shardviz.check.order.infer.ranks import with_one_order
-from shardviz.check.order.laid_out import LaidOut, PairOfIds
+from shardviz.check.order.laid_out import LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.rules.foreign import check_foreign
 from shardviz.check.order.rules.intent import (
     check_intent,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.as_claimed import claimed_dims
 from shardviz.check.order.infer.layout import axes_of_change
+from shardviz.check.order.laid_out import claimed_dims
 from shardviz.check.report import NotChecked
 from shardviz.dump.content import leaves
 from shardviz.explain.values import (
@@ -260,8 +260,7 @@ def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
     ranks = sorted(shard.rank for shards in others for shard in shards)
     coords = [mesh.coord_of(rank) for rank in ranks if rank in mesh]
     if len(ranks) == 1:
-        pairs = zip(mesh.axes, coords[0], strict=True) if coords and mesh.ndim > 1 else ()
-        at = ", ".join(f"{axis}={position}" for axis, position in pairs)
+        at = mesh.label(ranks[0]) if coords and mesh.ndim > 1 else ""
         return f"rank {ranks[0]}" + (f" ({at})" if at else "")
     for column, axis in enumerate(mesh.axes):
         positions = {coord[column] for coord in coords}

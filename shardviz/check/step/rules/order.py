@@ -81,8 +81,7 @@ def _repeated(result: Compared, dim: int, moved: Mapping[int, Slices]) -> Findin
     other = next((rank for rank in others if own & set(places[rank].values())), None)
     if not lost or other is None:
         return None
-    coords = zip(result.mesh.axes, result.mesh.coord_of(other), result.mesh.coord_of(wrong), strict=True)
-    axes = " and ".join(axis for axis, here, there in coords if here != there)
+    axes = " and ".join(result.mesh.axes_within((other, wrong)))
     cause = RepeatedParts(axes, is_batch=(result.role, dim) == ("output", 0))
     return result.finding(
         cause,
